@@ -1,4 +1,4 @@
-"""Train visual recognition for many clients at once.
+"""Federated learning of vision models: many clients trained at once.
 
     import fedfr_jax as ff
 

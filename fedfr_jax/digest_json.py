@@ -1,4 +1,4 @@
-"""Digests of files, and JSON objects that carry their own: a flipped bit is found."""
+"""Checksums of files, and JSON objects that carry their own."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Settings as the keyword arguments of a function, whose signature is their schema.
+"""Settings as keyword arguments: a function's signature is their schema.
 
 A key that the function does not know is an error that lists those it knows, a value of
 another kind than the annotation one that says the kind, a number out of its range one

@@ -1,4 +1,4 @@
-"""Names of files and people as text: one spelling, and safe to print."""
+"""Text of file and identity names: normalized, safe to print."""
 
 import unicodedata
 

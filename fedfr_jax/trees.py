@@ -1,4 +1,4 @@
-"""Pytree helpers that more than one room needs: paths, selection, counting."""
+"""Pytree helpers: paths, selection, counting."""
 
 import difflib
 import re

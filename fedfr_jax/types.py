@@ -1,4 +1,4 @@
-"""The contracts between the rooms: what a model, a source and an algorithm are.
+"""Contracts between the rooms: models, data sources, algorithms, stages.
 
 The contracts between the rooms: what a model, a source and an algorithm are.
 

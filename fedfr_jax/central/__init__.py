@@ -1,1 +1,1 @@
-"""One network on the whole mesh, without clients."""
+"""Central training: one model over the whole mesh, without clients."""

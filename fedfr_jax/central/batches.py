@@ -1,4 +1,4 @@
-"""Batches of central training: a keyed permutation of the rows, piece by piece.
+"""Batches of central training: keyed permutations of the rows, in chunks.
 
 A piece holds the examples of some steps, each device's own beside each other. Those of
 a `Dataset` are gathered on the devices, those of a `Stream` are read on the host; the

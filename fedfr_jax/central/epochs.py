@@ -1,4 +1,4 @@
-"""Epochs of central training of one network over the whole mesh."""
+"""Epochs of central training over the whole mesh."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Optimizers of central training, each (rate or schedule, weight decay) -> optax.
+"""Optimizers of central training: (rate or schedule, weight decay) -> optax.
 
 LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888, as optax and TensorFlow have it:
 decay, trust ratio, rate, momentum. Deviations: the paper adds the norms of gradient and

@@ -1,4 +1,4 @@
-"""What central training is told, and its ranges."""
+"""Settings of central training."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

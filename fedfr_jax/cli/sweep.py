@@ -1,6 +1,4 @@
-"""Train a grid of configs, KEY=[VALUES] for every axis; a results table with a line per
-run.
-"""
+"""Train a grid of configs, KEY=[VALUES] for every axis, into one results table."""
 
 import contextlib
 import json

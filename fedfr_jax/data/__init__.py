@@ -1,1 +1,1 @@
-"""Images and who holds them."""
+"""Data: sources, partitions, augmentations, batches."""

@@ -1,4 +1,4 @@
-"""Five-point alignment: the similarity that carries landmarks onto a template.
+"""Five-point face alignment: similarity transform of landmarks to a template.
 
 The least-squares similarity of Umeyama ("Least-squares estimation of transformation
 parameters between two point patterns", PAMI 1991), which in the plane is one complex

@@ -1,4 +1,4 @@
-"""The record of a network's preprocessing: out of JSON, and as normalization."""
+"""Preprocessing record of a model: read from JSON, applied as normalization."""
 
 import inspect
 from collections.abc import Mapping

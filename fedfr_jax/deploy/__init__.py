@@ -1,1 +1,1 @@
-"""Trained networks in use: opened, exported, and asked who is in a picture."""
+"""Trained models in use: export, embedding, verification, identification."""

@@ -1,4 +1,4 @@
-"""From which cosine two pictures count as one person, for a false accept rate.
+"""Similarity thresholds of a model for a false accept rate.
 
 A run's own evaluation tells it, on people that no training saw: its curve goes along
 with galleries and weights as JSON, empty where there is none.

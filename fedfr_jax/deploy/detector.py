@@ -1,4 +1,4 @@
-"""Faces in raw photographs: five landmarks of each, by a detector."""
+"""Face detection in photographs: five landmarks of each face."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Known people, and who of them is in a picture: exact search by cosine.
+"""Gallery of enrolled identities, searched exactly by cosine.
 
 A gallery is a .npz of names, one unit vector each, the fingerprint of the network that
 made them, and its `calibration`.

@@ -1,4 +1,4 @@
-"""Network inputs: from the numbers of images to those that a network was trained on."""
+"""Model inputs: from pixel values to the range that a model was trained on."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Recognition metrics: arrays in, {name: value in [0, 1]} out, nothing of a run."""
+"""Evaluation metrics: arrays in, {name: value} out."""
 
 from fedfr_jax.evaluation.identification import (
     generic_identification,

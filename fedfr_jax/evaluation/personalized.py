@@ -1,4 +1,4 @@
-"""Personalized face recognition: every client's own network on every client's images.
+"""Personalized face recognition: every client's model on its own images.
 
 FedFR (Liu et al., AAAI 2022, arXiv:2112.12496), protocol of the released evaluation.
 Client c embeds the test images of all clients with its own network. 1:1 compares its

@@ -1,4 +1,4 @@
-"""Re-ranking by k-reciprocal neighbors: who is near the same images is more alike.
+"""Re-ranking by k-reciprocal neighbors.
 
 Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR
 2017, arXiv:1701.08398, as re_ranking_ranklist of its code computes it

@@ -1,4 +1,4 @@
-"""IJB-style templates: sets of images of one subject, compared as one vector each.
+"""IJB-style templates: one vector for a set of images of one subject.
 
 The IJB-C protocol (Maze et al., 2018) as InsightFace runs it: images of one medium (a
 video, a photograph) are averaged, media are summed, the sum is normalized. The released

@@ -1,5 +1,4 @@
-"""Verification: listed pairs in folds, all pairs of a labeled set, the masked
-challenge.
+"""Verification: pairs in folds, all pairs of a labeled set, masked faces.
 
 Is this pair one person? Pair lists in ten folds, and all pairs of a labeled set.
 

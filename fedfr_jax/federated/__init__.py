@@ -1,1 +1,1 @@
-"""Vectorized federated training: who trains, on what device, and how it is summed."""
+"""Vectorized federated training: schedule, local training, aggregation."""

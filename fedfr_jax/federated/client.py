@@ -1,4 +1,4 @@
-"""What a client is to the code that trains it: its rows of a data set, as batches.
+"""Clients as the engine sees them: rows of a data set, as batches.
 
 Batches are gathered from the examples on the device and shuffled by a keyed
 permutation, a function of (seed, round, client, epoch); each of their examples is then

@@ -1,4 +1,4 @@
-"""Means of a value over examples: one client's, or a whole cohort's.
+"""Means of a value over examples of one client or of a cohort.
 
 A cohort's rows of the table, one after the other, are cut into batches, and these are
 spread over the devices; of a streamed table they are read block by block.

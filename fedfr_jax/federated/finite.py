@@ -1,4 +1,4 @@
-"""Checks that a round's numbers are finite, and names of clients whose are not.
+"""Finiteness checks of a round's numbers, naming the clients.
 
 Raised as FloatingPointError before anything of the round is kept. Rounds count from 1
 in what is said.

@@ -1,4 +1,4 @@
-"""Checks that a client's optimizer and its learning rate go together."""
+"""Checks of a client's optimizer and learning rate."""
 
 import inspect
 from collections.abc import Callable

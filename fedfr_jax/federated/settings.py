@@ -1,4 +1,4 @@
-"""What the federated stages of a run share, and the ranges of its numbers."""
+"""Settings of federated stages."""
 
 import math
 from collections.abc import Mapping

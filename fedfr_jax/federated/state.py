@@ -1,4 +1,4 @@
-"""What a federated run is made of."""
+"""State of a federated simulation."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,5 +1,4 @@
-"""Client-state store: personal state of all clients on disk, three versions while they
-train.
+"""Client-state store: personal state of all clients, on disk.
 
 A number that tells whether a store's stamps are those that a checkpoint saw.
 

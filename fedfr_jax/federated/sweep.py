@@ -1,4 +1,4 @@
-"""Several runs in one compiled round: seeds and hyper-parameters as one more axis.
+"""Several runs in one compiled round: seeds and hyper-parameters as an axis.
 
 A member of a sweep is a seed and a pytree of numbers. The round is vmapped over
 (server, rows, cohort, key, hyper); the algorithm is made inside it, of the member's own

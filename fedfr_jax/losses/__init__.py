@@ -1,4 +1,4 @@
-"""Losses of one client, one number per example, so that the caller masks and averages.
+"""Losses: one number per example, which the caller masks and averages.
 
 `LOSSES` names what a configuration can choose between. The library's own are margins of
 cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is

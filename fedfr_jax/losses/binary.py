@@ -1,4 +1,4 @@
-"""One binary classifier per local class on a converted feature: the FedFR branch.
+"""FedFR's branch: a binary classifier per local class on a converted feature.
 
 FedFR's decoupled feature customization, https://arxiv.org/abs/2112.12496, which uses
 the SphereFace2 loss of Wen et al. 2022, https://arxiv.org/abs/2108.01513.

@@ -1,4 +1,4 @@
-"""What a margin loss over cosines is: the one contract of LOSSES.
+"""Margin losses over cosines: the contract of LOSSES.
 
 A margin moves the cosine of an example's own class, perhaps by the length of its
 feature, by numbers that run along with training, or by chance; it may weigh the other

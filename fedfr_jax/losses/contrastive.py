@@ -1,4 +1,4 @@
-"""Keep a feature near the global model's and away from the client's own past.
+"""Model-contrastive loss of MOON and FedFR.
 
 Model-contrastive loss: Li, He, Song 2021 (MOON), https://arxiv.org/abs/2103.16257,
 equation 3; FedFR, https://arxiv.org/abs/2112.12496, applies it to the backbone's

@@ -1,4 +1,4 @@
-"""Learn from a frozen teacher: its direction, or its softened probabilities.
+"""Distillation losses: of directions, and of softened probabilities.
 
 Angular distillation: Yan et al. 2019 (VarGFaceNet), https://arxiv.org/abs/1910.04985,
 equation 2, here the squared distance of unit features. Knowledge distillation: Hinton

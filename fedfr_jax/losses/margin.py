@@ -1,4 +1,4 @@
-"""Cosines with classes, and the softmax over them that every margin loss ends in.
+"""Cosines with classes, and the softmax over them.
 
 Class filtering: An et al. 2022, https://arxiv.org/abs/2203.15565.
 

@@ -1,4 +1,4 @@
-"""Learn classes nobody else may see: pull features to them, push them apart.
+"""Spread-out loss of class embeddings that stay with their clients.
 
 FedAwS: Yu, Rawat, Menon, Kumar 2020, https://arxiv.org/abs/2004.10342; FedFace:
 Aggarwal, Zhou, Jain 2021, https://arxiv.org/abs/2104.03008, which replaces distances

@@ -1,4 +1,4 @@
-"""The triplet loss over a batch: each row against its far positives, near negatives.
+"""Triplet loss over a batch, with hard mining.
 
 Hermans, Beyer, Leibe 2017, "In Defense of the Triplet Loss", arXiv:1703.07737, equation
 5 (batch hard) and section 2 (soft margin). The weighted mining is FastReID's

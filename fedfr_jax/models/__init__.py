@@ -1,4 +1,4 @@
-"""Networks on images: name -> factory(image_shape, ...) -> Model.
+"""Models: name -> factory(image_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;

@@ -1,4 +1,4 @@
-"""One linear layer in the place of all blocks but the last: do base layers matter?
+"""A linear layer in place of all blocks but the last, as FedPer studies.
 
 FedPer's ablation (Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4): the base is
 one linear layer, the personalization part keeps a block and the classifier (K_P = 2).

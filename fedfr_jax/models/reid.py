@@ -1,4 +1,4 @@
-"""A ResNet for re-identification: a feature to find people by, and their identities.
+"""ResNet for re-identification: features and identity logits.
 
 Zhuang et al. 2020, "Performance Optimization for Federated Person Re-identification via
 Benchmark Analysis", arXiv:2008.11560, whose released code has between average pooling

@@ -1,4 +1,4 @@
-"""A trained model as a folder of two files, weights.safetensors and model.json.
+"""A trained model as two files, weights.safetensors and model.json.
 
 A stage of a run ends with them, and whoever starts from a trained model, compares with
 one or deploys one reads them and nothing else of the run. model.json says what the

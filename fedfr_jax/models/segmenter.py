@@ -1,4 +1,4 @@
-"""A class for every pixel: an encoder, and a decoder of U-Net's kind.
+"""Segmentation network: an encoder and a U-Net decoder.
 
 Ronneberger, Fischer, Brox, "U-Net", arXiv:1505.04597, figure 1. As in FPN (Lin et al.,
 arXiv:1612.03144) the encoder is a network for classification without its last layer.

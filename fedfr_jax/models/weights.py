@@ -1,4 +1,4 @@
-"""Files of named arrays: .safetensors, .npz and, where it is installed, PyTorch's.
+"""Weight files: .safetensors, .npz and, where installed, PyTorch's.
 
 Reading any of them runs nothing that the file holds.
 """

@@ -1,1 +1,1 @@
-"""What a config needs before anything runs: memory, operations, images a second."""
+"""Plans: memory, operations and speed of a config before it runs."""

@@ -1,4 +1,4 @@
-"""A central stage as shapes: its step traced, and where its state lies."""
+"""Plan of a central stage, from its traced step."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Devices that a plan knows, by their makers' data sheets, and what of it is reached.
+"""Device data sheets: memory, bandwidth, peak and reached speed.
 
 Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it
 unless told otherwise (TF32 since the A100; one pass of bfloat16 on a TPU), and float32

@@ -1,4 +1,4 @@
-"""A federated stage as shapes: a client's round traced, and what lies beside it.
+"""Plan of a federated stage, from a client's traced round.
 
 A client's program is traced once and its operations follow from how many images and
 steps it has, for the mean client of every round. All lanes of a device work on clients

@@ -1,1 +1,1 @@
-"""Loops that train, and what they leave on disk."""
+"""Runs: stages, loops, checkpoints, reports."""

@@ -1,4 +1,4 @@
-"""Folders that are renamed where others would delete them."""
+"""Folders set aside instead of deleted."""
 
 import itertools
 import pathlib

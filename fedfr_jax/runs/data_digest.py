@@ -1,4 +1,4 @@
-"""Data digest of a stage: the images it was trained on, and what each was used for.
+"""Data digest of a stage: which images were used for what.
 
 A stage's folder holds `data.npz`: of every image that the run uses its name, identity,
 bytes and checksum, and whether it is for training or for a test, of which client and as

@@ -1,4 +1,4 @@
-"""Stages that are to train longer than they have: which of them may go on."""
+"""Stages extended to more rounds or epochs."""
 
 from collections.abc import Mapping
 

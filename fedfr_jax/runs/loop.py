@@ -1,4 +1,4 @@
-"""The federated loop: one way, no callbacks.
+"""The loop over federated rounds.
 
 round r: play -> store, sinks, evaluation (when due), checkpoint (when due). The state
 of a run is (server, store); a run that is killed and started again continues from its

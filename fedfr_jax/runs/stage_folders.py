@@ -1,4 +1,4 @@
-"""Folders of stages: what each was trained with, and what a changed config keeps.
+"""Stage folders: recorded settings, and what a changed config keeps.
 
 `<stage>/settings.json` is a record of what the stage in that folder was trained with.
 A stage that a config touches is renamed to `<stage>.old-<digest of its settings>` and

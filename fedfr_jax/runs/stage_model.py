@@ -1,4 +1,4 @@
-"""What a stage leaves at its end for those who use its model: two files.
+"""The model that a stage leaves: two files.
 
 See `models.saved_model`. They are written before the stage is judged, so that a failing
 evaluation costs no model, and the curve of thresholds is added after it. A stage that

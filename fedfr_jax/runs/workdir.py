@@ -1,4 +1,4 @@
-"""A run directory belongs to one config and one process; the time that it took.
+"""Run directory: lock, config check, elapsed time.
 
 A config that changes goes on with the stages that it leaves as they are, see
 `stage_folders`.

@@ -1,4 +1,4 @@
-"""Scaling laws: fitted to a table of runs, with intervals, budgets and a hold-out."""
+"""Scaling laws: fits with intervals, budgets, hold-out."""
 
 from fedfr_jax.scaling.intervals import hold_out, interval, replicates
 from fedfr_jax.scaling.laws import (

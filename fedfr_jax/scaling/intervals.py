@@ -1,4 +1,4 @@
-"""How sure a law is: intervals from simulated runs, and the largest run held out.
+"""Confidence intervals of scaling laws, and the hold-out of the largest run.
 
 A replicate draws the errors' variance as the residuals leave it open, RSS over a
 chi-squared number with n - k degrees of freedom, and then normal log errors around the

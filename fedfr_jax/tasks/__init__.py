@@ -1,4 +1,4 @@
-"""Fields of use: each builds an experiment from the sections of a config."""
+"""Tasks: each builds an experiment from the sections of a config."""
 
 from collections.abc import Callable
 

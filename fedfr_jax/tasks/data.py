@@ -1,4 +1,4 @@
-"""From a config's sections to a source, its split and where the examples lie."""
+"""Data of a config: source, partition, data set or stream."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""Which leaves of a network a row of config.methods means."""
+"""Parameter selection: blocks, batch norms and patterns of a method."""
 
 from collections.abc import Callable, Mapping
 

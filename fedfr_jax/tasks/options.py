@@ -1,4 +1,4 @@
-"""What the rows of every task are told: an algorithm, and a client's training."""
+"""Algorithm and local training of a method."""
 
 import functools
 import inspect

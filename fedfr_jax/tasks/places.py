@@ -1,4 +1,4 @@
-"""The paths in a config, and the config without the places of its data."""
+"""Paths in a config, and the config without those of its data."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a federated row may say beside any algorithm, in every task."""
+"""Keys of a method beside its algorithm's: personal, frozen, batch_stats, aggregation."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

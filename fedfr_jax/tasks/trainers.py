@@ -1,4 +1,4 @@
-"""Methods of a config as trainers, for every task.
+"""Trainers of a config's methods, for every task.
 
 A method is federated, by any algorithm and perhaps with leaves that stay with clients,
 or central: one network on the training images of all clients together, as their bound.

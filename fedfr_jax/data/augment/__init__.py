@@ -1,4 +1,4 @@
-"""From stored bytes to what a network sees, on the device.
+"""Augmentations of single examples, on the device.
 
 Every factory here returns an `Augment` of one example; `batched` maps it over a batch.
 """

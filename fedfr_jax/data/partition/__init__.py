@@ -1,4 +1,4 @@
-"""Who holds which rows: a partition turns labels into rows by client.
+"""Partitions: which client holds which examples.
 
 Faces: clients hold identities that nobody else has (`IdentityPartition`).
 Classification: all clients share the classes, and hold them in different shares

@@ -1,4 +1,4 @@
-"""Whose client a re-identification image is: by camera, by identity, by data set.
+"""Re-identification partitions: by camera, by identity, by data set.
 
 Scenarios of Zhuang et al., arXiv:2205.12144, section 3.2. Clients are numbered from 0;
 what no client trains on is NOBODY's.

@@ -1,4 +1,4 @@
-"""Where images come from: every factory here returns a `Source`.
+"""Data sources: factories of a `Source`.
 
 Opening a source lists it and reads labels; images are decoded when they are read.
 """

@@ -1,4 +1,4 @@
-"""FLICKR-AES: photographs, each rated by several people, for personal taste.
+"""FLICKR-AES: photographs rated by several people each.
 
 Ren, Shen, Lin, Mech, Foran, "Personalized Image Aesthetics", ICCV 2017,
 https://github.com/alanspike/personalizedImageAesthetics. A row is a rating, so an image

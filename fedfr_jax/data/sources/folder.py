@@ -1,4 +1,4 @@
-"""Folders and zips of images, whose names say who is on them.
+"""Folders and zip archives of images labeled by their file names.
 
 One reader; a naming is a regular expression over the relative path with a group
 `identity` and, where the name tells them, a group `camera` and a group `test`, which

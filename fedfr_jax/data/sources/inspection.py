@@ -1,4 +1,4 @@
-"""What is in a source, and whether it can be read: the report of `fedfr prepare`."""
+"""Data set inspection: contents and unreadable images, for `fedfr prepare`."""
 
 import hashlib
 

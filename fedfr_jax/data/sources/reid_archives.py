@@ -1,4 +1,4 @@
-"""Small sets of re-identification by the names in their archives.
+"""Small re-identification sets, read from their archives.
 
 FedReID (Zhuang et al., arXiv:2205.12144, table 1) trains on some people of each and
 tests the others; its splits are given out on request only. Here a seed samples the

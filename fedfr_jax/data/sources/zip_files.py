@@ -1,4 +1,4 @@
-"""Members of a zip archive, by the names that they would have unpacked."""
+"""Members of a zip archive, under the names they would be unpacked to."""
 
 import os
 import pathlib

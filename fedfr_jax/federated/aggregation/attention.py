@@ -1,4 +1,4 @@
-"""Means weighted by a softmax over the cohort, streamed: no client's model is held.
+"""Attention over the cohort: means weighted by a streamed softmax.
 
 Each attention is a softmax over clients of numbers that a client knows itself. What it
 sends is a `LogScaled` summary; the weights come out of the sums alone.

@@ -1,4 +1,4 @@
-"""Clipping: a client far away moves the server by a bounded step.
+"""Clipping of updates, to a norm or around a center.
 
 Norms are of everything that is trained together; running statistics are averaged as
 they are. An update that is not finite is dropped, see `drop_non_finite`.

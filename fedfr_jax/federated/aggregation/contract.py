@@ -1,4 +1,4 @@
-"""Chains of aggregators, and what their links are made of.
+"""Chains of aggregators: the contract of their links.
 
     chain(clip_by_global_norm(1.0), stochastic_quantize(bits=8), weighted_mean())
 

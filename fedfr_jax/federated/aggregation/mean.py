@@ -1,4 +1,4 @@
-"""Weighted means of updates, streamed: finish(sum over clients of summarize(...))."""
+"""Weighted means of updates, streamed."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Noise of the server on what clients' updates add up to."""
+"""Gaussian noise of the server on the sum of updates."""
 
 import jax
 

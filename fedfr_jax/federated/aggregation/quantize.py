@@ -1,4 +1,4 @@
-"""Quantized updates: fewer bits for every number that a client sends."""
+"""Stochastic quantization of updates."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Rules that some malicious clients of a cohort cannot move far.
+"""Robust aggregation: rules that a few malicious clients cannot move far.
 
 All but `rfa` need the updates of all K clients at once: they stand last in a chain, and
 a round keeps K models. Their clients count equally, but for the geometric median, which

@@ -1,4 +1,4 @@
-"""Algorithms: pure functions for one client each."""
+"""Federated algorithms: pure functions for one client each."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""APFL: predict with a learned mixture of a personal and the global model.
+"""APFL: learned mixture of a personal and the global model.
 
 Deng et al. 2020, arXiv:2003.13461, algorithm 1 and equation 10. Each step moves y on
 F(y), then v and alpha on F(v_bar), v_bar = alpha v + (1 - alpha) y with the new y; the

@@ -1,4 +1,4 @@
-"""Cosine distance weight: a client that changed its outputs more counts more.
+"""Cosine distance weight: aggregation weights by change of outputs.
 
 Zhuang et al. 2022, "Optimizing Performance of Federated Person Re-identification",
 arXiv:2205.12144, equations 1 and 2, of the ACM MM 2020 article arXiv:2008.11560:

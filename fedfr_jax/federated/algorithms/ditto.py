@@ -1,4 +1,4 @@
-"""Ditto: beside the global model, a personal one that is held near it.
+"""Ditto: personal models, regularized toward the global one.
 
 Li et al. 2021, arXiv:2012.04221, algorithm 1: the global model is FedAvg's, and each
 client trains v_k on F_k(v) + lambda / 2 ||v - w||^2 with w the received model. The same

@@ -1,4 +1,4 @@
-"""FedAvg, and every method that differs from it only in local training or the server.
+"""FedAvg, with any local training and server optimizer.
 
 McMahan et al. 2017, arXiv:1602.05629, algorithm 1. `server_optimizer` on the negated
 mean change gives the FedOpt family (Reddi et al. 2021, arXiv:2003.00295); running

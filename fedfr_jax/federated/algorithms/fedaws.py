@@ -1,4 +1,4 @@
-"""FedAwS: clients of one class each, whose server keeps the classes apart.
+"""FedAwS: one class a client, spread apart by the server.
 
 Yu, Rawat, Menon, Kumar 2020, arXiv:2004.10342, algorithm 1: clients pull features to
 the row of their own class (`losses.spreadout.class_hinge`), and after averaging the

@@ -1,4 +1,4 @@
-"""FedDANE: local gradients corrected by the cohort's mean gradient, and held near.
+"""FedDANE: proximal local training with gradient correction by the cohort.
 
 Li et al. 2019, arXiv:2001.01920, algorithm 2: clients minimize F_k(y) + <g - grad
 F_k(w), y> + mu / 2 ||y - w||^2 with g the mean of the cohort's gradients at w.

@@ -1,4 +1,4 @@
-"""FedDyn: each client's pull to the server moves until their optima agree.
+"""FedDyn: dynamic regularization toward the global model.
 
 Acar et al. 2021, arXiv:2111.04263, algorithm 1: clients minimize F_k(y) - <l_k, y> +
 a / 2 ||y - w||^2 and set l_k <- l_k - a (y_k - w); w+ = mean_S y_k - h / a with

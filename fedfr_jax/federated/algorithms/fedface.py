@@ -1,4 +1,4 @@
-"""FedFace's server: push all clients' class embeddings apart after every round.
+"""FedFace's server: class embeddings spread apart after every round.
 
 Aggarwal, Zhou, Jain 2021, arXiv:2104.03008. A client uploads its class embeddings; the
 server takes some steps on a spread-out penalty over all of the cohort's and hands each

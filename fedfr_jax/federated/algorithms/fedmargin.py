@@ -1,4 +1,4 @@
-"""FedMargin: attention to clients whose class prototypes moved further.
+"""FedMargin: attention to clients by their class prototypes' margins.
 
 Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal (arXiv:2105.08982). The
 article says in words that a client counts more in the average the further its class

@@ -1,4 +1,4 @@
-"""FedNova: average normalized directions, so that who steps more does not steer more.
+"""FedNova: normalized averaging for clients with different numbers of steps.
 
 Wang et al. 2020, arXiv:2007.07481, equations 5 to 7: w+ = w + tau_eff sum p_k
 Delta_k / a_k with a_k = ||a||_1, the weight that local training gives its gradients,

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the model that they received.
+"""FedProx: FedAvg with a proximal term in local training.
 
 Li et al. 2020, arXiv:1812.06127, algorithm 2: the local loss gains
 mu / 2 ||y - w||^2, which keeps partial work useful. mu = 0 is FedAvg.

@@ -1,4 +1,4 @@
-"""FedRep: a client trains its private head, then the shared body with the head fixed.
+"""FedRep: local heads first, then the shared body.
 
 Collins et al. 2021, arXiv:2102.07078, algorithm 1. Only the body is averaged.
 Deviation: clients are weighted by examples, as in the authors' code; the paper's count

@@ -1,4 +1,4 @@
-"""Clustered averaging: clients whose networks see public images alike share a network.
+"""Clustered averaging by FINCH on features of public images.
 
 Zhuang et al. 2022, arXiv:2205.12144, section 5.1 and algorithm 2: each round the server
 groups clients by one step of FINCH (Sarfraz et al. 2019, arXiv:1902.11266, equation 1)

@@ -1,4 +1,4 @@
-"""MOON: features near the received model's and away from the client's previous one's.
+"""MOON: model-contrastive local training.
 
 Li, He, Song 2021, arXiv:2103.16257, algorithm 1: FedAvg whose clients keep the model
 that they trained last. The term is in the loss, which is handed both models; see

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a model that is good after one step of each client's own.
+"""Per-FedAvg: a global model that adapts in one gradient step.
 
 Fallah et al. 2020, arXiv:2002.07948, algorithm 1: with y' = y - a grad F(y; B0) clients
 step along (I - a Hessian) grad F(y'; B1). `fo` leaves the Hessian out, `hf` takes its

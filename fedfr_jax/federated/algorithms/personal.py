@@ -1,4 +1,4 @@
-"""Leaves that stay with a client under any algorithm: trained, stored, never sent.
+"""Personal layers under any algorithm: trained, stored, never sent.
 
 FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) keeps the top K_P blocks, FedBN (Li
 et al. 2021, arXiv:2102.07623) the batch norms, local training everything. The leaves

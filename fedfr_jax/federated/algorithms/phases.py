@@ -1,4 +1,4 @@
-"""Local training in phases that move different leaves: heads first, then bodies.
+"""Local training in phases that update different parameters.
 
 What FedRep (arXiv:2102.07078) and FedPer with fine-tuning (arXiv:1912.00818) add to
 FedAvg: FedRep's phases divide a round's epochs, FedPer's head trains before them.

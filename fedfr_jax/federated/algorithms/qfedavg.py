@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with a higher loss count more, for a fairer model.
+"""q-FedAvg: fair aggregation, weighted by loss.
 
 Li et al. 2020, "Fair resource allocation in federated learning", arXiv:1905.10497,
 algorithm 2: w+ = w - sum F_k^q Delta_k / sum h_k with Delta_k = L (w - w_k) and

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that take a client's drift out of its gradients.
+"""SCAFFOLD: control variates against client drift.
 
 Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1 with option II. The correction
 `c - c_k` enters as a linear term of the loss. Deviations: under a learning rate that

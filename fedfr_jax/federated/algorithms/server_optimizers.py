@@ -1,4 +1,4 @@
-"""FedOpt: adaptive steps of the server along the clients' mean change.
+"""FedOpt: adaptive server optimizers.
 
 Reddi et al. 2021, arXiv:2003.00295, algorithm 2, as optax transformations for
 `fedavg(server_optimizer=...)`, which hands them minus the mean change D:

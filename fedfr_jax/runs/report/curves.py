@@ -1,4 +1,4 @@
-"""Curves of an evaluator, a line per stage: ROC, DET, and any other pair of columns.
+"""Curves of an evaluator, a line per stage: ROC, DET and others.
 
 An error rate counted on few pairs is mostly chance: where fewer than ten of them are
 counted the line is faint, and it ends where there would be less than one.

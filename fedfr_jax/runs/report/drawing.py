@@ -1,4 +1,4 @@
-"""Everything that a finished experiment can show, drawn into its folder."""
+"""All plots of a finished experiment."""
 
 import pathlib
 import re

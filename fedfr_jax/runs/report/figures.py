@@ -1,4 +1,4 @@
-"""What every plot shares: figures, colors, words, limits and how they are saved.
+"""Figures: colors, labels, limits and saving.
 
 Figures are drawn on their own canvas, never through pyplot: no window, no state between
 plots, safe in a thread. matplotlib is loaded when the first figure is opened.

@@ -1,4 +1,4 @@
-"""Pictures side by side: a row per example, a column per kind, with a legend."""
+"""Image grids: a row per example, a column per kind."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Losses and evaluated metrics over the rounds, a panel for each.
+"""Plots over rounds: losses and evaluated metrics.
 
 Losses share a panel only when they can be compared: the same terms, and all of clients
 or all of central training. A central stage counts epochs, not rounds, so beside

@@ -1,4 +1,4 @@
-"""Image classification: any algorithm, and leaves that stay with the clients."""
+"""Image classification by any federated algorithm."""
 
 from fedfr_jax.tasks.classification.stages import classification
 

@@ -1,4 +1,4 @@
-"""Losses of a classifier, as those of a client."""
+"""Classification losses of a client."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

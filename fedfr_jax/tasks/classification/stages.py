@@ -1,4 +1,4 @@
-"""A config of classification as stages: every method from the same first network."""
+"""Stages of a classification config."""
 
 import inspect
 from collections.abc import Mapping

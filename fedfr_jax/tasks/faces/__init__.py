@@ -1,1 +1,1 @@
-"""Face recognition: FedFR, and any other algorithm."""
+"""Face recognition by FedFR and any other algorithm."""

@@ -1,4 +1,4 @@
-"""Methods of face recognition: any algorithm on a client's own classes, FedFR's terms.
+"""Methods of face recognition: any algorithm, and FedFR's terms.
 
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic

@@ -1,4 +1,4 @@
-"""The ranges of the numbers that a face method is told, one table for all its parts."""
+"""Ranges of the numbers of a face method."""
 
 import math
 from collections.abc import Mapping

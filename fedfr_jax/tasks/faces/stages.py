@@ -1,4 +1,4 @@
-"""A config of faces as the stages of an experiment: pretraining, then every method."""
+"""Stages of a face config: pretraining, then every method."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,1 +1,1 @@
-"""Person re-identification: find a person again whom another camera saw."""
+"""Person re-identification across cameras."""

@@ -1,4 +1,4 @@
-"""The loss of a client: who it is, and who is nearer than whom."""
+"""Re-identification loss of a client: identity and triplet terms."""
 
 from collections.abc import Callable
 

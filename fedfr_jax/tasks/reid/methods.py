@@ -1,4 +1,4 @@
-"""Rows of re-identification: federated by any algorithm, or central.
+"""Methods of re-identification: federated or central.
 
 Keys beside those of `tasks.trainers` and of `reid_loss`:
   personal: the classifier unless it is said; "." for clients that train alone.

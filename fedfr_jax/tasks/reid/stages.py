@@ -1,4 +1,4 @@
-"""A config of re-identification as stages: every method from the same first network.
+"""Stages of a re-identification config.
 
 Clients keep their classifier and share the rest (FedPav: Zhuang et al. 2020,
 arXiv:2008.11560, algorithm 1), by any algorithm. A central row is trained on the images

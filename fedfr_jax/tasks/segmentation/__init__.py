@@ -1,4 +1,4 @@
-"""Semantic segmentation: a class for every pixel, by any algorithm."""
+"""Semantic segmentation by any federated algorithm."""
 
 from fedfr_jax.tasks.segmentation.stages import segmentation
 

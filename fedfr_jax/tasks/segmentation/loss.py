@@ -1,4 +1,4 @@
-"""Cross-entropy of every pixel, as the loss of a client."""
+"""Segmentation loss of a client: cross-entropy of pixels."""
 
 from collections.abc import Callable, Mapping
 

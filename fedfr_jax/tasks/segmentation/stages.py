@@ -1,4 +1,4 @@
-"""A config of segmentation as stages: every method from the same first network."""
+"""Stages of a segmentation config."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
