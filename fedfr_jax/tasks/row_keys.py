@@ -1,4 +1,4 @@
-"""Keys of a method beside its algorithm's: personal, frozen, batch_stats, aggregation."""
+"""Keys of a method beside those of its algorithm: personal, frozen, batch_stats, ..."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
