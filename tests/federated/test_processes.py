@@ -105,13 +105,13 @@ def test_one_process_then_four_then_two_give_the_run_of_one(tmp_path, whole):
 
 READER = """
 import pathlib, sys
-from fedfr_jax import mesh, processes
+from fedfr_jax import distributed, mesh
 given = dict(word[2:].split("=") for word in sys.argv[1:])
-processes.join(given["coordinator"], 2, int(given["process_id"]))
+distributed.join(given["coordinator"], 2, int(given["process_id"]))
 import jax, numpy as np
 from fedfr_jax.runs.checkpoint import Checkpointer
 here = mesh.replicated(mesh.make_mesh())
-state = lambda x: mesh.put({"w": np.full(3, x, np.float32)}, here)
+state = lambda x: mesh.put_global({"w": np.full(3, x, np.float32)}, here)
 folder = pathlib.Path(given["workdir"])
 port = f":{int(given['coordinator'].rpartition(':')[2]):04X}"
 tables = [pathlib.Path("/proc/net", x).read_text() for x in ("tcp", "tcp6")]
