@@ -15,7 +15,7 @@ from fedfr_jax.text import normalize_unicode, printable
 
 ABOUT = """\
 Add people to the gallery file, or make it: one vector each, the mean of their pictures.
-A picture shows whom its folder is called after (people/<name>/<picture>; one folder
+A picture shows whom its folder is called after (people/<name>/<image>; one folder
 around all people's is no name), a file in no folder whom the file is called after.
 People of a name that is there are replaced."""
 
@@ -70,7 +70,7 @@ def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
     if len({of[0] for of in parts}) == 1 and 2 == depths[0] < depths[-1]:
         direct, below = (names[[*map(len, parts)].index(n)] for n in (2, depths[-1]))
         raise ValueError(
-            "pictures must lie in <name>/<picture>, got both "
+            "images must lie in <name>/<image>, got both "
             f"{direct} and {below}: are they one person's? Move the first to a folder "
             "of its own, or name the folder that holds the people."
         )

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     define_images(parser, "a folder, a .zip, or files")
     define_threshold(parser)
     parser.add_argument("--gallery", metavar="NPZ", help="of fedfr enroll")
-    parser.add_argument("--most", type=count, default=1, help="names for a picture")
+    parser.add_argument("--most", type=count, default=1, help="names for an image")
     ways = ["numpy", "faiss"]
     parser.add_argument("--search", choices=ways, default="numpy", help="both exact")
     values = parse_flags(parser, argv)

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     if len(values.pictures) != 2:
         raise ValueError(
-            f"{parser.prog}: pictures must be two files, got {values.pictures}."
+            f"{parser.prog}: images must be two files, got {values.pictures}."
         )
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.calibration import curve_text

@@ -24,7 +24,7 @@ def define_weights(parser: Parser) -> None:
 
 def define_images(parser: Parser, what: str) -> None:
     """Add pictures, --landmarks and --detector."""
-    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=what)
+    parser.add_argument("pictures", nargs="*", metavar="IMAGE", help=what)
     parser.add_argument(
         "--landmarks",
         metavar="CSV",

@@ -96,8 +96,8 @@ def _listed(files: Files, landmarks) -> np.ndarray:
     if len(shown.names) < len(files.names):
         name = next(iter(set(files.names) - set(shown.names)))
         raise ValueError(
-            f"{landmarks} must have landmarks of every picture, got empty cells for "
-            f"{name}: leave the picture out."
+            f"{landmarks} must have landmarks of every image, got empty cells for "
+            f"{name}: leave the image out."
         )
     return points
 
@@ -109,11 +109,11 @@ def files_of(paths: Sequence[str | os.PathLike]) -> Files:
       ValueError: for no path, a path without a file, or several with a folder.
     """
     if not paths:
-        raise ValueError("pictures must be files or a folder, got none.")
+        raise ValueError("images must be files or a folder, got none.")
     is_set = [pathlib.Path(x).is_dir() or str(x).endswith(".zip") for x in paths]
     if len(paths) == 1 and is_set[0]:
         return open_files(paths[0])
     for path, is_folder in zip(paths, is_set, strict=True):
         if is_folder or not pathlib.Path(path).is_file():
-            raise ValueError(f"pictures must be files, or one folder, got {path}.")
+            raise ValueError(f"images must be files, or one folder, got {path}.")
     return Files([str(x) for x in paths], lambda x: pathlib.Path(x).read_bytes(), str)

@@ -160,8 +160,8 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["verify", "a.jpg", "b.jpg"], "pictures must exist, got a.jpg"),
-        (["embed", "a.jpg", "--to=x.npz"], "pictures must exist, got a.jpg"),
+        (["verify", "a.jpg", "b.jpg"], "images must exist, got a.jpg"),
+        (["embed", "a.jpg", "--to=x.npz"], "images must exist, got a.jpg"),
         (["embed", __file__, "--landmarks=l.csv", "--to=x.npz"], "--landmarks must"),
         (["embed", __file__, "--to=x.npz"], "network must be a work folder or a"),
     ],
@@ -183,7 +183,7 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     of = f"--network={network}"
     for words, says in [
         (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
-        (["verify", of, picture], "pictures must be two files"),
+        (["verify", of, picture], "images must be two files"),
         (["verify", of, "--far=1e-9", picture, picture], "larger one (--far)"),
         (["identify", of, "--gallery=no.npz", picture], "--gallery must exist, got no"),
         (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
@@ -192,7 +192,7 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
         (["verify", picture, picture], "--network must name a work folder or a file"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
         (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
-        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "pictures must exist"),
+        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "images must exist"),
         (["export", of, "--client=1", "--to=x.onnx"], "must come with a work folder"),
         (["export", of, "--to=x.tflite"], "file must end in one of"),
         (["convert", f"--from={text}", "--to=x.npz"], "weights must be a file of"),

@@ -32,7 +32,7 @@ def plot_grid(
     sizes = {name: len(images) for name, images in columns.items()}
     if len(set(sizes.values())) != 1 or not min(sizes.values()):
         raise ValueError(
-            f"columns must have one number of pictures, at least 1, got {sizes}."
+            f"columns must have one number of images, at least 1, got {sizes}."
         )
     figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
     for place, (name, images) in enumerate(columns.items()):
