@@ -53,30 +53,32 @@ class FederatedDataset(NamedTuple):
     clients: np.ndarray | range  # [N] what the clients are called
 
     @classmethod
-    def from_client_ids(cls, x, y, owner) -> "FederatedDataset":
+    def from_client_ids(cls, x, y, client_ids) -> "FederatedDataset":
         """Examples and whose they are.
 
         Args:
-          x: [T, ...] what networks see: finite floats, or uint8 that a feed decodes.
+          x: [T, ...] model inputs: finite floats, or uint8 that `batching` normalizes.
           y: [T] whole numbers from 0, the classes.
-          owner: [T] client of each example, numbers or names.
+          client_ids: [T] client of each example, numbers or names.
 
         Raises:
           ValueError: when the three differ in length, or a number of x or y is none
             that a network can be trained on.
         """
-        x, y, owner = examples(x), class_labels("y", y), np.asarray(owner)
-        if owner.ndim != 1 or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+        x, y, client_ids = examples(x), class_labels("y", y), np.asarray(client_ids)
+        if client_ids.ndim != 1 or (
+            client_ids.dtype.kind == "f" and np.isnan(client_ids).any()
+        ):
             raise ValueError(
-                "owner must be one number or name per example, shape [T], without nan, "
-                f"got {owner.dtype} of shape {owner.shape}."
+                "client_ids must be one number or name per example, shape [T], no nan, "
+                f"got {client_ids.dtype} of shape {client_ids.shape}."
             )
-        if not len(x) == len(y) == len(owner) > 0:
+        if not len(x) == len(y) == len(client_ids) > 0:
             raise ValueError(
-                "x, y and owner must have one entry per example, got "
-                f"{len(x)}, {len(y)} and {len(owner)}."
+                "x, y and client_ids must have one entry per example, got "
+                f"{len(x)}, {len(y)} and {len(client_ids)}."
             )
-        clients, place = np.unique(owner, return_inverse=True)
+        clients, place = np.unique(client_ids, return_inverse=True)
         order = np.argsort(place, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
         num_classes = np.broadcast_to(np.int32(y.max() + 1), len(clients))
@@ -214,24 +216,24 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_seed("seed", options.get("seed", 0))
 
 
-def check_input(feed: Batching, table: Dataset | Stream) -> None:
+def check_input(batching: Batching, table: Dataset | Stream) -> None:
     """Raise ValueError for uint8 images that would be trained on as 0 to 255."""
-    inputs = as_trained(feed, table)
+    inputs = as_trained(batching, table)
     if any(x.dtype == jnp.uint8 for x in jax.tree.leaves(inputs)):
         raise ValueError(
-            "x must be floats, or uint8 with a feed that normalizes, got uint8 as it "
-            "is. Give x.astype(np.float32) / 127.5 - 1, or "
-            "feed=ff.Batching(batch_size, ff.build_augment([], flip=0.5))."
+            "x must be floats, or uint8 with a batching that normalizes, got uint8 as "
+            "it is. Give x.astype(np.float32) / 127.5 - 1, or "
+            "batching=ff.Batching(batch_size, ff.build_augment([], flip=0.5))."
         )
 
 
-def as_trained(feed: Batching, table: Dataset | Stream):
+def as_trained(batching: Batching, table: Dataset | Stream):
     """Inputs of one example as a network gets them, as shapes."""
     one = example_shape(table)
-    if feed.augment is None:
+    if batching.augment is None:
         return one.inputs
     key = jax.random.key(0)
-    return jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)[0]
+    return jax.eval_shape(batching.augment.apply, key, one.inputs, one.targets)[0]
 
 
 def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
@@ -312,7 +314,7 @@ def init(
     variables: PyTree,
     *,
     batch_size: int,
-    feed: Batching | None = None,
+    batching: Batching | None = None,
     mesh=None,
     folder: str | os.PathLike | None = None,
     **options,
@@ -322,8 +324,8 @@ def init(
     Args:
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
       batch_size: B of local steps.
-      feed: how batches are made; None shuffles and takes examples as they are, which
-        uint8 must not be.
+      batching: how batches are made; None shuffles and takes examples as they are,
+        which uint8 must not be.
       mesh: None takes every device.
       folder: where personal rows are kept; None takes a temporary folder.
       options: cohort_size, local_epochs, lanes, seed, reduction of `build_simulation`.
@@ -334,13 +336,13 @@ def init(
     """
     check_options(options)
     check_whole("batch_size", batch_size, 1)
-    feed = (feed or Batching(batch_size))._replace(batch_size=batch_size)
-    check_input(feed, data.dataset)
+    batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
+    check_input(batching, data.dataset)
     if not (isinstance(variables, dict) and "params" in variables):
         variables = {"params": variables}
     sim = build_simulation(
         algorithm,
-        feed,
+        batching,
         data.dataset,
         data.population,
         mesh=mesh or meshes.make_mesh(),
@@ -394,9 +396,9 @@ def evaluate(
         raise ValueError(
             f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
         )
-    feed, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
+    batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
     check_fits(run, apply, data)
-    judge = Accuracy(data.dataset, data.population.offsets, mesh, feed)
+    judge = Accuracy(data.dataset, data.population.offsets, mesh, batching)
     has_rows = bool(jax.tree.leaves(run.store.template))
     of_client = client_models(run) if has_rows else None
     networks = TrainedModels(run.variables, apply, of_client, apply)

@@ -120,7 +120,9 @@ def test_examples_labels_and_owners_of_different_length_are_refused():
     with pytest.raises(ValueError, match="one entry per example, got 0, 0 and 0"):
         ff.FederatedDataset.from_client_ids(x[:0], y[:0], owner[:0])
     for other in (owner[:, None], np.where(owner == 1, np.nan, owner)):
-        with pytest.raises(ValueError, match="owner must be one number or name per"):
+        with pytest.raises(
+            ValueError, match="client_ids must be one number or name per"
+        ):
             ff.FederatedDataset.from_client_ids(x, y, other)
 
 
@@ -272,7 +274,7 @@ def test_the_loss_falls():
         ({"seed": -1}, "seed must be a whole number in .*, got -1"),
         ({"cohort": 2}, r"options of init must have keys of .* mean cohort_size\?"),
         (
-            {"batch_size": 11, "feed": Batching(1, drop_last=True)},
+            {"batch_size": 11, "batching": Batching(1, drop_last=True)},
             "drop_last=True must be at most .* 10 examples, got 11. Lower",
         ),
     ],
@@ -314,9 +316,11 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
     x, y, owner = examples()
     images = np.zeros((40, 1, 5, 1), np.uint8)
     data = ff.FederatedDataset.from_client_ids(images, y, owner)
-    with pytest.raises(ValueError, match="x must be floats, or uint8 with a feed that"):
-        new_run(data=data, feed=ff.Batching(4, augment))
-    run = new_run(data=data, feed=ff.Batching(4, ff.build_augment([], flip=0.5)))
+    with pytest.raises(
+        ValueError, match="x must be floats, or uint8 with a batching that"
+    ):
+        new_run(data=data, batching=ff.Batching(4, augment))
+    run = new_run(data=data, batching=ff.Batching(4, ff.build_augment([], flip=0.5)))
     with pytest.raises(ValueError, match=r"must be uint8 .* got float32 \(5,\)"):
         ff.evaluate(run, apply, ff.FederatedDataset.from_client_ids(x, y, owner))
 
@@ -418,7 +422,7 @@ def test_evaluate_sees_plain_images_decoded_as_in_training():
     data = ff.FederatedDataset.from_client_ids(x, y, np.arange(16) % 4)
     params = {"W": jnp.array([[-1.0, 1.0], [1.0, -1.0]]), "b": jnp.array([0.0, 0.1])}
     feed = Batching(4, compose(mirror(), normalize()))
-    run = new_run(lambda: algorithm(None), start=params, data=data, feed=feed)
+    run = new_run(lambda: algorithm(None), start=params, data=data, batching=feed)
     assert ff.evaluate(run, apply, data)["accuracy"] == 1
 
 

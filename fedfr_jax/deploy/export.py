@@ -76,7 +76,7 @@ def _to_onnx(network, path) -> str:
     before = network.recorded
     if before:
         before = before._replace(mean=127.5, std=127.5, mirrored=False)
-    about = {**network.about, **metadata(before)}
+    about = {**network.metadata, **metadata(before)}
     write_onnx(graph, output, network.image_shape, about, path)
     return check_export(network, path)
 

@@ -35,7 +35,7 @@ def leaves_of(
     ((which, value),) = given.items()
     if which == "batch_norms":
         return batch_norms_at(at) if value else ""
-    top = top_blocks(model.blocks, value, at=at)
+    top = top_blocks(model.blocks, value, prefix=at)
     if which == "blocks":
         return top
     if not 0 < value < len(model.blocks):

@@ -90,7 +90,9 @@ def composed(
     if how != "average":
         check_batch_stats(of.shapes)  # some of which may be personal
     made = with_aggregation(made, *own.get("aggregation", ()))
-    return with_personal_layers(made, where, draw=of.draw if own.get("draw") else None)
+    return with_personal_layers(
+        made, where, init_per_client=of.draw if own.get("draw") else None
+    )
 
 
 def with_frozen(local: LocalTraining, given: str | Mapping, of: Start) -> LocalTraining:

@@ -212,7 +212,7 @@ def federated_trainer(
         draw = of.draw or of.model.init
         start = Start(of.model, of.shapes, draw, at=of.prefix, kept=of.kept)
         made = composed(algorithm, lambda x: around(make(x)), local, own, start)
-        made = with_personal_layers(made, of.kept, draw=of.draw_kept)
+        made = with_personal_layers(made, of.kept, init_per_client=of.draw_kept)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     network = made.global_model if made.has_global_model else None
     if of.network:

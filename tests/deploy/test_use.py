@@ -219,7 +219,7 @@ def crowd():
 
 
 def fake_network(fingerprint="0" * 16):
-    return types.SimpleNamespace(fingerprint=fingerprint, roc=None, about={})
+    return types.SimpleNamespace(fingerprint=fingerprint, roc=None, metadata={})
 
 
 def test_a_name_that_is_enrolled_again_has_its_new_vector(tmp_path):

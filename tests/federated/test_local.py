@@ -414,7 +414,9 @@ def draw(key):
     return {"params": {"scale": jax.random.normal(key, (16,))}}
 
 
-STILL = with_personal_layers(fedavg(norm_local(rate=0.0)), "scale", draw=draw)
+STILL = with_personal_layers(
+    fedavg(norm_local(rate=0.0)), "scale", init_per_client=draw
+)
 
 
 def test_a_drawn_leaf_is_another_one_for_every_client():
@@ -446,7 +448,7 @@ def test_a_draw_without_the_personal_leaf_is_refused(given, found):
     algorithm = with_personal_layers(
         fedavg(norm_local()), "scale", draw=lambda key: {"params": given}
     )
-    rule = rf"draw must give params/scale of shape \(16,\), got {found}"
+    rule = rf"init_per_client must give params/scale of shape \(16,\), got {found}"
     with pytest.raises(ValueError, match=rule):
         rounds_of(algorithm, numbers=(0,))
 

@@ -65,7 +65,9 @@ def drawn(key):
 
 MADE = {
     "fedavg": lambda: with_personal_layers(fedavg(LOCAL), "block3/"),
-    "drawn": lambda: with_personal_layers(fedavg(LOCAL), "block[35]/scale", draw=drawn),
+    "drawn": lambda: with_personal_layers(
+        fedavg(LOCAL), "block[35]/scale", init_per_client=drawn
+    ),
     "scaffold": lambda: with_personal_layers(
         scaffold(LOCAL, num_clients=5), "block[23]/"
     ),

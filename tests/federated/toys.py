@@ -137,7 +137,9 @@ def fedfr_toy(rate=0.01, **options):
     )
     own = init_local(3, DIM, branch="bce")
     draw = lambda key: {"params": own(key), "batch_stats": {}}
-    algorithm = with_personal_layers(algorithm, "params/(head|branch)", draw=draw)
+    algorithm = with_personal_layers(
+        algorithm, "params/(head|branch)", init_per_client=draw
+    )
     backbone = model.init(jax.random.key(1))
     phi = jax.random.normal(jax.random.key(2), (PUBLIC_CLASSES, DIM))
     params = {"backbone": backbone["params"], "phi": phi, **own(jax.random.key(3))}

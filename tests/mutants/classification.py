@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'draw=of.draw if own.get("draw") else None)'
+DRAWN = 'init_per_client=of.draw if own.get("draw") else None'
 PASSES = "models/test_forward_passes.py"
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
@@ -117,6 +117,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/row_keys.py",
         STAGES,
-        [(DRAWN, "draw=None)")],
+        [(DRAWN, "init_per_client=None")],
     ),
 ]

@@ -34,38 +34,40 @@ class PersonalState(NamedTuple):
 
 def with_personal_layers(
     algorithm: Algorithm,
-    where: str | Callable | None,
+    select: str | Callable | None,
     *,
-    draw: Callable | None = None,
+    init_per_client: Callable | None = None,
 ) -> Algorithm:
-    """`algorithm` whose clients keep the leaves that `where` selects.
+    """`algorithm` whose clients keep the leaves that `select` names.
 
     Args:
-      where: regular expression over leaf paths such as `params/head` or that of
-        `top_blocks(model.top_blocks, 2)`, or variables -> tree of bool with a key for
+      select: regular expression over leaf paths such as `params/head` or that of
+        `top_blocks(model.blocks, 2)`, or variables -> tree of bool with a key for
         every block; None or "" selects nothing.
-      draw: key -> variables, or those of the leaves that are personal: what a new
-        client starts from; None starts everybody from the variables of `init`.
+      init_per_client: key -> variables, or those of the leaves that are personal: what
+        a new client starts from; None starts all clients from the variables of `init`.
 
     Raises:
       ValueError: once `init` has seen the leaves, when none matches, or when they are
         not of one network, as FedFR's.
     """
-    if not where:
+    if not select:
         return algorithm
-    select = trees.matching(where) if isinstance(where, str) else where
+    is_kept = trees.matching(select) if isinstance(select, str) else select
 
     def init(variables):
         if not variable_split.is_variables(variables):
             got = f"one of {sorted(variables)} that keeps leaves itself"
             raise ValueError(f"personal must go with one network, got {got}.")
-        variables, mask = scanned_blocks.split_stacks(variables, select)
+        variables, mask = scanned_blocks.split_stacks(variables, is_kept)
         leaves, rest = variable_split.split(mask, variables)
         return Server(algorithm.init(rest), leaves)
 
     def init_personal(key, server):
         draw_key, key = jax.random.split(key)
-        leaves = init_per_client(draw(draw_key), server.first) if draw else server.first
+        leaves = server.first
+        if init_per_client:
+            leaves = like_leaves(init_per_client(draw_key), leaves)
         return PersonalState(
             algorithm.init_personal(key, fill_personal(server, leaves)), leaves
         )
@@ -125,7 +127,7 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
     return variable_split.in_models(inner, add)
 
 
-def init_per_client(variables: PyTree, leaves: PyTree) -> PyTree:
+def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
     """Those of `variables`, which may lack others, that are in the places of `leaves`.
 
     Raises:
@@ -140,19 +142,21 @@ def init_per_client(variables: PyTree, leaves: PyTree) -> PyTree:
         name = trees.path_name(path)
         if name not in named or named[name].shape != leaf.shape:
             got = named[name].shape if name in named else "none"
-            raise ValueError(f"draw must give {name} of shape {leaf.shape}, got {got}.")
+            raise ValueError(
+                f"init_per_client must give {name} of shape {leaf.shape}, got {got}."
+            )
         return named[name].astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(pick, leaves)
 
 
-def top_blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
+def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
     """Pattern of the top `count` blocks, params and statistics: FedPer's K_P.
 
     Args:
-      names: `Model.top_blocks`, path prefixes below params in the order of the data.
+      names: `Model.blocks`, path prefixes below params in the order of the data.
       count: K_P in [0, number of blocks]; 0 selects nothing.
-      at: where the blocks lie below params, such as "backbone/".
+      prefix: where the blocks lie below params, such as "backbone/".
 
     Raises:
       ValueError: when there are not so many blocks.
@@ -162,4 +166,4 @@ def top_blocks(names: tuple[str, ...], count: int, *, at: str = "") -> str:
             f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )
     top = names[len(names) - count :]
-    return f"^(params/{at}|batch_stats/)({'|'.join(top)})/" if top else ""
+    return f"^(params/{prefix}|batch_stats/)({'|'.join(top)})/" if top else ""
