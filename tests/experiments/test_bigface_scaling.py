@@ -149,7 +149,7 @@ def test_equal_settings_are_one_run_and_nothing_is_trained_twice(tmp_path, monke
         cell = cells.sized(one.config.model.widths[0])
         return sweep_row(one.name, cell, one.config.seed)
 
-    monkeypatch.setattr(run, "row_of", train)
+    monkeypatch.setattr(run, "results_row", train)
     player = run.Player(tmp_path, False)
     for part in ("distilled", "sizes", "masks", "moe"):
         for cell in cells.PARTS[part]:
@@ -168,7 +168,7 @@ def test_equal_settings_are_one_run_and_nothing_is_trained_twice(tmp_path, monke
 
 def test_a_resumed_run_does_not_pass_its_last_seconds_for_all(tmp_path, monkeypatch):
     cell = cells.PARTS["sizes"][0]
-    monkeypatch.setattr(run, "row_of", lambda one, _: sweep_row(one.name, cell, 0))
+    monkeypatch.setattr(run, "results_row", lambda one, _: sweep_row(one.name, cell, 0))
     assert "resumed" not in run.Player(tmp_path, False).row(cell, 0)["made"]
     name = json.loads((tmp_path / "results.jsonl").read_text())["run"]
     (tmp_path / "results.jsonl").unlink()

@@ -134,7 +134,7 @@ def same(source, images, expected) -> bool:
     whole, whole_images = expected
     if source.names != whole.names or not np.array_equal(images, whole_images):
         return False
-    keys = ("labels", "landmarks", "cameras", "is_test", "pairs", "roles", "owners")
+    keys = ("labels", "landmarks", "cameras", "is_test", "pairs", "roles", "client_ids")
     ours, theirs = source._asdict(), whole._asdict()
     return all(repr(ours[key]) == repr(theirs[key]) for key in keys)
 
@@ -147,7 +147,7 @@ def flaws(source, images, masks) -> str | None:
         "images": images.shape == (count, *source.image_shape),
         "pixels": images.dtype == np.uint8,
         "masks": masks is None
-        or np.isin(masks, [*range(len(source.masks.names)), IGNORE_INDEX]).all(),
+        or np.isin(masks, [*range(len(source.masks.class_names)), IGNORE_INDEX]).all(),
         "roles": source.roles is None or np.isin(source.roles, ROLES).all(),
         "labels": 0 < count < 99 and 0 <= labels.min() <= labels.max() < classes,
         "landmarks": source.landmarks is None
