@@ -122,7 +122,7 @@ def golden_round(arrays, *, scale=1.0, **options):
     params = {"table": table, "attention": np.zeros(len(counts))}
     model = Model(
         lambda key: {"params": params, "batch_stats": {}}, None, (size,), 5, (), None
-    )._replace(features=features)
+    )._replace(apply_with_features=features)
     rows = np.arange(size).reshape(counts.shape)
     images = [np.eye(size)[np.repeat(r, n)] for r, n in zip(rows, counts, strict=True)]
     labels = [np.repeat(np.arange(5), n) for n in counts]

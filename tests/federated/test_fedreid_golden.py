@@ -298,7 +298,7 @@ def test_clusters_are_those_of_finch(golden, name):
     arrays = {k: v for k, v in golden("reid_more").items() if f"finch_{name}" in k}
     x = jnp.asarray(arrays[f"finch_{name}_x"], jnp.float32)
     near = first_neighbors(x)
-    np.testing.assert_array_equal(near, arrays[f"finch_{name}_first_neighbor"])
+    np.testing.assert_array_equal(near, arrays[f"finch_{name}_first_neighbour"])
     adjacency = np.array(connected_components(near))
     np.fill_diagonal(adjacency, False)
     np.testing.assert_array_equal(adjacency, arrays[f"finch_{name}_adjacency"] > 0)

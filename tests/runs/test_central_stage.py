@@ -58,7 +58,7 @@ def spoiled(is_loss_bad):
 
     dataset = Dataset.from_arrays(images, labels)
     given = trainer(10**6)._replace(dataset=dataset, first_row=0, num_rows=17)
-    return given._replace(feed=Batching(8), loss=loss, order=order)
+    return given._replace(batching=Batching(8), loss=loss, batch_order=order)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def trainer_of(
             with naming(section):
                 batch = trainer.batching.batch_size
                 order = identity_order(parts.people, batch, identities)
-            trainer = trainer._replace(order=order)
+            trainer = trainer._replace(batch_order=order)
         return trainer
     classifier = f"params/{clients.model.blocks[-1]}/"
     where = options.setdefault("personal", classifier)

@@ -36,7 +36,7 @@ def with_features():
         logits, stats = apply(*arguments, **named)
         return logits, logits, stats
 
-    return model_of()._replace(features=features)
+    return model_of()._replace(apply_with_features=features)
 
 
 def variables():
