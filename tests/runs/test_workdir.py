@@ -208,7 +208,7 @@ def test_more_rounds_go_on_where_nothing_else_has_changed(folder, capsys):
 
 
 def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
-    adapted = ROUNDS._replace(last_round=FinalAdaptation(None, 1))
+    adapted = ROUNDS._replace(final_adaptation=FinalAdaptation(None, 1))
     stages = {**STAGES, "fedfr": Stage(adapted, "pretrained")}
     workdir.claim(folder, changed(federation__rounds=5), stages).close()
     assert kept(folder) == ["pretrained", "fedavg", "central"]
