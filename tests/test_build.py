@@ -46,17 +46,20 @@ def path(tmp_path_factory):
 def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(path):
     methods = plan(config(path, "auto")).methods
     assert isinstance(methods.pop("central"), Training)
-    for method in methods.values():
-        assert set(method.by_conv_implementation) == {"im2col"}  # what is left on a CPU
+    trainers = {name: method.trainer for name, method in methods.items()}
+    for trainer in trainers.values():
+        assert set(trainer.by_conv_implementation) == {
+            "im2col"
+        }  # what is left on a CPU
     backbone = plan(config(path, 1)).model.init(jax.random.key(0))
     variables = {**backbone, "params": {"backbone": backbone["params"]}}
     images = np.zeros((8, 12, 12, 3), np.float32)
-    text = lambda method: str(jax.make_jaxpr(method.embed)(variables, images))
+    text = lambda trainer: str(jax.make_jaxpr(trainer.apply)(variables, images))
     given = [
-        plan(config(path, 1, implementation=name)).methods["ditto"]
+        plan(config(path, 1, implementation=name)).methods["ditto"].trainer
         for name in ("auto", "im2col")
     ]
-    tuned = methods["ditto"], methods["ditto"].implementations["im2col"]
+    tuned = trainers["ditto"], trainers["ditto"].by_conv_implementation["im2col"]
     assert [*map(text, given)] == [*map(text, tuned)]
     assert text(tuned[0]) != text(tuned[1])
 
@@ -75,7 +78,8 @@ def test_implementations_are_not_measured_unless_asked_and_there_is_a_choice(
     given = config(path, lanes, **model)
     given["model"] = {k: v for k, v in given["model"].items() if v is not None}
     methods = plan(given).methods
-    assert methods["fedfr"].implementations == methods["ditto"].implementations == {}
+    for name in ("fedfr", "ditto"):
+        assert methods[name].trainer.by_conv_implementation == {}
 
 
 def test_a_row_may_have_local_epochs_of_its_own(path):
@@ -97,7 +101,7 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     }
     for bad in (2.5, (), -1, "two"):
         settings["methods"] = {"fedfr": {"local_epochs": bad}}
-        with pytest.raises(ValueError, match="config.methods.fedfr.local_epochs must"):
+        with pytest.raises(ValueError, match="config.methods.fedfr: local_epochs must"):
             plan(settings)
 
 

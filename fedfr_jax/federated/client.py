@@ -224,11 +224,11 @@ def client_view(
         # Padding repeats the client's own examples, in batch statistics too; it never
         # reads another client's rows or the last one.
         position = lax.rem(position, jnp.maximum(count, 1))
-        is_extra = position >= slot.num_examples
+        is_added = position >= slot.num_examples
         row = slot.offset + position
         if capacity := extra.added_rows.shape[1]:
             number = jnp.clip(position - slot.num_examples, 0, capacity - 1)
-            row = jnp.where(is_extra, extra.added_rows[slot.cohort_index, number], row)
+            row = jnp.where(is_added, extra.added_rows[slot.cohort_index, number], row)
         place = held.indices(row, position)
         inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
         return Batch(
@@ -236,7 +236,7 @@ def client_view(
             targets=targets,
             num_classes=slot.num_classes,
             is_valid=is_valid,
-            is_added=is_extra & is_valid,
+            is_added=is_added & is_valid,
             row=row,
             position=position,
             view_index=jnp.zeros_like(position),

@@ -28,6 +28,11 @@ def required(name: str, head: str) -> dict:
     return {key: head if told[key] == HEAD else told[key] for key in own}
 
 
+def identities(name: str) -> set[str]:
+    """{"identities"} for an algorithm that needs public ones, as FedFR."""
+    return {"identities"} & {*MEMBERS[name].build().needs}
+
+
 def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
     """{algorithm: its row} of those that a task can tell all that they ask for.
 
@@ -38,5 +43,5 @@ def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
     return {
         name: {"learning_rate": rate, "algorithm": name, **required(name, head)}
         for name in sorted(ALGORITHMS)
-        if not asked(name) & lacking
+        if not (asked(name) | identities(name)) & lacking
     }

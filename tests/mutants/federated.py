@@ -340,8 +340,8 @@ MUTANTS = [
         "federated/test_engine.py federated/test_feed.py",
         [
             (
-                "is_extra = position >= slot.num_examples",
-                "is_extra = position > slot.num_examples",
+                "is_added = position >= slot.num_examples",
+                "is_added = position > slot.num_examples",
             ),
             ("is_valid = position < count", "is_valid = position <= count"),
             ("row = slot.offset + position", "row = position"),

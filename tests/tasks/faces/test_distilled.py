@@ -150,7 +150,7 @@ def test_the_share_without_labels_is_drawn_by_rows_and_never_changes():
     for share in (0.0, 0.3, 1.0):
         used = np.asarray(d.labeled_only(many, share).is_valid)
         assert abs(used.mean() - (1 - share)) < 0.015 * (0 < share < 1) + 1e-12
-    shuffled = many._replace(example=rows[::-1])
+    shuffled = many._replace(row=rows[::-1])
     assert_array_equal(
         d.labeled_only(shuffled, 0.3).is_valid[::-1],
         d.labeled_only(many, 0.3).is_valid,

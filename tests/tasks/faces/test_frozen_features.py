@@ -58,7 +58,7 @@ def test_class_means_leave_out_what_is_no_example_of_the_clients_own():
             "inputs": {"image": take(features)},
             "targets": {"label": take(np.int32([1, 1, 0, 0]))},
             "is_valid": take(np.array([True, True, True, False])),
-            "is_extra": take(np.array([False, False, True, False])),
+            "is_added": take(np.array([False, False, True, False])),
         }
         return Batch(**told)
 

@@ -35,7 +35,7 @@ def problem(seed=0):
             "inputs": {"image": draw(len(LABELS), DIM)},
             "targets": {"label": LABELS},
             "num_classes": np.int32(OWN),
-            "is_extra": IS_EXTRA,
+            "is_added": IS_EXTRA,
             "is_valid": IS_VALID,
         }
     )

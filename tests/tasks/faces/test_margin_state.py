@@ -162,7 +162,7 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
             "inputs": {"image": draw(6, 5)},
             "targets": {"label": jnp.int32([0, 1, 2, 3, 0, 1])},
             "num_classes": jnp.int32(4),
-            "is_extra": jnp.arange(6) < 2,
+            "is_added": jnp.arange(6) < 2,
             "is_valid": jnp.arange(6) < 5,
         }
     )
