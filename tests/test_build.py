@@ -101,7 +101,9 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     }
     for bad in (2.5, (), -1, "two"):
         settings["methods"] = {"fedfr": {"local_epochs": bad}}
-        with pytest.raises(ValueError, match="config.methods.fedfr(: |.)local_epochs must"):
+        with pytest.raises(
+            ValueError, match="config.methods.fedfr(: |.)local_epochs must"
+        ):
             plan(settings)
 
 

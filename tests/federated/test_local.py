@@ -446,7 +446,7 @@ def test_without_a_draw_everybody_starts_from_the_first_variables():
 )
 def test_a_draw_without_the_personal_leaf_is_refused(given, found):
     algorithm = with_personal_layers(
-        fedavg(norm_local()), "scale", draw=lambda key: {"params": given}
+        fedavg(norm_local()), "scale", init_per_client=lambda key: {"params": given}
     )
     rule = rf"init_per_client must give params/scale of shape \(16,\), got {found}"
     with pytest.raises(ValueError, match=rule):
