@@ -77,7 +77,7 @@ def check_files(values: argparse.Namespace) -> None:
     """Raise ValueError for a picture or a list of landmarks that does not exist."""
     known = vars(values)
     named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
-    paths = [("pictures", path) for path in known.get("pictures", ())]
+    paths = [("images", path) for path in known.get("pictures", ())]
     for what, path in [*paths, *named.items()]:
         if path is not None and not os.path.exists(path):
             raise ValueError(f"{what} must exist, got {path}, which does not.")

@@ -304,7 +304,7 @@ def test_a_run_teaches_another_from_its_work_folder(run, faces, tmp_path):
     config = settings(faces, methods={})
     config["pretrain"] = {**config["pretrain"], "distill": told}
     loss = build(with_tuples(config)).stages["pretrained"].trainer.loss
-    assert "distilled" in loss.__qualname__
+    assert "with_distillation" in loss.__qualname__
     config["model"] = {**MODEL, "embedding_dim": 7}
     says = r"config.pretrain.distill: .*embedding_dim must be the student's 7, got "
     with pytest.raises(ValueError, match=says):
