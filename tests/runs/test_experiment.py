@@ -92,7 +92,7 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     adapting = []
     monkeypatch.setattr(
         experiment_module,
-        "last_simulation",
+        "final_simulation",
         lambda sim, last_round: adapting.append(last_round) or last(sim, last_round),
     )
     settings = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}

@@ -113,7 +113,7 @@ print(len(paths), __import__("os").environ["MPLBACKEND"])
 
 
 def test_another_process_than_the_first_draws_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing.meshes, "is_first", lambda: False)
+    monkeypatch.setattr(drawing.meshes, "is_first_process", lambda: False)
     evaluations = {"a": {"generic": Evaluation(curves={"roc": Roc(FAR, FAR)})}}
     assert report.draw(evaluations, {}, tmp_path, say=pytest.fail) == []
 
