@@ -310,7 +310,7 @@ SECTIONS = [
     ({"model": {"num_classes": 7}}, r"model must .*\(12, 16, 3\), got \(12, 16, 7\)"),
     ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
     ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
-    ({"evaluation": {"pictures": -1}}, r"evaluation.images must lie in \[0, 100\]"),
+    ({"evaluation": {"pictures": -1}}, r"evaluation.pictures must lie in \[0, 100\]"),
     (
         {"evaluation": {"batch_size": 0}},
         r"evaluation.batch_size must lie in \[1, 65536\]",
