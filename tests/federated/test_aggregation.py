@@ -316,7 +316,8 @@ def program(algorithm, variables):
         mesh, **sizes, **given, table=sim.device_data, key=sim.key
     )
     text = sim.programs.run_whole.lower(*arguments).compile().as_text()
-    return re.sub(r"\.\d+|, metadata={[^}]*}|^(\d+ |[A-Z]\w+$).*", "", text, flags=re.M)
+    text = re.sub(r"\.\d+|, metadata={[^}]*}|^(\d+ |[A-Z]\w+$).*", "", text, flags=re.M)
+    return [line for line in text.splitlines() if line]
 
 
 def test_an_empty_chain_is_the_algorithm_and_one_of_the_mean_compiles_to_it():
