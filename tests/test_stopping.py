@@ -232,7 +232,7 @@ def children_of(process):
     return [int(pid) for pid in listed.read_text().split()]
 
 
-LAUNCH = ["launch", "--processes=2"]
+LAUNCH = ["launch", "--processes_per_host=2"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -3,7 +3,7 @@
 fedfr train --config=configs/bigface/chain.py:teacher --workdir=runs/chain/teacher
 fedfr train --config=configs/bigface/chain.py:student --workdir=runs/chain/student
 fedfr train --config=configs/bigface/chain.py:semi --workdir=runs/chain/semi
-fedfr export --network=runs/chain/semi --to=runs/chain/student.onnx
+fedfr export --weights=runs/chain/semi --output=runs/chain/student.onnx
 
 Rendered faces of 32 pixels, masks on 0.35 of them: 300 people with labels, 300 whose
 labels nobody has, 150 to evaluate. `:scratch` is the student without a teacher. The

@@ -6,7 +6,7 @@ fedfr train --config=configs/bigface/paper.py --workdir=runs/bigface/r240
 `:r1200` is the R1.2K, `:scratch` the student without its teacher. Needs WebFace42M as
 arcface_torch packs it (train.rec, train.idx, property) under $FEDFR_DATA; streamed.
 Not run: written for 32 devices (8,192 images a step; the authors had 32 to 64 V100).
-`fedfr plan --config=bigface/paper --devices=32` says what a step needs.
+`fedfr plan --config=bigface/paper --num_devices=32` says what a step needs.
 
 From the slides: LARS, rate 0.01 for 256 images and linear scaling, 256 images a rank,
 weight decay 5e-4, 30 epochs, CosFace (s = 64, m = 0.4), masks on 0.35 of the images,

@@ -1,7 +1,7 @@
 """FedFR at the paper's size: MS1M-ArcFace, 40 clients x 100 identities, SphereFace-64.
 
 fedfr train --config=configs/fedfr/ms1m_40x100.py --workdir=runs/ms1m_40x100
-fedfr plan --config=configs/fedfr/ms1m_40x100.py [--rows=fedfr]
+fedfr plan --config=configs/fedfr/ms1m_40x100.py [--methods=fedfr]
 
 Needs InsightFace's faces_emore (train.rec, train.idx, property) under
 $FEDFR_DATA/faces_emore; images that do not fit the devices are streamed. The plan needs

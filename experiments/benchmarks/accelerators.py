@@ -228,7 +228,7 @@ def compiled(path, name, program, device) -> list[str]:
     from fedfr_jax.cli.aot_compile import compile_for, run_in
     from fedfr_jax.plan.topologies import device_kind
 
-    words = [*program.words, f"--rows={program.row}"]
+    words = [*program.words, f"--methods={program.row}"]
     try:
         planned = planned_gib(program, device)
         found = compile_for(device, words)[program.row]
@@ -262,7 +262,7 @@ def planned_gib(program: Program, device: str) -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "plan.json")
-        flags = [f"--device={device}", f"--rows={program.row}", f"--json={path}"]
+        flags = [f"--device={device}", f"--methods={program.row}", f"--json={path}"]
         words = ["-m", "fedfr_jax", "plan", *program.words, *flags]
         done = subprocess.run(
             [sys.executable, *words], cwd=ROOT, capture_output=True, text=True

@@ -118,7 +118,7 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
 
     Args:
       device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`.
-      words: flags of a config: --config=NAME, --config.key=value, --rows=A,B.
+      words: flags of a config: --config=NAME, --config.key=value, --methods=A,B.
 
     Raises:
       ValueError: for an unknown device, and for anything wrong in the config.
@@ -143,12 +143,12 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr_jax.cli.aot_compile", ABOUT)
     define(parser, needs_workdir=False)
     parser.add_argument("--device", required=True, metavar="KIND:GRID")
-    parser.add_argument("--rows", type=names, default=(), metavar="A,B")
+    parser.add_argument("--methods", type=names, default=(), metavar="A,B")
     values = parse(parser, argv)
     from fedfr_jax.plan.aot import compile_stages
 
     with topology(values.device):
-        found = compile_stages(without_images(values.config), values.rows)
+        found = compile_stages(without_images(values.config), values.methods)
     print(json.dumps(found))
 
 
@@ -163,19 +163,19 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def config_words(argv: Sequence[str]) -> list[str]:
-    """Of a command's words, those about its config: --config, its changes, --rows, and
-    the work folder that may keep it.
+    """Of a command's words, those about its config: --config, its changes, --methods,
+    and the run directory that may keep it.
 
-    >>> config_words(["--config", "demo", "--json=x", "--rows=a", "--config.seed=1"])
-    ['--config=demo', '--rows=a', '--config.seed=1']
+    >>> config_words(["--config", "demo", "--json=x", "--methods=a", "--config.seed=1"])
+    ['--config=demo', '--methods=a', '--config.seed=1']
     >>> config_words(["--workdir=runs/a", "--compile"])
     ['--workdir=runs/a']
     """
     kept = []
     for i, word in enumerate(argv):
-        if word in ("--config", "--rows", "--workdir") and i + 1 < len(argv):
+        if word in ("--config", "--methods", "--workdir") and i + 1 < len(argv):
             kept.append(f"{word}={argv[i + 1]}")
-        elif word.startswith(("--config=", "--config.", "--rows=", "--workdir=")):
+        elif word.startswith(("--config=", "--config.", "--methods=", "--workdir=")):
             kept.append(word)
     return kept
 

@@ -7,28 +7,32 @@ ABOUT = """\
 Read weights of InsightFace's IResNets, TreB1eN-style IR networks (face.evoLVe, TFace,
 AdaFace), FedFR's SphereFace or torchvision's ResNets and write them with our names.
 
---from=FILE is a .safetensors, a .npz or, where PyTorch is installed, a .pt, .pth,
+--input=FILE is a .safetensors, a .npz or, where PyTorch is installed, a .pt, .pth,
 .pth.tar, .ckpt or .bin of torch.save, of which nothing is run. Of a file with several
 networks --key names one, such as --key=state_dict_ema, or --key=state_dict/model for
 the names that begin with "model.". The network is found from names and shapes; --model
-and --image_shape name another one, such as --model='{"name": "iresnet", "depth": 50}'
---image_shape=112,112,3."""
+and --input_shape name another one, such as --model='{"name": "iresnet", "depth": 50}'
+--input_shape=112,112,3."""
 
 
 def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr convert", ABOUT, epilog="")
-    parser.add_argument("--from", dest="source", metavar="FILE", help="what to read")
-    parser.add_argument("--to", metavar="FILE", help="a .safetensors, .npz or .pt")
-    parser.add_argument("--key", default="", help="which weights of several")
+    parser.add_argument("--input", metavar="FILE", help="file to read")
+    parser.add_argument(
+        "--output", metavar="FILE", help="file to write: .safetensors, .npz or .pt"
+    )
+    parser.add_argument(
+        "--key", default="", help="name of the weights, in a file of several models"
+    )
     parser.add_argument("--model", type=_parse_model, metavar="JSON")
-    parser.add_argument("--image_shape", type=_parse_shape, metavar="H,W,C")
+    parser.add_argument("--input_shape", type=_parse_shape, metavar="H,W,C")
     values = parse_flags(parser, argv)
-    source = name_images(values.source, "from", parser.prog)
-    target = name_images(values.to, "to", parser.prog)
+    source = name_images(values.input, "input", parser.prog)
+    target = name_images(values.output, "output", parser.prog)
     from fedfr_jax.deploy.export import convert
 
-    model, shape = values.model, values.image_shape
+    model, shape = values.model, values.input_shape
     print(convert(source, target, model=model, image_shape=shape, key=values.key))
 
 

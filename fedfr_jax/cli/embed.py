@@ -10,7 +10,7 @@ from fedfr_jax.cli.weight_flags import (
 )
 
 ABOUT = """\
-Write the embeddings of a folder, a .zip or single pictures to a .npz with names [n],
+Write the embeddings of a folder, a .zip or single images to a .npz with names [n],
 features [n, D] (as the network gives them, not of unit length) and the network's
 fingerprint."""
 
@@ -20,9 +20,9 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr embed", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
-    parser.add_argument("--to", metavar="NPZ", help="what to write")
+    parser.add_argument("--output", metavar="NPZ", help="file to write")
     values = parse_flags(parser, argv)
-    path = name_images(values.to, "to", parser.prog)
+    path = name_images(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)
     import numpy as np
 

@@ -14,8 +14,8 @@ from fedfr_jax.cli.weight_flags import (
 from fedfr_jax.text import normalize_unicode, printable
 
 ABOUT = """\
-Add people to the gallery file, or make it: one vector each, the mean of their pictures.
-A picture shows whom its folder is called after (people/<name>/<image>; one folder
+Add people to the gallery file, or make it: one vector each, the mean of their images.
+An image shows whom its folder is called after (people/<name>/<image>; one folder
 around all people's is no name), a file in no folder whom the file is called after.
 People of a name that is there are replaced."""
 
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr enroll", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
-    parser.add_argument("--gallery", metavar="NPZ", help="what to write or add to")
+    parser.add_argument(
+        "--gallery", metavar="NPZ", help="gallery file to write or to add to"
+    )
     values = parse_flags(parser, argv)
     path = pathlib.Path(name_images(values.gallery, "gallery", parser.prog))
     network = load_weights(values, parser.prog)
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> None:
     if path.exists():
         check_network(read_gallery(path), network)
     found = load_images(values, network)
-    is_folder = len(values.pictures) == 1 and found.names != values.pictures
+    is_folder = len(values.images) == 1 and found.names != values.images
     people = identities_of_files(found.names, is_folder)
     gallery = enroll_images(network, people, found.embedded(network), path)
     names = sorted({*people})

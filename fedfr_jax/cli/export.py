@@ -4,12 +4,12 @@ from fedfr_jax.cli.flags import new_parser, parse_flags
 from fedfr_jax.cli.weight_flags import define_weights, load_weights, name_images
 
 ABOUT = """\
-Write a trained network to a file that runs or opens without this library.
+Write a trained model to a file that runs or opens without this library.
 
---to=FILE ends in one of
+--output=FILE ends in one of
   .onnx          images [N, C, H, W] -> embedding [N, D], any N, folded
   .stablehlo     images [N, H, W, C] -> embedding [N, D], any N, for jax.export
-  .safetensors   weights with what they are of: --network takes it
+  .safetensors   weights with what they are of: --weights takes it
   .npz           the weights alone
   .pt            a state dict with PyTorch's names, where PyTorch is installed
 Images are RGB in [-1, 1]: pixel / 127.5 - 1."""
@@ -19,9 +19,9 @@ def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr export", ABOUT, epilog="")
     define_weights(parser)
-    parser.add_argument("--to", metavar="FILE", help="what to write")
+    parser.add_argument("--output", metavar="FILE", help="file to write")
     values = parse_flags(parser, argv)
-    path = name_images(values.to, "to", parser.prog)
+    path = name_images(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.export import export
 

@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedfr_jax import distributed
+from fedfr_jax.cli.renamed_flags import check_renamed
 from fedfr_jax.config.files import find, load, restore, with_argument
 from fedfr_jax.schema import hint
 
@@ -77,9 +78,15 @@ def define_processes(parser: Parser) -> None:
     """Add the flags by which several processes find each other."""
     add_switch(parser, "distributed", "one of the processes that a cluster started")
     on_hosts = parser.add_argument_group("on plain hosts (given by fedfr launch)")
-    on_hosts.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
-    on_hosts.add_argument("--num_processes", type=int, metavar="N")
-    on_hosts.add_argument("--process_id", type=int, metavar="I")
+    on_hosts.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address of process 0"
+    )
+    on_hosts.add_argument(
+        "--num_processes", type=int, metavar="N", help="number of processes in all"
+    )
+    on_hosts.add_argument(
+        "--process_id", type=int, metavar="I", help="index of this process, from 0"
+    )
 
 
 def add_switch(parser: Parser, name: str, help: str) -> None:
@@ -151,6 +158,7 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags and nothing else."""
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
+        check_renamed(parser.prog, rest[0])
         known = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
         flag = rest[0].partition("=")[0]
         near = hint(flag, known)

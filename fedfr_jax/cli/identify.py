@@ -15,9 +15,9 @@ from fedfr_jax.cli.weight_flags import (
 from fedfr_jax.text import printable
 
 ABOUT = """\
-Print who of the gallery is in each picture, by exact search. Somebody is named when
+Print who of the gallery is on each image, by exact search. Somebody is named when
 the cosine reaches the threshold of --far, the false accept rate of one comparison; a
-gallery of G people makes G of them a picture."""
+gallery of G people makes G of them an image."""
 
 
 def main(argv: list[str]) -> None:
@@ -26,10 +26,21 @@ def main(argv: list[str]) -> None:
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
     define_threshold(parser)
-    parser.add_argument("--gallery", metavar="NPZ", help="of fedfr enroll")
-    parser.add_argument("--most", type=count, default=1, help="names for an image")
+    parser.add_argument("--gallery", metavar="NPZ", help="gallery file of fedfr enroll")
+    parser.add_argument(
+        "--top_k",
+        type=count,
+        default=1,
+        metavar="K",
+        help="names per image (default 1)",
+    )
     ways = ["numpy", "faiss"]
-    parser.add_argument("--search", choices=ways, default="numpy", help="both exact")
+    parser.add_argument(
+        "--search_backend",
+        choices=ways,
+        default="numpy",
+        help="library that searches the gallery, exact in both (default numpy)",
+    )
     values = parse_flags(parser, argv)
     path = name_images(values.gallery, "gallery", parser.prog)
     if not os.path.exists(path):
@@ -42,12 +53,12 @@ def main(argv: list[str]) -> None:
         search,
     )
 
-    find = faiss_search() if values.search == "faiss" else search
+    find = faiss_search() if values.search_backend == "faiss" else search
     gallery = read_gallery(path)
     check_network(gallery, network)
     least = get_threshold(values, gallery.calibration)
     found = load_images(values, network)
-    places, cosines = find(gallery, found.embedded(network), max(values.most, 1))
+    places, cosines = find(gallery, found.embedded(network), max(values.top_k, 1))
     print(f"threshold {least:.4f}, {len(gallery.names)} people")
     for name, row, scores in zip(found.names, places, cosines, strict=True):
         shown = [

@@ -16,12 +16,13 @@ from fedfr_jax.cli.signals import FRESH, exiting_on_signals, find_run, newest_ch
 from fedfr_jax.distributed import HEARTBEAT, TERMINAL, WATCHED, use_every_core
 
 ABOUT = """\
-Start a command as several processes of one run: fedfr launch --processes=4 train ...
+Start a command as several processes of one run, such as
+fedfr launch --processes_per_host=4 train --config=demo --workdir=runs/demo
 
 Everything from the command on is handed to the processes on this machine. With several
-hosts the same line is started on each of them, with its number --host (from 0), and
---coordinator names the first. The first process prints; of the others only a failure
-is shown. When one fails, the others on its host are stopped."""
+hosts the same line is started on each of them, with its number --host_index (from 0),
+and --coordinator names the first. The first process prints; of the others only a
+failure is shown. When one fails, the others on its host are stopped."""
 KEPT = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
 CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
@@ -31,29 +32,51 @@ ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} s
 def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr launch", ABOUT, epilog="")
-    parser.add_argument("--processes", type=count, default=2, help="on this machine")
-    parser.add_argument("--hosts", type=count, default=1, help="machines")
-    parser.add_argument("--host", type=count, default=0, help="number of this machine")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of the first host")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="and its flags")
+    parser.add_argument(
+        "--processes_per_host",
+        type=count,
+        default=2,
+        metavar="N",
+        help="number of processes on this machine (default 2)",
+    )
+    parser.add_argument(
+        "--num_hosts",
+        type=count,
+        default=1,
+        metavar="N",
+        help="number of machines (default 1)",
+    )
+    parser.add_argument(
+        "--host_index",
+        type=count,
+        default=0,
+        metavar="I",
+        help="index of this machine, from 0 (default 0)",
+    )
+    parser.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address of the first host"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="command to start, and its flags"
+    )
     values = parse_flags(parser, argv)
     words = values.command[1:] if values.command[:1] == ["--"] else values.command
     if not words:
         raise ValueError("launch must be given a command to start, got none.")
-    if values.processes < 1 or not values.host < values.hosts:
+    if values.processes_per_host < 1:
+        raise ValueError("launch: --processes_per_host must be at least 1, got 0.")
+    if not values.host_index < values.num_hosts:
         raise ValueError(
-            "launch: processes must be at least 1 and host less than hosts, "
-            f"got {values.processes}, {values.host} and {values.hosts}."
+            f"launch: --host_index must be less than --num_hosts={values.num_hosts}, "
+            f"got {values.host_index}."
         )
-    if values.hosts > 1 and not values.coordinator:
-        raise ValueError(
-            "launch: coordinator must be HOST:PORT with several hosts, got none."
-        )
-    first = values.host * values.processes
+    if values.num_hosts > 1 and not values.coordinator:
+        raise ValueError("launch: --num_hosts needs --coordinator=HOST:PORT.")
+    first = values.host_index * values.processes_per_host
     launch(
         [sys.executable, "-m", "fedfr_jax", *words],
-        range(first, first + values.processes),
-        total=values.hosts * values.processes,
+        range(first, first + values.processes_per_host),
+        total=values.num_hosts * values.processes_per_host,
         coordinator=values.coordinator or f"127.0.0.1:{free_port()}",
         typed=["launch", *argv],
     )

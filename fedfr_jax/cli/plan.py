@@ -47,16 +47,23 @@ def main(argv: list[str]) -> None:
         "compile the steps for a grid of devices with XLA's own compiler, which is "
         "installed for it (docs/accelerators.md)",
     )
-    parser.add_argument("--devices", type=count, metavar="N", help="of them; default 1")
-    parser.add_argument("--rows", type=names, metavar="A,B", help="these; default all")
     parser.add_argument(
-        "--hard_negatives",
+        "--num_devices", type=count, metavar="N", help="number of devices (default 1)"
+    )
+    parser.add_argument(
+        "--methods",
+        type=names,
+        metavar="A,B",
+        help="methods to plan (default all), pretrained is the pretraining",
+    )
+    parser.add_argument(
+        "--assume_hard_negatives",
         type=count,
         metavar="N",
-        help="that a client is assumed to select; default as many as it can, but no "
-        "more than the largest client has images of its own",
+        help="number of hard negatives per client (default as many as it can select, "
+        "at most as many as the largest client has images)",
     )
-    parser.add_argument("--json", metavar="FILE", help="keep the numbers")
+    parser.add_argument("--json", metavar="FILE", help="file to write the numbers to")
     values = parse(parser, argv)
     from fedfr_jax.cli.aot_compile import compile_for, config_words
 
@@ -67,9 +74,9 @@ def main(argv: list[str]) -> None:
     kind, is_grid, _ = values.device.partition(":")
     if is_grid or values.compile:
         device_kind(values.device)
-    if is_grid and values.devices:
+    if is_grid and values.num_devices:
         raise ValueError(
-            f"--devices must not be given beside a grid, got {values.devices} and "
+            f"--num_devices must not go with a grid, got {values.num_devices} and "
             f"{values.device}."
         )
     if values.json and not pathlib.Path(values.json).parent.is_dir():
@@ -77,9 +84,9 @@ def main(argv: list[str]) -> None:
     found = plan(
         values.config,
         device=kind,
-        devices=num_devices(values.device) if is_grid else values.devices or 1,
-        rows=values.rows or (),
-        hard_negatives=values.hard_negatives,
+        devices=num_devices(values.device) if is_grid else values.num_devices or 1,
+        rows=values.methods or (),
+        hard_negatives=values.assume_hard_negatives,
     )
     if values.compile:
         found["compiled"] = compile_for(values.device, config_words(argv))
@@ -110,7 +117,7 @@ def plan(
     for name in rows:
         if name not in experiment.stages:
             known = sorted(experiment.stages)
-            raise ValueError(f"--rows must be of {known}, got {name!r}.")
+            raise ValueError(f"--methods must be of {known}, got {name!r}.")
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}
@@ -141,7 +148,7 @@ def use_virtual(devices: int) -> None:
       ValueError: when JAX has other devices already.
     """
     if devices < 1:
-        raise ValueError(f"--devices must be at least 1, got {devices}.")
+        raise ValueError(f"--num_devices must be at least 1, got {devices}.")
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
@@ -149,6 +156,6 @@ def use_virtual(devices: int) -> None:
         pass
     if (found := len(jax.devices())) != devices:
         raise ValueError(
-            f"--devices must be the {found} of this process, where JAX has begun, got "
-            f"{devices}."
+            f"--num_devices={devices} cannot change the {found} that JAX already uses "
+            "in this process. Start fedfr plan on its own."
         )

@@ -28,7 +28,7 @@ ABOUT = """\
 Print what the config's data set holds, what is unreadable and how it is split.
 
 --pack decodes the images once into a folder; config.data = {"name": "packed", "path":
-FOLDER} reads them from there. Stopped, it goes on with the same command. --verify
+FOLDER} reads them from there. Stopped, it goes on with the same command. --checksums
 reads the folder (or the config's packed data) again and compares checksums.
 
 --detector and --landmarks find the faces of raw photographs: --landmarks=FACES.csv is
@@ -41,14 +41,16 @@ def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr prepare", ABOUT)
     define(parser, needs_workdir=False)
-    parser.add_argument("--pack", metavar="FOLDER", help="write decoded images there")
-    add_switch(parser, "verify", "compare the packed set's checksums")
+    parser.add_argument(
+        "--pack", metavar="FOLDER", help="folder for the decoded images"
+    )
+    add_switch(parser, "checksums", "compare the checksums of the packed data set")
     parser.add_argument(
         "--detector",
         metavar="ONNX",
         help="file of OpenCV's YuNet, which finds faces (opencv-python)",
     )
-    parser.add_argument("--landmarks", metavar="CSV", help="write landmarks there")
+    parser.add_argument("--landmarks", metavar="CSV", help="file of landmarks to write")
     values = parse(parser, argv)
     pass
 
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> None:
         values.config,
         values.workdir,
         folder=values.pack,
-        check=bool(values.verify),
+        check=bool(values.checksums),
         detector=values.detector,
         landmarks=values.landmarks,
     )
@@ -87,7 +89,10 @@ def prepare(
         data = {"name": "packed", "path": folder}
     if check:
         if data.get("name") != "packed":
-            raise ValueError("--verify must be given --pack or packed data, got none.")
+            raise ValueError(
+                "--checksums needs a packed data set: add --pack=FOLDER or set "
+                "config.data.name=packed."
+            )
         print(f"{verify(data['path'])} files of {data['path']} are as written")
     source = open_data(data)
     facts, text = describe_source(settings["partition"], source)

@@ -17,7 +17,7 @@ written to --workdir, are the laws with 90 % intervals, what the other runs say 
 largest, and the best network for a budget of operations; with --workdir also plots.
 
   fedfr scaling runs/sweep --score=fedavg/generic/accuracy
-  fedfr scaling bigface --error=challenge --arrows=scratch,distilled --workdir=out"""
+  fedfr scaling bigface --error=challenge --compare=scratch,distilled --workdir=out"""
 H200_DAY = "h200-day"
 
 
@@ -26,24 +26,44 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr scaling", ABOUT, epilog="")
     parser.add_argument("table", metavar="TABLE", nargs="?")
     judged = parser.add_mutually_exclusive_group()
-    judged.add_argument("--error", metavar="COLUMN", help="smaller is better")
-    judged.add_argument("--score", metavar="COLUMN", help="in [0, 1), larger is better")
+    judged.add_argument(
+        "--error", metavar="COLUMN", help="column to fit, smaller is better"
+    )
+    judged.add_argument(
+        "--score", metavar="COLUMN", help="column to fit, in [0, 1), larger is better"
+    )
     parser.add_argument("--series", default="series", metavar="COLUMN")
     parser.add_argument(
-        "--data", default="images", metavar="COLUMN", help="the amount of data, D"
+        "--data_column",
+        default="images",
+        metavar="COLUMN",
+        help="column with the amount of data D (default images)",
     )
     parser.add_argument(
-        "--arrows", type=names, default=(), metavar="A,B", help="from series A to B"
+        "--compare",
+        type=names,
+        default=(),
+        metavar="A,B",
+        help="two series: the plot has arrows from A to B",
     )
     parser.add_argument(
         "--budgets",
         type=budgets,
         default=(),
         metavar="F,G",
-        help=f"operations, or {H200_DAY}: beside the powers of ten around the runs'",
+        help=f"budgets in operations, or {H200_DAY} (always: powers of ten near the "
+        "runs')",
     )
-    parser.add_argument("--draws", type=count, default=200, help="of the intervals")
-    parser.add_argument("--seed", type=count, default=0, help="of the intervals")
+    parser.add_argument(
+        "--num_resamples",
+        type=count,
+        default=200,
+        metavar="N",
+        help="bootstrap samples of the intervals (default 200)",
+    )
+    parser.add_argument(
+        "--seed", type=count, default=0, help="seed of the intervals (default 0)"
+    )
     parser.add_argument("--workdir", metavar="DIR", help="folder for tables and plots")
     values = parse_flags(parser, argv)
     if values.table is None or not (values.error or values.score):
@@ -83,9 +103,9 @@ def run(values: argparse.Namespace) -> None:
     )
     study = scaling.study(
         points,
-        data=values.data,
+        data=values.data_column,
         seed=values.seed,
-        draws=values.draws,
+        draws=values.num_resamples,
         more_budgets=values.budgets,
     )
     text = scaling.markdown(study)
@@ -94,7 +114,7 @@ def run(values: argparse.Namespace) -> None:
         folder = pathlib.Path(values.workdir)
         write_summary(folder / "scaling.json", scaling.as_json(study))
         write_text(folder / "scaling.md", text)
-        for path in [folder / "scaling.json", *draw(study, folder, values.arrows)]:
+        for path in [folder / "scaling.json", *draw(study, folder, values.compare)]:
             print(path)
 
 

@@ -29,7 +29,7 @@ images, identities, images_seen, flops and seconds. fedfr scaling reads it.
 The same command again resumes, and repeats no finished run; with more values it adds
 runs. Several sweeps may share a folder. A stage that an earlier run has trained with
 the same settings, such as pretraining, is copied. A run that fails is a row with its
-error, and the others go on; --retry trains failed ones again. With --together, runs
+error, and the others go on; --retry_failed trains failed ones again. With --vmap, runs
 that differ only in seed and in numbers of their methods, such as learning rates, train
 side by side in one compiled round, where their clients are the same, with the results
 of single runs up to rounding; central stages, and runs that no other shares its clients
@@ -40,8 +40,10 @@ def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     parser = new_parser("fedfr sweep", ABOUT)
     define(parser)
-    add_switch(parser, "retry", "train failed runs again")
-    add_switch(parser, "together", "train what differs in seeds and rates in one round")
+    add_switch(parser, "retry_failed", "train failed runs again")
+    add_switch(
+        parser, "vmap", "train runs that differ in seeds and numbers in one program"
+    )
     axes = [word for word in argv if not word.startswith("-") and "=[" in word]
     define_data_changed(parser)
     values = parse(parser, [word for word in argv if word not in axes])
@@ -56,10 +58,12 @@ def main(argv: list[str]) -> None:
     runs = [with_older_name(run, folder) for run in build_runs(values.config, axes)]
     check_same_base(folder, values.config)
     rows = sweep.read(folder)
-    again = {name for name, row in rows.items() if "error" in row and values.retry}
+    again = {
+        name for name, row in rows.items() if "error" in row and values.retry_failed
+    }
     missing = [run for run in runs if run.name not in rows or run.name in again]
     print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
-    if values.together:
+    if values.vmap:
         train_together(missing, folder, values.data_changed)
     for run in missing:
         if run.name in sweep.read(folder) and run.name not in again:

@@ -36,15 +36,15 @@ def main(argv: list[str]) -> None:
         "--restart",
         type=names,
         metavar="A,B",
-        help="train these stages (rows of methods, or pretrained) from their beginning "
-        "again, with those that start from them; the others stay",
+        help="stages (methods, or pretrained) to train again from their beginning, "
+        "with those that start from them; the others stay",
     )
     define_data_changed(parser)
     parser.add_argument(
-        "--rows",
+        "--methods",
         type=names,
         metavar="A,B",
-        help="train these rows of methods alone, with the stages that they start from; "
+        help="methods to train, with the stages that they start from (default all); "
         "the result table has no others",
     )
     define_processes(parser)
@@ -62,7 +62,7 @@ def train(values: argparse.Namespace, folder) -> None:
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
     experiment = build(values.config)
-    chosen = earlier_stages_of(experiment.stages, values.rows or experiment.stages)
+    chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
     text = kept_text(values.config)
     with claim_on_all_processes(
         folder,

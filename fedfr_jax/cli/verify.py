@@ -11,9 +11,9 @@ from fedfr_jax.cli.weight_flags import (
 )
 
 ABOUT = """\
-Print the cosine of two pictures' embeddings, the threshold and what follows. The
-threshold is that of --far on the pairs of people that the network's run was judged on
-and did not train on."""
+Print the cosine of two images' embeddings, the threshold and what follows. The
+threshold is that of --far on the identity pairs that the model's run evaluated and did
+not train on."""
 
 
 def main(argv: list[str]) -> None:
@@ -23,9 +23,9 @@ def main(argv: list[str]) -> None:
     define_images(parser, "two files")
     define_threshold(parser)
     values = parse_flags(parser, argv)
-    if len(values.pictures) != 2:
+    if len(values.images) != 2:
         raise ValueError(
-            f"{parser.prog}: images must be two files, got {values.pictures}."
+            f"{parser.prog}: images must be two files, got {values.images}."
         )
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.calibration import curve_text

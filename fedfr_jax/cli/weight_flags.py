@@ -9,22 +9,28 @@ from fedfr_jax.text import printable
 
 
 def define_weights(parser: Parser) -> None:
-    """Add --network, --method and --client."""
+    """Add --weights, --method and --client."""
     parser.add_argument(
-        "--network",
+        "--weights",
         metavar="PATH",
-        help="folder of a run or of its stage, or a file of weights (fedfr export)",
+        help="run directory, its folder of a stage, or a file of weights (fedfr "
+        "export)",
     )
-    parser.add_argument("--method", metavar="ROW", help="of the run; default the last")
     parser.add_argument(
-        "--client", type=count, metavar="I", help="its own network, not the server's"
+        "--method", metavar="METHOD", help="method of the run (default the last)"
+    )
+    parser.add_argument(
+        "--client",
+        type=count,
+        metavar="I",
+        help="client whose personalized model is used (default the global model)",
     )
     define_data_changed(parser)
 
 
 def define_images(parser: Parser, what: str) -> None:
-    """Add pictures, --landmarks and --detector."""
-    parser.add_argument("pictures", nargs="*", metavar="IMAGE", help=what)
+    """Add images, --landmarks and --detector."""
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=what)
     parser.add_argument(
         "--landmarks",
         metavar="CSV",
@@ -44,29 +50,29 @@ def define_threshold(parser: Parser) -> None:
         "--far",
         type=float,
         default=1e-3,
-        help="false accept rate, by the evaluation of the network's run; default 1e-3",
+        help="false accept rate, by the evaluation of the model's run (default 1e-3)",
     )
     parser.add_argument(
-        "--threshold", type=float, help="cosine of one person, instead of --far"
+        "--threshold", type=float, help="least cosine of one person, instead of --far"
     )
 
 
 def load_weights(values: argparse.Namespace, command: str):
-    """The network that the flags name.
+    """The model that the flags name.
 
     Raises:
-      ValueError: when they name none, or a picture or list that does not exist, before
-        the network is loaded.
+      ValueError: when they name none, or an image or list that does not exist, before
+        the model is loaded.
     """
-    if not values.network:
+    if not values.weights:
         raise ValueError(
-            f"{command}: --network must name a work folder or a file, got none."
+            f"{command}: needs --weights=PATH, a run directory or a file of weights."
         )
     check_files(values)
     from fedfr_jax.loading import load_model
 
     return load_model(
-        values.network,
+        values.weights,
         method=values.method,
         client=values.client,
         data_changed=values.data_changed,
@@ -74,21 +80,21 @@ def load_weights(values: argparse.Namespace, command: str):
 
 
 def check_files(values: argparse.Namespace) -> None:
-    """Raise ValueError for a picture or a list of landmarks that does not exist."""
+    """Raise ValueError for an image or a list of landmarks that does not exist."""
     known = vars(values)
     named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
-    paths = [("images", path) for path in known.get("pictures", ())]
+    paths = [("images", path) for path in known.get("images", ())]
     for what, path in [*paths, *named.items()]:
         if path is not None and not os.path.exists(path):
             raise ValueError(f"{what} must exist, got {path}, which does not.")
 
 
 def load_images(values: argparse.Namespace, network):
-    """The pictures that the flags name; prints how they are prepared."""
+    """The images that the flags name; prints how they are prepared."""
     from fedfr_jax.deploy.face_images import read_images
 
     found = read_images(
-        values.pictures,
+        values.images,
         network.image_shape,
         network.recorded,
         landmarks=values.landmarks,

@@ -108,7 +108,7 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         import faiss
     except ImportError as error:
         raise ImportError(
-            "--search=faiss must have FAISS, got none: pip install 'fedfr_jax[search]'."
+            "--search_backend=faiss needs FAISS: pip install 'fedfr_jax[search]'."
         ) from error
 
     def find(gallery: Gallery, features: np.ndarray, most: int):

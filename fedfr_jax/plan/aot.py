@@ -162,7 +162,7 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
     for name in (names := list(names) or list(experiment.stages)):
         if name not in experiment.stages:
             known = list(experiment.stages)
-            raise ValueError(f"--rows must be of {known}, got {name!r}.")
+            raise ValueError(f"--methods must be of {known}, got {name!r}.")
     return {
         name: {
             what: compile_programs(program, experiment.mesh.size)

@@ -65,7 +65,7 @@ def earlier_stages_of(
     """
     needed = set()
     for name in names:
-        check_choice("--rows", name, stages)
+        check_choice("--methods", name, stages)
         while name:
             needed.add(name)
             name = stages[name].init_from_stage

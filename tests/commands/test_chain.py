@@ -46,7 +46,7 @@ def test_a_chain_ends_in_a_folded_student_that_gives_the_runs_embeddings(tmp_pat
     for word in PEOPLE:
         train(word, tmp_path)
     file = tmp_path / "student.stablehlo"
-    fedfr("export", f"--network={tmp_path / 'semi'}", f"--to={file}")
+    fedfr("export", f"--weights={tmp_path / 'semi'}", f"--output={file}")
     exported = jax.export.deserialize(bytearray(file.read_bytes()))
     assert "rsqrt" not in exported.mlir_module()  # no batch normalization is left
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)

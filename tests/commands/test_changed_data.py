@@ -136,7 +136,7 @@ def test_a_run_of_before_digests_is_used_only_where_that_is_meant(case, capsys):
 
 
 def test_a_clients_network_whose_data_moved_says_what_to_do(case, capsys):
-    words = f"--network={case}/run", f"--to={case}/x.npz", "--client=0"
+    words = f"--weights={case}/run", f"--output={case}/x.npz", "--client=0"
     assert run(case, "train") == 0  # with the case's own place
     (case / "set").rename(case / "moved")
     assert main(["embed", *words[:2], str(case / "moved")]) == 0  # the server's own
@@ -160,7 +160,7 @@ def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
     lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
     one, other = map(json.loads, lines)
     assert "error" not in one and "1 added (b/99.bmp)" in other["error"]
-    accept = "--data-changed=accept", "--retry"
+    accept = "--data-changed=accept", "--retry_failed"
     assert main([*sweep, "federation.lanes=[1, 2]", *accept]) == 0
     lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
     assert not any("error" in json.loads(line) for line in lines)

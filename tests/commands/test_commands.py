@@ -20,7 +20,7 @@ def test_the_launcher_starts_without_jax():
 @pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "launch"])
 def test_help_is_everywhere(command, capsys):
     assert main([command, "--help"]) == 0
-    expected = "--processes" if command == "launch" else "--config"
+    expected = "--processes_per_host" if command == "launch" else "--config"
     assert expected in capsys.readouterr().out
 
 
@@ -40,7 +40,7 @@ def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
 
 
 def test_prepare_packs_the_data_once_and_finds_damage(config, tmp_path, capsys):
-    words = ["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}", "--verify"]
+    words = ["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}", "--checksums"]
     assert main(words) == 0
     first = capsys.readouterr().out
     assert "images-00000.npy: rows 0 to 151" in first and "3 clients, train" in first

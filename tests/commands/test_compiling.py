@@ -27,11 +27,11 @@ def process(monkeypatch):
 
 def test_a_plan_asks_the_compiler_of_its_devices_about_its_config(process, capsys):
     asked, _ = process
-    words = ["--config", "fedfr/demo", "--config.seed=3", "--rows=fedavg"]
+    words = ["--config", "fedfr/demo", "--config.seed=3", "--methods=fedavg"]
     plan.main([*words, "--device=v5e:2x4", "--compile"])
     ((extra, command, environment),) = asked
     assert extra == "tpu" and environment["JAX_PLATFORMS"] == "cpu"
-    wanted = ["--config=fedfr/demo", "--config.seed=3", "--rows=fedavg"]
+    wanted = ["--config=fedfr/demo", "--config.seed=3", "--methods=fedavg"]
     assert command[2:] == ["--device=v5e:2x4", *wanted]
     said = capsys.readouterr().out
     assert "fedavg, round: does not fit. Used 120G of 95G" in said

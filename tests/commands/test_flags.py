@@ -11,6 +11,7 @@ import fedfr_jax
 from fedfr_jax import configs, distributed
 from fedfr_jax.cli import describe, flags, launch
 from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.cli.renamed_flags import RENAMED
 from fedfr_jax.config import files
 from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load, restore, shipped
@@ -243,12 +244,26 @@ def test_a_wrong_flag_is_one_line(words):
         flags.parse_flags(parser, words)
 
 
+@pytest.mark.parametrize("command", RENAMED)
+def test_an_old_flag_is_an_error_that_names_the_new_one(command, capsys):
+    assert main([command, "--help"]) == 0
+    known = capsys.readouterr().out
+    for old, new in RENAMED[command].items():
+        assert f"--{new}" in known and f"--{old} " not in known
+        assert main([command, f"--{old}=1"]) == 2
+        said = capsys.readouterr().err
+        assert f"fedfr {command}: --{old} is now --{new}.\n" in said
+
+
 @pytest.mark.parametrize(
     "words, handed",
     [
-        (["--processes=3", "train", "--config=x"], ["train", "--config=x"]),
-        (["--processes", "3", "--", "train", "--host=1"], ["train", "--host=1"]),
-        (["--processes=3", "train", "--help"], ["train", "--help"]),
+        (["--processes_per_host=3", "train", "--config=x"], ["train", "--config=x"]),
+        (
+            ["--processes_per_host", "3", "--", "train", "--host_index=1"],
+            ["train", "--host_index=1"],
+        ),
+        (["--processes_per_host=3", "train", "--help"], ["train", "--help"]),
     ],
 )
 def test_launch_hands_on_everything_after_its_own_flags(words, handed, monkeypatch):

@@ -46,7 +46,10 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
             ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
             "coordinator, num_processes and process_id must be given together",
         ),
-        (["launch", "--hosts=2", "train"], "coordinator must be HOST:PORT"),
+        (
+            ["launch", "--num_hosts=2", "train"],
+            "--num_hosts needs --coordinator=HOST:PORT",
+        ),
         (
             [
                 "train",
@@ -58,13 +61,13 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
             "'model', 'partition', 'pretrain'], got 'modle'",
         ),
         (
-            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--row=fedfr"],
-            "got '--row=fedfr' (did you mean --rows?)",
+            ["train", "--config=CONFIG", "--workdir=WORKDIR", "--method=fedfr"],
+            "got '--method=fedfr' (did you mean --methods?)",
         ),
         (["plan", "--config=CONFIG", "--device=h300"], "--device must be one of"),
         (
-            ["prepare", "--config=CONFIG", "--verify"],
-            "--verify must be given --pack or packed data",
+            ["prepare", "--config=CONFIG", "--checksums"],
+            "--checksums needs a packed data set: add --pack=FOLDER",
         ),
         (
             ["prepare", "--config=CONFIG", "--config.data.name=fei"],

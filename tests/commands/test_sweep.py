@@ -71,7 +71,7 @@ def test_runs_side_by_side_are_those_of_runs_alone_up_to_rounding(
 ):
     axes = [f"seed,{RATE}=[(0, 0.05), (0, 0.2), (1, 0.2)]"]
     alone = sweep(config, tmp_path / "alone", *axes)
-    together = sweep(config, tmp_path / "together", *axes, "--together")
+    together = sweep(config, tmp_path / "together", *axes, "--vmap")
     said = capsys.readouterr().out
     assert said.count("together: ") == 1 and "one by one" not in said
     assert len(alone) == len(together) == 3
@@ -159,7 +159,7 @@ def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
     axes = ["model.hidden=[2, 4]"]
     axes += ["partition.num_clients,federation.local_epochs=[(2, 1), (3, 2)]"]
     network = '--config.model={"name": "mlp", "hidden": 2}'
-    rows = sweep(config, tmp_path / "shapes", *axes, network, "--together")
+    rows = sweep(config, tmp_path / "shapes", *axes, network, "--vmap")
     told = [(row["model.hidden"], row["partition.num_clients"]) for row in rows]
     assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
     for row in rows:
@@ -175,12 +175,12 @@ def test_a_run_that_fails_is_a_row_and_parts_its_group(config, tmp_path, capsys)
     decay = ["--config.methods.fedavg.weight_decay=1.0"]
     decay += ["--config.federation.local_epochs=3"]  # steps enough to overflow
     axis = f"{RATE}=[0.05, 2e9, -1.0]"
-    good, wild, wrong = sweep(config, tmp_path / "s", axis, "--together", *decay)
+    good, wild, wrong = sweep(config, tmp_path / "s", axis, "--vmap", *decay)
     assert good["fedavg/generic/accuracy"] >= 0 and "error" not in good
     assert "must be finite" in wild["error"] and "at least 0" in wrong["error"]
     assert "one by one: FloatingPointError" in capsys.readouterr().out
     assert "Traceback" in (tmp_path / "s" / wild["run"] / "error.txt").read_text()
-    words = ["--score=fedavg/generic/accuracy", "--draws=1"]
+    words = ["--score=fedavg/generic/accuracy", "--num_resamples=1"]
     assert main(["scaling", str(tmp_path / "s"), *words]) == 0  # but for the failed
 
 
@@ -211,7 +211,7 @@ def test_runs_with_the_same_clients_train_together_where_seeds_deal_others(
     text = config.read_text().replace('"seed": 0', '"seed": config.get_ref("seed")')
     config.write_text(text)
     axis = f"seed,{RATE}=[(0, 0.05), (1, 0.05), (2, 0.05), (0, 0.2), (1, 0.2)]"
-    rows = sweep(config, tmp_path / "s", axis, "--together")
+    rows = sweep(config, tmp_path / "s", axis, "--vmap")
     names, said = [row["run"] for row in rows], capsys.readouterr().out
     assert f"together: {names[0]}, {names[3]}\n" in said
     assert f"together: {names[1]}, {names[4]}\n" in said
@@ -222,7 +222,7 @@ def test_runs_with_the_same_clients_train_together_where_seeds_deal_others(
         assert numbers(row) == pytest.approx(numbers(one), rel=1e-4)
 
 
-@pytest.mark.parametrize("together", [[], ["--together"]])
+@pytest.mark.parametrize("together", [[], ["--vmap"]])
 def test_what_runs_have_in_common_is_trained_once(together, config, tmp_path, capsys):
     central = '{"kind": "central", "epochs": 2, "batch_size": 8, "learning_rate": 0.1}'
     rows = f'{{"central": {central}, "fedavg": {{"learning_rate": 0.05}}}}'

@@ -151,23 +151,23 @@ def test_rows_alone_are_trained_with_what_they_start_from(
     flags, _, _ = whole(1)
     built = []
     monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x[0]))
-    here("train", *flags, f"--workdir={tmp_path / 'a'}", "--rows=fedfr")
-    here("train", *flags, f"--workdir={tmp_path / 'b'}", "--rows=pretrained")
+    here("train", *flags, f"--workdir={tmp_path / 'a'}", "--methods=fedfr")
+    here("train", *flags, f"--workdir={tmp_path / 'b'}", "--methods=pretrained")
     assert [list(x.stages) for x in built] == [["pretrained", "fedfr"], ["pretrained"]]
-    assert main(["train", *flags, f"--workdir={tmp_path / 'c'}", "--rows=fedf"]) == 2
-    assert "--rows must be one of" in (said := capsys.readouterr().err)
+    assert main(["train", *flags, f"--workdir={tmp_path / 'c'}", "--methods=fedf"]) == 2
+    assert "--methods must be one of" in (said := capsys.readouterr().err)
     assert "(did you mean fedfr?)" in said and not (tmp_path / "c").exists()
 
 
 def test_a_plan_takes_the_config_of_a_work_folder(whole):
     _, folder, _ = whole(1)
-    said = here("plan", f"--workdir={folder}", "--rows=fedavg", "--devices=8")
+    said = here("plan", f"--workdir={folder}", "--methods=fedavg", "--num_devices=8")
     assert "\nfedavg" in said
 
 
 def test_a_plan_of_this_machine_is_in_seconds(whole):
     _, folder, _ = whole(1)
-    flags = ["--rows=fedavg", "--devices=8", "--device=cpu"]
+    flags = ["--methods=fedavg", "--num_devices=8", "--device=cpu"]
     said = here("plan", f"--workdir={folder}", *flags)
     assert "cores, measured now" in said
     assert re.search(r"\n  time +[0-9.e-]+ s\n", said)
@@ -181,7 +181,7 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
     stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
     place = f"--workdir={tmp_path / 'stream'}"
-    here("train", *flags, *stream, *data, place, "--rows=fedavg")
+    here("train", *flags, *stream, *data, place, "--methods=fedavg")
     _, device = results(folder)
     methods, rows = results(tmp_path / "stream")
     for name in ("pretrained", "fedavg"):
@@ -198,7 +198,13 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finish(fedfr("train", *flags, f"--workdir={whole}", xla_flags=alone))
     one = "--xla_force_host_platform_device_count=1"
-    command = ["launch", "--processes=2", "train", *flags, f"--workdir={broken}"]
+    command = [
+        "launch",
+        "--processes_per_host=2",
+        "train",
+        *flags,
+        f"--workdir={broken}",
+    ]
     process = fedfr(*command, xla_flags=one)
     lines = broken / "fedfr" / "metrics.jsonl"
     while process.poll() is None:

@@ -72,7 +72,7 @@ def test_two_files_in_an_empty_folder_are_the_model(run, tmp_path):
     moved, network = ff.load_model(tmp_path), ff.load_model(run)
     assert moved.fingerprint == network.fingerprint
     assert moved.roc().thresholds.tolist() == network.roc().thresholds.tolist()
-    words = ["export", f"--network={tmp_path}", f"--to={tmp_path}/a.safetensors"]
+    words = ["export", f"--weights={tmp_path}", f"--output={tmp_path}/a.safetensors"]
     assert main(words) == 0
     again = ff.load_model(tmp_path / "a.safetensors")
     np.testing.assert_array_equal(again.embed(images()), network.embed(images()))
@@ -377,10 +377,10 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
     assert (
         ff.load_model(tmp_path / "run").roc() is not None
     )  # as it was judged in training
-    words = ["--client=1", "--to", str(tmp_path / "a.onnx")]
-    assert main(["export", f"--network={tmp_path}/run", *words]) == 2
+    words = ["--client=1", "--output", str(tmp_path / "a.onnx")]
+    assert main(["export", f"--weights={tmp_path}/run", *words]) == 2
     accept = "--data-changed=accept"
-    assert main(["export", f"--network={tmp_path}/run", *words, accept]) == 0
+    assert main(["export", f"--weights={tmp_path}/run", *words, accept]) == 0
 
 
 def test_a_run_whose_data_moved_is_opened_after_it_was_told(run, faces, tmp_path):

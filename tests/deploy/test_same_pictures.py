@@ -120,10 +120,11 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     data = {"name": "folder", "path": str(tmp_path / "people"), "image_size": 12}
     play(settings("", data=data, methods={}), tmp_path / "run")
     weights, features = tmp_path / "x.safetensors", tmp_path / "x.npz"
-    run = f"--network={tmp_path / 'run'}"
-    assert main(["export", run, f"--to={weights}"]) == 0
+    run = f"--weights={tmp_path / 'run'}"
+    assert main(["export", run, f"--output={weights}"]) == 0
     assert (
-        main(["embed", f"--network={weights}", f"--to={features}", data["path"]]) == 0
+        main(["embed", f"--weights={weights}", f"--output={features}", data["path"]])
+        == 0
     )
     network, source = (
         ff.load_model(tmp_path / "run"),

@@ -41,7 +41,8 @@ def network(run, tmp_path_factory):
     """The run's network as a file that knows its calibration."""
     path = tmp_path_factory.mktemp("network") / "network.safetensors"
     assert (
-        main(["export", f"--network={run}", "--method=pretrained", f"--to={path}"]) == 0
+        main(["export", f"--weights={run}", "--method=pretrained", f"--output={path}"])
+        == 0
     )
     return path
 
@@ -77,12 +78,12 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     monkeypatch.setattr(TrainedModel, "embed", count)
     monkeypatch.setattr(face_images, "CHUNK_SIZE", 4)
     same = [str(people / "p0" / "0.png")] * 2
-    assert main(["verify", f"--network={network}", "--far=0.1", *same]) == 0
+    assert main(["verify", f"--weights={network}", "--far=0.1", *same]) == 0
     says = capsys.readouterr().out
     assert "as in training, pictures are stretched to 12 x 12 pixels" in says
     assert "one person: cosine 1.0000" in says
     gallery = tmp_path / "gallery.npz"
-    flags = [f"--network={network}", f"--gallery={gallery}"]
+    flags = [f"--weights={network}", f"--gallery={gallery}"]
     assert main(["enroll", *flags, str(people)]) == 0
     assert main(["enroll", *flags, str(people / "p1" / "0.png")]) == 0
     assert list(read_gallery(gallery).names) == ["p0", "p1", "p2", "0"]
@@ -93,13 +94,16 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert main(["identify", *flags, "--threshold=1.1", probe]) == 0
     assert "nobody (nearest 0 1.0000)" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "faiss", FAISS)
-    assert main(["identify", *flags, "--search=faiss", "--far=0.1", probe]) == 0
+    assert main(["identify", *flags, "--search_backend=faiss", "--far=0.1", probe]) == 0
     assert f"{probe}: 0 1.0000" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "faiss", None)  # not installed
-    assert main(["identify", *flags, "--search=faiss", "--far=0.1", probe]) == 2
+    assert main(["identify", *flags, "--search_backend=faiss", "--far=0.1", probe]) == 2
     assert "pip install 'fedfr_jax[search]'" in capsys.readouterr().err
     features = tmp_path / "features.npz"
-    assert main(["embed", f"--network={network}", f"--to={features}", str(people)]) == 0
+    assert (
+        main(["embed", f"--weights={network}", f"--output={features}", str(people)])
+        == 0
+    )
     found = np.load(features)
     assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
     assert max(most) == 4  # pictures in memory at once, of six
@@ -119,13 +123,13 @@ def test_a_zip_with_one_folder_around_all_holds_people_whose_names_are_escaped(
             archive.write(file, name)
             archive.write(file, f"set/p0/@eaDir/{file.parent.name}{file.name}")
     gallery = tmp_path / "gallery.npz"
-    flags = [f"--network={network}", f"--gallery={gallery}"]
+    flags = [f"--weights={network}", f"--gallery={gallery}"]
     assert main(["enroll", *flags, str(path)]) == 0
     said = capsys.readouterr().out
     assert "6 in @eaDir (first set/p0/@eaDir/p00.png)" in said
     assert "3 people, 3 of them new or again: \\x1b[2Jp2, p0, p1\n" in said
     assert sorted(read_gallery(gallery).names) == [evil, "p0", "p1"]
-    assert main(["identify", *flags, "--far=0.1", "--most=3", str(path)]) == 0
+    assert main(["identify", *flags, "--far=0.1", "--top_k=3", str(path)]) == 0
     assert main(["identify", *flags, "--threshold=1.1", str(path)]) == 0
     assert main(["enroll", *flags, str(tmp_path / evil)]) == 2
     said = capsys.readouterr()
@@ -147,13 +151,13 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
 ):
     torch, back = tmp_path / "network.npz", tmp_path / "back.safetensors"
     write_weights(torch, torch_arrays(ff.load_model(network)))
-    assert main(["convert", f"--from={torch}", f"--to={back}"]) == 0
+    assert main(["convert", f"--input={torch}", f"--output={back}"]) == 0
     found, wanted = (read_weights(path).arrays for path in (back, network))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     model = '{"name": "iresnet", "blocks": [1, 1], "widths": [4, 6]}'
-    words = [f"--from={torch}", f"--to={back}", f"--model={model}"]
+    words = [f"--input={torch}", f"--output={back}", f"--model={model}"]
     capsys.readouterr()
-    assert main(["convert", *words, "--image_shape=12,12,3"]) == 2
+    assert main(["convert", *words, "--input_shape=12,12,3"]) == 2
     assert "layer2.0.conv1.weight (8, 4, 3, 3) instead of" in capsys.readouterr().err
 
 
@@ -161,15 +165,18 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     "words, message",
     [
         (["verify", "a.jpg", "b.jpg"], "images must exist, got a.jpg"),
-        (["embed", "a.jpg", "--to=x.npz"], "images must exist, got a.jpg"),
-        (["embed", __file__, "--landmarks=l.csv", "--to=x.npz"], "--landmarks must"),
-        (["embed", __file__, "--to=x.npz"], "network must be a work folder or a"),
+        (["embed", "a.jpg", "--output=x.npz"], "images must exist, got a.jpg"),
+        (
+            ["embed", __file__, "--landmarks=l.csv", "--output=x.npz"],
+            "--landmarks must",
+        ),
+        (["embed", __file__, "--output=x.npz"], "must be a work folder or a"),
     ],
 )
 def test_a_file_that_is_not_there_is_said_before_a_network_is_loaded(
     words, message, capsys
 ):
-    assert main([*words, "--network=nowhere"]) == 2
+    assert main([*words, "--weights=nowhere"]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -180,22 +187,25 @@ def test_mistakes_are_one_line(network, people, run, tmp_path, capsys):
     text = tmp_path / "text.png"
     text.write_text("no picture")
     picture, to = str(people / "p0" / "0.png"), f"--gallery={gallery}"
-    of = f"--network={network}"
+    of = f"--weights={network}"
     for words, says in [
         (["verify", of, picture, str(text)], "text.png must be a whole 8-bit image"),
         (["verify", of, picture], "images must be two files"),
         (["verify", of, "--far=1e-9", picture, picture], "larger one (--far)"),
         (["identify", of, "--gallery=no.npz", picture], "--gallery must exist, got no"),
         (["verify", of, "--threshold=nan", picture, picture], "--threshold must be a"),
-        (["verify", of, f"--pictures={picture}"], "(give pictures without a flag)"),
+        (["verify", of, f"--images={picture}"], "(give images without a flag)"),
         (["verify", of, f"--treshold={picture}"], "(did you mean --threshold?)"),
-        (["verify", picture, picture], "--network must name a work folder or a file"),
+        (["verify", picture, picture], "needs --weights=PATH"),
         (["identify", of, to, picture], "got one of 0000000000000000: enroll again"),
         (["identify", of, f"--gallery={network}", picture], "network.safetensors"),
-        (["embed", of, "--to=x.npz", str(tmp_path / "none")], "images must exist"),
-        (["export", of, "--client=1", "--to=x.onnx"], "must come with a work folder"),
-        (["export", of, "--to=x.tflite"], "file must end in one of"),
-        (["convert", f"--from={text}", "--to=x.npz"], "weights must be a file of"),
+        (["embed", of, "--output=x.npz", str(tmp_path / "none")], "images must exist"),
+        (
+            ["export", of, "--client=1", "--output=x.onnx"],
+            "must come with a work folder",
+        ),
+        (["export", of, "--output=x.tflite"], "file must end in one of"),
+        (["convert", f"--input={text}", "--output=x.npz"], "weights must be a file of"),
     ]:
         assert main(words) == 2
         error = capsys.readouterr().err

@@ -161,7 +161,7 @@ def test_a_round_compiles_for_devices_that_are_not_there(accelerators, name, dev
     """Needs the compiler's environment, or 2 and 6 GB of the package registry."""
     need_environment(device)
     program = accelerators.PROGRAMS[name]
-    words = [*program.words, f"--rows={program.row}"]
+    words = [*program.words, f"--methods={program.row}"]
     found = compile_for(device, words)[program.row]
     assert accelerators.faults_of(program, found) == []
     assert found["round"]["step"]["convolutions"] > 0

@@ -118,7 +118,7 @@ def start(
     words = ["train", f"--config={folder / 'configs' / 'tiny.py'}"]
     words += [f"--workdir={workdir}"]
     if processes > 1:
-        words = ["launch", f"--processes={processes}", *words]
+        words = ["launch", f"--processes_per_host={processes}", *words]
     return subprocess.Popen(
         [sys.executable, "-m", "fedfr_jax", *words],
         env=environment,

@@ -211,9 +211,12 @@ def test_one_of_several_hosts_stops_its_own_processes_only():
     "words, message",
     [
         ([], "must be given a command"),
-        (["--processes=0", "train"], "processes must be at least 1"),
-        (["--hosts=2", "--host=2", "train"], "host less than hosts"),
-        (["--hosts=2", "train"], "coordinator must be HOST:PORT"),
+        (
+            ["--processes_per_host=0", "train"],
+            "--processes_per_host must be at least 1",
+        ),
+        (["--num_hosts=2", "--host_index=2", "train"], "--host_index must be less"),
+        (["--num_hosts=2", "train"], "--num_hosts needs --coordinator"),
         (["--nosuch=1", "train"], "nosuch"),
     ],
 )

@@ -249,7 +249,7 @@ def test_devices_that_share_a_client_share_its_operations():
 
 def test_a_plan_is_for_other_devices_than_this_machines():
     """A source may draw images with JAX, which then begins."""
-    words = ["plan", "--config=demo", "--rows=pretrained", "--devices=4"]
+    words = ["plan", "--config=demo", "--methods=pretrained", "--num_devices=4"]
     few = {"data.num_identities": 24, "data.images_per_identity": 4}
     few |= {"partition.num_clients": 2, "partition.ids_per_client": 4}
     few |= {"partition.num_global_ids": 10, "partition.num_unseen_ids": 6}
@@ -326,19 +326,19 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
         f"    return ml_collections.ConfigDict({text})\n"
     )
     kept = tmp_path / "plan.json"
-    words = ["plan", f"--config={config}", "--devices=8", "--rows=fedavg"]
+    words = ["plan", f"--config={config}", "--num_devices=8", "--methods=fedavg"]
     assert main([*words, f"--json={kept}", "--device=a100"]) == 0
     said = capsys.readouterr().out
     assert "faces_emore/train.rec is not there: 506 made-up images" in said
     assert "8 x NVIDIA A100" in said and "largest that fit" in said
     numbers = json.loads(kept.read_text())["stages"]["fedavg"]
     assert numbers["fits"] and numbers["largest_that_fit"]["lanes"] == 1
-    assert main([*words[:-1], "--rows=nosuch"]) == 2
-    assert "--rows must be of ['fedavg', 'pretrained'], got 'nosuch'" in (
+    assert main([*words[:-1], "--methods=nosuch"]) == 2
+    assert "--methods must be of ['fedavg', 'pretrained'], got 'nosuch'" in (
         capsys.readouterr().err
     )
-    assert main([*words[:2], "--devices=3"]) == 2
-    assert "--devices must be the 8 of this process" in capsys.readouterr().err
+    assert main([*words[:2], "--num_devices=3"]) == 2
+    assert "--num_devices=3 cannot change the 8 that JAX" in capsys.readouterr().err
 
 
 def test_a_plan_refuses_what_a_run_would(nothing_read):

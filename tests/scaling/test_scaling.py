@@ -234,7 +234,7 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
     runs = zip(*inputs.T, errors, strict=True)
     lines = [f"{n},{d},{2400 * n**0.9 * d},{e}" for n, d, e in runs]
     table.write_text("\n".join(["backbone,images,flops,error", *lines]))
-    words = [f"--workdir={tmp_path}", "--draws=5", "--budgets=h200-day"]
+    words = [f"--workdir={tmp_path}", "--num_resamples=5", "--budgets=h200-day"]
     assert main(["scaling", str(table), "--error=error", *words]) == 0
     found = json.loads((tmp_path / "scaling.json").read_text())
     joint = found["findings"][-1]
@@ -258,9 +258,9 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
             [
                 "bigface",
                 "--error=challenge",
-                "--arrows=a,b",
+                "--compare=a,b",
                 "--workdir=W",
-                "--draws=1",
+                "--num_resamples=1",
             ],
             "arrows must be two of ['distilled', 'scratch'], got ['a', 'b']",
         ),
