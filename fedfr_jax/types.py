@@ -304,11 +304,26 @@ class Client(NamedTuple):
     shared: PyTree  # what `prepare` made for this round
 
 
+class Participation(NamedTuple):
+    """Which clients of a cohort take part in its round, in host memory.
+
+    However many there are, the round is the same compiled program.
+    """
+
+    # [K] bool: trains. Who does not is as if it were not in the cohort: it has weight
+    # 0, its personal state stays, and its id may be anybody's.
+    is_present: np.ndarray
+    # [K] bool: trains, and its update arrives. Of one that is present and not
+    # received the personal state moves on, and nobody else notices.
+    is_received: np.ndarray
+
+
 class Cohort(NamedTuple):
     """The clients of one round in host memory, before they are scheduled."""
 
     ids: np.ndarray  # [K] int32
     round: int
+    participation: Participation | None = None  # None: all of them take part
 
 
 class RoundContext(NamedTuple):
@@ -448,6 +463,15 @@ class RoundResult(NamedTuple):
     personal_variables: PyTree = ()
     sums: PyTree = ()  # of `ClientOutput.sums`
     link_state: PyTree = ()  # of the aggregator, after the round
+    # [K] bool: whose update has arrived, the numbers of others are 0; None: everybody's
+    is_received: jax.Array | None = None
+
+    @property
+    def num_received(self) -> int | jax.Array:
+        """Clients whose update has arrived."""
+        if self.is_received is None:
+            return jax.tree.leaves(self.weights)[0].shape[0]
+        return self.is_received.sum()
 
 
 class Algorithm(NamedTuple):

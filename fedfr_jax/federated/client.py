@@ -141,9 +141,16 @@ class SlotInputs(NamedTuple):
     start: jax.Array | int = 0  # [] int32 first row of the segment's own table
     partial_sum: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
     is_random_client: jax.Array | bool = False  # [] bool: of the cohort, by chance
+    # [] bool: its update arrives; None: everybody's does
+    is_received: jax.Array | None = None
 
 
 IDLE = np.array([-1, *[0] * (len(SlotInputs._fields) - 1)], np.int32)  # a packed slot
+
+
+def num_columns(has_participation: bool) -> int:
+    """Numbers of a packed slot: `is_received` only where clients may be absent."""
+    return len(SlotInputs._fields) - (not has_participation)
 
 
 def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
@@ -153,12 +160,13 @@ def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
       places: [...] int place in the cohort, -1 where idle.
 
     Returns:
-      [..., 11] int32, one array for one copy to a device.
+      [..., 11] int32, or 12 with `is_received`, one array for one copy to a device.
     """
-    numbers = np.empty((len(clients.client) + 1, len(SlotInputs._fields)), np.int32)
-    for i, values in enumerate(clients):
+    width = num_columns(clients.is_received is not None)
+    numbers = np.empty((len(clients.client) + 1, width), np.int32)
+    for i, values in enumerate(clients[:width]):
         numbers[:-1, i] = values
-    numbers[-1] = IDLE
+    numbers[-1] = IDLE[:width]
     return numbers.take(places, axis=0, mode="wrap")
 
 
@@ -168,11 +176,14 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
-    """What `pack` gives [..., 11] as fields, on the host or inside jit."""
-    slots = SlotInputs(*(packed[..., i] for i in range(len(SlotInputs._fields))))
-    return slots._replace(
+    """What `pack` gives [..., 11 or 12] as fields, on the host or inside jit."""
+    slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
+    slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0
     )
+    if slots.is_received is None:
+        return slots
+    return slots._replace(is_received=slots.is_received > 0)
 
 
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:

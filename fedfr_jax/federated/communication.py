@@ -66,7 +66,7 @@ def _sent_leaves(sim, server, row, dataset, extra):
     """What client 0 hands to the engine."""
     number = {"num_examples": 1, "num_steps": 1, "num_classes": 1}
     slot = SlotInputs(
-        **{name: jnp.int32(number.get(name, 0)) for name in SlotInputs._fields}
+        *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-1])
     )
     view = client_view(
         *(sim.batching, int(sim.largest[0]), jax.random.key(0), slot, extra),

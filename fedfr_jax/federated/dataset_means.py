@@ -21,6 +21,7 @@ from fedfr_jax.federated.client import (
     SlotInputs,
     client_view,
     cohort_rows,
+    num_columns,
 )
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
 from fedfr_jax.types import Client, Cohort, Prepared, PyTree
@@ -134,7 +135,7 @@ def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
 def union_view(feed, rows, count, held, round) -> Client:
     """One client that owns the first `count` [] of the table's `rows` [R]."""
     zero = jnp.int32(0)
-    nothing = SlotInputs(*[zero] * len(SlotInputs._fields))
+    nothing = SlotInputs(*[zero] * num_columns(False))
     slot = nothing._replace(offset=rows[0], num_added=count)
     extra = Prepared(shared=(), added_rows=rows[None], num_added=count[None])
     return client_view(feed, 0, jax.random.key(0), slot, extra, held, round)

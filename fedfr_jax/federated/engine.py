@@ -255,13 +255,14 @@ class LaneOutput(NamedTuple):
     weight: jax.Array
     is_finite: jax.Array  # [] bool, of what the client sends
     kept: list  # of `sums.without_kept`
+    is_received: jax.Array | None = None  # [] bool; None: every client's update is
 
 
 class Round(NamedTuple):
     """The functions of a round, plain or compiled.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
-    w waves on A devices; slots: their packed `SlotInputs` [A, w, L, 11]; table: a
+    w waves on A devices; slots: their packed `SlotInputs` [A, w, L, .]; table: a
     `Dataset` that lies as its kind says, see `tables`; shared: (extra, round [], key of
     the seed, hyper); order: [K] int32, each cohort member's place in the outputs, put
     together along their waves and flattened.
@@ -393,8 +394,12 @@ def next_server(algorithm, server, total, output, order, shared):
     """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
     extra, round, key, _ = shared
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
-    # As a number, it is summed with the others in one all-reduce.
-    output = output._replace(is_finite=output.is_finite.astype(jnp.float32))
+    # As numbers, they are summed with the others in one all-reduce.
+    as_number = lambda x: jax.tree.map(lambda y: y.astype(jnp.float32), x)
+    output = output._replace(
+        is_finite=as_number(output.is_finite),
+        is_received=as_number(output.is_received),
+    )
     cohort = jax.tree.map(in_order, output._replace(personal=()))
     aggregator = algorithm.aggregator or weighted_mean()
     aggregate, link_state, found = aggregator.finish(
@@ -411,13 +416,21 @@ def next_server(algorithm, server, total, output, order, shared):
         shared=extra.shared,
         sums=total[1],
         link_state=link_state,
+        is_received=jax.tree.map(lambda x: x > 0, cohort.is_received),
     )
-    server, metrics = algorithm.server_update(server, result), result.metrics
+    after, metrics = algorithm.server_update(server, result), result.metrics
+    is_finite = cohort.is_finite
+    if result.is_received is not None:
+        is_finite = jnp.where(result.is_received, is_finite, 1)
+        # Of too few updates a rule makes nothing.
+        is_enough = result.num_received >= aggregator.min_clients
+        after = trees.where(is_enough, after, server)
+    server = after
     if algorithm.cohort_metrics:
         metrics = {**metrics, **algorithm.cohort_metrics(server, result)}
     each = {name: jnp.broadcast_to(x, order.shape) for name, x in found.items()}
     metrics = {**metrics, **each}
-    return server, {**metrics, IS_FINITE: cohort.is_finite}
+    return server, {**metrics, IS_FINITE: is_finite}
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
@@ -449,7 +462,30 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
         is_finite=trees.is_finite(sent),
         kept=kept,
     )
-    return trees.where(slot.client >= 0, total, sums.zero_sums(total)), lane
+    counts = slot.client >= 0
+    if slot.is_received is not None:
+        counts &= slot.is_received
+        lane = without_absent(lane, counts)
+    return trees.where(counts, total, sums.zero_sums(total)), lane
+
+
+def without_absent(lane: LaneOutput, is_received: jax.Array) -> LaneOutput:
+    """What a lane hands back, with zeros in it where nothing arrives, [] bool.
+
+    The client's personal state stays.
+    """
+    sent = lane.per_client, lane.metrics, lane.weight, lane.kept
+    sent = trees.where(is_received, sent, sums.zero_sums(sent))
+    per_client, metrics, weight, kept = sent
+    return LaneOutput(
+        personal=lane.personal,
+        per_client=per_client,
+        metrics=metrics,
+        weight=weight,
+        is_finite=lane.is_finite,
+        kept=kept,
+        is_received=is_received,
+    )
 
 
 def without_dropped(output: ClientOutput, is_dropped: jax.Array) -> ClientOutput:

@@ -45,10 +45,11 @@ def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
 
 def check_dropped(metrics: Mapping[str, np.ndarray], round: int) -> None:
     """Raise when a rule that drops updates which are not finite has dropped all."""
-    if "dropped" in metrics and metrics["dropped"].all():
+    dropped = metrics.get("dropped", np.zeros(0))
+    if len(dropped) and dropped.all():
         raise FloatingPointError(
             f"updates of round {round + 1} must be finite, got nan or infinity from "
-            f"all {len(metrics['dropped'])} clients"
+            f"all {len(dropped)} clients"
         )
 
 

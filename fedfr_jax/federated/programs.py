@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.client import SlotInputs
+from fedfr_jax.federated.client import num_columns
 from fedfr_jax.federated.lowering import Program, lowered
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.state import Simulation
@@ -208,6 +208,7 @@ def _arguments(sim, server, store, cohort):
         table=sim.device_data,
         key=sim.key,
         hyper=sim.hyper,
+        has_participation=cohort.participation is not None,
     )
 
 
@@ -245,6 +246,7 @@ def round_arguments(
     table: PyTree,
     key: jax.Array,
     hyper: PyTree = (),
+    has_participation: bool = False,
 ) -> tuple:
     """What `engine.Round.run_whole` is called with, for `lower`.
 
@@ -252,6 +254,7 @@ def round_arguments(
       cohort_size, lanes, shards: K, L and V (None: a shard per device).
       row: one client's personal state, arrays or shapes.
       server, extra, table, key, hyper: as the round gets them, arrays or placed shapes.
+      has_participation: clients of the cohort may be absent.
 
     Returns:
       (server, rows, slots, order, table, shared), shapes of rows and slots
@@ -264,7 +267,7 @@ def round_arguments(
     waves = plan.slots.size // (devices * lanes)
     laid = lambda x: jax.ShapeDtypeStruct((devices, waves, lanes, *x.shape), x.dtype)
     rows = jax.tree.map(laid, row)
-    slots = laid(jax.ShapeDtypeStruct((len(SlotInputs._fields),), jnp.int32))
+    slots = laid(jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32))
     order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     extra = extra._replace(num_added=())  # the slots say it

@@ -44,8 +44,11 @@ def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.nda
 def random_client(ids: np.ndarray, seed: int, round: int) -> int:
     """The client of a cohort `ids` [K], in any order, that comes first by chance.
 
-    A function of (seed, round, cohort), each client as likely as the others.
+    A function of (seed, round, cohort), each client as likely as the others; -1 of an
+    empty one.
     """
+    if not len(ids):
+        return -1
     draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
     return int(np.sort(ids)[draw])
 

@@ -6,7 +6,8 @@ A round as the host sees it: sample, prepare, schedule, train, put rows away.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -53,6 +54,11 @@ from fedfr_jax.federated.streaming import (
     build_layout,
     place_data,
 )
+from fedfr_jax.federated.systems.rounds import (
+    Systems,
+    check_systems,
+    with_participation,
+)
 from fedfr_jax.federated.systems.stragglers import (
     Stragglers,
     active_clients,
@@ -61,7 +67,7 @@ from fedfr_jax.federated.systems.stragglers import (
     num_trained,
 )
 from fedfr_jax.schema import check_choice, check_ranges
-from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Participation, PyTree
 
 
 class LoadedRound(NamedTuple):
@@ -192,13 +198,15 @@ DEFAULT_PARTIAL_SUMS = 8
 
 
 class RoundLog(NamedTuple):
-    """What one round leaves for the log."""
+    """What one round leaves for the log, of the K clients whose update has arrived."""
 
     ids: np.ndarray  # [K] int64, in the order of all other arrays
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_added: np.ndarray  # [K] int32 examples added by the server
     schedule: Schedule
     input_wait_seconds: float = 0.0  # seconds that streamed examples were waited for
+    # {name: number} of the round where clients may be absent
+    counts: Mapping[str, int] = MappingProxyType({})
 
 
 def build_simulation(
@@ -215,6 +223,7 @@ def build_simulation(
     reduction: str = "sum",
     shards: int = DEFAULT_PARTIAL_SUMS,
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
+    systems: Systems = Systems(),  # noqa: B008 (a constant)
 ) -> Simulation:
     """Check the pieces and put them together.
 
@@ -233,6 +242,7 @@ def build_simulation(
         that will be used; a cohort of K has places for K rounded up to V x lanes, and a
         device holds the sums of V / devices shards.
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
+      systems: how clients fail.
 
     Raises:
       ValueError: when a client owns no example, or a size is out of range, as a cohort
@@ -243,6 +253,7 @@ def build_simulation(
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     check_choice("reduction", reduction, REDUCTIONS)
+    check_systems(systems)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None
@@ -276,6 +287,7 @@ def build_simulation(
         key=meshes.put_global(jax.random.key(seed), meshes.replicated(mesh)),
         stragglers=stragglers,
         hyper=(),
+        systems=systems,
     )
 
 
@@ -341,7 +353,7 @@ def cohort_of_round(sim: Simulation, round: int) -> Cohort:
     ids = sample_cohort(sim.seed, round, num_clients, sim.cohort_size)
     if sim.stragglers.are_dropped:
         ids = ids[active_clients(sim.stragglers, ids, sim.seed, round)]
-    return Cohort(ids, round)
+    return with_participation(sim.systems, Cohort(ids, round), sim.seed)
 
 
 def run_cohort(
@@ -354,13 +366,46 @@ def run_cohort(
     """
     sim.data.input_wait()  # before this round
     if sim.shards is not None:
-        cohort = cohort._replace(ids=np.sort(cohort.ids))
+        cohort = in_order_of_ids(cohort)
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
     server, fetched = train_cohort(sim, server, work, cohort.round)
     metrics = store_personal_state(store, work, cohort, fetched, server)
     facts = metrics, work.added.num_added, work.plan, sim.data.input_wait()
-    return server, RoundLog(cohort.ids, *facts)
+    return server, of_received(RoundLog(cohort.ids, *facts), cohort.participation)
+
+
+def in_order_of_ids(cohort: Cohort) -> Cohort:
+    """The same clients by ascending id."""
+    order, part = np.argsort(cohort.ids, kind="stable"), cohort.participation
+    if part is not None:
+        part = Participation(*(x[order] for x in part))
+    return cohort._replace(ids=cohort.ids[order], participation=part)
+
+
+def metrics_of_received(metrics: dict, participation: Participation | None) -> dict:
+    """Metrics {name: [K]} without those of clients whose update has not arrived."""
+    if participation is None:
+        return metrics
+    return {name: x[participation.is_received] for name, x in metrics.items()}
+
+
+def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
+    """`log` of a whole cohort [K] without clients whose update has not arrived."""
+    if participation is None:
+        return log
+    is_present, is_received = participation
+    counts = {
+        "num_clients": int(is_received.sum()),
+        "num_absent_clients": int((~is_present).sum()),
+        "num_lost_updates": int((is_present & ~is_received).sum()),
+    }
+    return log._replace(
+        ids=log.ids[is_received],
+        metrics=metrics_of_received(log.metrics, participation),
+        num_added=log.num_added[is_received],
+        counts=counts,
+    )
 
 
 def train_cohort(
@@ -389,6 +434,10 @@ def assign(
     epochs = epochs[ids] if epochs.ndim else epochs
     epochs = client_epochs(sim.stragglers, epochs, ids, sim.seed, cohort.round)
     steps = sim.batching.steps_per_epoch(sizes) * epochs
+    part = cohort.participation
+    is_received = np.full(len(ids), True) if part is None else part.is_received
+    if part is not None:
+        steps = np.where(part.is_present, steps, 0)
     most = {"local steps": steps.max(initial=0)}
     check_ranges("", most, {"local steps": (0, math.inf)})
     plan = build_schedule(
@@ -407,9 +456,14 @@ def assign(
         num_added=extra.num_added,
         num_classes=sim.population.num_classes[ids],
         num_steps=steps,
-        is_random_client=ids == random_client(ids, sim.seed, cohort.round),
+        is_random_client=is_received
+        & (ids == random_client(ids[is_received], sim.seed, cohort.round)),
+        is_received=None if part is None else is_received,
     )
-    slots = pack(each, plan.slots)
+    places = plan.slots
+    if part is not None:  # an absent client's slot is idle
+        places = np.where(part.is_present.take(places, mode="wrap"), places, -1)
+    slots = pack(each, places)
     clients = column(slots, "client")
     own = meshes.local_shards(sim.mesh, len(clients))
     if jax.process_count() > 1:  # who held a client before may be another process
@@ -437,7 +491,7 @@ def store_personal_state(
     metrics = {name: x for name, x in found.items() if name != IS_FINITE}
     check_metrics(metrics, cohort.ids, round)
     check_updates(found[IS_FINITE], cohort.ids, round)
-    check_dropped(metrics, round)
+    check_dropped(metrics_of_received(metrics, cohort.participation), round)
     check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = ()

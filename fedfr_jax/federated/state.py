@@ -12,6 +12,7 @@ from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
+from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree, RoundContext
 
@@ -33,6 +34,7 @@ class Simulation(NamedTuple):
     key: jax.Array  # [] key of the seed, on the mesh
     stragglers: Stragglers
     hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
+    systems: Systems = Systems()
 
     @property
     def device_data(self) -> Dataset | Stream:

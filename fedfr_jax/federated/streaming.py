@@ -136,7 +136,7 @@ def build_layout(
         tail = np.broadcast_to(fill, (len(x), padding, *x.shape[2:])).astype(x.dtype)
         return np.concatenate([x, tail], axis=1) if padding else x
 
-    slots = flat(work.slots, IDLE)
+    slots = flat(work.slots, IDLE[: work.slots.shape[-1]])
     count = column(slots, "num_examples") + column(slots, "num_added")  # 0 where idle
     part = count.reshape(num_devices, size.segments, -1)
     starts = first_row + np.cumsum(part, axis=2) - part

@@ -33,6 +33,7 @@ from fedfr_jax.federated.simulation import (
     build_simulation,
     cohort_of_round,
     load_round,
+    of_received,
     open_store,
     stack_segments,
     store_personal_state,
@@ -173,7 +174,8 @@ def run_sweep_round(
             stores[s], work, cohort, fetched, member(servers, s)
         )
         count = work.added.num_added
-        outcomes.append(RoundLog(cohort.ids, found, count, work.plan, stood))
+        log = RoundLog(cohort.ids, found, count, work.plan, stood)
+        outcomes.append(of_received(log, cohort.participation))
     return servers, outcomes
 
 

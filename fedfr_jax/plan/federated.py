@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.client import SlotInputs, all_rows
+from fedfr_jax.federated.client import SlotInputs, all_rows, num_columns
 from fedfr_jax.federated.engine import empty_prepared, train_slot
 from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.models.flops import forward_flops, network_flops
@@ -257,7 +257,7 @@ def client_program(
     The first arguments of the program are the fields of the client's `SlotInputs`.
     """
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    slot = SlotInputs(*len(SlotInputs._fields) * [number])
+    slot = SlotInputs(*num_columns(False) * [number])
     slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
 
     def train(slot, server, row, extra, table, round_number, key):

@@ -199,7 +199,7 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
     plan = outcome.schedule
     scalars["clients_without_step"] = float((~has_step).sum())
     scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
-    return scalars
+    return {**scalars, **outcome.counts}
 
 
 def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:

@@ -136,7 +136,7 @@ MUTANTS = [
         [
             ("subtract(server.control, control)", "subtract(control, server.control)"),
             ("gradient - mean_control, 0)", "gradient, 0)"),
-            ("len(result.weights) / num_clients", "1"),
+            ("result.num_received / num_clients", "1"),
         ],
     ),
     Mutants(
@@ -206,7 +206,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/feddyn.py",
         MORE_ROUNDS,
         [
-            ("len(result.weights) / num_clients", "1.0"),
+            ("result.num_received / num_clients", "1.0"),
             ('start["params"], drift)\n', 'start["params"], 0)\n'),
             (
                 "mean_examples / client.num_examples",
@@ -359,11 +359,29 @@ MUTANTS = [
         "fedfr_jax/federated/engine.py",
         "federated/test_engine.py",
         [
-            ("trees.where(slot.client >= 0, total, sums.zero_sums(total))", "total"),
+            ("trees.where(counts, total, sums.zero_sums(total)), lane", "total, lane"),
             (
                 "lax.cond(slot.is_new, fresh, lambda: row)",
                 "lax.cond(~slot.is_new, fresh, lambda: row)",
             ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/engine.py",
+        "federated/test_participation.py",
+        [
+            ("        counts &= slot.is_received\n", ""),
+            ("        lane = without_absent(lane, counts)\n", ""),
+            ("is_finite = jnp.where(result.is_received, is_finite, 1)", "pass"),
+            ("trees.where(is_enough, after, server)", "after"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/simulation.py",
+        "federated/test_participation.py",
+        [
+            ("steps = np.where(part.is_present, steps, 0)", "pass"),
+            ("Participation(*(x[order] for x in part))", "part"),
         ],
     ),
     Mutants(

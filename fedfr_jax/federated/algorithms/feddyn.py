@@ -74,7 +74,7 @@ def feddyn(
         )
 
     def server_update(server, result):
-        change, share = result.aggregate, len(result.weights) / num_clients
+        change, share = result.aggregate, result.num_received / num_clients
         moved = lambda s, d: s + share * d.astype(s.dtype)
         drift = jax.tree.map(moved, server.drift, change["params"])
         mean = trees.add(server.variables, change)

@@ -31,11 +31,16 @@ MAX_PRECISION = jax.lax.Precision.HIGHEST
 TINY = 1e-12
 
 
-def first_neighbors(x: jax.Array) -> jax.Array:
-    """Row [n] int32 of the largest cosine with each of x [n, D], itself left out."""
+def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
+    """Row [n] int32 of the largest cosine with each of x [n, D], itself left out.
+
+    Rows that are not received, [n] bool, are nobody's neighbor.
+    """
     unit = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
     cosines = jnp.matmul(unit, unit.T, precision=MAX_PRECISION)
     others = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)
+    if is_received is not None:
+        others = jnp.where(is_received[None], others, -jnp.inf)
     return jnp.argmax(others, axis=1).astype(jnp.int32)
 
 
@@ -52,12 +57,12 @@ def same_cluster(a: jax.Array, b: jax.Array) -> jax.Array:
     return product > 0.5
 
 
-def clusters(x: jax.Array) -> jax.Array:
+def clusters(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
     """Connected components of `connected_components` rows of x [n, D], [n] int32.
 
     The first partition of FINCH, numbered by first appearance.
     """
-    reach = connected_components(first_neighbors(x))
+    reach = connected_components(first_neighbors(x, is_received))
     for _ in range(math.ceil(math.log2(max(len(x), 2)))):
         reach = same_cluster(reach, reach)
     first = jnp.argmax(reach, axis=1)
@@ -113,9 +118,13 @@ def finch(
 
     def server_update(models, result):
         ids, ends, seen = result.per_client
-        group = clusters(seen)
+        group = clusters(seen, result.is_received)
         share = jnp.where(group[:, None] == group[None], result.weights[None], 0)
-        share = share / share.sum(axis=1, keepdims=True)
+        total = share.sum(axis=1, keepdims=True)
+        if result.is_received is not None:  # ids of the others are nobody's
+            ids = jnp.where(result.is_received, ids, num_clients)
+            total = jnp.where(total > 0, total, 1)
+        share = share / total
 
         def mean(x):
             shares = share.astype(x.dtype)
@@ -133,7 +142,8 @@ def finch(
         return jax.tree.map(lambda a, b: jnp.where(known >= 0, a, b), own, everybody)
 
     def report(models, result):
-        return {"cluster": clusters(result.per_client[2]).astype(jnp.float32)}
+        group = clusters(result.per_client[2], result.is_received)
+        return {"cluster": group.astype(jnp.float32)}
 
     return Algorithm(
         init=init,

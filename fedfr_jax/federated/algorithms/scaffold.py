@@ -78,7 +78,7 @@ def scaffold(
         change, gain = result.aggregate
         params = optax.tree.scale(server_rate, change["params"])
         variables = trees.add(server.variables, {**change, "params": params})
-        share = len(result.weights) / num_clients
+        share = result.num_received / num_clients
         move = lambda c, g: c + share * g.astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
