@@ -1,0 +1,78 @@
+"""The scripts of examples/ run, at test size, and print what they promise."""
+
+import importlib.util
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent.parent / "examples"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_has_it():
+    """JAX without the strict settings of the library's own tests."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def load(name):
+    """The module of a script, without running it."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_has_at_most_80_lines_and_shows_how_to_run_it():
+    assert len(SCRIPTS) >= 6
+    for name in SCRIPTS:
+        text = (FOLDER / f"{name}.py").read_text()
+        assert len(text.splitlines()) <= 80, name
+        assert f"python examples/{name}.py" in text, name
+
+
+@pytest.mark.slow
+def test_mnist_trains_two_digits_a_client_to_a_model_of_all(tmp_path, capsys):
+    datasets = pytest.importorskip("sklearn.datasets")
+    digits = datasets.load_digits()
+    x = np.uint8(digits.images * 15).repeat(2, axis=1).repeat(2, axis=2)
+    x = np.pad(x, ((0, 0), (6, 6), (6, 6)))
+    path = tmp_path / "mnist.npz"
+    arrays = {"x_train": x[:900], "y_train": digits.target[:900]}
+    np.savez(path, **arrays, x_test=x[900:1200], y_test=digits.target[900:1200])
+    assert load("mnist").main(path, num_clients=5, cohort_size=5, rounds=6) > 0.3
+    assert "test accuracy of the global model: 0." in capsys.readouterr().out
+
+
+def test_an_own_algorithm_trains_beside_fedavg():
+    found = load("own_algorithm").main(rounds=5)
+    assert found.keys() == {"fedavg", "inverse_norm"}
+    assert min(found.values()) > 0.8
+
+
+def test_personal_layers_learn_what_one_model_cannot():
+    found = load("personal_layers").main(rounds=4)
+    assert found["personal classifier"] > found["fedavg"] + 0.2
+
+
+def test_a_sweep_ends_in_a_scaling_law(capsys):
+    best = load("scaling_law").main(widths=(2, 6, 18), rounds=4)
+    assert best.coefficients.exponents[0] > 0
+    assert "## Laws" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_faces_of_a_folder_are_federated(tmp_path, capsys):
+    found = load("faces_folder").main(workdir=tmp_path, rounds=1, epochs=1)
+    assert found.keys() == {"pretrained", "fedavg", "fedfr"}
+    assert all(0 <= rate <= 1 for rate in found.values())
+    assert "of genuine pairs accepted" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_big_network_is_sharded_over_the_devices(tmp_path, capsys):
+    assert 0 <= load("big_faces").main(people=40, epochs=1, workdir=tmp_path) <= 1
+    assert "devices: 8" in capsys.readouterr().out
