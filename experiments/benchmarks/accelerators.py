@@ -8,7 +8,7 @@ TPU, how long a turn of every loop takes. Data are black images of a set's count
 with exit code 1 where a program does not compile, does not fit its device or has more
 collectives or kernels than its plan. Beside it stands the memory that `fedfr plan` says
 without a compiler; --plan asks that alone, of the rows that are kept. Writes
-results/accelerators.json and the table of docs/accelerators.md.
+results/accelerators.json and the table of docs/explanation/accelerators.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import results_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-PAGE = ROOT / "docs" / "accelerators.md"
+PAGE = ROOT / "docs" / "explanation" / "accelerators.md"
 BEGIN, END = "<!-- table: written from here -->", "<!-- to here -->"
 POD = "v5p:4x4x8"  # a v5p-256: 128 chips of two cores
 PODS = (POD, "h200:1x1x8")
@@ -294,7 +294,7 @@ def faults_of(program: Program, found: dict) -> list[str]:
 
 
 def write_page(path) -> None:
-    """The table of docs/accelerators.md, of all that is in the file of results."""
+    """Write the page's table, of all that is in the file of results."""
     rows = json.loads(path.read_text())["rows"]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]

@@ -1,16 +1,16 @@
-"""Seconds of a federated round from what it does, and the tables of docs/scale.md.
+"""Seconds of a federated round from what it does, and the tables of DOC.
 
-    python experiments/benchmarks/cost_model.py --write     # docs/scale.md's tables
+    python experiments/benchmarks/cost_model.py --write     # DOC's tables
 
-docs/scale.md explains every term. `measured_costs.py` times this engine's steps, empty
-clients and whole rounds in CPU seconds, for CONSTANTS and MEASURED.
+docs/explanation/cost.md explains every term. `measured_costs.py` times steps, empty
+clients and whole rounds of this engine in CPU seconds, for CONSTANTS and MEASURED.
 """
 
 import argparse
 import pathlib
 from typing import NamedTuple
 
-DOC = pathlib.Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+DOC = pathlib.Path(__file__).resolve().parents[2] / "docs" / "explanation" / "cost.md"
 BEGIN, END = "<!-- {}: cost_model.py writes from here -->", "<!-- {}: to here -->"
 
 
@@ -50,7 +50,7 @@ class Round(NamedTuple):
 
 
 def seconds(work: Round, machine: Machine) -> dict[str, float]:
-    """Seconds of a round by term, in the order in which docs/scale.md explains them."""
+    """Seconds of a round by term, in the order in which DOC explains them."""
     m, devices = machine, machine.devices
     images = work.cohort * work.examples
     steps = work.cohort * work.epochs * -(-work.examples // work.batch) * work.waste
@@ -91,7 +91,7 @@ def needs(work: Round, machine: Machine) -> dict[str, float]:
     }
 
 
-# Data sheets and what is assumed of them: docs/scale.md, "Machines".
+# Data sheets and what is assumed of them: docs/explanation/cost.md, "Machines".
 MACHINES = {
     "TPU v5p-256": Machine(
         devices=128,

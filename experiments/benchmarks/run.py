@@ -5,7 +5,7 @@
 
 Every repeat runs each system once per workload, one after another, each in its own
 process and virtual environment, so that a slow spell of the machine meets all alike.
-Writes results/<machine>.json after every process, and the table of README.md at the
+Writes results/<machine>.json after every process, and the table of RESULTS.md at the
 end. A system that cannot be installed or does not finish is a row with the reason.
 """
 
@@ -75,7 +75,7 @@ def main():
             rows = kept + summarize(runs, failures)
             path.write_text(json.dumps(rows, indent=1) + "\n")
     if args.output == RESULTS:
-        table.write(HERE / "README.md", path.stem, json.loads(path.read_text()))
+        table.write(HERE / "RESULTS.md", path.stem, json.loads(path.read_text()))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -6,7 +6,7 @@
 
 Goes on where it was stopped: every network is a run of a sweep, a row of
 WORKDIR/results.jsonl, that `fedfr sweep` would train and `fedfr scaling` reads. Writes
-results.json (every row of every part and seed), the part of README.md between markers
+results.json (every row of every part and seed), the part of RESULTS.md between markers
 and the plots, beside this file or under --results. --tiny trains toys, to see that
 everything runs, and needs a --results of its own.
 """
@@ -67,7 +67,7 @@ def publish(target: pathlib.Path, part: str, runs: dict) -> None:
     write_results(target / "results.json", part, runs)
     found = scaling_tables.read(target / "results.json")
     laws = scaling_tables.studies(found)
-    write_between(target / "README.md", "results", scaling_tables.text(found, laws))
+    write_between(target / "RESULTS.md", "results", scaling_tables.text(found, laws))
     scaling_plots.draw(found, laws, target)
 
 

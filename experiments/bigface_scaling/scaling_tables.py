@@ -223,7 +223,7 @@ def trade_text(results: Results) -> str:
 
 
 def text(results: Results, laws: Mapping[str, Study]) -> str:
-    """What stands between the markers of README.md."""
+    """What stands between the markers of RESULTS.md."""
     stamps = {made(seeds) for seeds in results.values()}
     stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
     parts = [stamps]

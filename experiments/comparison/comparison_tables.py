@@ -84,7 +84,7 @@ def table(runs: Runs) -> str:
 
 
 def text(results: dict[str, Runs]) -> str:
-    """What stands between the markers of README.md."""
+    """What stands between the markers of RESULTS.md."""
     parts = [
         f"### {name}\n\n{made(runs)}\n\n{table(runs)}" for name, runs in results.items()
     ]

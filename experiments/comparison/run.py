@@ -5,7 +5,7 @@
 
 Trains configs/classification/comparison.py, each row in a folder of its own, and goes
 on where it was stopped. Writes results.json, which keeps what was there, and the part
-of README.md between markers, beside this file or under --results, after every row, and
+of RESULTS.md between markers, beside this file or under --results, after every row, and
 prints the tables of the sets at the end.
 """
 

@@ -3,7 +3,7 @@
     python experiments/comparison/sent.py --set=fashion_mnist
 
 Fills `communication` of the rows of seed 0 that results.json has, and writes the
-tables of README.md anew. `run.py` measures the same when it plays a row.
+tables of RESULTS.md anew. `run.py` measures the same when it plays a row.
 """
 
 import argparse

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         runs[seed] = run_seed(config, int(seed), folder / f"seed{seed}", rows)
         kept = write_results(values.results / "results.json", name, runs)
         text = f"{made(kept)}\n\n{table(kept)}\n\n{means(kept)}"
-        write_between(values.results / "README.md", name, text)
+        write_between(values.results / "RESULTS.md", name, text)
     print(text)
 
 

@@ -5,7 +5,7 @@
         [--name=omniglot]
 
 Goes on where it was stopped. Writes the data set's part of results.json (every metric
-of every row and seed) and of README.md, both beside this file or under --results; the
+of every row and seed) and of RESULTS.md, both beside this file or under --results; the
 part is called as the config, or --name.
 """
 
@@ -69,7 +69,7 @@ def publish(runs: dict, name: str, target: pathlib.Path) -> None:
     if "fedfr" in rows_of_all(runs):
         parts.append(above(runs))
     text = "\n\n".join(parts)
-    write_between(target / "README.md", name, f"{made(runs)}\n\n{text}")
+    write_between(target / "RESULTS.md", name, f"{made(runs)}\n\n{text}")
     print(text, flush=True)
 
 

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     target = values.results
     runs = write_results(target / "results.json", name, runs)  # with earlier epochs
     text = f"{made(runs)}\n\n{table(runs, has_costs=False)}"
-    write_between(target / "README.md", name, text)
+    write_between(target / "RESULTS.md", name, text)
     print(text)
 
 

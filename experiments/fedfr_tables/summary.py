@@ -1,4 +1,4 @@
-"""The first table of README.md, out of results.json: python summary.py
+"""The first table of RESULTS.md, out of results.json: python summary.py
 
 Of every set two generic rates, 1:1 and 1:N, and four personalized ones. FedFR is bold
 where it leads every row but the central one, shown here or not, by more than either's
@@ -23,7 +23,7 @@ from orderings import (
     write_between,
 )
 
-README = HERE / "README.md"
+PAGE = HERE / "RESULTS.md"
 SETS = {
     "lfw": "LFW",
     "faces": "LFW, FEI",
@@ -39,7 +39,7 @@ MOST = 4  # personalized rates of a set, the strict ones first
 def main() -> None:
     """Write the table between the page's markers."""
     results = json.loads((HERE / "results.json").read_text())
-    write_between(README, "summary", summary(results))
+    write_between(PAGE, "summary", summary(results))
 
 
 def summary(results: dict) -> str:

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     write_results(target / "results.json", f"{name} thresholds", runs, counted=counted)
     plot(target / f"thresholds_{name}.png", counted, runs)
     text = f"{made(runs)}\n\n{counts_table(counted)}\n\n{table(runs)}"
-    write_between(target / "README.md", f"{name} thresholds", text)
+    write_between(target / "RESULTS.md", f"{name} thresholds", text)
     print(text)
 
 

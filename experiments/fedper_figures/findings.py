@@ -154,7 +154,7 @@ def unseen_table(results: Results) -> str:
 
 
 def text(results: Results) -> str:
-    """What stands between the markers of README.md."""
+    """What stands between the markers of RESULTS.md."""
     stamps = {made(seeds) for seeds in results.values()}
     stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
     tables = (findings_table(results), accuracy_table(results), unseen_table(results))

@@ -4,7 +4,7 @@
         --workdir=runs/fedper_figures [--seeds=0,1,2] [--cases=cifar10 resnet k=4,...]
 
 Goes on where it was stopped. Writes results.json (every row of every case and seed),
-the part of README.md between markers and the plots, beside this file or under
+the part of RESULTS.md between markers and the plots, beside this file or under
 --results.
 """
 

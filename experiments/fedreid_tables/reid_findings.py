@@ -44,7 +44,7 @@ def case_table(results: Results, case: str) -> str:
 
 
 def text(results: Results) -> str:
-    """What stands between the markers of README.md."""
+    """What stands between the markers of RESULTS.md."""
     stamps = {made(seeds) for seeds in results.values()}
     stamps = "; ".join(sorted({stamp for x in stamps for stamp in x.split("; ")}))
     tables = [f"### {case}\n\n{case_table(results, case)}" for case in results]

@@ -4,7 +4,7 @@
         --workdir=runs/fedreid_tables [--seeds=0,1,2] [--cases=by_camera,...]
 
 Goes on where it was stopped: a row that is done is a file. Writes results.json (every
-row of every case and seed), the part of README.md between markers and the plots, beside
+row of every case and seed), the part of RESULTS.md between markers and plots, beside
 this file or under --results.
 """
 

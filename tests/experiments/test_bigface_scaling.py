@@ -136,8 +136,8 @@ def test_files_grow_part_by_part(tmp_path, monkeypatch):
         run.publish(tmp_path, part, results[part])
     names = {path.name for path in tmp_path.iterdir()}
     pictures = {"laws", "masked_laws", "ratios", "sizes_distilled", "mfr_distilled"}
-    assert names == {"README.md", "results.json", *(f"{p}.png" for p in pictures)}
-    assert "### Share of masked images" in (tmp_path / "README.md").read_text()
+    assert names == {"RESULTS.md", "results.json", *(f"{p}.png" for p in pictures)}
+    assert "### Share of masked images" in (tmp_path / "RESULTS.md").read_text()
 
 
 def test_equal_settings_are_one_run_and_nothing_is_trained_twice(tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def test_a_row_is_played_once_and_one_that_diverges_stops_nothing(
     found = json.loads((tmp_path / "results.json").read_text())["mnist"]["seeds"]["0"]
     assert set(found) == {"fedavg", "krum", "weiszfeld"}
     assert found["fedavg"]["settings"] == {"learning_rate": 0.05}
-    lines = (tmp_path / "README.md").read_text().splitlines()
+    lines = (tmp_path / "RESULTS.md").read_text().splitlines()
     (head,) = [i for i, line in enumerate(lines) if "rounds to 90 %" in line]
     assert lines[head].endswith("| rounds to 90 % | MB up | MB down | MB in all |")
     assert lines[head + 2 : head + 5] == [
@@ -92,7 +92,7 @@ def test_a_set_and_a_seed_more_leave_those_before(played, tmp_path):
     found = json.loads((tmp_path / "results.json").read_text())
     assert [*found["mnist"]["seeds"]] == ["0"]
     assert [*found["cifar10"]["seeds"]] == ["0", "1"]
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "RESULTS.md").read_text()
     assert text.index("### mnist") < text.index("### cifar10")
     assert "| fedavg | 1 | 50.0 | 60.0 |" in text
     assert "| fedavg | 2 | 50.0 ± 0.0 | 60.0 ± 0.0 |" in text
@@ -102,7 +102,7 @@ def test_another_seed_of_one_row_leaves_the_lines_of_others(played, tmp_path):
     given = [f"--workdir={tmp_path / 'run'}", f"--results={tmp_path}", "--sets=mnist"]
     run.main([*given, "--rows=fedavg,weiszfeld"])
     run.main([*given, "--rows=fedavg", "--seeds=1"])
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "RESULTS.md").read_text()
     assert "| fedavg | 2 | 50.0 ± 0.0 |" in text and "| weiszfeld | 1 | 62.5 |" in text
 
 
@@ -144,7 +144,7 @@ def test_rows_without_one_network_tell_the_rounds_of_the_clients_own():
 def test_the_table_is_that_of_the_results():
     results = json.loads((FOLDER / "results.json").read_text())
     runs = {name: results[name]["seeds"] for name in run.SETS if name in results}
-    assert comparison_tables.text(runs) in (FOLDER / "README.md").read_text()
+    assert comparison_tables.text(runs) in (FOLDER / "RESULTS.md").read_text()
 
 
 def small_config():

@@ -1,4 +1,4 @@
-"""The formula of docs/scale.md: its tables, its limits, and what it was checked on."""
+"""The formula of docs/explanation/cost.md: tables, limits, measurements."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def costs(monkeypatch):
 
 
 def test_the_tables_of_the_document_are_what_the_formula_gives(costs):
-    text = (ROOT / "docs" / "scale.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "cost.md").read_text()
     assert costs.with_tables(text) == text, "run cost_model.py --write"
 
 
@@ -43,7 +43,7 @@ def test_a_document_without_markers_is_refused(costs):
 @pytest.mark.parametrize("example", ["many phones", "face recognition"])
 @pytest.mark.parametrize("machine", ["TPU v5p-256", "8 x H200"])
 def test_every_term_is_named_in_the_document(costs, example, machine):
-    text = (ROOT / "docs" / "scale.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "cost.md").read_text()
     terms = costs.seconds(costs.EXAMPLES[example], costs.MACHINES[machine])
     assert all(f"| {term} |" in text for term in terms)
     assert all(value >= 0 for value in terms.values())

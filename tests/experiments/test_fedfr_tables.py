@@ -124,7 +124,7 @@ def test_a_table_names_every_commit_that_its_rows_ran_on():
 
 
 def test_a_part_of_the_readme_is_replaced_between_its_markers(tmp_path):
-    path = tmp_path / "README.md"
+    path = tmp_path / "RESULTS.md"
     path.write_text("top\n<!-- faces -->\nold\n<!-- /faces -->\nbottom\n")
     orderings.write_between(path, "faces", "new")
     orderings.write_between(path, "omniglot", "more")
@@ -344,7 +344,7 @@ def test_rows_of_equal_steps_have_those_of_fedfr(name):
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_pages_numbers_are_those_of_the_results(name):
-    page, part = (FOLDER / "README.md").read_text(), RESULTS[name]
+    page, part = (FOLDER / "RESULTS.md").read_text(), RESULTS[name]
     shown = page.partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0]
     runs = part["seeds"]
     texts = [part["made"], orderings.table(runs, has_costs="saturation" not in name)]
@@ -356,4 +356,4 @@ def test_the_pages_numbers_are_those_of_the_results(name):
 
 
 def test_the_first_table_is_that_of_the_results():
-    assert summary.summary(RESULTS) in summary.README.read_text()
+    assert summary.summary(RESULTS) in summary.PAGE.read_text()

@@ -207,7 +207,7 @@ def test_the_tables_of_the_page_are_those_of_the_results():
     found = json.loads((FOLDER / "results.json").read_text())
     results = {case: found[case]["seeds"] for case in cases.CASES if case in found}
     text = findings.text(results)
-    page = (FOLDER / "README.md").read_text()
+    page = (FOLDER / "RESULTS.md").read_text()
     assert f"<!-- results -->\n{text}\n<!-- /results -->" in page
 
 
@@ -279,5 +279,5 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     out.mkdir()
     studies.publish(run.STUDY, out, case, {"0": rows})
     assert json.loads((out / "results.json").read_text())[case]["seeds"]["0"] == rows
-    text = (out / "README.md").read_text()
+    text = (out / "RESULTS.md").read_text()
     assert "| FedPer beats FedAvg | cifar10 resnet k=8 |" in text

@@ -233,7 +233,7 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     studies.publish(run.STUDY, tmp_path / "out", case, {"0": rows})
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
     assert kept[case]["seeds"]["0"] == rows
-    assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "README.md").read_text()
+    assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "RESULTS.md").read_text()
 
 
 def test_the_pretrained_cases_identities_are_apart_from_the_backbones():

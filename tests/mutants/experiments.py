@@ -80,7 +80,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "experiments/fedper_figures/README.md",
+        "experiments/fedper_figures/RESULTS.md",
         FIGURES,
         [("<!-- /results -->", "Not in it.\n<!-- /results -->")],
     ),
