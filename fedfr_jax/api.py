@@ -40,7 +40,7 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
 from fedfr_jax.schema import check_keys, check_kinds, check_seed, check_whole
 from fedfr_jax.tasks.classification.evaluators import Accuracy
-from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels
+from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
 AT_ONCE = 2**24  # bytes of examples that are looked at together
 
@@ -57,7 +57,8 @@ class FederatedDataset(NamedTuple):
         """Examples and whose they are.
 
         Args:
-          x: [T, ...] model inputs: finite floats, or uint8 that `batching` normalizes.
+          x: [T, ...] model inputs: finite floats, or uint8 that `batching` normalizes;
+            or {name: [T, ...]}, which a loss finds in `batch.inputs`.
           y: [T] whole numbers from 0, the classes.
           client_ids: [T] client of each example, numbers or names.
 
@@ -65,7 +66,8 @@ class FederatedDataset(NamedTuple):
           ValueError: when the three differ in length, or a number of x or y is none
             that a network can be trained on.
         """
-        x, y, client_ids = examples(x), class_labels("y", y), np.asarray(client_ids)
+        x, y, client_ids = inputs_of(x), class_labels("y", y), np.asarray(client_ids)
+        num_inputs = {len(leaf) for leaf in jax.tree.leaves(x)}
         if client_ids.ndim != 1 or (
             client_ids.dtype.kind == "f" and np.isnan(client_ids).any()
         ):
@@ -73,16 +75,17 @@ class FederatedDataset(NamedTuple):
                 "client_ids must be one number or name per example, shape [T], no nan, "
                 f"got {client_ids.dtype} of shape {client_ids.shape}."
             )
-        if not len(x) == len(y) == len(client_ids) > 0:
+        if not num_inputs == {len(y)} == {len(client_ids)} or not len(y):
+            counts = " and ".join(map(str, sorted(num_inputs)))
             raise ValueError(
                 "x, y and client_ids must have one entry per example, got "
-                f"{len(x)}, {len(y)} and {len(client_ids)}."
+                f"{counts}, {len(y)} and {len(client_ids)}."
             )
         clients, place = np.unique(client_ids, return_inverse=True)
         order = np.argsort(place, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
         num_classes = np.broadcast_to(np.int32(y.max() + 1), len(clients))
-        table = Dataset.from_arrays(x[order], y[order])
+        table = Dataset.from_arrays(take_rows(x, order), y[order])
         return cls(table, Population(offsets, num_classes), clients)
 
     @classmethod
@@ -98,10 +101,10 @@ class FederatedDataset(NamedTuple):
         parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
         num_clients = len(split.train_offsets) - 1
         num_classes = np.broadcast_to(np.int32(split.num_classes), num_clients)
-        x, y = examples(x), class_labels("y", y, split.num_classes)
+        x, y = inputs_of(x), class_labels("y", y, split.num_classes)
         made = [
             cls(
-                Dataset.from_arrays(x[rows], y[rows]),
+                Dataset.from_arrays(take_rows(x, rows), y[rows]),
                 Population(offsets.astype(np.int64), num_classes),
                 np.arange(num_clients),
             )
@@ -144,6 +147,18 @@ class FederatedDataset(NamedTuple):
             f"{self.dataset.num_examples} "
             f"examples of {self.dataset.image_shape})"
         )
+
+
+def inputs_of(x) -> PyTree:
+    """`examples` of an array, or of each of a mapping of them."""
+    if isinstance(x, Mapping):
+        return {name: examples(value) for name, value in x.items()}
+    return examples(x)
+
+
+def take_rows(x: PyTree, rows: np.ndarray) -> PyTree:
+    """Some rows of the arrays of a tree."""
+    return jax.tree.map(lambda leaf: leaf[rows], x)
 
 
 def examples(x) -> np.ndarray:
@@ -263,8 +278,9 @@ def check_fits(run, apply: Callable, data) -> None:
         raise ValueError(
             f"examples of data must be {of_run} as the run's, got {of_data}."
         )
-    seen = as_trained(run.sim.batching, run.sim.data.dataset)["image"]
-    batch = jax.ShapeDtypeStruct((1, *seen.shape), seen.dtype)
+    seen = model_inputs(as_trained(run.sim.batching, run.sim.data.dataset))
+    with_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+    batch = jax.tree.map(with_axis, seen)
     logits = jax.eval_shape(apply, run.variables, batch)
     if logits.ndim != 2:
         raise ValueError(f"apply must give logits [B, M], got shape {logits.shape}.")
@@ -277,8 +293,11 @@ def check_fits(run, apply: Callable, data) -> None:
 
 def describe_data(table: Dataset | Stream) -> str:
     """Shape and dtype of an example on a device: "float32 (28, 28, 1)"."""
-    image = example_shape(table).inputs["image"]
-    return f"{jax.dtypes.canonicalize_dtype(image.dtype)} {image.shape}"
+    inputs = model_inputs(example_shape(table).inputs)
+    name = lambda x: f"{jax.dtypes.canonicalize_dtype(x.dtype)} {x.shape}"
+    if isinstance(inputs, Mapping):
+        return ", ".join(f"{key} {name(x)}" for key, x in inputs.items())
+    return name(inputs)
 
 
 ADVICE = (

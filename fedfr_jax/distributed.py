@@ -18,8 +18,8 @@ WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 CLUSTER = (
-    "in a cluster that JAX knows, set up as docs/clusters.md says (on plain hosts give "
-    "--coordinator, --num_processes and --process_id)"
+    "in a cluster that JAX knows, set up as docs/how-to/clusters.md says (on plain "
+    "hosts give --coordinator, --num_processes and --process_id)"
 )
 # XLA's CPU devices give up on one that trains a minute longer than the others.
 EXIT_TIMEOUT = {

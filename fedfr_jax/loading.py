@@ -155,7 +155,7 @@ def _network(
     return TrainedModel(
         apply=evaluation_of(model, task.is_of_features) if known else jax.jit(apply),
         variables=own if known else variables,
-        image_shape=tuple(task.dataset.image_shape),
+        image_shape=task.dataset.image_shape,
         model=config if known else None,
         roc=functools.partial(run_curve, experiment, variables, apply),
         metadata=about,

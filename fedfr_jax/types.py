@@ -20,15 +20,36 @@ import numpy as np
 import optax
 
 PyTree = Any
+# Of one input: (H, W, C) of an image, (D,) of a vector, or {name: shape} of several
+# arrays, which a model gets as a dict.
+InputShape = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 CHUNK_BYTES = 2**25
 IGNORE_INDEX = 255  # in a mask: of no class, neither trained on nor judged
 TRAIN, QUERY, GALLERY = 0, 1, 2  # what an image of a re-identification set is for
 
 
+def is_image(shape: InputShape) -> bool:
+    """Whether an input of this shape is an image, (H, W, C)."""
+    return isinstance(shape, tuple) and len(shape) == 3
+
+
+def input_structs(shape: InputShape, count: int = 1) -> PyTree:
+    """Shapes of a batch of `count` inputs as a model gets them, all float32."""
+    if isinstance(shape, Mapping):
+        return {name: input_structs(x, count) for name, x in shape.items()}
+    return jax.ShapeDtypeStruct((count, *shape), jnp.float32)
+
+
+def model_inputs(inputs: PyTree) -> PyTree:
+    """What a model is applied to: inputs["image"], all inputs where there is none."""
+    return inputs["image"] if "image" in inputs else inputs
+
+
 class Model(NamedTuple):
     """A network from images to embeddings or logits; its only view outside models/.
 
-    A network on vectors takes x [B, D], as its source gives them.
+    A network on vectors takes x [B, D], one on a tree of inputs {name: [B, ...]}, as
+    its source gives them.
 
     `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
     gives (output [B, D], batch_stats), of a segmenter the logits of every pixel
@@ -37,7 +58,7 @@ class Model(NamedTuple):
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
-    image_shape: tuple[int, ...]  # (H, W, C); (D,) of a network on vectors
+    image_shape: InputShape
     embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
@@ -98,15 +119,16 @@ class StoredImages(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A labeled set of images, decoded on demand and all of one size, or of vectors.
+    """A labeled set of images, decoded on demand and all of one size, or of others.
 
-    Vectors [D] are read as float32 [n, D]; their `image_shape` is (D,).
+    Vectors [D] are read as float32 [n, D]; their `image_shape` is (D,). Several arrays
+    are read as {name: float32 [n, ...]}; their `image_shape` is {name: shape}.
     """
 
-    read: Callable[[np.ndarray], np.ndarray]  # [n] int -> uint8 [n, H, W, C]
+    read: Callable[[np.ndarray], PyTree]  # [n] int -> uint8 [n, H, W, C]
     labels: np.ndarray  # [T] int32 identity in [0, M)
     names: tuple[str, ...]  # M identity names
-    image_shape: tuple[int, ...]  # (H, W, C), or (D,)
+    image_shape: InputShape
     landmarks: np.ndarray | None = None  # [T, 5, 2] float32 x, y pixels of `read`
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
@@ -152,8 +174,10 @@ class Dataset(NamedTuple):
 
     @classmethod
     def from_arrays(cls, images, labels) -> "Dataset":
-        """The data set of images [T, H, W, C] and their labels [T] int32."""
-        return cls({"image": images}, {"label": labels})
+        """The data set of images [T, H, W, C], or of other arrays by name, and their
+        labels [T] int32."""
+        inputs = images if isinstance(images, Mapping) else {"image": images}
+        return cls(inputs, {"label": labels})
 
     @property
     def num_examples(self) -> int:
@@ -166,9 +190,9 @@ class Dataset(NamedTuple):
         return self.inputs["image"]
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
-        """(H, W, C)."""
-        return self.images.shape[1:]
+    def image_shape(self) -> InputShape:
+        """Of one input."""
+        return jax.tree.map(lambda x: x.shape[1:], model_inputs(self.inputs))
 
     @property
     def labels(self):
@@ -272,6 +296,11 @@ class Batch(NamedTuple):
     def images(self) -> jax.Array:
         """inputs["image"], [B, H, W, C]."""
         return self.inputs["image"]
+
+    @property
+    def model_inputs(self) -> PyTree:
+        """What a model is applied to: `images`, or all inputs, {name: [B, ...]}."""
+        return model_inputs(self.inputs)
 
     @property
     def labels(self) -> jax.Array:

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         parser,
         "compile",
         "compile the steps for a grid of devices with XLA's own compiler, which is "
-        "installed for it (docs/accelerators.md)",
+        "installed for it (docs/explanation/accelerators.md)",
     )
     parser.add_argument(
         "--num_devices", type=count, metavar="N", help="number of devices (default 1)"

@@ -24,7 +24,7 @@ beginning. What a config needs is said before by fedfr plan.
 
 As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
 pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
-passes. See docs/clusters.md."""
+passes. See docs/how-to/clusters.md."""
 
 
 def main(argv: list[str]) -> None:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.mesh import available_devices
-from fedfr_jax.types import Dataset, PyTree
+from fedfr_jax.types import Dataset, InputShape, PyTree, model_inputs
 
 MEMORY = 2**30
 
@@ -41,9 +41,9 @@ class Stream:
         return len(jax.tree.leaves(self.targets)[0])
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
-        """(H, W, C)."""
-        return self.example.images.shape
+    def image_shape(self) -> InputShape:
+        """Of one input."""
+        return jax.tree.map(lambda x: x.shape, model_inputs(self.example.inputs))
 
     @property
     def labels(self) -> np.ndarray:

@@ -62,6 +62,11 @@ class TrainedModel(NamedTuple):
         Raises:
           ValueError: for images of another shape or dtype.
         """
+        if isinstance(self.image_shape, Mapping):
+            raise ValueError(
+                "embed needs a model of images or vectors, this one takes "
+                f"{self.image_shape}. Call its apply(variables, inputs)."
+            )
         dtype = np.dtype(np.uint8 if len(self.image_shape) == 3 else np.float32)
         if images.dtype != dtype or images.shape[1:] != self.image_shape:
             raise ValueError(
@@ -137,11 +142,14 @@ def network_from(
         if model is None or image_shape is None:
             found, found_shape = detect_model(weights)
             model, image_shape = model or found, image_shape or found_shape
-        shape = tuple(image_shape)
+        is_tree = isinstance(image_shape, Mapping)
+        shape = image_shape if is_tree else tuple(image_shape)
         variables = convert_variables(weights, model, shape)
         is_of_features = FEATURES.items() <= weights.about.items()
         apply = evaluation_of(build_model(as_run(model), shape), is_of_features)
-        recorded = preprocessing_from_metadata(weights.about, shape[-1])
+        recorded = preprocessing_from_metadata(
+            weights.about, 1 if is_tree else shape[-1]
+        )
     about = {k: weights.about[k] for k in ORIGIN if k in weights.about}
     return TrainedModel(
         apply=apply,

@@ -17,7 +17,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.lowering import compiler_options
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import PyTree, model_inputs
 
 
 def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
@@ -35,7 +35,7 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
     cut = P(meshes.CLIENTS)
 
     def embed_batch(variables, inputs):
-        view = lambda i: feed.with_deterministic(i, inputs)["image"]
+        view = lambda i: model_inputs(feed.with_deterministic(i, inputs))
         return embed_views(embed, variables, view, max(feed.num_views, 1))
 
     def device(variables, block):

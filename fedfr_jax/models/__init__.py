@@ -4,11 +4,11 @@ They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
 cnn and mlp when asked) or in logits for every pixel (segmenter). All take a `dtype` to
 compute in, such as "bfloat16", and `remat` (a segmenter's is its encoder's), but for
-those of few layers, without blocks to compute again: cnn, mlp, linear_base, leaf_* and
-logistic.
+those of few layers, without blocks to compute again: cnn, mlp, linear_base, leaf_*,
+logistic and tabular. The inputs of tabular are rows of a table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedfr_jax.models.heads import with_projection
@@ -27,9 +27,10 @@ from fedfr_jax.models.small_networks import (
     mlp,
 )
 from fedfr_jax.models.sphereface import sphereface
+from fedfr_jax.models.tabular import tabular
 from fedfr_jax.models.vit import vit
 from fedfr_jax.schema import call, choose, register
-from fedfr_jax.types import Model
+from fedfr_jax.types import InputShape, Model
 
 MODELS = {
     "sphereface": sphereface,
@@ -46,10 +47,11 @@ MODELS = {
     "leaf_celeba": leaf_celeba,
     "leaf_femnist": leaf_femnist,
     "logistic": logistic,
+    "tabular": tabular,
 }
 
 
-def build_model(settings: Mapping[str, Any], image_shape: Sequence[int]) -> Model:
+def build_model(settings: Mapping[str, Any], image_shape: InputShape) -> Model:
     """The network of a config's section `model`.
 
     Args:

@@ -303,7 +303,9 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
     """
     if {"model", "image_shape"} <= weights.about.keys():
         model = with_tuples(parse_json(weights.about["model"], "model"))
-        shape = tuple(parse_json(weights.about["image_shape"], "image_shape", list))
+        text = weights.about["image_shape"]
+        kind = dict if text.startswith("{") else list  # of several arrays by name
+        shape = with_tuples(parse_json(text, "image_shape", kind))
         _check_model(weights, model, shape)
         return model, shape
     arrays = from_ir(weights.arrays) if IR in weights.arrays else weights.arrays
@@ -334,6 +336,10 @@ def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -
                     f"model.{name} must be of the file's {count} arrays, got {blocks} "
                     "blocks."
                 )
+    if isinstance(image_shape, Mapping):
+        for shape in image_shape.values():
+            _check_model(weights, model, shape)
+        return
     if len(image_shape) not in (1, 3) or not has_kind(tuple[int, ...], image_shape):
         raise ValueError(f"image_shape must be H, W, C, got {image_shape}.")
     sides = SIDES if len(image_shape) == 3 else (1, MOST)

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import InputShape, PyTree, input_structs
 
 PASSES = 3  # of training: forward, and backward for inputs and for parameters
 
@@ -27,18 +26,17 @@ def network_flops(
     count: Callable[[], int] | None,
     apply: Callable,
     variables: PyTree,
-    image_shape: tuple[int, ...],
+    image_shape: InputShape,
 ) -> int:
     """Operations of a network on one image: what it counts itself, else by a trace.
 
     Args:
-      apply: (variables, images [B, *image_shape]) -> output.
+      apply: (variables, a batch of inputs) -> output.
       variables: shapes.
     """
     if count is not None:
         return count()
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    return count_flops(apply, variables, image)
+    return count_flops(apply, variables, input_structs(image_shape))
 
 
 def forward_flops(network: int, rows: int = 0) -> int:

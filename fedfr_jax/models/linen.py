@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import chex
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
@@ -24,7 +23,7 @@ from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Model
+from fedfr_jax.types import Model, input_structs
 
 
 def normal(deviation: float) -> Callable[..., jax.Array]:
@@ -79,7 +78,7 @@ SOWN = "intermediates"  # where linen keeps what a module sows
 
 def from_linen(
     module: nn.Module,
-    image_shape: Sequence[int],
+    image_shape: Sequence[int] | Mapping[str, Sequence[int]],
     embedding_dim: int,
     *,
     blocks: Sequence[str] = (),
@@ -99,7 +98,8 @@ def from_linen(
     Args:
       module: its convolutions take their `implementation`, where it has one, from an
         attribute of that name; operations are counted with "xla".
-      image_shape: (H, W, C), or (D,) where x is [B, D].
+      image_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
+        {name: [B, ...]}.
       embedding_dim: D.
       blocks: of the Model, path prefixes of the parameters in the order of the data.
       stages: name -> number of blocks of each stage that has a block "first" and the
@@ -108,13 +108,14 @@ def from_linen(
     Raises:
       ValueError: when image_shape is not three positive integers, or one.
     """
-    image_shape = tuple(image_shape)
-    if len(image_shape) not in (1, 3) or min(image_shape) < 1:
-        raise ValueError(
-            "image_shape must be (H, W, C), or (D,) of vectors, all positive, got "
-            f"{image_shape}."
-        )
-    one_image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    if not isinstance(image_shape, Mapping):
+        image_shape = tuple(image_shape)
+        if len(image_shape) not in (1, 3) or min(image_shape) < 1:
+            raise ValueError(
+                "image_shape must be (H, W, C), or (D,) of vectors, all positive, got "
+                f"{image_shape}."
+            )
+    one_image = input_structs(image_shape)
 
     def draw(key):
         # lazy_init draws the parameters without running the network.
@@ -126,8 +127,10 @@ def from_linen(
         return {k: named_stages(tree, stages) for k, tree in draw(key).items()}
 
     def features(variables, x, train=False, key=None):
-        chex.assert_shape(x, (None, *image_shape))
-        x = x.astype(jax.tree.leaves(variables["params"])[0].dtype)
+        dtype = jax.tree.leaves(variables["params"])[0].dtype
+        check = lambda a, one: chex.assert_shape(a, (None, *one.shape[1:]))
+        jax.tree.map(check, x, one_image)
+        x = jax.tree.map(lambda a: a.astype(dtype), x)
         given = variables["batch_stats"]
         variables = {k: stacked_stages(tree, stages) for k, tree in variables.items()}
         # In the order of what is given: parts of one vector stay together.

@@ -20,7 +20,7 @@ from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.federated.settings import AUTO, TABLES
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.tasks.faces.distillation import DummyTeacher
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source, is_image
 
 
 class KnownSize(NamedTuple):
@@ -155,6 +155,8 @@ def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
 
 
 def _replace_images(source: Source) -> Source:
+    if not is_image(source.image_shape):
+        return source
     shape, dtype = source.image_shape, source.read(np.arange(0)).dtype
     none = lambda *of: lambda rows: np.broadcast_to(dtype.type(0), (len(rows), *of))
     masks = source.masks

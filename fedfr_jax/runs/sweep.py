@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedfr_jax import digest_json, trees
 from fedfr_jax.json_files import read_json_lines
@@ -37,7 +36,13 @@ from fedfr_jax.runs.stage_config import stage_config
 from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.runs.stage_setup import read_end
 from fedfr_jax.runs.workdir import CONFIG
-from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
+from fedfr_jax.types import (
+    CentralTrainer,
+    Experiment,
+    FederatedTrainer,
+    PyTree,
+    input_structs,
+)
 
 FILE = "results.jsonl"
 MARK = "sweep of fedfr_jax\n"  # what the lock of a sweep's folder says
@@ -139,8 +144,8 @@ def count_sizes(experiment: Experiment) -> RunSizes:
     else:
         whole = judged = jax.eval_shape(trainer.init_variables, None)
     image_shape = experiment.task.dataset.image_shape
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    output = jax.eval_shape(trainer.apply_global, judged, image)
+    inputs = input_structs(image_shape)
+    output = jax.eval_shape(trainer.apply_global, judged, inputs)
     network = network_flops(
         trainer.count_flops, trainer.apply_global, judged, image_shape
     )

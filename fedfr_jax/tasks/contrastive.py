@@ -44,7 +44,7 @@ def with_contrastive_loss(
 
     def loss_fn(variables, batch, key, *, received, previous):
         output, seen, stats = model.apply_with_features(
-            variables, batch.images, True, key=key
+            variables, batch.model_inputs, True, key=key
         )
         known = model._replace(
             apply=lambda *_, **__: (output, stats),
@@ -52,7 +52,7 @@ def with_contrastive_loss(
         )
         value, (stats, metrics) = loss_of(known)(variables, batch, key)
         fixed = [
-            model.apply_with_features(other, batch.images, False)[1]
+            model.apply_with_features(other, batch.model_inputs, False)[1]
             for other in (received, previous)
         ]
         terms = model_contrastive(

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,7 +22,17 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
-from fedfr_jax.types import Augment, Dataset, DataUsage, Preprocessing, Source, UsedRows
+from fedfr_jax.types import (
+    Augment,
+    Dataset,
+    DataUsage,
+    InputShape,
+    Preprocessing,
+    Source,
+    UsedRows,
+    input_structs,
+    is_image,
+)
 
 
 def open_data(settings: Mapping) -> Source:
@@ -148,7 +159,7 @@ def build_dataset(
     """
     targets = {"label": source.labels[rows].astype(np.int32), **targets}
     if stream_bytes is None:
-        return Dataset({"image": source.read(rows)}, targets)
+        return Dataset.from_arrays(source.read(rows), None)._replace(targets=targets)
     return stream(lambda i: source.read(rows[i]), targets, memory=stream_bytes)
 
 
@@ -197,7 +208,7 @@ def build_preprocessing(
     Raises:
       ValueError: for trainings that scale pixels differently.
     """
-    if len(source.image_shape) != 3:
+    if not is_image(source.image_shape):
         return VECTORS
     how, first = source.preprocessing or Preprocessing(), ""
     for key, augment in _augments(settings, pretrains).items():
@@ -237,6 +248,13 @@ def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
     return with_tuples({"mean": default.mean, "std": default.std, **own})
 
 
+def example_bytes(shape: InputShape) -> int:
+    """Bytes of an input: one a number of an image, four of anything else."""
+    if is_image(shape):
+        return math.prod(shape)
+    return 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(input_structs(shape)))
+
+
 def should_stream(
     federation: Federation, source: Source, parts: Sequence, mesh: Mesh
 ) -> int | None:
@@ -251,7 +269,7 @@ def should_stream(
     is_streamed = federation.table == "stream"
     if federation.table == "auto":
         num_images = sum(len(rows) for rows in parts)
-        num_bytes = num_images * math.prod(source.image_shape)
+        num_bytes = num_images * example_bytes(source.image_shape)
         is_streamed = mesh.is_multi_process or not fits_devices(num_bytes, mesh)
     return int(federation.table_gib * 2**30) if is_streamed else None
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.model_limits import check_layers
 from fedfr_jax.schema import MOST, choose, naming
-from fedfr_jax.types import Model, PyTree
+from fedfr_jax.types import InputShape, Model, PyTree, input_structs
 
 NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual network
 
@@ -22,12 +22,12 @@ def with_name(task: str, settings: Mapping) -> Mapping:
 
 
 def build_network(
-    settings: Mapping, image_shape: Sequence[int]
+    settings: Mapping, image_shape: InputShape
 ) -> tuple[Model, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct | None]:
     """(The network of config.model, its output for one image, its features or None).
 
     Args:
-      image_shape: (H, W, C).
+      image_shape: of one input.
 
     Returns:
       Output and features are shapes with an axis of 1 in front.
@@ -41,7 +41,7 @@ def build_network(
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
     run = model.apply_with_features or model.apply
-    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    image = input_structs(image_shape)
     with naming("config.model", settings):
         variables = jax.eval_shape(model.init, jax.random.key(0))
         check_sizes(variables)

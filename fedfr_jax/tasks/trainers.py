@@ -37,6 +37,7 @@ from fedfr_jax.types import (
     Model,
     PyTree,
     Stage,
+    is_image,
 )
 
 # Of faces only.
@@ -242,7 +243,7 @@ def central_trainer(
     check_training(training, section, of.num_rows, of.mesh)
     check_patterns(training, section, lambda: of.shapes["params"], of.mesh)
     with naming(f"config.{section}"):
-        feed = build_batching(training, is_images=len(of.model.image_shape) == 3)
+        feed = build_batching(training, is_images=is_image(of.model.image_shape))
     return CentralTrainer(
         settings=training,
         dataset=None,

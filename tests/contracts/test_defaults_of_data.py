@@ -101,6 +101,7 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "recordio": {"channels": 3, "cache": None, **ANY_SIZE, **ANY_COUNT},
     "reid_csv": {"images": None, **PEOPLE},
     "synthetic": {"alpha": 1.0, "beta": 1.0, "num_users": 30, "seed": 0},
+    "table": {"client": None, "ignore": ()},
     "tfds": {
         "split": "train",
         "test_split": None,

@@ -17,6 +17,7 @@ from fedfr_jax.data.sources.flickr_aes import RATINGS, flickr_aes
 from fedfr_jax.data.sources.pairs import listed_pairs
 from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
 from fedfr_jax.data.sources.segmentation import CAMVID, camvid, image_masks
+from fedfr_jax.data.sources.table import table
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.tasks.faces.evaluation_sets import (
     LISTS,
@@ -111,6 +112,20 @@ def _reid_csv(path):
     (path / "split.csv").write_text("file,identity,camera,split\n" + "".join(text))
 
 
+def _table(path):
+    rows = [f"{i},{'ab'[i % 2]},{i % 3}\n" for i in range(9)]
+    (path / "table.csv").write_text("size,kind,label\n" + "".join(rows))
+
+
+def _as_bytes(source):
+    """The bytes of a table's numbers, as images are compared."""
+    count = len(source.labels)
+    rows = np.concatenate([*source.read(np.arange(count)).values()], axis=1)
+    images = rows.view(np.uint8).reshape(count, -1, 1, 1)
+    shape = images.shape[1:]
+    return source._replace(read=lambda i: images[i], image_shape=shape)
+
+
 def _flickr(path):
     names = [f"farm{i}.png" for i in range(9)]
     put(path / "40K", names)
@@ -199,6 +214,8 @@ SETS = {
                     lambda path: msmt17(path, image_size=8)),
     "reid csv": Small(_reid_csv, ("split.csv",), lambda path: reid_csv(
         path / "split.csv", image_size=8)),
+    "table": Small(_table, ("table.csv",), lambda path: _as_bytes(table(
+        path / "table.csv", label="label"))),
     "flickr_aes": Small(_flickr, (RATINGS,), lambda path: flickr_aes(
         path, image_size=8, min_ratings=5, min_per_score=1)),
     "listed pairs": Small(_pairs, ("pairs.txt",), lambda path: listed_pairs(

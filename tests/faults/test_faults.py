@@ -156,7 +156,7 @@ def test_a_part_is_kept_with_its_command_and_commit(findings, monkeypatch, tmp_p
 def test_the_pages_tables_are_those_of_the_kept_numbers():
     root = pathlib.Path(__file__).parents[2]
     path = root / "experiments" / "benchmarks" / "results" / "faults.json"
-    page = (root / "docs" / "reliability.md").read_text()
+    page = (root / "docs" / "explanation" / "reliability.md").read_text()
     rows = json.loads(path.read_text())["rows"]
     ends = ("same", "valid", "refused")
     for name, counts in rows["inputs"]["table"].items():

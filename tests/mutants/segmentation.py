@@ -129,7 +129,7 @@ MUTANTS = [
             ),
             ("kept * old.mean + (1 - kept) * new.mean", "new.mean"),
             ("found.count * examples", "found.count"),
-            ('batch.inputs["image"], False)', 'batch.inputs["image"], True)'),
+            ("batch.model_inputs, False)", "batch.model_inputs, True)"),
         ],
     ),
     Mutants(

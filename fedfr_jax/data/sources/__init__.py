@@ -39,6 +39,7 @@ from fedfr_jax.data.sources.selection import (
     names_from,
 )
 from fedfr_jax.data.sources.synthetic import fake_data, synthetic
+from fedfr_jax.data.sources.table import table
 from fedfr_jax.data.sources.tfds import femnist10, tfds
 from fedfr_jax.data.synthetic_faces import synthetic_faces
 from fedfr_jax.schema import check_choice, register
@@ -105,6 +106,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "recordio": recordio,
     "reid_csv": reid_csv,
     "synthetic": synthetic,
+    "table": table,
     "tfds": tfds,
     "viper": viper,
 }

@@ -59,7 +59,7 @@ def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
         def logits(variables, key):
             network = variable_split.merge_personal_variables(variables)
             key = key if train_mode else None
-            found, _ = model.apply(network, batch.inputs["image"], train_mode, key=key)
+            found, _ = model.apply(network, batch.model_inputs, train_mode, key=key)
             number = jnp.arange(found.shape[1], dtype=jnp.int32)
             return jnp.where((number < client.num_classes)[None], found, 0)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Batch, Client, Model, PyTree
+from fedfr_jax.types import Batch, Client, Model, PyTree, input_structs
 
 TINY = 1e-12
 
@@ -42,7 +42,7 @@ def empty_prototypes(model: Model) -> Prototypes:
 
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """The shape of a model's features of one image, [1, D] or [1, h, w, D]."""
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    image = input_structs(model.image_shape)
     of = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
     return jax.eval_shape(of, jax.random.key(0), image)
 
@@ -115,7 +115,7 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.merge_personal_variables(variables)
-        _, found, _ = features(network, batch.inputs["image"], False)
+        _, found, _ = features(network, batch.model_inputs, False)
         if normalize:
             length = jnp.linalg.norm(found, axis=-1, keepdims=True)
             found = found / jnp.maximum(length, TINY)

@@ -35,7 +35,7 @@ def cross_entropy(
     values_of = build_losses(model, label_smoothing, loss)
 
     def loss_fn(variables, batch, key):
-        logits, stats = model.apply(variables, batch.images, True, key=key)
+        logits, stats = model.apply(variables, batch.model_inputs, True, key=key)
         value, accuracy = with_metrics(logits, batch, values_of)
         return value, (stats, {"accuracy": accuracy})
 
@@ -98,7 +98,7 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
 
     def loss_fn(variables, batch, key):
         logits, seen, stats = model.apply_with_features(
-            variables, batch.images, True, key=key
+            variables, batch.model_inputs, True, key=key
         )
         rows = variables["params"][model.blocks[-1]]["kernel"].T
         values = class_hinge(seen, rows[batch.labels], target=target)

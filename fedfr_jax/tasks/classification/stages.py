@@ -42,6 +42,7 @@ from fedfr_jax.types import (
     Model,
     Source,
     Task,
+    is_image,
 )
 
 
@@ -64,7 +65,7 @@ def classification(settings: Mapping) -> Experiment:
     check_federation(federation, num_clients)
     mesh = build_mesh(federation)
     trainers, of = build_trainers(settings, source, parts, mesh)
-    how, is_images = build_preprocessing(settings, source), len(source.image_shape) == 3
+    how, is_images = build_preprocessing(settings, source), is_image(source.image_shape)
     plain = normalization(how) if is_images else None
     judge = build_evaluators(settings["evaluation"], of.model, of.shapes, plain)
     needed = parts.train, parts.test, unseen.train, unseen.test

@@ -1,0 +1,99 @@
+"""Tables: a .csv whose rows are examples, with columns of numbers and of words."""
+
+import csv
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedfr_jax.data.sources.decoding import check_rows
+from fedfr_jax.files import read_list
+from fedfr_jax.types import Source
+
+
+def table(
+    path: str | os.PathLike,
+    *,
+    label: str,
+    client: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Source:
+    """Rows of a .csv with a header, as {"numbers": [D], "categories": [C]} float32.
+
+    A column whose cells are all numbers (or empty) is scaled to mean 0 and standard
+    deviation 1 over the file, an empty cell becomes 0. Every other column is one of
+    categories: each of its words has a number of its own among all such columns.
+
+    Args:
+      label: column of the classes.
+      client: column that says whose a row is, for the partition by owner.
+      ignore: columns that are left out.
+
+    Raises:
+      ValueError: naming the file, for a missing column or a line of another length.
+    """
+    header, lines = _read(path)
+    for name in (label, *filter(None, [client]), *ignore):
+        if name not in header:
+            raise ValueError(f"{path} must have the column {name!r}, got {header}.")
+    columns = dict(zip(header, zip(*lines, strict=True), strict=True))
+    names, labels = np.unique(columns[label], return_inverse=True)
+    used = [x for x in header if x not in (label, client, *ignore)]
+    numbers, categories, count = [], [], 0
+    for name in used:
+        values = _numbers(columns[name])
+        if values is not None:
+            numbers.append(_scaled(values))
+            continue
+        words, codes = np.unique(columns[name], return_inverse=True)
+        categories.append(codes + count)
+        count += len(words)
+    inputs = {
+        "numbers": _stacked(numbers, len(lines)),
+        "categories": _stacked(categories, len(lines)),
+    }
+    return Source(
+        read=lambda rows: {k: x[check_rows(rows, len(x))] for k, x in inputs.items()},
+        labels=labels.astype(np.int32),
+        names=tuple(names.tolist()),
+        image_shape={k: x.shape[1:] for k, x in inputs.items()},
+        client_ids=None if client is None else np.array(columns[client]),
+    )
+
+
+def _read(path) -> tuple[list[str], list[list[str]]]:
+    """(Names of the columns, cells of every line)."""
+    try:
+        header, *lines = csv.reader(read_list(path).splitlines())
+    except (csv.Error, ValueError) as error:
+        raise ValueError(
+            f"{path} must be a .csv with a header, got {error}."
+        ) from error
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header):
+            raise ValueError(
+                f"{path}, line {number}, must have {len(header)} cells, got "
+                f"{len(line)}."
+            )
+    if not lines or len({*header}) != len(header):
+        raise ValueError(f"{path} must have rows, and each column once, got {header}.")
+    return header, lines
+
+
+def _numbers(cells: Sequence[str]) -> np.ndarray | None:
+    """Cells as numbers, empty ones as nan; None where one is a word."""
+    try:
+        found = np.array([float(x) if x.strip() else np.nan for x in cells])
+    except ValueError:
+        return None
+    return None if np.isinf(found).any() or np.isnan(found).all() else found
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    deviation = np.nanstd(values) or 1.0
+    return np.nan_to_num((values - np.nanmean(values)) / deviation)
+
+
+def _stacked(columns: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """[T, number of columns] float32."""
+    return np.array(columns, np.float32).reshape(-1, count).T

@@ -1,0 +1,71 @@
+"""An MLP on rows of a table: numbers, and learned vectors of categories.
+
+Guo and Berkhahn 2016, "Entity embeddings of categorical variables", arXiv:1604.06737.
+Parameters: embedding/embedding [V, E]; fc<i>/kernel [I, H], bias [H];
+classifier/kernel [H, M], bias [M].
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from fedfr_jax.models.linen import check_widths, from_linen, sow_features
+from fedfr_jax.types import Model
+
+
+def tabular(
+    image_shape: Mapping[str, Sequence[int]],
+    *,
+    hidden_dims: Sequence[int] = (64, 64),
+    num_classes: int = 2,
+    num_categories: int = 256,
+    category_dim: int = 8,
+) -> Model:
+    """Linear layers with ReLU on {"numbers": [B, D], "categories": [B, C]}.
+
+    Args:
+      image_shape: {"numbers": (D,), "categories": (C,)}, as of the source `table`.
+      hidden_dims: units of the layers.
+      num_classes: M.
+      num_categories: V, vectors of categories; further ones share them (modulo V).
+      category_dim: E.
+
+    Raises:
+      ValueError: for inputs of other names, or layers that are none.
+    """
+    if not isinstance(image_shape, Mapping) or {*image_shape} != {*KEYS}:
+        raise ValueError(
+            f"tabular needs inputs {list(KEYS)}, got {image_shape}: take the source "
+            "table."
+        )
+    check_widths(hidden_dims)
+    module = Tabular(tuple(hidden_dims), num_classes, num_categories, category_dim)
+    blocks = [f"fc{i + 1}" for i in range(len(hidden_dims))]
+    blocks = ["embedding", *blocks, "classifier"]
+    return from_linen(module, image_shape, num_classes, blocks=blocks)
+
+
+KEYS = ("numbers", "categories")
+
+
+class Tabular(nn.Module):
+    """The network; `tabular` documents its attributes."""
+
+    hidden_dims: tuple[int, ...]
+    num_classes: int
+    num_categories: int
+    category_dim: int
+
+    @nn.compact
+    def __call__(self, x: Mapping[str, jax.Array], train: bool) -> jax.Array:
+        """{"numbers": [B, D], "categories": [B, C]} -> [B, M]."""
+        del train
+        codes = x["categories"].astype(jnp.int32) % self.num_categories
+        embed = nn.Embed(self.num_categories, self.category_dim, name="embedding")
+        vectors = embed(codes).reshape(len(codes), -1)
+        h = jnp.concatenate([x["numbers"], vectors.astype(x["numbers"].dtype)], axis=1)
+        for i, width in enumerate(self.hidden_dims):
+            h = nn.relu(nn.Dense(width, name=f"fc{i + 1}")(h))
+        return nn.Dense(self.num_classes, name="classifier")(sow_features(self, h))
