@@ -8,10 +8,11 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-slow accelerators faults mutants lint check bench clean
+.PHONY: help demo docs test test-slow accelerators faults mutants lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
+	@echo "make docs       this documentation as a site in build/site; fails on a broken link"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
@@ -34,6 +35,10 @@ $(READY): requirements.txt pyproject.toml setup.py
 
 demo: $(READY)
 	$(RUN) -m fedfr_jax train --config=fedfr/demo --workdir=runs/demo --overwrite $(ARGS)
+
+docs: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
 test: $(READY)
 	$(RUN) -m pytest -m "not slow" -n $(JOBS) --dist=worksteal $(ARGS)

@@ -75,7 +75,7 @@ def test_pins_are_exact_and_within_what_the_package_asks_for(python):
     asked = [
         x
         for name in extras
-        if name not in ("detect", "export", "torch")
+        if name not in ("detect", "docs", "export", "torch")
         for x in extras[name]
     ]
     needed = requirements([*PROJECT["dependencies"], *asked], python)

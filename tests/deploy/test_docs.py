@@ -1,4 +1,4 @@
-"""What docs/export.md shows runs as it stands, loaders without this library."""
+"""What docs/how-to/export.md shows runs as it stands, loaders without this library."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.gallery import Gallery, search, unit_length, write_gallery
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs/export.md").read_text()
+TEXT = (ROOT / "docs/how-to/export.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 LOADERS = {"stablehlo": CODE[0], "onnx": CODE[1]}
 

@@ -109,7 +109,8 @@ def test_the_page_says_what_the_kept_outcomes_say():
     counts = collections.Counter()
     for of_room in kept["table"].values():
         counts.update(of_room)
-    page = " ".join((ROOT / "docs" / "reliability.md").read_text().split())
+    path = ROOT / "docs" / "explanation" / "reliability.md"
+    page = " ".join(path.read_text().split())
     made = kept["made"]
     assert len(kept["missed"]) == counts.total() - counts["noticed"]
     assert f"Of {counts.total()} on {made['date']}, commit {made['commit']} " in page

@@ -1,0 +1,159 @@
+"""Hooks of mkdocs: what pages take from the code when the site is built.
+
+A comment in a page becomes text:
+  <!-- api: init run_round -->      entries of mkdocstrings for public names
+  <!-- api: * -->                   those of all names that the page does not have yet
+  <!-- generated: commands -->      the output of a function of GENERATED
+Formulas between dollars become MathML, which browsers draw without a script.
+Links to files of the repository outside of docs/ become their paths.
+"""
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import pathlib
+import posixpath
+import re
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).parent.parent
+API = re.compile(r"<!-- api: (.*?) -->", re.S)
+NAME = re.compile(r"`(?:ff\.)?(\w+)`")
+GENERATED_HERE = re.compile(r"<!-- generated: (\w+) -->")
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
+DISPLAY, INLINE = re.compile(r"\$\$(.+?)\$\$", re.S), re.compile(r"\$([^$\n]+?)\$")
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
+
+
+def with_api(markdown: str) -> str:
+    """`markdown` with its comments `api` as entries of mkdocstrings."""
+    import fedfr_jax as ff
+
+    listed = {*" ".join(API.findall(markdown)).split(), *NAME.findall(markdown)}
+    others = " ".join(sorted({*ff._PLACES} - listed))
+    return API.sub(lambda x: api_entries(x[1].replace("*", others)), markdown)
+
+
+def api_entries(names: str) -> str:
+    """Entries of mkdocstrings, each from the module that a public name is of."""
+    import fedfr_jax as ff
+
+    entries = []
+    for name in names.split():
+        entries.append(f"::: {ff._PLACES[name]}.{name}")
+        if inspect.isclass(getattr(ff, name)):
+            own = vars(getattr(ff, name)).items()
+            methods = [k for k, x in own if is_method(x) and not k.startswith("_")]
+            entries[-1] += f"\n    options:\n      members: {methods or 'false'}"
+    return "\n\n".join(entries)
+
+
+def is_method(member) -> bool:
+    """Whether a member of a class is a function that is called, with a docstring."""
+    function = getattr(member, "__func__", member)
+    return inspect.isfunction(function) and bool(function.__doc__)
+
+
+def with_formulas(markdown: str) -> str:
+    """`markdown` with $...$ and $$...$$ outside of code as MathML."""
+    from latex2mathml.converter import convert
+
+    parts = CODE.split(markdown)  # text and code in turns
+    for i in range(0, len(parts), 2):
+        parts[i] = DISPLAY.sub(lambda x: convert(x[1], display="block"), parts[i])
+        parts[i] = INLINE.sub(lambda x: convert(x[1]), parts[i])
+    return "".join(parts)
+
+
+def printed(*argv: str) -> str:
+    """What a command prints, 80 columns wide."""
+    from fedfr_jax.cli.main import main
+
+    os.environ["COLUMNS"] = "80"
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        main([*argv])
+    return text.getvalue()
+
+
+def commands() -> str:
+    """Every command with its help."""
+    from fedfr_jax.cli.main import COMMANDS
+
+    parts = [f"```text\n{printed('--help')}```"]
+    for name, about in COMMANDS.items():
+        parts.append(f"## fedfr {name}\n\n{about[0].upper()}{about[1:]}.")
+        parts.append(f"```text\n{printed(name, '--help')}```")
+    return "\n\n".join(parts)
+
+
+def members() -> str:
+    """Every family that a config can name, with settings and defaults."""
+    from fedfr_jax.cli.describe import FAMILIES
+
+    parts = []
+    for family in FAMILIES:
+        title = family.replace("_", " ").capitalize()
+        parts.append(f"## {title}\n\n```text\n{printed('describe', family)}```")
+    return "\n\n".join(parts)
+
+
+def configs() -> str:
+    """The shipped configs, each with the first line of its docstring."""
+    return f"```text\n{printed('configs')}```"
+
+
+FORMULAS = [f"explanation/{name}.md" for name in ("fedfr", "fedper")]
+FORMULAS += [f"explanation/{name}.md" for name in ("fedmargin", "fedreid", "bigface")]
+
+
+def notebooks() -> str:
+    """Every notebook with its first words, its last picture and a link."""
+    parts = []
+    for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        title, _, about = texts[0].partition("\n\n")
+        outputs = [out for c in cells for out in c.get("outputs", ())]
+        pictures = [
+            o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})
+        ]
+        source = f"data:image/png;base64,{''.join(pictures[-1].split())}"
+        parts.append(f"#{title}\n\n{about}\n\n![{title}]({source})")
+        parts.append(f"[Open {path.name}]({path.name})")
+    return "\n\n".join(parts)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "members": members,
+    "configs": configs,
+    "notebooks": notebooks,
+}
+
+
+def outside_links(markdown: str, page: str) -> str:
+    """`markdown` whose links to files outside of docs/ are their paths in code."""
+
+    def replace(link):
+        path = posixpath.normpath(
+            posixpath.join("docs", posixpath.dirname(page), link[2])
+        )
+        if path.startswith("docs/") or path == "docs":
+            return link[0]
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(
+                f"docs/{page} links to {path}, which does not exist."
+            )
+        return f"{link[1]} (`{path}`)"
+
+    return LINK.sub(replace, markdown)
+
+
+def on_page_markdown(markdown: str, page, **_) -> str:
+    """Called by mkdocs with the text of a page."""
+    markdown = with_api(markdown) if API.search(markdown) else markdown
+    markdown = GENERATED_HERE.sub(lambda found: GENERATED[found[1]](), markdown)
+    markdown = outside_links(markdown, page.file.src_uri)
+    return with_formulas(markdown) if page.file.src_uri in FORMULAS else markdown

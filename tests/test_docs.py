@@ -1,0 +1,222 @@
+"""Pages of the documentation: code and commands run, names and pictures are current.
+
+A block below a comment `<!-- shown only: reason -->` is compiled or parsed, not run.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import pytest
+
+import fedfr_jax as ff
+from fedfr_jax.cli import flags
+from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.tasks import TASKS
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+BLOCK = re.compile(
+    r"(?P<shown><!-- shown only: [^>]+ -->\n)?"
+    r"(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)\n(?P=indent)```",
+    re.S,
+)
+# Pages whose code other tests run in part, or that compile much.
+SLOW = ("index", "first-run", "own-algorithm", "scaling-law")
+SLOW += ("personal-layers", "faces-folder")
+SMALLER = ("--config.pretrain.epochs=1", "--config.federation.rounds=1")
+
+
+def load(path):
+    """The module of a script of docs/."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    runs: bool
+
+
+def blocks(path):
+    """The blocks of a page, in order."""
+    for found in BLOCK.finditer(path.read_text()):
+        indent = len(found["indent"])
+        text = "\n".join(line[indent:] for line in found["text"].split("\n"))
+        yield Block(found["language"], text, not found["shown"])
+
+
+def commands(text):
+    """The words of every fedfr command in a block, a backslash joins lines."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(x, comments=True) for x in lines if x.startswith("fedfr ")]
+
+
+PAGES = {path.relative_to(DOCS).as_posix(): path for path in DOCS.rglob("*.md")}
+CODE = {
+    name: path
+    for name, path in PAGES.items()
+    if any(b.language == "python" and b.runs for b in blocks(path))
+}
+SHELL = {
+    name: path
+    for name, path in PAGES.items()
+    if any(b.language == "sh" for b in blocks(path))
+}
+COMMANDS_OF_PAGES = [
+    pytest.param(words, id=f"{name}:{i}")
+    for name, path in sorted(SHELL.items())
+    for i, words in enumerate(
+        words for b in blocks(path) if b.language == "sh" for words in commands(b.text)
+    )
+]
+
+
+def is_slow(name):
+    return pathlib.Path(name).stem in SLOW
+
+
+def marked(names):
+    return [
+        pytest.param(n, marks=[pytest.mark.slow] if is_slow(n) else [])
+        for n in sorted(names)
+    ]
+
+
+@pytest.fixture
+def as_a_user_has_it(tmp_path, monkeypatch):
+    """An empty folder, and JAX without the strict settings of the tests."""
+    monkeypatch.chdir(tmp_path)
+    families = (ff.ALGORITHMS, ff.SOURCES, ff.MODELS)
+    before = [dict(family) for family in families]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    for family, known in zip(families, before, strict=True):
+        for name in family.keys() - known.keys():
+            del family[name]
+
+
+@pytest.mark.parametrize("name", marked(CODE))
+def test_the_code_of_a_page_runs_from_top_to_bottom(name, as_a_user_has_it):
+    names = {}
+    for block in blocks(PAGES[name]):
+        if block.language == "python":
+            code = compile(block.text, name, "exec")
+            if block.runs:
+                exec(code, names)
+
+
+class Parsed(Exception):
+    """Raised with a command's flags, before it does anything."""
+
+
+@pytest.mark.parametrize("words", COMMANDS_OF_PAGES)
+def test_commands_of_pages_have_the_flags_and_configs_that_they_name(
+    words, monkeypatch
+):
+    parse_known_args = flags.Parser.parse_known_args
+
+    def parse(parser, argv):
+        values, unknown = parse_known_args(parser, argv)
+        assert not [word for word in unknown if "=[" not in word]
+        raise Parsed(values)
+
+    monkeypatch.setattr(flags.Parser, "parse_known_args", parse)
+    assert words[1] in COMMANDS
+    if words[1] in ("configs", "launch"):  # without flags, or hands them on
+        return
+    with pytest.raises(Parsed) as parsed:
+        main(words[1:])
+    (values,) = parsed.value.args
+    named = getattr(values, "config", None)
+    if named and not named.endswith((".py", "...")):
+        assert flags.load_config(values, words[1]).task in TASKS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SHELL))
+def test_the_commands_of_a_page_run(name, tmp_path):
+    """With code of the page between them; training is shortened."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    run = lambda argv: subprocess.run(argv, cwd=tmp_path, env=env, check=True)
+    for block in blocks(PAGES[name]):
+        if block.language == "python" and block.runs:
+            run([sys.executable, "-c", block.text])
+        for words in commands(block.text) if block.language == "sh" else ():
+            if not block.runs:
+                continue
+            smaller = SMALLER if words[1] in ("train", "sweep") else ()
+            run([sys.executable, "-m", "fedfr_jax", *words[1:], *smaller])
+
+
+def test_every_block_has_a_language_that_a_test_knows():
+    for name, path in PAGES.items():
+        for block in blocks(path):
+            known = ("python", "sh", "bash", "text", "yaml", "json")
+            assert block.language in known, f"{name}: {block.text[:60]}"
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    hooks = load(DOCS / "hooks.py")
+    text = hooks.with_api(PAGES["reference/api.md"].read_text())
+    entries = re.findall(r"^::: ([\w.]+)$", text, re.M)
+    assert len(entries) == len({*entries})
+    names = {entry.rpartition(".")[2] for entry in entries}
+    assert names <= {*ff._PLACES} <= names | {*hooks.NAME.findall(text)}
+    without = [name for name in names if not getattr(ff, name).__doc__]
+    assert not without
+
+
+def test_pictures_are_those_that_the_code_draws():
+    draw = load(DOCS / "pictures" / "draw.py")
+    files = {p.stem: p.read_text() for p in (DOCS / "pictures").glob("*.svg")}
+    assert files == {name: function() for name, function in draw.PICTURES.items()}
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    assert {*re.findall(r"([\w/-]+\.md)$", nav, re.M)} == {*PAGES}
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_the_cells_of_its_script_and_pictures(path):
+    jupytext = pytest.importorskip("jupytext")
+    cells = json.loads(path.read_text())["cells"]
+    script = jupytext.read(path.with_suffix(".py"))
+    assert ["".join(c["source"]) for c in cells] == [c.source for c in script.cells]
+    outputs = [out for cell in cells for out in cell.get("outputs", ())]
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert not any(out["output_type"] == "error" for out in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, monkeypatch):
+    pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    load(path.parent / "build.py").execute(path.stem)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
