@@ -88,15 +88,85 @@ def commands() -> str:
     return "\n\n".join(parts)
 
 
+# What the library passes itself, see `fedfr describe --help`.
+PASSED = {"image_shape", "input_shape", "labels", "cosine", "local", "training"}
+PASSED |= {"loss", "model", "task", "mesh", "seen", "num_classes", "kwargs", "self"}
+
+
 def members() -> str:
-    """Every family that a config can name, with settings and defaults."""
-    from fedfr_jax.cli.describe import FAMILIES
+    """Every family that a config can name, with a table of keys for each member."""
+    from fedfr_jax.cli.describe import FAMILIES, VARIANTS, summary
 
     parts = []
-    for family in FAMILIES:
-        title = family.replace("_", " ").capitalize()
-        parts.append(f"## {title}\n\n```text\n{printed('describe', family)}```")
+    for family, get_members in FAMILIES.items():
+        parts.append(f"## {family.replace('_', ' ').capitalize()}")
+        if family == "variants":
+            rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]
+            parts.append(
+                table(("method", "entry of config.methods", "what it is"), rows)
+            )
+            continue
+        for name, member in sorted(get_members().items()):
+            parts.append(f"### {name}\n\n{summary(member)}")
+            if keys := keys_of(member):
+                parts.append(table(("key", "default", "meaning"), keys))
     return "\n\n".join(parts)
+
+
+def keys_of(member: Callable) -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every setting of a factory, or field of a section."""
+    is_section = inspect.isclass(member)
+    meanings = comments_of(member) if is_section else arguments_of(member)
+    rows = []
+    for key, parameter in inspect.signature(member).parameters.items():
+        if key in PASSED and not is_section:
+            continue
+        default = parameter.default
+        text = getattr(default, "__name__", None) or repr(default)
+        text = "needed" if default is parameter.empty else f"`{text}`"
+        rows.append((f"`{key}`", text, meanings.get(key, "")))
+    return rows
+
+
+def arguments_of(function: Callable) -> dict[str, str]:
+    """{argument: meaning} out of the section Args of a docstring."""
+    block = re.search(
+        r"^Args:\n((?: +.*\n?|\n)+)", inspect.getdoc(function) or "", re.M
+    )
+    found = re.findall(
+        r"^  (\w[\w, ]*): ((?:.|\n   )*)", block[1] if block else "", re.M
+    )
+    return {
+        name: " ".join(text.split())
+        for names, text in found
+        for name in names.split(", ")
+    }
+
+
+def comments_of(section: type) -> dict[str, str]:
+    """{field: the comment above it or beside it} of a class of settings."""
+    found, above = {}, []
+    try:
+        lines = inspect.getsource(section).splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        code, _, beside = line.partition("  # ")
+        if line.startswith("    # "):
+            above.append(line[6:])
+        elif field := re.match(r"    (\w+): ", code):
+            found[field[1]] = " ".join([*above, beside]).strip()
+            above = []
+        else:
+            above = []
+    return found
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    cells = [[x.replace("|", "\\|").replace("\n", " ") for x in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def configs() -> str:

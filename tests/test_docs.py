@@ -4,6 +4,7 @@ A block below a comment `<!-- shown only: reason -->` is compiled or parsed, not
 """
 
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -18,7 +19,9 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.cli import flags
+from fedfr_jax.cli.describe import FAMILIES
 from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.tasks import TASKS
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -177,6 +180,16 @@ def test_every_public_name_is_on_the_page_of_the_api():
     assert names <= {*ff._PLACES} <= names | {*hooks.NAME.findall(text)}
     without = [name for name in names if not getattr(ff, name).__doc__]
     assert not without
+
+
+def test_every_key_of_a_config_is_on_the_page_of_keys():
+    text = load(DOCS / "hooks.py").members()
+    for family, members in FAMILIES.items():
+        for name in members():
+            assert f"### {name}\n" in text or f"| `{name}` |" in text, (family, name)
+    fields = inspect.signature(Federation).parameters
+    missed = [key for key in fields if f"| `{key}` |" not in text]
+    assert not missed
 
 
 def test_pictures_are_those_that_the_code_draws():
