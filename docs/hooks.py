@@ -98,7 +98,8 @@ def members() -> str:
     from fedfr_jax.cli.describe import FAMILIES, VARIANTS, summary
 
     parts = []
-    for family, get_members in FAMILIES.items():
+    families = sorted(FAMILIES.items(), key=lambda item: item[0] != "sections")
+    for family, get_members in families:
         parts.append(f"## {family.replace('_', ' ').capitalize()}")
         if family == "variants":
             rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]
