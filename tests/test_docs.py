@@ -154,13 +154,16 @@ def test_the_commands_of_a_page_run(name, tmp_path):
     """With code of the page between them; training is shortened."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     run = lambda argv: subprocess.run(argv, cwd=tmp_path, env=env, check=True)
+    code = []
     for block in blocks(PAGES[name]):
         if block.language == "python" and block.runs:
-            run([sys.executable, "-c", block.text])
-        for words in commands(block.text) if block.language == "sh" else ():
-            if not block.runs:
-                continue
-            smaller = SMALLER if words[1] in ("train", "sweep") else ()
+            code.append(block.text)
+        if block.language != "sh" or not block.runs:
+            continue
+        run([sys.executable, "-c", "\n".join(code)])  # what the commands need
+        for words in commands(block.text):
+            is_long = "--config=demo" in words and words[1] in ("train", "sweep")
+            smaller = SMALLER if is_long else ()
             run([sys.executable, "-m", "fedfr_jax", *words[1:], *smaller])
 
 
