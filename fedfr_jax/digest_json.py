@@ -44,7 +44,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
             return value
         fault = f"its digest is not {kept}, it was changed."
     except ValueError as error:
-        fault = error
+        fault = str(error).replace(f"{path} ", "it ", 1)
     raise ValueError(
         f"{path} must be the JSON of the run as it was written, but: {fault} Put a "
         "copy back, or move it away and start `fedfr train` with the config that the "

@@ -190,7 +190,7 @@ def with_images(experiment, config: dict):
     from fedfr_jax.types import Evaluation, Evaluator
 
     source, model, table = looked_at(config, NUM_IMAGES)
-    judged = EvaluationSet(table, np.array([0, NUM_IMAGES]), source.masks.names)
+    judged = EvaluationSet(table, np.array([0, NUM_IMAGES]), source.masks.class_names)
     colors = np.array(source.masks.class_colors, np.uint8)
     draw = prediction_images(
         model, judged, Batching(1, normalize()), colors, NUM_IMAGES

@@ -1,5 +1,7 @@
 """Convert external checkpoints to a file of weights."""
 
+import os
+
 from fedfr_jax.cli.flags import new_parser, parse_flags
 from fedfr_jax.cli.weight_flags import name_images
 
@@ -30,6 +32,8 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     source = name_images(values.input, "input", parser.prog)
     target = name_images(values.output, "output", parser.prog)
+    if not os.path.exists(source):
+        raise ValueError(f"--input must name a file, got {source!r}: there is none.")
     from fedfr_jax.deploy.export import convert
 
     model, shape = values.model, values.input_shape

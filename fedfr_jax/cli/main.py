@@ -91,7 +91,7 @@ def run_command(command, argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        error = full_disk(error) or full_memory(error) or error
+        error = full_disk(error) or missing_file(error) or full_memory(error) or error
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
         text = printable(str(error), keep="\n")  # it may quote a stranger's file
@@ -109,6 +109,14 @@ def full_disk(error: BaseException | None) -> OSError | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return OSError(f"{error}: make room and start the same command again.")
         error = error.__cause__ or error.__context__
+    return None
+
+
+def missing_file(error: Exception) -> FileNotFoundError | None:
+    """What says that a file is not there, where `error` is the system's own words."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return FileNotFoundError(f"{name} must be there, got no such file or folder.")
     return None
 
 

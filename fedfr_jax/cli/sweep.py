@@ -70,14 +70,27 @@ def main(argv: list[str]) -> None:
             continue  # of another sweep in this folder
         if row := results_row(run, folder, values.data_changed):
             sweep.add(folder, row)
-    show_results(runs, sweep.read(folder))
+    rows = sweep.read(folder)
+    show_results(runs, rows)
     print(folder / "results.csv")
+    check_any_trained(runs, rows, folder)
 
 
 def with_older_name(run, folder: pathlib.Path):
     """The run under the digest alone, if a sweep of before has such a folder."""
     older = run.name.rpartition("-")[2]
     return run._replace(name=older) if (folder / older).is_dir() else run
+
+
+def check_any_trained(runs: Sequence, rows: Mapping[str, dict], folder) -> None:
+    """Raise ValueError where every run of the sweep has failed."""
+    errors = [rows.get(run.name, {}).get("error") for run in runs]
+    if all(errors):
+        raise ValueError(
+            f"{folder} must have a run that trains, but all {len(runs)} failed, the "
+            f"first with {errors[0]} Its folder has error.txt; --retry trains them "
+            "again."
+        )
 
 
 def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:

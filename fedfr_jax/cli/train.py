@@ -70,6 +70,7 @@ def train(values: argparse.Namespace, folder) -> None:
         experiment.stages,
         is_fresh=bool(values.overwrite),
         restart=values.restart or (),
+        begun=chosen,
         agree=agreement(experiment.task, values.data_changed),
     ):
         run_experiment(experiment._replace(stages=chosen), folder)

@@ -58,14 +58,15 @@ def arrange(
     old: Mapping | None,
     new: Mapping,
     restart: Collection[str],
-    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
+    begun: Collection[str],
+    agree: Callable[[Collection[pathlib.Path]], None],
 ) -> None:
     """Set aside what the config `new` touches, take back what fits, keep the rest.
 
     Args:
       old: the config that the run was last started with, for stages without a record.
       restart: names of stages that begin anew in any case.
-      agree: as of `workdir.claim`.
+      begun, agree: as of `workdir.claim`.
 
     Raises:
       ValueError: when nothing of what is trained would be kept: another run's folder.
@@ -87,7 +88,8 @@ def arrange(
         if name in changes.back:
             changes.back[name].rename(workdir / name)
     for name in stages:
-        _adopt(workdir / name, wanted[name])
+        if name in begun or is_trained(workdir / name):
+            _adopt(workdir / name, wanted[name])
     if lost or changes.touched or changes.back:
         lost -= changes.back.keys()
         text = _change_text(stages, stay, lost, changes.back, difference)

@@ -73,6 +73,7 @@ def claim_on_all_processes(
     is_fresh: bool = False,
     but_for: str = "",
     restart: Collection[str] = (),
+    begun: Collection[str] | None = None,
     agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ) -> Iterator[None]:
     """`claim` by the first of several processes."""
@@ -86,6 +87,7 @@ def claim_on_all_processes(
                     is_fresh=is_fresh,
                     but_for=but_for,
                     restart=restart,
+                    begun=begun,
                     agree=agree,
                 )
                 stack.enter_context(lock)
@@ -100,6 +102,7 @@ def claim(
     is_fresh: bool = False,
     but_for: str = "",
     restart: Collection[str] = (),
+    begun: Collection[str] | None = None,
     agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
     """Keep `config` (JSON lines) beside the run, and others out of its folder.
@@ -110,6 +113,7 @@ def claim(
       is_fresh: empty the folder first, once it is locked.
       but_for: name of a top-level section that may differ.
       restart: names of stages that begin anew, with those that start from them.
+      begun: names of the stages that are to be trained now; None: all.
       agree: is called with the folders of stages that stay or are taken back, before
         anything is changed, and raises ValueError where they do not fit the run.
 
@@ -131,7 +135,8 @@ def claim(
         _check_file(workdir / CONFIG)
         old, new = kept_config(workdir), json.loads(config)
         if stages:
-            stage_folders.arrange(workdir, stages, old, new, restart, agree)
+            begun = stages if begun is None else begun
+            stage_folders.arrange(workdir, stages, old, new, restart, begun, agree)
         elif old is not None:
             check_config(workdir, new, but_for)
         if old is None or stages:

@@ -26,6 +26,10 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
     assert main(["train"]) == 2
     says = capsys.readouterr().err.splitlines()
     assert "device: 'a.pdf': make room and start" in says[0] and len(says) == 2
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.npz")
+    assert main(["train"]) == 2
+    says = capsys.readouterr().err.splitlines()
+    assert says[0] == "a.npz must be there, got no such file or folder."
     error = AttributeError("a mistake of ours")
     with pytest.raises(AttributeError):
         main(["train"])
@@ -78,6 +82,10 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
             "config.data.name must be one of",
         ),
         (["prepare", "--config=CONFIG", "--config.data.path=nosuch.npz"], "nosuch.npz"),
+        (
+            ["convert", "--input=nosuch.pth", "--output=a.npz"],
+            "--input must name a file, got 'nosuch.pth': there is none",
+        ),
         (
             ["prepare", "--config=CONFIG", "--config.partition.num_global_ids=99"],
             "num_global_ids",

@@ -242,7 +242,8 @@ def test_a_sweep_is_of_one_config(config, tmp_path, capsys):
     folder = tmp_path / "s"
     words = ["sweep", f"--config={config}", f"--workdir={folder}"]
     wrong = "methods.fedavg.learning_rate=[-1.0]"
-    assert main([*words, wrong]) == 0
+    assert main([*words, wrong]) == 2  # its only run fails
+    assert "but all 1 failed, the first with ValueError" in capsys.readouterr().err
     assert main([*words, "--config.federation.rounds=4", wrong]) == 2
     assert (
         "config.federation.rounds must be that of the sweep" in capsys.readouterr().err

@@ -154,6 +154,7 @@ def test_rows_alone_are_trained_with_what_they_start_from(
     here("train", *flags, f"--workdir={tmp_path / 'a'}", "--methods=fedfr")
     here("train", *flags, f"--workdir={tmp_path / 'b'}", "--methods=pretrained")
     assert [list(x.stages) for x in built] == [["pretrained", "fedfr"], ["pretrained"]]
+    assert {x.name for x in (tmp_path / "a").glob("*/")} == {"pretrained", "fedfr"}
     assert main(["train", *flags, f"--workdir={tmp_path / 'c'}", "--methods=fedf"]) == 2
     assert "--methods must be one of" in (said := capsys.readouterr().err)
     assert "(did you mean fedfr?)" in said and not (tmp_path / "c").exists()

@@ -1,10 +1,12 @@
 """Data digest: what is kept of a stage's images, and what has changed in them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources import open_source
+from fedfr_jax.data.sources import open_source, stored
 from fedfr_jax.runs import data_digest
 from fedfr_jax.types import DataUsage, UsedRows
 
@@ -48,6 +50,16 @@ def used(path, first=("a", "b")):
 def what(before, now):
     digests = [data_digest.digest_of(one) for one in (before, now)]
     return data_digest.difference(*digests)
+
+
+def test_the_contents_of_a_set_are_read_once(folder, monkeypatch):
+    """However often a run compares its data."""
+    usage, read = used(folder), []
+    crc32 = stored.zlib.crc32
+    fake = SimpleNamespace(crc32=lambda *x: read.append(1) or crc32(*x))
+    monkeypatch.setattr(stored, "zlib", fake)
+    first, second = data_digest.digest_of(usage), data_digest.digest_of(usage)
+    assert data_digest.difference(first, second) == "" and len(read) == 9
 
 
 def test_a_digest_is_the_same_after_its_file_and_somewhere_else(folder, tmp_path):

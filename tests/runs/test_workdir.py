@@ -247,6 +247,14 @@ def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):
     assert kept(folder) == list(STAGES)
 
 
+def test_a_damaged_record_names_its_file_once(folder):
+    record = folder / "fedfr" / "settings.json"
+    record.write_text("{")
+    with pytest.raises(ValueError, match="but: it must be readable JSON") as error:
+        check_stages(folder, STAGES, CONFIG)
+    assert str(error.value).count(str(record)) == 1
+
+
 def test_a_checkpoint_names_the_settings_that_it_was_trained_with(folder, tmp_path):
     place = folder / "fedfr" / "checkpoints" / "3" / "default"
     place.mkdir()
