@@ -61,6 +61,7 @@ def test_a_single_client_device_trains_a_cut_network():
     assert_close((ours, rows), whole("fedavg")[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
 def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     """The parts of a network do change its last bits: they cut its batches."""
@@ -68,14 +69,15 @@ def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     assert len({digest(state[:2]) for state in found}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options",
     [
         ("fedavg", {**STREAM, **CANONICAL}),
-        pytest.param("fedavg", {"lanes": 2, **STREAM}, marks=pytest.mark.slow),
-        pytest.param("fedavg", CANONICAL, marks=pytest.mark.slow),
-        pytest.param("fedfr", {}, marks=pytest.mark.slow),
-        pytest.param("fedfr", STREAM, marks=pytest.mark.slow),
+        ("fedavg", {"lanes": 2, **STREAM}),
+        ("fedavg", CANONICAL),
+        ("fedfr", {}),
+        ("fedfr", STREAM),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )

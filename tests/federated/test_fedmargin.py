@@ -142,7 +142,10 @@ def test_a_round_has_the_golden_attention_and_prototypes(golden, name):
     arrays, options = golden(file), GOLDEN[name]
     form = prefix.partition("_")[0]
     now = golden("fedmargin_proposed")["agg_now"]
-    for weigh, suffix in (("equally", ""), ("examples", "_times_nk")):
+    weights = {"equally": ""}
+    if prefix in ("unit_T1.0", "hypothesis"):  # of each measure once
+        weights["examples"] = "_times_nk"
+    for weigh, suffix in weights.items():
         with jax.enable_x64(True):
             end = golden_round(arrays, weigh=weigh, **options)
         want = arrays[f"{prefix}_attn{suffix}"]
@@ -185,23 +188,25 @@ def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
         ("relu_sum", "mean"): (unit(lpm) + unit(apm)) / 2,
         ("relu_sum", "product"): unit(lpm * apm),
     }
-    for (norm, combine), want in wanted.items():
-        options = {**RAW, "norm": norm, "combine": combine, "temperature": 2.0}
-        with jax.enable_x64(True):
-            end = golden_round(arrays, **options)
-        got = end.servers[0].variables["params"]["attention"]
-        close(got, want, rtol=1e-9, atol=1e-9)
-        close(end.metrics["attention"], want, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("combine, name", [("lpm", "local"), ("apm", "agg")])
-def test_one_of_the_two_terms_alone_is_the_golden_one(golden, combine, name):
-    arrays = golden("fedmargin_displacement")
+    near = partial(close, rtol=1e-9, atol=1e-9)
     with jax.enable_x64(True):
-        end = golden_round(arrays, combine=combine)
-    close(end.metrics["attention"], arrays[f"unit_T1.0_attn_{name}"])
-    want = arrays[f"unit_T1.0_attn_{name}"]
-    close(end.servers[0].variables["params"]["attention"], want)
+        for (norm, combine), want in wanted.items():
+            logs = logarithms(2.0, norm, combine)(lpm, apm)
+            near(cohort_attention(counted_by(jnp.ones(4), logs)), want)
+        options = {**RAW, "norm": norm, "combine": combine, "temperature": 2.0}
+        end = golden_round(arrays, **options)  # of the last of them
+    near(end.servers[0].variables["params"]["attention"], want)
+    near(end.metrics["attention"], want)
+
+
+def test_one_of_the_two_terms_alone_is_the_golden_one(golden):
+    arrays = golden("fedmargin_displacement")
+    terms = [arrays[f"unit_{name}"] for name in ("lpm", "apm")]
+    with jax.enable_x64(True):
+        for combine, name in (("lpm", "local"), ("apm", "agg")):
+            logs = logarithms(1.0, "softmax", combine)(*terms)
+            found = cohort_attention(counted_by(jnp.ones(4), logs))
+            close(found, arrays[f"unit_T1.0_attn_{name}"])
 
 
 def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):

@@ -63,7 +63,7 @@ def test_unpacking_gives_every_leaf_its_name_back(name, packs_everything):
     jax.tree.map(np.testing.assert_array_equal, unpack(packed), {"backbone": named})
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_packed_network_has_the_features_the_statistics_and_the_gradients(
     train, packs_everything
 ):

@@ -46,7 +46,9 @@ def shaken(tree):
     "level, settings",
     [
         ("full", {"head": "E", "stride_on": "first"}),
-        ("full", {"head": "moe", "shortcut": "pool"}),
+        pytest.param(
+            "full", {"head": "moe", "shortcut": "pool"}, marks=pytest.mark.slow
+        ),
         ("previous", {"head": "GDC", "stride_on": "first"}),
         pytest.param("previous", {"head": "E"}, marks=pytest.mark.slow),
         pytest.param("full", {"head": "GAP", "scan": False}, marks=pytest.mark.slow),

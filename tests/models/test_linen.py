@@ -12,6 +12,7 @@ import pytest
 from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name, split_stacks, unstack_like
 from fedfr_jax.trees import matching, num_bytes, path_name
+from tests.federated import toys
 
 SHAPE = (16, 16, 3)
 TINY = {"blocks": (4,), "widths": (8,)}
@@ -74,9 +75,8 @@ def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
     assert held == set(model.blocks)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_evaluation_is_the_default_and_needs_no_key(name):
-    model = _model(name)
+def test_evaluation_is_the_default_and_needs_no_key():
+    model = _model("sphereface")
     variables = model.init(jax.random.key(0))
     want, stats = jax.jit(model.apply, static_argnums=2)(variables, X, False)
     got, _ = jax.jit(model.apply)(variables, X, key=jax.random.key(0))
@@ -118,8 +118,10 @@ def _training(name, remat, depth):
 
 
 # Of a scan (6) and of blocks one by one (3, a ResNet's always).
-@pytest.mark.parametrize("depth", [pytest.param(3, marks=pytest.mark.slow), 6])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name, depth",
+    toys.others_are_slow({("iresnet", 6), ("sphereface", 6)}, SETTINGS, (3, 6)),
+)
 def test_rematerialization_keeps_less_and_changes_no_number(name, depth):
     start, want, kept = _training(name, False, depth)
     same_start, got, less = _training(name, True, depth)

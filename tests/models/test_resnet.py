@@ -233,8 +233,9 @@ def test_group_norm_has_no_statistics_and_its_own_names():
     np.testing.assert_allclose(trained, evaluated, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, "bfloat16"])
+@pytest.mark.parametrize(
+    "norm, dtype", [("batch", "bfloat16"), ("group", jnp.bfloat16)]
+)
 def test_half_precision_keeps_parameters_gradients_and_logits_in_float32(norm, dtype):
     model = _model(norm=norm, groups=2, dtype=dtype)
     variables = model.init(jax.random.key(0))

@@ -32,7 +32,11 @@ def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
 MOBILE = {"name": "mobilenet", "num_blocks": 8, "width": 0.1}
 
 
-@pytest.mark.parametrize("encoder", [ENCODER, MOBILE], ids=lambda x: x["name"])
+@pytest.mark.parametrize(
+    "encoder",
+    [ENCODER, pytest.param(MOBILE, marks=pytest.mark.slow)],
+    ids=lambda x: x["name"],
+)
 def test_the_encoder_is_the_trunk_of_the_network_for_classification(encoder):
     segmenter = model_of(encoder=encoder)
     given = {"num_classes": 5, "stem": "imagenet", **encoder}

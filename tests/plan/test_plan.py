@@ -84,12 +84,17 @@ ZERO3 = {"sharding": (("kernel", "zero3"),), "class_parallel": True, "class_chun
 @pytest.mark.parametrize(
     "name, config",
     [
-        ("pretrained", faces({"sharding": (("kernel", "zero1"),)})),
-        ("pretrained", faces({**ZERO3, "micro_batches": 2})),
-        ("fedavg", faces(fedavg=FEDAVG)),
-        ("fedfr", faces(fedfr={"max_hard_negatives": 5})),
+        pytest.param(
+            *("pretrained", faces({"sharding": (("kernel", "zero1"),)})),
+            id="zero1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("pretrained", faces({**ZERO3, "micro_batches": 2}), id="zero3"),
+        pytest.param(
+            "fedavg", faces(fedavg=FEDAVG), id="fedavg", marks=pytest.mark.slow
+        ),
+        pytest.param("fedfr", faces(fedfr={"max_hard_negatives": 5}), id="fedfr"),
     ],
-    ids=("zero1", "zero3", "fedavg", "fedfr"),
 )
 def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config):
     """XLA's convolutions on a CPU keep transposed copies, which no GPU has."""
@@ -169,8 +174,9 @@ def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
     "name, gigabytes, number, unit",
     [
         ("fedavg", 0.02, "lanes", 1),
-        ("fedavg", 0.05, "batch_size", 2),
-        ("pretrained", 0.2, "batch_size", 16),  # two images on each of eight devices
+        pytest.param("fedavg", 0.05, "batch_size", 2, marks=pytest.mark.slow),
+        # Two images on each of eight devices.
+        pytest.param("pretrained", 0.2, "batch_size", 16, marks=pytest.mark.slow),
     ],
 )
 def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit):
@@ -247,6 +253,7 @@ def test_devices_that_share_a_client_share_its_operations():
     assert shared.parameters == alone.parameters
 
 
+@pytest.mark.slow
 def test_a_plan_is_for_other_devices_than_this_machines():
     """A source may draw images with JAX, which then begins."""
     words = ["plan", "--config=demo", "--methods=pretrained", "--num_devices=4"]
@@ -274,10 +281,8 @@ def nothing_read(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-# One of each task, and of each kind of data that is made up; the others take minutes.
-# The demo's is planned above.
+# One of each task; the others take minutes.
 FAST = {"comparison", "market_parts", "table_camvid", "table_faces"}
-FAST |= {"table_fashion", "table_mnist"}
 
 
 @pytest.mark.parametrize(
