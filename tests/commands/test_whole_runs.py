@@ -79,16 +79,34 @@ def whole(config, tmp_path_factory):
         yield train
 
 
+def test_a_whole_run_leaves_its_plots_and_is_judged_again_alike(whole):
+    _, folder, output = whole(1)
+    assert "fedavg" in output and "roc.png" in "".join(output.split())
+    check_whole(folder)
+
+
+def check_whole(folder):
+    """All stages, plots and sinks are there; `evaluate` gives the same numbers."""
+    methods, _ = results(folder)
+    assert list(methods) == ["pretrained", "fedavg", "fedfr"]
+    for name in ("roc.png", "personalized.png", "rounds.png", "partition.json"):
+        assert (folder / name).stat().st_size > 0
+    for stage in methods:  # of both kinds, judged once at the end
+        files = list((folder / stage / "tensorboard").iterdir())
+        shown = [x for x in files if b"personalized/tar_at_far" in x.read_bytes()]
+        assert len(shown) == 1 and files
+    again = here("evaluate", f"--workdir={folder}")  # by the config that it keeps
+    assert "tar@far" in again
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert evaluation["methods"] == methods
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "lanes, stages",
-    [
-        (1, ["pretrained"]),
-        pytest.param("auto", ["pretrained", "fedfr"], marks=pytest.mark.slow),
-    ],
+    "lanes, stages", [(1, ["pretrained"]), ("auto", ["pretrained", "fedfr"])]
 )
 def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     flags, expected, output = whole(lanes)
-    assert "fedavg" in output and "roc.png" in "".join(output.split())
     broken = tmp_path / "broken"
     for stage in stages:
         process = fedfr("train", *flags, f"--workdir={broken}")
@@ -102,22 +120,12 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
         assert not (broken / "summary.json").exists()
     here("train", *flags, f"--workdir={broken}")
     assert results(broken) == results(expected)
-    methods, _ = results(broken)
-    assert list(methods) == ["pretrained", "fedavg", "fedfr"]
-    for name in ("roc.png", "personalized.png", "rounds.png", "partition.json"):
-        assert (broken / name).stat().st_size > 0
-    for stage in methods:  # of both kinds, judged once at the end
-        files = list((broken / stage / "tensorboard").iterdir())
-        shown = [x for x in files if b"personalized/tar_at_far" in x.read_bytes()]
-        assert len(shown) == 1 and len(files) > 1
+    check_whole(broken)
+    assert all(len([*(broken / x / "tensorboard").iterdir()]) > 1 for x in stages)
     if lanes == "auto":
         assert output.count("(measured ms per client") == 2
         kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
         assert kept[0].read_text() == kept[1].read_text()
-    again = here("evaluate", f"--workdir={broken}")  # by the config that it keeps
-    assert "tar@far" in again
-    evaluation = json.loads((broken / "evaluation.json").read_text())
-    assert evaluation["methods"] == methods
 
 
 def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
@@ -160,20 +168,15 @@ def test_rows_alone_are_trained_with_what_they_start_from(
     assert "(did you mean fedfr?)" in said and not (tmp_path / "c").exists()
 
 
-def test_a_plan_takes_the_config_of_a_work_folder(whole):
-    _, folder, _ = whole(1)
-    said = here("plan", f"--workdir={folder}", "--methods=fedavg", "--num_devices=8")
-    assert "\nfedavg" in said
-
-
-def test_a_plan_of_this_machine_is_in_seconds(whole):
+def test_a_plan_of_a_work_folders_config_on_this_machine_is_in_seconds(whole):
     _, folder, _ = whole(1)
     flags = ["--methods=fedavg", "--num_devices=8", "--device=cpu"]
     said = here("plan", f"--workdir={folder}", *flags)
-    assert "cores, measured now" in said
+    assert "\nfedavg" in said and "cores, measured now" in said
     assert re.search(r"\n  time +[0-9.e-]+ s\n", said)
 
 
+@pytest.mark.slow
 def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
     config, whole, tmp_path
 ):

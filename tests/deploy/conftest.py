@@ -11,7 +11,7 @@ from fedfr_jax.runs.experiment import run_stages
 from fedfr_jax.runs.workdir import claim_on_all_processes
 from fedfr_jax.schema import with_tuples
 
-MODEL = {"name": "iresnet", "blocks": [1, 1], "widths": [4, 8], "embedding_dim": 8}
+MODEL = {"name": "iresnet", "blocks": [1], "widths": [4], "embedding_dim": 8}
 
 
 def settings(path, **changes):

@@ -154,11 +154,11 @@ def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     assert main(["convert", f"--input={torch}", f"--output={back}"]) == 0
     found, wanted = (read_weights(path).arrays for path in (back, network))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    model = '{"name": "iresnet", "blocks": [1, 1], "widths": [4, 6]}'
+    model = '{"name": "iresnet", "blocks": [1], "widths": [6]}'
     words = [f"--input={torch}", f"--output={back}", f"--model={model}"]
     capsys.readouterr()
     assert main(["convert", *words, "--input_shape=12,12,3"]) == 2
-    assert "layer2.0.conv1.weight (8, 4, 3, 3) instead of" in capsys.readouterr().err
+    assert "conv1.weight (4, 3, 3, 3) instead of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

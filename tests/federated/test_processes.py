@@ -52,6 +52,15 @@ def whole(tmp_path_factory):
     return folder
 
 
+def test_two_processes_give_the_run_of_one(tmp_path, whole):
+    last = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
+    start(tmp_path, *last, count=2)
+    for name in process_worker.TOYS:
+        assert_same(tmp_path / name, whole / name)
+    check_reading(tmp_path / "fedavg", num_rounds=5, count=2)
+
+
+@pytest.mark.slow
 def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     message = (
         "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
@@ -68,6 +77,7 @@ def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, wh
     check_reading(tmp_path / "fedavg", num_rounds=5, count=2)
 
 
+@pytest.mark.slow
 def test_processes_agree_on_the_lanes_that_the_first_has_measured(tmp_path, whole):
     start(tmp_path, "--devices=1", "--lanes=auto", count=2, names="fedavg")
     folder = tmp_path / "fedavg"
