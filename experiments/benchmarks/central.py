@@ -55,7 +55,7 @@ def work(config: pathlib.Path, epochs: int) -> None:
         sys.stdin.readline()
         began = read()
 
-    central_stage.open_sinks = lambda *_: contextlib.nullcontext([sink])
+    central_stage.open_sinks = lambda *_, **__: contextlib.nullcontext([sink])
     experiment = build(load(config))
     trainer = experiment.stages["pretrained"].trainer
     settings = trainer.settings._replace(epochs=epochs, checkpoint_every=0)

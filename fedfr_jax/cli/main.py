@@ -12,7 +12,7 @@ import warnings
 
 import fedfr_jax
 from fedfr_jax import distributed
-from fedfr_jax.cli import signals
+from fedfr_jax.cli import program_cache, signals
 from fedfr_jax.schema import hint
 from fedfr_jax.text import printable
 
@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
         return 0
     if argv[0] != "launch":  # which deals the cores to the processes that it starts
         distributed.use_every_core()
+        program_cache.keep_programs()
     if argv[0] not in COMMANDS:
         near = hint(argv[0], COMMANDS)
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")

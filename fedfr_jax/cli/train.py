@@ -47,9 +47,31 @@ def main(argv: list[str]) -> None:
         help="methods to train, with the stages that they start from (default all); "
         "the result table has no others",
     )
+    parser.add_argument(
+        "--profile",
+        type=rounds,
+        default=(),
+        metavar="A:B",
+        help="rounds A to B of each method, epochs of central stages, to write a trace "
+        "of into the stage's tensorboard folder, for xprof",
+    )
     define_processes(parser)
     values = parse(parser, argv)
     train(values, workdir(values, parser.prog))
+
+
+def rounds(text: str) -> range:
+    """Rounds A to B, counted from 1, of the text A:B.
+
+    Raises:
+      argparse.ArgumentTypeError: for another text.
+    """
+    words = text.split(":")
+    if len(words) == 2 and all(word.isdecimal() for word in words):
+        first, last = map(int, words)
+        if 1 <= first <= last:
+            return range(first, last + 1)
+    raise argparse.ArgumentTypeError(f"must be A:B with 1 <= A <= B, got {text!r}.")
 
 
 def train(values: argparse.Namespace, folder) -> None:
@@ -73,4 +95,4 @@ def train(values: argparse.Namespace, folder) -> None:
         begun=chosen,
         agree=agreement(experiment.task, values.data_changed),
     ):
-        run_experiment(experiment._replace(stages=chosen), folder)
+        run_experiment(experiment._replace(stages=chosen), folder, values.profile)

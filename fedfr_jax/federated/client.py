@@ -241,7 +241,8 @@ def client_view(
             number = jnp.clip(position - slot.num_examples, 0, capacity - 1)
             row = jnp.where(is_added, extra.added_rows[slot.cohort_index, number], row)
         place = held.indices(row, position)
-        inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
+        with jax.named_scope("gather"):
+            inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
         return Batch(
             inputs=inputs,
             targets=targets,

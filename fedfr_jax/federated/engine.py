@@ -390,6 +390,7 @@ def _first(x):
     return x[0]
 
 
+@jax.named_scope("aggregate")
 def next_server(algorithm, server, total, output, order, shared):
     """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
     extra, round, key, _ = shared
@@ -441,14 +442,16 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
     client = client_view(feed, max_local, round_key, slot, extra, held, round)
     update_key = jax.random.fold_in(round_key, 0)
-    output = algorithm.client_update(update_key, server, personal, client)
+    with jax.named_scope("train"):
+        output = algorithm.client_update(update_key, server, personal, client)
     aggregator = algorithm.aggregator or weighted_mean()
-    summary, found = aggregator.summarize(
-        jax.random.fold_in(round_key, 3),
-        algorithm.link_state(server),
-        output.update,
-        output.weight,
-    )
+    with jax.named_scope("aggregate"):
+        summary, found = aggregator.summarize(
+            jax.random.fold_in(round_key, 3),
+            algorithm.link_state(server),
+            output.update,
+            output.weight,
+        )
     if "dropped" in found:
         output = without_dropped(output, found["dropped"] > 0)
     sent = output.update, output.per_client, output.weight, output.sums

@@ -69,6 +69,8 @@ from fedfr_jax.federated.systems.stragglers import (
 from fedfr_jax.schema import check_choice, check_ranges
 from fedfr_jax.types import Algorithm, Cohort, Dataset, Participation, PyTree
 
+region = jax.profiler.TraceAnnotation  # of the host's work, in a trace of the run
+
 
 class LoadedRound(NamedTuple):
     """What the functions of a `Round` are handed."""
@@ -344,7 +346,9 @@ def simulate_round(
     Raises:
       FloatingPointError: see `store_personal_state`.
     """
-    return run_cohort(sim, server, store, cohort_of_round(sim, round))
+    with region("sample"):
+        cohort = cohort_of_round(sim, round)
+    return run_cohort(sim, server, store, cohort)
 
 
 def cohort_of_round(sim: Simulation, round: int) -> Cohort:
@@ -413,8 +417,10 @@ def train_cohort(
 ) -> tuple[PyTree, tuple]:
     """-> (server, (rows [V', W, L, ...], metrics {name: [K]}) in host memory)."""
     check_memory(sim, server, work.rows)
-    begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
-    server, rows, metrics = train_segments(sim, sim.programs, server, begun)
+    with region("gather"):
+        begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    with region("train"):
+        server, rows, metrics = train_segments(sim, sim.programs, server, begun)
     rows = whole_rows(rows, begun.layouts[0], work.clients.shape[1])
     return server, (rows, metrics)
 
@@ -426,8 +432,9 @@ def assign(
     ids = cohort.ids
     extra = empty_prepared(len(ids))
     if sim.algorithm.prepare:
-        extra = sim.algorithm.prepare(server, sim.context(cohort))
-        extra = extra._replace(num_added=meshes.fetch(extra.num_added))
+        with region("prepare"):
+            extra = sim.algorithm.prepare(server, sim.context(cohort))
+            extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     sizes = num_local + extra.num_added
     epochs = np.asarray(sim.local_epochs(cohort.round))
@@ -469,7 +476,8 @@ def assign(
     if jax.process_count() > 1:  # who held a client before may be another process
         store.settle()
         meshes.barrier("rows are on disk")
-    rows, is_new = store.gather(clients[own].reshape(-1))
+    with region("gather"):
+        rows, is_new = store.gather(clients[own].reshape(-1))
     shape = (len(own), *clients.shape[1:])
     column(slots, "is_new")[own] = is_new.reshape(shape)
     rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)

@@ -17,6 +17,7 @@ import functools
 import json
 import pathlib
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -105,18 +106,26 @@ FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^3
 
 
 def train_central(
-    trainer: CentralTrainer, mesh: Mesh, folder: pathlib.Path, *, seed: int
+    trainer: CentralTrainer,
+    mesh: Mesh,
+    folder: pathlib.Path,
+    *,
+    seed: int,
+    trace: Collection[int] = (),
 ) -> PyTree:
     """Train, or go on, under `folder`; returns the variables at the end.
 
     They are whole on the devices of `mesh`, but for a table of classes, which comes
     without its padding into the memory of the host.
+
+    Args:
+      trace: epochs, counted from 1, that are profiled.
     """
     own_mesh = build_mesh(trainer.settings, mesh)
     if trainer.sharded_classes:
         check_labels(trainer)
     with class_capacity.explain_memory(trainer, own_mesh):
-        state = _train_epochs(trainer, own_mesh, folder, seed)
+        state = _train_epochs(trainer, own_mesh, folder, seed, trace)
     return _unshard(state.variables, trainer, mesh)
 
 
@@ -153,7 +162,11 @@ def _restore(trainer, epochs, folder, seed, *, is_read_only=False) -> _RestoredS
 
 
 def _train_epochs(
-    trainer: CentralTrainer, own_mesh: Mesh, folder: pathlib.Path, seed: int
+    trainer: CentralTrainer,
+    own_mesh: Mesh,
+    folder: pathlib.Path,
+    seed: int,
+    trace: Collection[int],
 ):
     """The state after the last epoch."""
     settings, table = trainer.settings, trainer.sharded_classes
@@ -163,7 +176,8 @@ def _train_epochs(
         forget_model(folder)
         data = place_examples(trainer.dataset, own_mesh)
         every = settings.checkpoint_every
-        with open_sinks(folder, folder.name, settings.epochs, first) as sinks:
+        end = settings.epochs
+        with open_sinks(folder, folder.name, end, first, trace=trace) as sinks:
             facts = folder.name, state, settings.batch_size
             first_call = CompileTimer(sinks, own_mesh, *facts)
             for epoch in range(first, settings.epochs):

@@ -11,7 +11,7 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -139,14 +139,21 @@ def show(what) -> None:
     rich.console.Console(width=width).print(what)
 
 
-def run_experiment(experiment: Experiment, workdir) -> dict:
-    """Run or resume every stage; returns the summary that summary.json holds."""
+def run_experiment(
+    experiment: Experiment, workdir, trace: Collection[int] = ()
+) -> dict:
+    """Run or resume every stage; returns the summary that summary.json holds.
+
+    Args:
+      trace: rounds of methods, epochs of central stages, counted from 1, whose profile
+        is written to the stage's TensorBoard folder.
+    """
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     clock = ElapsedTime(workdir / "seconds.json")
     write_summary(workdir / "partition.json", experiment.task.data_report)
     show(experiment.task.data_report_text)
-    found = run_stages(experiment, workdir, clock)
+    found = run_stages(experiment, workdir, clock, trace)
     summary = {"methods": finite_numbers(found), "seconds": clock.note()}
     summary |= named_config(workdir)
     write_summary(workdir / "summary.json", summary)
@@ -175,7 +182,10 @@ def finite_numbers(found: Mapping[str, Evaluations]) -> dict:
 
 
 def run_stages(
-    experiment: Experiment, workdir: pathlib.Path, clock: ElapsedTime | None = None
+    experiment: Experiment,
+    workdir: pathlib.Path,
+    clock: ElapsedTime | None = None,
+    trace: Collection[int] = (),
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
     ends, found = {}, {}
@@ -188,7 +198,7 @@ def run_stages(
             run_central if isinstance(stage.trainer, CentralTrainer) else run_federated
         )
         before = ends.get(stage.init_from_stage)
-        end, found[name] = run(experiment, stage.trainer, before, workdir / name)
+        end, found[name] = run(experiment, stage.trainer, before, workdir / name, trace)
         if name in wanted:
             ends[name] = end
         if clock:
@@ -201,12 +211,13 @@ def run_central(
     trainer: CentralTrainer,
     before: PyTree,
     folder: pathlib.Path,
+    trace: Collection[int] = (),
 ) -> tuple[PyTree, Evaluations]:
     """One network for every client: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
     is_new = len(methods_of_run(folder)) < end
-    variables = train_central(trainer, mesh, folder, seed=seed)
+    variables = train_central(trainer, mesh, folder, seed=seed, trace=trace)
     apply, network = trainer.apply_global, trainer.global_model(variables)
     networks = TrainedModels(network, apply, None, apply)
     found = saved_and_evaluated(experiment, trainer, networks, folder)
@@ -232,7 +243,8 @@ def evaluate(
     evaluators: Mapping[str, Evaluator], networks: TrainedModels
 ) -> dict[str, Evaluation]:
     """What every evaluator finds."""
-    return {name: of.evaluate(networks) for name, of in evaluators.items()}
+    with jax.profiler.TraceAnnotation("evaluate"):
+        return {name: of.evaluate(networks) for name, of in evaluators.items()}
 
 
 def run_federated(
@@ -240,6 +252,7 @@ def run_federated(
     trainer: FederatedTrainer,
     before: PyTree,
     folder: pathlib.Path,
+    trace: Collection[int] = (),
 ) -> tuple[PyTree, Evaluations]:
     """Train one method from `before`, or read its end: (its network, evaluations)."""
     federation, evaluators = experiment.federation, experiment.task.evaluators
@@ -257,7 +270,7 @@ def run_federated(
         forget_model(folder)
     with (
         open_client_log(folder, first) as clients,
-        open_sinks(folder, folder.name, end, first) as sinks,
+        open_sinks(folder, folder.name, end, first, trace=trace) as sinks,
     ):
         judge = evaluators_during_training(experiment, trainer, sim)
         to = loop.RunOutputs(store, begun.checkpointer, judge, sinks, clients, period)

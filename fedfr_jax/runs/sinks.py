@@ -21,9 +21,10 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from fedfr_jax import files
@@ -197,6 +198,42 @@ class TensorBoardSink:
             self._writer.close()
 
 
+class TraceSink:
+    """A profile of some rounds beside TensorBoard's scalars, which xprof opens.
+
+    Its regions are sample, prepare, gather, train, aggregate and evaluate. The trace
+    begins after the round before the first one: with that one's checkpoint, if it has.
+    """
+
+    def __init__(self, folder: str | os.PathLike, rounds: Collection[int], next: int):
+        """Begin at once where the round to come is one of them.
+
+        Args:
+          rounds: numbers without a gap, counted from 1.
+          next: the round to come, counted from 0.
+        """
+        self._folder, self._rounds, self.is_tracing = str(folder), rounds, False
+        self._begin(next)
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        del scalars
+        if step + 2 not in self._rounds:
+            self.close()
+        self._begin(step + 1)
+
+    def _begin(self, step):
+        if step + 1 in self._rounds and not self.is_tracing:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # which would be most of the trace
+            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self.is_tracing = True
+
+    def close(self) -> None:
+        if self.is_tracing:
+            jax.profiler.stop_trace()
+            self.is_tracing = False
+
+
 @functools.cache  # a run has a sink per stage, and says so once
 def _summary_writer():
     """tensorboardX's writer, or None."""
@@ -294,6 +331,7 @@ def open_sinks(
     first: int,
     *,
     shown: tuple[str, ...] = ("loss", "seconds"),
+    trace: Collection[int] = (),
 ):
     """metrics.jsonl, TensorBoard and live progress of one stage, closed at the end.
 
@@ -302,6 +340,7 @@ def open_sinks(
       total: rounds of the whole stage.
       first: the round to come.
       shown: numbers of the live progress; () shows all.
+      trace: rounds, counted from 1, that are profiled.
     """
     if not meshes.is_first_process():
         yield []
@@ -311,6 +350,8 @@ def open_sinks(
         TensorBoardSink(folder / "tensorboard", resume_step=first),
         ConsoleSink(total, name=name, metrics=shown),
     ]
+    if trace:
+        sinks.append(TraceSink(folder / "tensorboard", trace, first))
     with contextlib.ExitStack() as stack:
         for sink in sinks:
             stack.callback(sink.close)

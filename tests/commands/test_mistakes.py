@@ -47,6 +47,10 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         (["train", "--config=CONFIG"], "--workdir must name a folder"),
         (["train", "--config=CONFIG", "--nosuch=1"], "flags must be of"),
         (
+            ["train", "--config=CONFIG", "--profile=3"],
+            "--profile: must be A:B with 1 <= A <= B, got '3'",
+        ),
+        (
             ["train", "--config=CONFIG", "--workdir=WORKDIR", "--process_id=1"],
             "coordinator, num_processes and process_id must be given together",
         ),

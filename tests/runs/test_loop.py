@@ -22,7 +22,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.restore import check_end
-from fedfr_jax.runs.sinks import JsonlSink
+from fedfr_jax.runs.sinks import JsonlSink, TraceSink
 from tests.federated import toys
 
 ROUNDS = 5
@@ -93,6 +93,20 @@ def empty(folder):
     for file in folder.rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
+
+
+def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
+    sim, server = build("fedfr")
+    store, rounds = loop.open_store(sim, server), []
+    trace = TraceSink(tmp_path, range(2, 4), next=0)
+    watch = lambda step, _: rounds.append(trace.is_tracing)
+    to = loop.RunOutputs(store, None, lambda *_: {}, [watch, trace])
+    loop.train(sim, server, to, 0, 4)
+    assert rounds == [False, True, True, False]
+    (found,) = tmp_path.rglob("*.xplane.pb")
+    written = found.read_bytes()
+    for name in (b"sample", b"prepare", b"gather", b"train"):  # of the host
+        assert name in written
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
