@@ -87,9 +87,12 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
     alphas, methods = alphas_of(runs), tables.methods_of(runs)
     kept = {key: name for key, name in FEATURES.items() if any(key in r for r in runs)}
     panels = {"curve": "mIoU of test images", **kept}
-    size = (3 * len(alphas) + 2, 3 * len(panels) + 0.6)
     figure, axes = pyplot.subplots(
-        len(panels), len(alphas), figsize=size, sharey="row", squeeze=False
+        *(len(panels), len(alphas)),
+        figsize=(3 * len(alphas) + 2, 3 * len(panels) + 0.6),
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     colors = dict(zip(methods, pyplot.get_cmap("tab20").colors, strict=False))
     central = mean(r["generic"] for r in runs if r["method"] == CENTRAL)
@@ -104,8 +107,7 @@ def draw_curves(runs: list[dict], path: pathlib.Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("round")
     lines, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, fontsize=7, loc="center right")
-    figure.tight_layout(rect=(0, 0, 0.87, 1))
+    figure.legend(lines, names, fontsize=7, loc="outside right upper")
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 
