@@ -368,7 +368,8 @@ def round_functions(
         output = outputs[0]
         if len(outputs) > 1:
             output = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
-        return next_server(make(hyper), server, total, output, order, shared)
+        with jax.named_scope("aggregate"):
+            return next_server(make(hyper), server, total, output, order, shared)
 
     return build_one_call(start, run, finish)
 
@@ -390,7 +391,6 @@ def _first(x):
     return x[0]
 
 
-@jax.named_scope("aggregate")
 def next_server(algorithm, server, total, output, order, shared):
     """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
     extra, round, key, _ = shared
