@@ -32,15 +32,15 @@ def start(workdir, *flags, count, names="fedavg,fedfr"):
     launch.launch(command, range(count), total=count, coordinator=coordinator)
 
 
-def assert_same(folder, expected):
+def assert_same(folder, expected, atol=1e-6):
     ends, rows = process_worker.result(folder)
     wanted_ends, wanted_rows = process_worker.result(expected)
     for got, wanted in zip(ends, wanted_ends, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=atol)
     assert len(rows) == len(wanted_rows) == process_worker.ROUNDS
     for got, wanted in zip(rows, wanted_rows, strict=True):
         got.pop("padded_over_useful"), wanted.pop("padded_over_useful")
-        assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert got == pytest.approx(wanted, rel=1e-5, abs=atol)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def whole(tmp_path_factory):
 def test_two_processes_give_the_run_of_one(tmp_path, whole):
     last = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
     start(tmp_path, *last, count=2)
-    for name in process_worker.TOYS:
-        assert_same(tmp_path / name, whole / name)
+    for name in process_worker.TOYS:  # five rounds of sums in another order
+        assert_same(tmp_path / name, whole / name, atol=1e-5)
     check_reading(tmp_path / "fedavg", num_rounds=5, count=2)
 
 
