@@ -63,7 +63,11 @@ def assert_close(found, wanted):
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# Its layers are MobileNet's and SphereFace's, in more blocks.
+LONG = pytest.param("mobilefacenet", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*sorted(NETWORKS.keys() - {"mobilefacenet"}), LONG])
 def test_every_kind_of_network_computes_the_same(tmp_path, name):
     model, variables = network(name)
     evaluate = lambda x: model.apply(variables, x)[0]

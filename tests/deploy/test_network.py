@@ -270,6 +270,7 @@ def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
         play(config, tmp_path / "frozen")
 
 
+@pytest.mark.slow
 def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_path):
     """As `runs.class_tables` says; the second run's rate moves nothing."""
 

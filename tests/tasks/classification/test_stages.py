@@ -74,6 +74,7 @@ def run(experiment: Experiment, folder) -> dict:
         return run_experiment(experiment, folder)["methods"]
 
 
+@pytest.mark.slow
 def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     """AMM alone, and MMD to a run's last row, which is 0 to itself."""
     central = {"kind": "central", "epochs": 1, "batch_size": 16, "learning_rate": 0.1}
