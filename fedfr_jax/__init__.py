@@ -46,7 +46,7 @@ def __getattr__(name: str):
         raise AttributeError(f"ff.{name} is now ff.{RENAMED[name]}.")
     if name not in _PLACES:
         raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
-    if name in ("aggregation", "partition"):  # modules
+    if name in ("aggregation", "partition", "privacy"):  # modules
         return importlib.import_module(f"{_PLACES[name]}.{name}")
     return getattr(importlib.import_module(_PLACES[name]), name)
 

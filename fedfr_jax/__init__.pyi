@@ -19,6 +19,7 @@ from fedfr_jax.data.sources import open_source as open_source
 from fedfr_jax.data.sources import register_source as register_source
 from fedfr_jax.deploy.trained_model import TrainedModel as TrainedModel
 from fedfr_jax.federated import aggregation as aggregation
+from fedfr_jax.federated import privacy as privacy
 from fedfr_jax.federated.aggregation import AGGREGATORS as AGGREGATORS
 from fedfr_jax.federated.aggregation import register_aggregator as register_aggregator
 from fedfr_jax.federated.aggregation import with_aggregation as with_aggregation
@@ -59,6 +60,8 @@ from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
 from fedfr_jax.federated.local import build_local_training as build_local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay
+from fedfr_jax.federated.privacy import private as private
+from fedfr_jax.federated.sampling import Sampling as Sampling
 from fedfr_jax.loading import load_model as load_model
 from fedfr_jax.losses import LOSSES as LOSSES
 from fedfr_jax.losses import masked_mean as masked_mean

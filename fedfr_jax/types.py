@@ -530,6 +530,7 @@ class Algorithm(NamedTuple):
     update_like: Callable[[PyTree], PyTree] | None = None
     # server -> the state of `aggregator`, see `federated.aggregation`
     link_state: Callable[[PyTree], PyTree] = lambda server: ()
+    privacy: Any = None  # `federated.privacy.Privacy`; None: not private
 
     def __repr__(self) -> str:
         """The file that wrote a client's update."""

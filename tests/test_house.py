@@ -28,6 +28,7 @@ SIDEWAYS |= {("digest_json", "files"), ("digest_json", "json_files")}
 SIDEWAYS |= {("__main__", "cli"), ("cli", "__init__"), ("cli", "api")}
 SIDEWAYS |= {("cli", "loading"), ("loading", "api")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
+LAZY += "|dp_accounting|jax_privacy"
 # A client's step, a central one, and the server's on rows of classes.
 GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")
 # Patterns of source text, and which files may hold them.

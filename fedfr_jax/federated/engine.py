@@ -56,6 +56,7 @@ from fedfr_jax.federated.client import (
     unpack,
 )
 from fedfr_jax.federated.lowering import Program, compiler_options
+from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData
 from fedfr_jax.types import ClientOutput, Prepared, PyTree, RoundResult
 
@@ -444,6 +445,7 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)
+    check_covered(algorithm, output, extra.shared)
     aggregator = algorithm.aggregator or weighted_mean()
     with jax.named_scope("aggregate"):
         summary, found = aggregator.summarize(

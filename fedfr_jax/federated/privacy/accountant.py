@@ -1,0 +1,306 @@
+"""Epsilon of rounds whose updates are clipped and noised, by dp-accounting.
+
+The unit of privacy is a client with all its examples. With T rounds, N clients, K of
+them in a round, and noise of `noise_multiplier` z times the clip norm on their sum:
+
+    poisson  privacy loss distributions of T Poisson-subsampled Gaussians with
+             q = K / N (add or remove a client); beyond its capacity a cohort is cut,
+             which is accounted for (truncated Poisson, arXiv:2508.15089)
+    cyclic   the same of ceil(T / cycle) rounds within groups of N / cycle clients
+             (Choquette-Choo et al. 2023, arXiv:2306.08153)
+    fixed    Renyi divergences of sampling without replacement (replace a client by
+             another, which moves the sum by twice the clip norm)
+    shuffle  no amplification: ceil(T / floor(N / K)) Gaussians, as often as a client
+             takes part at most
+
+Sampling amplifies only what nobody but the server sees: who took part.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.sampling import Sampling, check_sampling
+
+GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
+ORDERS = [*range(2, 65), 96, 128]  # of Renyi divergences
+EXACT_ROUNDS, STEP = 16, 1.05  # of `epsilon_bound`
+
+
+class Mechanism(NamedTuple):
+    """What an accountant has to know of the rounds."""
+
+    num_clients: int  # N
+    cohort_size: int  # K, the mean of a Poisson cohort
+    noise_multiplier: float  # z: the noise's standard deviation over the clip norm
+    delta: float
+    sampling: Sampling = Sampling()
+    is_local: bool = False  # each client adds the noise to its own update
+    strategy: Strategy | None = None  # of correlated noise; None: independent
+
+
+class Accountant(NamedTuple):
+    """Epsilon of the first rounds of a run."""
+
+    mechanism: Mechanism
+    epsilon: Callable[[int], float]  # after that many rounds, 0 before the first
+    # An upper bound within a few percent of it: much cheaper for each of many rounds.
+    epsilon_bound: Callable[[int], float]
+
+
+def build_accountant(mechanism: Mechanism) -> Accountant:
+    """The accountant of a mechanism.
+
+    Raises:
+      ValueError: for a delta outside (0, 1 / N], noise that does not fit the sampling,
+        or a cohort that does not fit the population.
+    """
+    check_mechanism(mechanism)
+    after = _of_mechanism(mechanism)
+
+    @functools.cache
+    def epsilon(rounds):
+        if rounds and not mechanism.noise_multiplier:
+            return math.inf
+        return float(after(rounds)) if rounds else 0.0
+
+    def bound(rounds):
+        return epsilon(_next_on_grid(rounds) if _is_slow(mechanism) else rounds)
+
+    return Accountant(mechanism, epsilon, bound)
+
+
+def check_mechanism(mechanism: Mechanism) -> None:
+    """Raise ValueError for what `build_accountant` does not account for."""
+    num_clients, delta = mechanism.num_clients, mechanism.delta
+    if not 0 < delta <= 1 / num_clients:
+        raise ValueError(
+            f"privacy.delta must be positive and at most 1 / N = {1 / num_clients:.3g} "
+            f"of {num_clients} clients, got {delta}: a mechanism that publishes one "
+            "client would pass with a larger one. Take 1 / N^1.1 or less."
+        )
+    check_sampling(mechanism.sampling, num_clients, mechanism.cohort_size)
+    if mechanism.strategy is None:
+        return
+    name, separation = mechanism.sampling.name, mechanism.strategy.min_separation
+    groups = mechanism.sampling.num_groups(num_clients, mechanism.cohort_size)
+    if name != "cyclic" or groups < separation:
+        raise ValueError(
+            f"privacy.noise = {mechanism.strategy.name!r} must go with sampling "
+            f"'cyclic' of at least {separation} groups, after which a client may "
+            f"return, got {name!r} of {groups}."
+        )
+
+
+def participations(mechanism: Mechanism, rounds: int) -> int:
+    """In how many of the rounds a client takes part at most."""
+    per_epoch = {
+        "shuffle": mechanism.num_clients // mechanism.cohort_size,
+        "cyclic": mechanism.sampling.num_groups(
+            mechanism.num_clients, mechanism.cohort_size
+        ),
+    }.get(mechanism.sampling.name, 1)
+    return -(-rounds // per_epoch)
+
+
+def rounds_within(epsilon: Callable[[int], float], budget: float, most: int) -> int:
+    """How many of `most` rounds stay within a budget."""
+    low, high = 0, most + 1  # of epsilons that are within it, and that may not be
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if epsilon(middle) <= budget else (low, middle)
+    return low
+
+
+def calibrate_noise(mechanism: Mechanism, *, epsilon: float, rounds: int) -> float:
+    """The least noise multiplier, to a thousandth, of `rounds` within `epsilon`.
+
+    Args:
+      mechanism: its noise multiplier is not looked at.
+      epsilon: > 0, after the last round.
+
+    Raises:
+      ValueError: as `build_accountant`, or for an epsilon that is not positive.
+    """
+    if not epsilon > 0:
+        raise ValueError(f"privacy.epsilon must be positive, got {epsilon}.")
+    check_mechanism(mechanism)
+
+    def excess(noise_multiplier, of=_of_mechanism):
+        mine = mechanism._replace(noise_multiplier=noise_multiplier)
+        return of(mine)(rounds) - epsilon
+
+    low, high = 1.0, 1.0
+    if _is_slow(mechanism):  # the Renyi bound needs up to a third more noise
+        quick = functools.partial(excess, of=_renyi_poisson)
+        high = _least(quick, *_bracket(quick, 1.0, 1.0))
+        low = high / 1.5
+    return _least(excess, *_bracket(excess, low, high))
+
+
+def _bracket(excess, low, high):
+    """Noise that spends too much, and noise that does not."""
+    while excess(high) > 0:
+        low, high = high, 1.5 * high
+    while excess(low) <= 0:
+        low, high = low / 1.5, low
+    return low, high
+
+
+def _least(excess, low, high):
+    """Noise on the safe side of a root between these two, to a thousandth."""
+    found = optimize.brentq(excess, low, high, rtol=2e-4)
+    while excess(found) > 0:
+        found *= 1.0003
+    return float(found)
+
+
+def _is_slow(mechanism: Mechanism) -> bool:
+    """Whether a distribution is composed for every number of rounds."""
+    is_sampled = mechanism.sampling.name in ("poisson", "cyclic")
+    is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
+    return is_sampled and not is_single and _chance(mechanism) < 1
+
+
+def _is_released_once(strategy: Strategy | None) -> bool:
+    """Whether all rounds are accounted as one Gaussian."""
+    return strategy is not None and not strategy.is_banded
+
+
+def _of_mechanism(mechanism: Mechanism) -> Callable[[int], float]:
+    """Rounds, at least 1 -> epsilon."""
+    if mechanism.is_local:
+        return _replacing(mechanism)  # nobody else's update hides it
+    if _is_released_once(mechanism.strategy):
+        return _single_release(mechanism)
+    if _is_slow(mechanism):
+        return _poisson(mechanism)
+    if mechanism.sampling.name != "fixed":
+        return _repeated(mechanism)
+    is_sampled = mechanism.cohort_size < mechanism.num_clients
+    return _renyi_fixed(mechanism) if is_sampled else _replacing(mechanism)
+
+
+def _repeated(mechanism: Mechanism) -> Callable[[int], float]:
+    """As many Gaussians as a client takes part, without amplification."""
+
+    def epsilon(rounds):
+        times = participations(mechanism, rounds)
+        return _gaussian(mechanism.noise_multiplier / math.sqrt(times), mechanism.delta)
+
+    return epsilon
+
+
+def _replacing(mechanism: Mechanism) -> Callable[[int], float]:
+    """The same where a client's update takes the place of another: twice as far."""
+    half = mechanism._replace(noise_multiplier=mechanism.noise_multiplier / 2)
+    return _repeated(half)
+
+
+def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
+    """One Gaussian, of the sensitivity of the rounds so far to that of all."""
+    strategy = mechanism.strategy
+
+    def epsilon(rounds):
+        so_far = strategy.sensitivity(rounds) / strategy.sensitivity(strategy.rounds)
+        return _gaussian(mechanism.noise_multiplier / so_far, mechanism.delta)
+
+    return epsilon
+
+
+def _gaussian(noise_multiplier: float, delta: float) -> float:
+    import dp_accounting  # of the extra [privacy], as all below
+
+    return dp_accounting.get_epsilon_gaussian(noise_multiplier, delta)
+
+
+def _poisson(mechanism: Mechanism) -> Callable[[int], float]:
+    """Compositions of the distribution of one round, on a grid that suits it."""
+    delta = mechanism.delta
+    uncut = _loss_distribution(mechanism, 5e-3, is_cut=False)
+    least = uncut.get_epsilon_for_delta(delta)  # of one round, for its order
+    whole = _loss_distribution(mechanism, float(np.clip(least / 150, *GRIDS)))
+
+    def epsilon(rounds):
+        composed = whole.self_compose(_compositions(mechanism, rounds))
+        return composed.get_epsilon_for_delta(delta)
+
+    return epsilon
+
+
+def _chance(mechanism: Mechanism) -> float:
+    return mechanism.sampling.chance(mechanism.num_clients, mechanism.cohort_size)
+
+
+def _compositions(mechanism: Mechanism, rounds: int) -> int:
+    groups = mechanism.sampling.num_groups(mechanism.num_clients, mechanism.cohort_size)
+    return -(-rounds // groups)
+
+
+def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
+    """Of a Gaussian on a cohort of the group, cut at the capacity."""
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    sizes = mechanism.num_clients, mechanism.cohort_size
+    size = mechanism.sampling.group_size(*sizes)
+    most = mechanism.sampling.max_cohort(*sizes)
+    noise, chance = mechanism.noise_multiplier, _chance(mechanism)
+    if most == size or not is_cut:
+        return losses.from_gaussian_mechanism(
+            noise, sampling_prob=chance, value_discretization_interval=grid
+        )
+    return losses.from_truncated_subsampled_gaussian_mechanism(
+        dataset_size=size,
+        sampling_probability=chance,
+        truncated_batch_size=most,
+        noise_multiplier=noise,
+        value_discretization_interval=grid,
+    )
+
+
+def _renyi(event, delta: float, **options) -> Callable[[int], float]:
+    """Of `event` once a round."""
+    from dp_accounting import rdp
+
+    one = rdp.RdpAccountant(ORDERS, **options).compose(event)
+
+    def epsilon(times):
+        return rdp.compute_epsilon(one.orders, times * one.rdp, delta)[0]
+
+    return epsilon
+
+
+def _renyi_fixed(mechanism: Mechanism) -> Callable[[int], float]:
+    """K of N clients without replacement; one replaced moves the sum by 2 C."""
+    import dp_accounting
+
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        mechanism.num_clients,
+        mechanism.cohort_size,
+        dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / 2),
+    )
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return _renyi(event, mechanism.delta, neighboring_relation=relation)
+
+
+def _renyi_poisson(mechanism: Mechanism) -> Callable[[int], float]:
+    """A bound of `_poisson` that is quick."""
+    import dp_accounting
+
+    gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+    event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
+    each = _renyi(event, mechanism.delta)
+    return lambda rounds: each(_compositions(mechanism, rounds))
+
+
+def _next_on_grid(rounds: int) -> int:
+    """The first number from `rounds` on of a grid that grows by a twentieth."""
+    number = EXACT_ROUNDS
+    while number < rounds:
+        number = math.ceil(number * STEP)
+    return max(number, rounds) if rounds > EXACT_ROUNDS else rounds

@@ -1,0 +1,123 @@
+"""Correlated noise: each round takes back part of the noise of the rounds before.
+
+Noise C^-1 z instead of z, with a lower triangular strategy C of one row a round: what
+the server sums over rounds has less noise at the same epsilon, provided that a client
+waits for `min_separation` rounds before it takes part again (`cyclic` sampling).
+Pillutla et al. 2025, "Correlated noise mechanisms", arXiv:2506.08201. The matrices are
+jax_privacy's.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedfr_jax.schema import check_whole
+
+
+class Strategy(NamedTuple):
+    """A strategy matrix C of a fixed number of rounds."""
+
+    name: str
+    rounds: int  # no further one may be played
+    min_separation: int  # rounds from one participation of a client to the next
+    is_banded: bool  # of orthogonal columns that far apart: amplified by sampling
+    noising: Any  # C^-1, a `jax_privacy` StreamingMatrix
+    # Of C times a client's updates of norm 1, over that many rounds; a participation's
+    # own where the strategy is banded.
+    sensitivity: Callable[[int], float]
+
+
+def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
+    """A banded Toeplitz strategy, its columns of length 1.
+
+    Choquette-Choo et al. 2023, arXiv:2306.08153: the mean squared error of prefix sums
+    is minimized. Keeps bands - 1 models of noise.
+
+    Args:
+      rounds: T, for which it is made.
+      bands: in [1, T]; 1 is independent noise.
+
+    Raises:
+      ValueError: for numbers out of range.
+    """
+    from jax_privacy.matrix_factorization import toeplitz
+
+    check_whole("rounds", rounds, 1)
+    check_whole("bands", bands, 1)
+    if bands > rounds:
+        raise ValueError(f"bands must be at most the {rounds} rounds, got {bands}.")
+    with jax.enable_x64(True):
+        coef = np.asarray(toeplitz.optimize_banded_toeplitz(rounds, bands))
+    return Strategy(
+        name="banded",
+        rounds=rounds,
+        min_separation=bands,
+        is_banded=True,
+        noising=banded_inverse(coef.astype(np.float32), rounds),
+        sensitivity=lambda played: 1.0,
+    )
+
+
+def banded_inverse(coef: np.ndarray, rounds: int):
+    """C^-1 of coefficients [bands] of norm 1, every column of C scaled to length 1."""
+    from jax_privacy.matrix_factorization import toeplitz
+
+    return toeplitz.inverse_as_streaming_matrix(coef, column_normalize_for_n=rounds)
+
+
+def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
+    """A buffered linear Toeplitz strategy, in a few models of memory for any T.
+
+    Dvijotham et al. 2024, arXiv:2404.16706; for several participations McMahan et al.
+    2024, arXiv:2408.08868. The largest squared error of prefix sums is minimized. All
+    rounds are one Gaussian release: sampling amplifies nothing.
+
+    Args:
+      rounds: T, for which it is made.
+      min_separation: rounds from one participation of a client to the next, at least.
+
+    Raises:
+      ValueError: for numbers out of range.
+    """
+    from jax_privacy.matrix_factorization import buffered_toeplitz
+
+    check_whole("rounds", rounds, 1)
+    check_whole("min_separation", min_separation, 1)
+    most = -(-rounds // min_separation)
+    with jax.enable_x64(True):
+        blt = buffered_toeplitz.optimize(
+            n=rounds, min_sep=min_separation, max_participations=most
+        )
+        coef = np.asarray(blt.toeplitz_coefs(rounds))
+    builder = buffered_toeplitz.StreamingMatrixBuilder(
+        buf_decay=np.float32(blt.buf_decay), output_scale=np.float32(blt.output_scale)
+    )
+    return Strategy(
+        name="blt",
+        rounds=rounds,
+        min_separation=min_separation,
+        is_banded=False,
+        noising=builder.build_inverse(),
+        sensitivity=functools.partial(min_separation_sensitivity, coef, min_separation),
+    )
+
+
+def min_separation_sensitivity(
+    coef: np.ndarray, min_separation: int, rounds: int
+) -> float:
+    """Of a Toeplitz strategy of `rounds` rows to updates of norm 1 that far apart.
+
+    Args:
+      coef: first column, [T], T >= rounds; positive and falling.
+    """
+    from jax_privacy.matrix_factorization import toeplitz
+
+    with jax.enable_x64(True):
+        squared = toeplitz.minsep_sensitivity_squared(
+            jax.numpy.asarray(coef[:rounds]), min_separation
+        )
+    return math.sqrt(float(squared))

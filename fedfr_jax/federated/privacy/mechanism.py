@@ -1,0 +1,306 @@
+"""User-level differential privacy around any algorithm that averages updates.
+
+McMahan et al. 2018, arXiv:1710.06963: each client's whole update is clipped, all
+clients count equally, the sum is divided by a constant, and Gaussian noise is added to
+it once. The clip norm may follow a quantile of the updates' norms (Andrew et al. 2021,
+arXiv:1905.03871).
+
+What a client sends beside its update would leave the mechanism, and is refused when the
+round is traced, see `check_covered`. Metrics of single clients are what a simulation
+looks up: they are not private.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.aggregation.contract import (
+    no_state,
+    with_aggregation,
+)
+from fedfr_jax.federated.aggregation.mean import drop_non_finite, wide
+from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.schema import POSITIVE, check_ranges, check_whole
+from fedfr_jax.types import (
+    LAST,
+    MEAN,
+    Aggregator,
+    Algorithm,
+    Broadcast,
+    ClientOutput,
+    PyTree,
+    Summary,
+)
+
+CLIP_NORM = "clip_norm"  # of the mechanism's metrics
+
+
+class Privacy(NamedTuple):
+    """The privacy mechanism of an algorithm."""
+
+    clip_norm: float  # C, of the whole update; where it moves, the first
+    noise_multiplier: float  # z: standard deviation of the noise on the sum, over C
+    cohort_size: int  # K: the constant that the sum is divided by
+    delta: float
+    epsilon: float = math.inf  # no round is played that would exceed it
+    clip_quantile: float | None = None  # of the norms that C follows; None: C stays
+    clip_learning_rate: float = 0.2
+    clip_count_std: float = 0.0  # of the noise on how many were not clipped; 0: K / 20
+    noise_cohort_size: int = 0  # whose noise is simulated; 0: that of K
+    is_local: bool = False  # each client adds the noise itself
+    strategy: Strategy | None = None  # of correlated noise; None: independent
+
+    @property
+    def count_std(self) -> float:
+        """Standard deviation of the noise on the number of updates not clipped."""
+        return self.clip_count_std or self.cohort_size / 20
+
+    @property
+    def noise_std(self) -> float:
+        """On the sum of updates that are clipped to 1."""
+        std = self.noise_multiplier
+        if self.clip_quantile is not None and std:
+            # z^-2 = z_sum^-2 + (2 s)^-2: both releases together have noise z.
+            std = (std**-2 - (2 * self.count_std) ** -2) ** -0.5
+        if self.strategy:
+            std *= self.strategy.sensitivity(self.strategy.rounds)
+        return std * self.cohort_size / (self.noise_cohort_size or self.cohort_size)
+
+
+def private(
+    algorithm: Algorithm,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    cohort_size: int,
+    delta: float,
+    epsilon: float = math.inf,
+    clip_quantile: float | None = None,
+    clip_learning_rate: float = 0.2,
+    clip_count_std: float = 0.0,
+    noise_cohort_size: int = 0,
+    is_local: bool = False,
+    noise: Strategy | None = None,
+) -> Algorithm:
+    """`algorithm` with differential privacy for whole clients.
+
+    The clients' weights are not looked at. Personal leaves are not sent, and need no
+    noise: `private` may stand inside or outside of `with_personal_layers`.
+
+    Args:
+      clip_norm: C > 0, largest L2 norm of all leaves that a client sends together,
+        running statistics among them.
+      noise_multiplier: z >= 0, see `calibrate_noise`; 0 clips only.
+      cohort_size: K of a round, the mean of a Poisson cohort.
+      delta: chance that epsilon does not hold, at most 1 / N.
+      epsilon: no round is played that would exceed it.
+      clip_quantile: in (0, 1), of the updates' norms that C follows, such as 0.5; None
+        keeps C as it is.
+      clip_learning_rate: eta > 0 of C <- C exp(-eta (b - quantile)), b the noisy share
+        of updates that were not clipped.
+      clip_count_std: of the noise on their number, which is taken from z; 0 is K / 20.
+      noise_cohort_size: a small cohort stands for one of this size, whose noise on the
+        mean, and whose epsilon, it has; 0 is K itself.
+      is_local: every client adds the noise to what it sends: no trust in the server,
+        and K times the variance on the sum.
+      noise: `banded_noise(...)` or `blt_noise(...)`; None is independent in each round.
+
+    Raises:
+      ValueError: for a number out of range, or an algorithm that sends no plain mean.
+    """
+    given = Privacy(
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        cohort_size=cohort_size,
+        delta=delta,
+        epsilon=epsilon,
+        clip_quantile=clip_quantile,
+        clip_learning_rate=clip_learning_rate,
+        clip_count_std=clip_count_std,
+        noise_cohort_size=noise_cohort_size,
+        is_local=is_local,
+        strategy=noise,
+    )
+    check_privacy(given)
+    own = algorithm.aggregator
+    if own is None or own.role != MEAN:
+        raise ValueError(
+            f"privacy must go with one plain mean of updates, got {algorithm}, whose "
+            "aggregation is another. Choose an algorithm like fedavg, and leave out "
+            "the key aggregation."
+        )
+
+    def server_update(server, result):
+        # Nothing but the aggregate; of K clients, however many took part.
+        known = result._replace(
+            metrics={}, per_client=(), sums=(), weights=jnp.ones(cohort_size)
+        )
+        return algorithm.server_update(server, known)
+
+    def check_cohort(number):
+        algorithm.check_cohort(number)
+        if number != cohort_size:
+            raise ValueError(
+                f"federation.cohort_size must be privacy's {cohort_size}, by which the "
+                f"sum is divided, got {number}."
+            )
+
+    covered = algorithm._replace(
+        server_update=server_update, check_cohort=check_cohort, privacy=given
+    )
+    return with_aggregation(covered, drop_non_finite(), private_mean(given))
+
+
+def check_privacy(given: Privacy) -> None:
+    """Raise ValueError for a number out of range."""
+    bounds = {
+        "clip_norm": POSITIVE,
+        "noise_multiplier": (0, math.inf),
+        "cohort_size": (1, math.inf),
+        "clip_learning_rate": POSITIVE,
+        "clip_count_std": (0, math.inf),
+        "noise_cohort_size": (0, math.inf),
+    }
+    check_ranges("privacy.", given._asdict(), bounds)
+    check_whole("privacy.cohort_size", given.cohort_size, 1)
+    if not 0 < given.delta < 1:
+        raise ValueError(f"privacy.delta must lie in (0, 1), got {given.delta}.")
+    if not given.epsilon > 0:
+        raise ValueError(f"privacy.epsilon must be positive, got {given.epsilon}.")
+    if given.clip_quantile is None:
+        return
+    if not 0 < given.clip_quantile < 1:
+        raise ValueError(
+            f"privacy.clip_quantile must lie in (0, 1), got {given.clip_quantile}."
+        )
+    if given.noise_multiplier >= 2 * given.count_std:
+        raise ValueError(
+            "privacy.clip_count_std must be above half the noise multiplier of "
+            f"{given.noise_multiplier:.4g}, got {given.count_std:.4g}: the count of "
+            "updates that were not clipped takes its share of the noise."
+        )
+    if given.strategy or given.is_local:
+        raise ValueError(
+            "privacy.clip_quantile must go with independent noise of the server, got "
+            f"{'local' if given.is_local else given.strategy.name!r} noise."
+        )
+
+
+class MechanismState(NamedTuple):
+    """What stays from round to round."""
+
+    clip_norm: jax.Array  # [] C
+    noise: PyTree  # of the strategy: () of independent noise
+
+
+def private_mean(given: Privacy) -> Aggregator:
+    """The sum of clipped updates and noise, over K: stands in the place of the mean.
+
+    The noise is a function of (seed, round), the same on any devices.
+    """
+    from jax_privacy import clipping  # of the extra [privacy]
+
+    add_noise, init_noise = _noise(given)
+
+    def init(like):
+        clip_norm = jnp.asarray(given.clip_norm, jnp.result_type(float))
+        return MechanismState(clip_norm, init_noise(jax.tree.map(wide, like)))
+
+    def summarize(key, state, update, weight):
+        del weight
+        update = jax.tree.map(wide, update)
+        clipped, norm = clipping.clip_pytree(update, state.clip_norm)
+        if given.is_local:
+            clipped = gaussian(key, clipped, given.noise_std * state.clip_norm)
+        norm = norm.astype(state.clip_norm.dtype)
+        is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
+        metrics = {"clip_fraction": 1 - is_inside}
+        return Summary(clipped, jnp.float32(1), is_inside - 0.5), metrics
+
+    def finish(key, state, total):
+        noise_key, count_key = jax.random.split(key)
+        noisy, noise = add_noise(noise_key, total.update, state)
+        mean = jax.tree.map(lambda x: x / given.cohort_size, noisy)
+        clip_norm = state.clip_norm
+        if given.clip_quantile is not None:
+            drawn = given.count_std * jax.random.normal(count_key)
+            clip_norm = next_clip_norm(clip_norm, total.extra + drawn, given)
+        # The norm that the round was clipped to.
+        return mean, MechanismState(clip_norm, noise), {CLIP_NORM: state.clip_norm}
+
+    return Aggregator(init, summarize, finish, role=LAST)
+
+
+def _noise(given: Privacy) -> tuple[Callable, Callable]:
+    """((key, sum, state) -> (noisy sum, noise state), init of that)."""
+    from jax_privacy import noise_addition
+    from jax_privacy.matrix_factorization import streaming_matrix
+
+    if given.is_local:
+        return lambda key, total, state: (total, ()), no_state
+    noising = given.strategy.noising if given.strategy else streaming_matrix.identity()
+
+    def privatizer(std):
+        return noise_addition.matrix_factorization_privatizer(
+            noising, stddev=std, prng_key=0
+        )
+
+    def add(key, total, state):
+        # Its state is (key, what the strategy keeps): ours comes from the round.
+        update = privatizer(given.noise_std * state.clip_norm).update
+        noisy, (_, noise) = update(total, (key, state.noise))
+        return noisy, noise
+
+    return add, lambda like: privatizer(1.0).init(like)[1]
+
+
+def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
+    """`tree` with normal noise on every number."""
+    from jax_privacy import noise_addition
+
+    privatizer = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
+    return privatizer.update(tree, (key, ()))[0]
+
+
+def next_clip_norm(
+    clip_norm: jax.Array, centered_count: jax.Array, given: Privacy
+) -> jax.Array:
+    """C exp(-eta (b - quantile)): it falls where more than the quantile was inside.
+
+    Args:
+      centered_count: noisy sum over clients of 1/2 where the update was not clipped
+        and -1/2 where it was, which is of sensitivity 1/2.
+    """
+    share = centered_count / given.cohort_size + 0.5
+    rate = given.clip_learning_rate
+    return clip_norm * jnp.exp(-rate * (share - given.clip_quantile))
+
+
+def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) -> None:
+    """Check that clients send nothing that the mechanism does not cover.
+
+    Args:
+      output: of one client, arrays or what stands for them.
+      shared: what `prepare` made for the round.
+
+    Raises:
+      ValueError: naming what bypasses the mechanism.
+    """
+    if algorithm.privacy is None:
+        return
+    is_sent = lambda x: isinstance(x, Broadcast)
+    sent = [x for x in jax.tree.leaves(shared, is_leaf=is_sent) if is_sent(x)]
+    for what, tree in {
+        "what the server prepares of the clients' examples and sends to all": sent,
+        "numbers that each client uploads for itself": output.per_client,
+        "sums beside the update, such as running statistics of one client": output.sums,
+    }.items():
+        if jax.tree.leaves(tree):
+            raise ValueError(
+                f"privacy must cover all that clients send, got {what} of {algorithm}, "
+                "which bypass the mechanism. Choose an algorithm that sends its update "
+                "alone."
+            )

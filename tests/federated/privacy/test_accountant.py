@@ -1,0 +1,177 @@
+"""Epsilons against dp-accounting, pfl-research, jax-privacy and closed forms."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedfr_jax.federated.privacy.accountant import (
+    Mechanism,
+    build_accountant,
+    calibrate_noise,
+    participations,
+    rounds_within,
+)
+from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.sampling import Sampling
+
+WITHIN = {"rtol": 0.01}
+# So many clients that a cohort is one of a population without end.
+POISSON = Sampling("poisson", capacity=10**9)
+
+
+def poisson(q, noise_multiplier, delta, num_clients=10_000):
+    cohort = round(q * num_clients)
+    return Mechanism(num_clients, cohort, float(noise_multiplier), delta, POISSON)
+
+
+def epsilon(mechanism, rounds):
+    return build_accountant(mechanism).epsilon(int(rounds))
+
+
+@pytest.fixture
+def arrays(golden):
+    return golden("privacy")
+
+
+def test_poisson_rounds_have_the_epsilon_of_dp_accounting_and_pfl(arrays):
+    for i in (0, 1, 3):
+        q, z, rounds, delta = arrays["pfl_settings"][i]
+        found = epsilon(poisson(q, z, delta), rounds)
+        np.testing.assert_allclose(found, arrays["pfl_eps"][i, 0], **WITHIN)
+    q, z, rounds = 1, 2, 2  # one point of a grid that has all
+    axes = [arrays[f"pois_{name}"] for name in ("q", "z", "T")]
+    found = epsilon(poisson(axes[0][q], axes[1][z], 1e-5), axes[2][rounds])
+    np.testing.assert_allclose(found, arrays["pois_pld_eps"][q, z, rounds, 0], **WITHIN)
+
+
+def gaussian_delta(epsilon, mu):
+    """Of one Gaussian (Balle and Wang 2018, arXiv:1805.06530, theorem 8)."""
+    upper, lower = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    return stats.norm.cdf(upper) - math.exp(epsilon) * stats.norm.cdf(lower)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 4.0])
+def test_one_round_of_all_clients_is_the_closed_form_of_a_gaussian(noise_multiplier):
+    mechanism = Mechanism(100, 100, noise_multiplier, 1e-5)
+    found = epsilon(mechanism, 1)
+    delta = gaussian_delta(found, 1 / noise_multiplier)
+    np.testing.assert_allclose(delta, 1e-5, rtol=1e-6)
+    whole = mechanism._replace(sampling=POISSON)
+    np.testing.assert_allclose(epsilon(whole, 1), found, rtol=1e-6)
+
+
+def test_gaussians_compose_as_dp_accounting_has_it(arrays):
+    for (i, z), (j, rounds) in itertools.product(
+        enumerate(arrays["gauss_z"]), enumerate(arrays["gauss_T"])
+    ):
+        found = epsilon(Mechanism(100, 100, z, 1e-5), rounds)
+        np.testing.assert_allclose(found, arrays["gauss_analytic_eps"][i, j, 0], 1e-6)
+
+
+def test_a_shuffled_population_counts_how_often_a_client_takes_part():
+    """1000 clients in cohorts of 300: three rounds an epoch, one client is left out."""
+    mechanism = Mechanism(1000, 300, 1.0, 1e-5)
+    assert [participations(mechanism, t) for t in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    two = epsilon(mechanism._replace(noise_multiplier=2**-0.5), 1)
+    np.testing.assert_allclose(epsilon(mechanism, 6), two, rtol=1e-9)
+    small = Mechanism(10_000, 100, 1.0, 1e-5)
+    assert epsilon(small, 100) > 2 * epsilon(small._replace(sampling=POISSON), 100)
+
+
+def test_a_fixed_cohort_replaces_a_client_at_twice_the_clip_norm(arrays):
+    """RDP doubles nothing by itself: noise z C is z / 2 of the sensitivity 2 C."""
+    fixed = Sampling("fixed")
+    for i, (j, z) in itertools.product((0, 2), [(1, 1.0), (3, 4.0)]):
+        n, m = arrays["wor_n_m"][i]
+        for k, rounds in enumerate(arrays["wor_T"]):
+            found = epsilon(Mechanism(int(n), int(m), z, 1e-5, fixed), rounds)
+            expected = arrays["wor_zclip_eps"][i, j, k, 0]
+            np.testing.assert_allclose(found, expected, **WITHIN)
+    whole = Mechanism(100, 100, 4.0, 1e-5, fixed)
+    half = Mechanism(100, 100, 2.0, 1e-5)
+    assert epsilon(whole, 3) == epsilon(half, 3)
+
+
+def test_cyclic_rounds_are_those_of_jax_privacy(arrays):
+    for i in (0, 2):
+        n, cohort, z, rounds, cycle = arrays["jpcycle_settings"][i]
+        sampling = Sampling("cyclic", capacity=10**9, cycle=int(cycle))
+        mechanism = Mechanism(int(n), int(cohort), z, 1e-5, sampling)
+        found = epsilon(mechanism, rounds)
+        np.testing.assert_allclose(found, arrays["jpcycle_eps"][i, 0], **WITHIN)
+
+
+def test_cutting_a_cohort_at_its_mean_costs_eight_times_the_epsilon(arrays):
+    n, q, most, z, rounds = arrays["trunc_settings"][0]
+    sampling = Sampling("poisson", capacity=int(most))
+    found = epsilon(Mechanism(int(n), round(n * q), z, 1e-5, sampling), rounds)
+    np.testing.assert_allclose(found, arrays["trunc_eps"][0, 0], **WITHIN)
+    assert found > 7 * epsilon(poisson(q, z, 1e-5), rounds)
+
+
+def test_local_noise_hides_an_update_and_not_who_sent_it():
+    mechanism = Mechanism(1000, 10, 8.0, 1e-5, Sampling("poisson"), is_local=True)
+    found = epsilon(mechanism, 4)
+    mu = 2 * math.sqrt(4) / 8.0
+    np.testing.assert_allclose(gaussian_delta(found, mu), 1e-5, rtol=1e-6)
+
+
+def test_calibrated_noise_is_the_least_that_stays_within_epsilon(arrays):
+    found = []
+    for i in (2, 7):  # one subsampled, one a plain Gaussian
+        q, rounds = arrays["calib_q_T"][i]
+        mechanism = poisson(q, 1.0, float(arrays["calib_delta"]))
+        target = arrays["calib_eps"][1]
+        noise = calibrate_noise(mechanism, epsilon=target, rounds=int(rounds))
+        spent = epsilon(mechanism._replace(noise_multiplier=noise), rounds)
+        assert 0.995 * target < spent <= target
+        found.append(noise)
+    np.testing.assert_allclose(found, arrays["calib_pld_sigma"][[2, 7], 1], **WITHIN)
+
+
+def test_the_bound_of_each_round_is_never_below_epsilon_nor_far_above():
+    accountant = build_accountant(poisson(0.05, 1.2, 1e-5))
+    for rounds in (3, 17, 40, 99):
+        exact, bound = accountant.epsilon(rounds), accountant.epsilon_bound(rounds)
+        assert exact <= bound <= 1.06 * exact
+    assert accountant.epsilon(0) == 0
+
+
+def test_rounds_within_a_budget_are_the_most_that_do_not_overspend():
+    spent = build_accountant(Mechanism(100, 100, 4.0, 1e-3)).epsilon
+    played = rounds_within(spent, 2.0, 50)
+    assert spent(played) <= 2.0 < spent(played + 1)
+    assert rounds_within(spent, 1e-9, 50) == 0
+    assert rounds_within(spent, math.inf, 50) == 50
+    assert math.isinf(build_accountant(Mechanism(100, 10, 0.0, 1e-3)).epsilon(1))
+
+
+BANDED = Strategy("banded", 64, 8, True, None, lambda played: 1.0)
+WRONG = {
+    "privacy.delta .* at most 1 / N = 0.01": {"delta": 0.02},
+    "privacy.delta must be positive": {"delta": 0.0},
+    "sampling must be one of": {"sampling": Sampling("Poisson")},
+    "sampling.capacity must be at least the cohort_size of 10": {
+        "sampling": Sampling("poisson", capacity=9)
+    },
+    "sampling.cycle must be at most 10": {"sampling": Sampling("cyclic", cycle=11)},
+    "'banded' must go with sampling 'cyclic' of at least 8 groups": {
+        "strategy": BANDED
+    },
+    "'cyclic' of 4": {"strategy": BANDED, "sampling": Sampling("cyclic", cycle=4)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_not_accounted_for_is_refused(message):
+    mechanism = Mechanism(100, 10, 1.0, 1e-3)._replace(**WRONG[message])
+    with pytest.raises(ValueError, match=message):
+        build_accountant(mechanism)
+
+
+def test_epsilon_must_be_positive_to_calibrate():
+    with pytest.raises(ValueError, match="privacy.epsilon must be positive, got 0"):
+        calibrate_noise(Mechanism(100, 10, 1.0, 1e-3), epsilon=0, rounds=1)

@@ -1,0 +1,226 @@
+"""The mechanism: what is clipped, noised and divided, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.aggregation import clip_by_global_norm, with_aggregation
+from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.mime import mime
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.algorithms.qfedavg import qfedavg
+from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.privacy.mechanism import (
+    Privacy,
+    next_clip_norm,
+    private,
+    private_mean,
+)
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+    start_simulation,
+)
+from fedfr_jax.mesh import make_mesh
+from tests.federated.test_aggregation import aggregate, play_updates
+from tests.federated.toys import (
+    LOCAL,
+    close,
+    fedavg_of,
+    feed,
+    flat,
+    norm_loss,
+    norm_variables,
+    problem,
+    replay,
+)
+
+UPDATES = {
+    "params": {"w": np.random.default_rng(0).normal(size=(6, 2, 3))},
+    "batch_stats": {"m": np.random.default_rng(1).normal(size=(6, 4))},
+}
+
+
+def settings(**options):
+    options = {"clip_norm": 1.0, "noise_multiplier": 0.0, **options}
+    return {"cohort_size": 6, "delta": 1e-3, **options}
+
+
+def norms(updates):
+    leaves = [x.reshape(len(x), -1) for x in jax.tree.leaves(updates)]
+    return np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
+
+
+def test_whole_updates_are_clipped_and_divided_by_a_constant_whatever_the_weights():
+    """Running statistics too; of 4 clients that took part where 6 are the mean."""
+    first = jax.tree.map(lambda x: np.float32(x[:4]), UPDATES)
+    found, _ = aggregate(private_mean(Privacy(**settings())), first, [1.0, 9, 2, 5])
+    scale = np.minimum(1, 1 / norms(first))
+    expected = jax.tree.map(lambda x: np.tensordot(scale, x, 1) / 6, first)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), found, expected
+    )
+
+
+def noise_of(key, **options):
+    """What the mechanism adds to a sum of nothing, in 4,000 numbers."""
+    nothing = {"x": np.zeros((6, 4000), np.float32)}
+    link = private_mean(Privacy(**settings(clip_norm=0.5, **options)))
+    return np.asarray(aggregate(link, nothing, key=key)[0]["x"]) * 6
+
+
+def test_noise_has_the_multipliers_part_of_the_clip_norm_once_on_the_sum():
+    noise = noise_of(0, noise_multiplier=3.0)
+    np.testing.assert_allclose(noise.std(), 3.0 * 0.5, rtol=0.05)
+    np.testing.assert_array_equal(noise, noise_of(0, noise_multiplier=3.0))
+    other = noise_of(1, noise_multiplier=3.0)  # of another round
+    assert abs(np.corrcoef(noise, other)[0, 1]) < 0.1
+
+
+def test_noise_of_the_clients_themselves_adds_up():
+    noise = noise_of(0, noise_multiplier=3.0, is_local=True)
+    np.testing.assert_allclose(noise.std(), 3.0 * 0.5 * 6**0.5, rtol=0.05)
+
+
+def test_a_small_cohort_has_the_noise_that_a_large_one_leaves_on_the_mean():
+    noise = noise_of(0, noise_multiplier=3.0, noise_cohort_size=60)
+    np.testing.assert_allclose(noise.std() / 6, 3.0 * 0.5 / 60, rtol=0.05)
+
+
+def test_the_clip_norm_follows_the_quantile_as_andrew_et_al_have_it(golden):
+    """It shrinks where more than the quantile is inside: Flower's sign is the other."""
+    arrays = golden("privacy")
+    for i, (_, quantile, rate) in enumerate(arrays["aclip_C0_gamma_eta"]):
+        given = Privacy(
+            **settings(clip_quantile=quantile, clip_learning_rate=rate, cohort_size=12)
+        )
+        for j in range(8):
+            for name in ("", "noisy_"):
+                before, after = arrays[f"aclip_{name}C"][i, j : j + 2]
+                count = (arrays[f"aclip_{name}b"][i, j] - 0.5) * 12
+                found = next_clip_norm(before, count, given)
+                np.testing.assert_allclose(found, after, rtol=1e-5)
+    z, count_std = arrays["aclip_split_z"], arrays["aclip_split_sigma_b"]
+    for i, j in np.ndindex(3, 3):
+        given = Privacy(
+            **settings(
+                noise_multiplier=z[i], clip_quantile=0.5, clip_count_std=count_std[j]
+            )
+        )
+        np.testing.assert_allclose(given.noise_std, arrays["aclip_split_z_delta"][i, j])
+
+
+def test_the_bit_of_an_update_that_is_not_clipped_is_half():
+    """Norms 0.5, 1 (as long as C) and 4: two of three are inside, of 6 expected."""
+    given = Privacy(**settings(clip_quantile=0.5, clip_count_std=1e-9))
+    updates = {"x": np.array([[0.5, 0], [0, 1.0], [4.0, 0]], np.float32)}
+    _, state = aggregate(private_mean(given), updates)
+    inside = (2 * 0.5 - 0.5) / 6 + 0.5
+    expected = np.exp(-0.2 * (inside - 0.5))
+    np.testing.assert_allclose(state.clip_norm, expected, rtol=1e-6)
+
+
+def play_private(make, **options):
+    """Servers of two rounds of `make`, clipped to almost nothing and without noise."""
+    rng = np.random.default_rng(3)
+    examples = [
+        [rng.normal(size=(n, 5)) for n in (3, 4)],
+        [np.arange(n) % 3 for n in (3, 4)],
+    ]
+    algorithm = private(make, **settings(cohort_size=2, **options))
+    variables = {"params": {"W": np.zeros((5, 3)), "b": np.zeros(3)}, "batch_stats": {}}
+    return replay(algorithm, examples, variables, rounds=2, where=(2, 1))
+
+
+def test_scaffolds_drift_and_control_are_clipped_as_one_tree():
+    with jax.enable_x64(True):
+        played = play_private(scaffold(LOCAL, num_clients=2), clip_norm=1e-3)
+    first = played.servers[0].inner
+    moved = [flat(first.variables), flat(first.control)]
+    # Two updates of length C in almost the same direction, of a control 10 times as
+    # long as the drift at a rate of 0.1.
+    assert 0.5e-3 < np.linalg.norm(np.concatenate(moved)) <= 1e-3 * (1 + 1e-6)
+    assert np.linalg.norm(moved[1]) > 5 * np.linalg.norm(moved[0])
+    np.testing.assert_allclose(played.metrics["clip_norm"], 1e-3)
+
+
+def test_without_noise_and_above_all_norms_it_is_the_mean_of_equals():
+    updates = np.random.default_rng(0).normal(size=(4, 18))
+    with jax.enable_x64(True):
+        link = private_mean(Privacy(**settings(clip_norm=1e3, cohort_size=4)))
+        found = play_updates(updates, link, weigh="examples", rounds=2)
+        close(flat(found.servers[1].inner.variables), 2 * updates.mean(0))
+
+
+def test_personal_leaves_are_not_sent_whichever_stands_outside():
+    ends = []
+    for order in ("inside", "outside"):
+        algorithm, given = fedavg_of(norm_loss), settings(noise_multiplier=1.0)
+        if order == "inside":
+            algorithm = with_personal_layers(private(algorithm, **given), "params/head")
+        else:
+            algorithm = private(with_personal_layers(algorithm, "params/head"), **given)
+        server = algorithm.init(norm_variables())
+        like = algorithm.update_like(server)
+        ends.append(sorted(map(str, jax.tree.leaves(jax.tree.map(jnp.shape, like)))))
+    assert ends[0] == ends[1] == sorted(["16", "16"])
+
+
+REFUSED = {
+    "qfedavg": (lambda: qfedavg(LOCAL, q=1.0), "sums beside the update"),
+    "mime": (lambda: mime(LOCAL), "server prepares of the clients' examples"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_bypasses_the_mechanism_is_refused_by_name(name):
+    make, message = REFUSED[name]
+    with jax.enable_x64(True), pytest.raises(ValueError, match=message):
+        play_private(make(), clip_norm=1.0)
+
+
+def test_statistics_of_a_random_client_are_refused():
+    covered = private(fedavg_of(norm_loss), **settings(cohort_size=5))
+    algorithm = with_batch_stats(covered, "first")
+    sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
+    server = start_simulation(sim, norm_variables())
+    with pytest.raises(ValueError, match="running statistics of one client"):
+        simulate_round(sim, server, open_store(sim, server), 0)
+
+
+def test_a_cohort_other_than_the_divisor_is_refused():
+    algorithm = private(fedavg_of(norm_loss), **settings(cohort_size=4))
+    with pytest.raises(ValueError, match="cohort_size must be privacy's 4, .* got 5"):
+        build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
+
+
+def test_an_algorithm_without_a_plain_mean_is_refused():
+    clipped = with_aggregation(fedavg(LOCAL), clip_by_global_norm())
+    with pytest.raises(ValueError, match="one plain mean of updates, got .*fedavg"):
+        private(clipped, **settings())
+
+
+WRONG = {
+    "clip_norm must be positive, got 0": {"clip_norm": 0},
+    "noise_multiplier must be at least 0": {"noise_multiplier": -1.0},
+    r"delta must lie in \(0, 1\), got 0": {"delta": 0},
+    "epsilon must be positive, got -1": {"epsilon": -1},
+    r"clip_quantile must lie in \(0, 1\), got 1": {"clip_quantile": 1},
+    "clip_count_std must be above half the noise multiplier of 2, got 0.3": {
+        "clip_quantile": 0.5,
+        "noise_multiplier": 2.0,
+    },
+    "clip_quantile must go with independent noise": {
+        "clip_quantile": 0.5,
+        "is_local": True,
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_setting_that_gives_no_guarantee_is_refused(message):
+    with pytest.raises(ValueError, match=f"privacy.{message}"):
+        private(fedavg(LOCAL), **settings(**WRONG[message]))
