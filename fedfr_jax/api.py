@@ -347,7 +347,8 @@ def init(
         which uint8 must not be.
       mesh: None takes every device.
       folder: where personal rows are kept; None takes a temporary folder.
-      options: cohort_size, local_epochs, lanes, seed, reduction of `build_simulation`.
+      options: cohort_size, local_epochs, lanes, seed, sampling, reduction of
+        `build_simulation`.
 
     Raises:
       ValueError: for unknown options, sizes out of range, images that nothing
@@ -375,8 +376,12 @@ def init(
 def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
     """Train one round: (the run after it, {metric: [K] of the cohort's clients}).
 
+    Metrics of the round as a whole are numbers: of a private algorithm, the `epsilon`
+    that is spent after it.
+
     Raises:
-      ValueError: when a round was trained from this run before.
+      ValueError: when a round was trained from this run before, or this one would spend
+        more than the algorithm's epsilon.
       FloatingPointError: when a loss, an update or the server is not finite; names the
         client. The run stays as it was before the round.
     """
@@ -387,7 +392,7 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
         )
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
-    metrics = {"client": outcome.ids, **outcome.metrics}
+    metrics = {"client": outcome.ids, **outcome.metrics, **outcome.counts}
     return run._replace(server=server, round_number=run.round_number + 1), metrics
 
 

@@ -83,10 +83,10 @@ def _sent_leaves(sim, server, row, dataset, extra):
 def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
     """What `prepare` hands to clients, as shapes; None where it cannot be traced."""
     if not sim.algorithm.prepare:
-        return empty_prepared(sim.cohort_size)
+        return empty_prepared(sim.num_places)
     if sim.data.is_streamed:
         return None
-    cohort = Cohort(np.arange(sim.cohort_size, dtype=np.int32), 0)
+    cohort = Cohort(np.arange(sim.num_places, dtype=np.int32), 0)
     try:
         extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
     except jax.errors.JAXTypeError:  # it asks for values

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
+from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.schema import check_choice
 
 SAMPLINGS = ("shuffle", "fixed", "poisson", "cyclic")
@@ -30,6 +31,11 @@ class Sampling(NamedTuple):
         0  # of a Poisson cohort: who is drawn beyond it is left out; 0: auto
     )
     cycle: int = 0  # groups of `cyclic`; 0: as many as cohorts fit the population
+
+    @property
+    def is_poisson(self) -> bool:
+        """Whether cohorts have a random size."""
+        return self.name in ("poisson", "cyclic")
 
     def num_groups(self, population: int, cohort: int) -> int:
         """Groups of clients that take turns, 1 where there are none."""
@@ -47,7 +53,7 @@ class Sampling(NamedTuple):
 
     def max_cohort(self, population: int, cohort: int) -> int:
         """The most clients of a round: K, or the capacity of a Poisson cohort."""
-        if self.name not in ("poisson", "cyclic"):
+        if not self.is_poisson:
             return cohort
         size = self.group_size(population, cohort)
         share = cohort / size
@@ -83,50 +89,30 @@ def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
 
 def sample_clients(
     sampling: Sampling, seed: int, round: int, population: int, cohort: int
-) -> np.ndarray:
-    """Ids of a round's clients, ascending, [K'] int64; K' = K but for Poisson cohorts.
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Who may train in a round: as many places in every round.
 
     Args:
-      cohort: K, or the mean of K'.
+      cohort: K, or the mean of a Poisson cohort.
+
+    Returns:
+      ids [K'] int64, ascending, each once, and whether they were drawn, [K'] bool; None
+      where all were. K' is `max_cohort`.
     """
-    draw = {
-        "shuffle": _shuffled,
-        "fixed": _fixed,
-        "poisson": _poisson,
-        "cyclic": _poisson,
-    }[sampling.name]
-    return np.sort(draw(sampling, seed, round, population, cohort))
-
-
-def _shuffled(sampling, seed, round, population, cohort):
-    """A keyed permutation per epoch, cut into cohorts."""
-    del sampling
-    if cohort == population:
-        return np.arange(population)
-    epoch, turn = divmod(round, population // cohort)
-    index = turn * cohort + np.arange(cohort)
-    return permute_on_host(_key(seed, epoch), index, population)
-
-
-def _fixed(sampling, seed, round, population, cohort):
-    """The first K of a permutation of the round's own."""
-    del sampling
-    return permute_on_host(_key(seed, round, 3), np.arange(cohort), population)
-
-
-def _poisson(sampling, seed, round, population, cohort):
-    """A binomial number of the round's group, in an order of the round's own."""
+    if sampling.name == "shuffle":
+        return sample_cohort(seed, round, population, cohort), None
     size = sampling.group_size(population, cohort)
+    places = np.arange(sampling.max_cohort(population, cohort))
+    ids = permute_on_host(_key(seed, round, 41), places, size)
+    if sampling.name == "fixed":
+        return np.sort(ids), None
     groups = sampling.num_groups(population, cohort)
-    rng = np.random.default_rng((seed, round, 4))
-    number = rng.binomial(size, cohort / size)
-    number = min(number, sampling.max_cohort(population, cohort))
-    place = permute_on_host(_key(seed, round, 3), np.arange(number), size)
-    if groups == 1:
-        return place
-    # Who is in which group stays for the whole run.
-    place = place + (round % groups) * size
-    return permute_on_host(_key(seed, 0, 5), place, population)
+    if groups > 1:  # who is in which group stays for the whole run
+        ids = ids + (round % groups) * size
+        ids = permute_on_host(_key(seed, 0, 42), ids, population)
+    number = np.random.default_rng((seed, round, 43)).binomial(size, cohort / size)
+    order = np.argsort(ids)
+    return ids[order], (places < number)[order]
 
 
 def _key(*words: int) -> int:

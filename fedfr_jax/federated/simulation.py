@@ -34,16 +34,22 @@ from fedfr_jax.federated.finite import (
     check_updates,
 )
 from fedfr_jax.federated.model_parallel import row_placement
+from fedfr_jax.federated.privacy.accountant import (
+    Accountant,
+    build_accountant,
+    check_round,
+)
+from fedfr_jax.federated.privacy.mechanism import mechanism_of
 from fedfr_jax.federated.programs import (
     check_memory,
     check_memory_on_call,
     compiled_beside,
 )
+from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.schedule import (
     Schedule,
     build_schedule,
     random_client,
-    sample_cohort,
 )
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
@@ -207,8 +213,8 @@ class RoundLog(NamedTuple):
     num_added: np.ndarray  # [K] int32 examples added by the server
     schedule: Schedule
     input_wait_seconds: float = 0.0  # seconds that streamed examples were waited for
-    # {name: number} of the round where clients may be absent
-    counts: Mapping[str, int] = MappingProxyType({})
+    # {name: number} of the round, where clients may be absent, or are private
+    counts: Mapping[str, float] = MappingProxyType({})
 
 
 def build_simulation(
@@ -226,6 +232,7 @@ def build_simulation(
     shards: int = DEFAULT_PARTIAL_SUMS,
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
     systems: Systems = Systems(),  # noqa: B008 (a constant)
+    sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
 ) -> Simulation:
     """Check the pieces and put them together.
 
@@ -245,9 +252,11 @@ def build_simulation(
         device holds the sums of V / devices shards.
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
+      sampling: how a round's clients are drawn.
 
     Raises:
-      ValueError: when a client owns no example, or a size is out of range, as a cohort
+      ValueError: when a client owns no example, the algorithm's privacy is not that of
+        such cohorts, or a size is out of range, as a cohort
         too small for its algorithm.
     """
     num_clients = population.num_clients
@@ -260,9 +269,15 @@ def build_simulation(
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None
     cohort_size = cohort_size or num_clients
-    sample_cohort(seed, 0, num_clients, cohort_size)
+    check_sampling(sampling, num_clients, cohort_size)
+    if stragglers.are_dropped and sampling.is_poisson:
+        raise ValueError(
+            f"stragglers must not be dropped under sampling {sampling.name!r}, whose "
+            "cohorts have no fixed size. Take dropout."
+        )
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
-    population = population._replace(sizes_descending=population.largest(cohort_size))
+    places = sampling.max_cohort(num_clients, cohort_size)
+    population = population._replace(sizes_descending=population.largest(places))
     if not callable(local_epochs):
         given, local_epochs = local_epochs, _by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
@@ -290,7 +305,23 @@ def build_simulation(
         stragglers=stragglers,
         hyper=(),
         systems=systems,
+        sampling=sampling,
+        accountant=accountant_of(algorithm, sampling, num_clients),
     )
+
+
+def accountant_of(
+    algorithm: Algorithm, sampling: Sampling, num_clients: int
+) -> Accountant | None:
+    """Of the algorithm's privacy, if it has some.
+
+    Raises:
+      ValueError: when that privacy is not that of such cohorts.
+    """
+    if (given := algorithm.privacy) is None:
+        return None
+    mechanism = mechanism_of(given, sampling, num_clients)
+    return build_accountant(mechanism, given.epsilon)
 
 
 def check_rows_of_clients(population: Population, num_rows: int) -> None:
@@ -353,11 +384,19 @@ def simulate_round(
 
 def cohort_of_round(sim: Simulation, round: int) -> Cohort:
     """Who trains in a round: a sample, without stragglers that are dropped."""
-    num_clients = sim.population.num_clients
-    ids = sample_cohort(sim.seed, round, num_clients, sim.cohort_size)
+    sizes = sim.population.num_clients, sim.cohort_size
+    ids, is_drawn = sample_clients(sim.sampling, sim.seed, round, *sizes)
     if sim.stragglers.are_dropped:
         ids = ids[active_clients(sim.stragglers, ids, sim.seed, round)]
-    return with_participation(sim.systems, Cohort(ids, round), sim.seed)
+    cohort = with_participation(sim.systems, Cohort(ids, round), sim.seed)
+    return cohort if is_drawn is None else among_drawn(cohort, is_drawn)
+
+
+def among_drawn(cohort: Cohort, is_drawn: np.ndarray) -> Cohort:
+    """The cohort of those places [K] that a client was drawn for."""
+    part = cohort.participation or Participation(is_drawn, is_drawn)
+    part = Participation(part.is_present & is_drawn, part.is_received & is_drawn)
+    return cohort._replace(participation=part)
 
 
 def run_cohort(
@@ -367,7 +406,11 @@ def run_cohort(
     order.
 
     Canonical sums take them in the order of their ids, and so is the outcome.
+
+    Raises:
+      ValueError: when the round would overspend the privacy budget.
     """
+    check_round(sim.accountant, cohort.round)
     sim.data.input_wait()  # before this round
     if sim.shards is not None:
         cohort = in_order_of_ids(cohort)
@@ -376,7 +419,16 @@ def run_cohort(
     server, fetched = train_cohort(sim, server, work, cohort.round)
     metrics = store_personal_state(store, work, cohort, fetched, server)
     facts = metrics, work.added.num_added, work.plan, sim.data.input_wait()
-    return server, of_received(RoundLog(cohort.ids, *facts), cohort.participation)
+    return server, finished_log(sim, cohort, RoundLog(cohort.ids, *facts))
+
+
+def finished_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
+    """`log` of a whole cohort [K] of those received, with the epsilon spent so far."""
+    log = of_received(log, cohort.participation)
+    if sim.accountant is None:
+        return log
+    epsilon = sim.accountant.epsilon_bound(cohort.round + 1)
+    return log._replace(counts={**log.counts, "epsilon": epsilon})
 
 
 def in_order_of_ids(cohort: Cohort) -> Cohort:

@@ -11,6 +11,8 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
+from fedfr_jax.federated.privacy.accountant import Accountant
+from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.stragglers import Stragglers
@@ -35,6 +37,8 @@ class Simulation(NamedTuple):
     stragglers: Stragglers
     hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
     systems: Systems = Systems()
+    sampling: Sampling = Sampling()
+    accountant: Accountant | None = None  # of the algorithm's privacy
 
     @property
     def device_data(self) -> Dataset | Stream:
@@ -42,9 +46,14 @@ class Simulation(NamedTuple):
         return self.data.dataset
 
     @property
+    def num_places(self) -> int:
+        """Clients of a round, at most: K, or the capacity of a Poisson cohort."""
+        return self.sampling.max_cohort(self.population.num_clients, self.cohort_size)
+
+    @property
     def largest(self) -> np.ndarray:
-        """Examples of the K largest clients, falling."""
-        return self.population.largest(self.cohort_size)
+        """Examples of the largest clients that a round may have, falling."""
+        return self.population.largest(self.num_places)
 
     def context(self, cohort: Cohort) -> RoundContext:
         """What the server may look at before it trains this cohort."""

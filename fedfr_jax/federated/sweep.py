@@ -32,8 +32,8 @@ from fedfr_jax.federated.simulation import (
     assign,
     build_simulation,
     cohort_of_round,
+    finished_log,
     load_round,
-    of_received,
     open_store,
     stack_segments,
     store_personal_state,
@@ -175,7 +175,7 @@ def run_sweep_round(
         )
         count = work.added.num_added
         log = RoundLog(cohort.ids, found, count, work.plan, stood)
-        outcomes.append(of_received(log, cohort.participation))
+        outcomes.append(finished_log(sims[s], cohort, log))
     return servers, outcomes
 
 
@@ -188,7 +188,7 @@ def stack_member_data(sims: Sequence[Simulation], works: Sequence) -> list[int]:
     sim = sims[0]
     if works[0].added.added_rows.shape[1]:
         return list(range(len(sims)))
-    is_all = sim.cohort_size == sim.population.num_clients
+    is_all = sim.cohort_size == sim.population.num_clients  # whatever the sampling
     is_all = is_all and not sim.stragglers.are_dropped
     seeds = [0 if is_all else sim.seed for sim in sims]
     return [sorted(set(seeds)).index(seed) for seed in seeds]

@@ -85,15 +85,17 @@ def round_programs(sim: Simulation, server: PyTree) -> Programs:
     Raises:
       jax.errors.JAXTypeError: where the algorithm's `prepare` asks for values.
     """
-    extra = on_mesh(sim.mesh, empty_prepared(sim.cohort_size))
+    extra = on_mesh(sim.mesh, empty_prepared(sim.num_places))
+    cohort = cohort_of_round(sim, 0)
     if sim.algorithm.prepare:
-        context = sim.context(cohort_of_round(sim, 0))._replace(dataset=_resident(sim))
+        context = sim.context(cohort)._replace(dataset=_resident(sim))
         extra = extra_shapes(sim.algorithm.prepare, server, context)
     key = jax.random.key(sim.seed)
     row = jax.eval_shape(sim.algorithm.init_personal, key, server)
     arguments = round_arguments(
         sim.mesh,
-        cohort_size=sim.cohort_size,
+        cohort_size=sim.num_places,
+        has_participation=cohort.participation is not None,
         lanes=sim.lanes,
         shards=sim.shards,
         server=server,

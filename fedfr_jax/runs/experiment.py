@@ -260,7 +260,7 @@ def run_federated(
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
     view = lambda server: trained_models(experiment, trainer, sim, server, store)
-    rounds = federation.rounds
+    rounds = loop.affordable_rounds(sim, federation.rounds)
     period = loop.Intervals(federation.evaluate_every, federation.checkpoint_every)
     parts = [(sim, first, rounds)]
     if last:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
+from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.simulation import (
     RoundLog,
     Simulation,
@@ -115,6 +116,21 @@ def train(
             more["seconds_waiting_for_input"] = outcome.input_wait_seconds
         save_round(to, round, num_rounds - 1, server, outcome, more)
     return server
+
+
+def affordable_rounds(sim: Simulation, num_rounds: int) -> int:
+    """How many of the rounds the privacy budget allows; says so when they are fewer."""
+    if sim.accountant is None:
+        return num_rounds
+    check_round(sim.accountant, 0)
+    allowed = sim.accountant.rounds_within_budget(num_rounds)
+    if allowed < num_rounds:
+        print(
+            f"Only {allowed} of {num_rounds} rounds are played: round {allowed + 1} "
+            f"would spend more than privacy.epsilon = {sim.accountant.budget:.4g}.",
+            flush=True,
+        )
+    return allowed
 
 
 def save_round(

@@ -10,7 +10,6 @@ from fedfr_jax.federated.privacy.accountant import (
     Mechanism,
     build_accountant,
     calibrate_noise,
-    rounds_within,
 )
 from fedfr_jax.federated.privacy.correlated import banded_noise, blt_noise
 from fedfr_jax.federated.privacy.mechanism import Privacy, private
@@ -26,5 +25,4 @@ __all__ = [
     "build_accountant",
     "calibrate_noise",
     "private",
-    "rounds_within",
 ]

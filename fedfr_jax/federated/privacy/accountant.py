@@ -28,6 +28,7 @@ from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.sampling import Sampling, check_sampling
 
 GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
+LEAST_NOISE = 0.3  # of loss distributions, which take minutes and gigabytes below it
 ORDERS = [*range(2, 65), 96, 128]  # of Renyi divergences
 EXACT_ROUNDS, STEP = 16, 1.05  # of `epsilon_bound`
 
@@ -48,12 +49,27 @@ class Accountant(NamedTuple):
     """Epsilon of the first rounds of a run."""
 
     mechanism: Mechanism
+    budget: float  # of epsilon, which no round exceeds
     epsilon: Callable[[int], float]  # after that many rounds, 0 before the first
     # An upper bound within a few percent of it: much cheaper for each of many rounds.
     epsilon_bound: Callable[[int], float]
 
+    def rounds_within_budget(self, most: int) -> int:
+        """How many of `most` rounds may be played."""
+        if self.mechanism.strategy:
+            most = min(most, self.mechanism.strategy.rounds)
+        if self.budget == math.inf:
+            return most
+        low, high = 0, most + 1  # rounds that may be played, and that may not
+        middle = most  # all of them, as a rule
+        while high - low > 1:
+            is_within = self.epsilon(middle) <= self.budget
+            low, high = (middle, high) if is_within else (low, middle)
+            middle = (low + high) // 2
+        return low
 
-def build_accountant(mechanism: Mechanism) -> Accountant:
+
+def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
     """The accountant of a mechanism.
 
     Raises:
@@ -61,18 +77,41 @@ def build_accountant(mechanism: Mechanism) -> Accountant:
         or a cohort that does not fit the population.
     """
     check_mechanism(mechanism)
-    after = _of_mechanism(mechanism)
+    after, known = _of_mechanism(mechanism), {0: 0.0}
 
-    @functools.cache
     def epsilon(rounds):
-        if rounds and not mechanism.noise_multiplier:
-            return math.inf
-        return float(after(rounds)) if rounds else 0.0
+        if rounds not in known:
+            known[rounds] = float(after(rounds))
+        return known[rounds]
 
     def bound(rounds):
-        return epsilon(_next_on_grid(rounds) if _is_slow(mechanism) else rounds)
+        if not _is_slow(mechanism):
+            return epsilon(rounds)
+        limit = _next_on_grid(rounds)
+        epsilon(min((x for x in known if rounds <= x <= limit), default=limit))
+        return min(known[x] for x in known if rounds <= x <= limit)
 
-    return Accountant(mechanism, epsilon, bound)
+    return Accountant(mechanism, budget, epsilon, bound)
+
+
+def check_round(accountant: Accountant | None, round: int) -> None:
+    """Raise ValueError unless a round, from 0, may be played."""
+    if accountant is None:
+        return
+    budget, strategy = accountant.budget, accountant.mechanism.strategy
+    if strategy and round >= strategy.rounds:
+        raise ValueError(
+            f"privacy.noise was made for {strategy.rounds} rounds, got another one. "
+            "Make it for as many as there will be."
+        )
+    if budget == math.inf or accountant.epsilon_bound(round + 1) <= budget:
+        return
+    if (spent := accountant.epsilon(round + 1)) > budget:
+        raise ValueError(
+            f"privacy.epsilon must stay within {budget:.4g}, but round {round + 1} "
+            f"would bring it to {spent:.4g}. Stop here, or add more noise from the "
+            "start."
+        )
 
 
 def check_mechanism(mechanism: Mechanism) -> None:
@@ -106,15 +145,6 @@ def participations(mechanism: Mechanism, rounds: int) -> int:
         ),
     }.get(mechanism.sampling.name, 1)
     return -(-rounds // per_epoch)
-
-
-def rounds_within(epsilon: Callable[[int], float], budget: float, most: int) -> int:
-    """How many of `most` rounds stay within a budget."""
-    low, high = 0, most + 1  # of epsilons that are within it, and that may not be
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if epsilon(middle) <= budget else (low, middle)
-    return low
 
 
 def calibrate_noise(mechanism: Mechanism, *, epsilon: float, rounds: int) -> float:
@@ -162,9 +192,8 @@ def _least(excess, low, high):
 
 def _is_slow(mechanism: Mechanism) -> bool:
     """Whether a distribution is composed for every number of rounds."""
-    is_sampled = mechanism.sampling.name in ("poisson", "cyclic")
     is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
-    return is_sampled and not is_single and _chance(mechanism) < 1
+    return mechanism.sampling.is_poisson and not is_single and _chance(mechanism) < 1
 
 
 def _is_released_once(strategy: Strategy | None) -> bool:
@@ -174,12 +203,15 @@ def _is_released_once(strategy: Strategy | None) -> bool:
 
 def _of_mechanism(mechanism: Mechanism) -> Callable[[int], float]:
     """Rounds, at least 1 -> epsilon."""
+    if not mechanism.noise_multiplier:
+        return lambda rounds: math.inf
     if mechanism.is_local:
         return _replacing(mechanism)  # nobody else's update hides it
     if _is_released_once(mechanism.strategy):
         return _single_release(mechanism)
     if _is_slow(mechanism):
-        return _poisson(mechanism)
+        is_small = mechanism.noise_multiplier < LEAST_NOISE
+        return (_renyi_poisson if is_small else _poisson)(mechanism)
     if mechanism.sampling.name != "fixed":
         return _repeated(mechanism)
     is_sampled = mechanism.cohort_size < mechanism.num_clients

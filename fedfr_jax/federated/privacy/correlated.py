@@ -7,9 +7,10 @@ Pillutla et al. 2025, "Correlated noise mechanisms", arXiv:2506.08201. The matri
 jax_privacy's.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
     check_whole("bands", bands, 1)
     if bands > rounds:
         raise ValueError(f"bands must be at most the {rounds} rounds, got {bands}.")
-    with jax.enable_x64(True):
+    with _plain_float64():
         coef = np.asarray(toeplitz.optimize_banded_toeplitz(rounds, bands))
     return Strategy(
         name="banded",
@@ -60,6 +61,17 @@ def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
         noising=banded_inverse(coef.astype(np.float32), rounds),
         sensitivity=lambda played: 1.0,
     )
+
+
+@contextlib.contextmanager
+def _plain_float64() -> Iterator[None]:
+    """What jax_privacy's optimizers run in, whatever promotions the caller allows."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
 
 
 def banded_inverse(coef: np.ndarray, rounds: int):
@@ -88,7 +100,7 @@ def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
     check_whole("rounds", rounds, 1)
     check_whole("min_separation", min_separation, 1)
     most = -(-rounds // min_separation)
-    with jax.enable_x64(True):
+    with _plain_float64():
         blt = buffered_toeplitz.optimize(
             n=rounds, min_sep=min_separation, max_participations=most
         )
@@ -116,7 +128,7 @@ def min_separation_sensitivity(
     """
     from jax_privacy.matrix_factorization import toeplitz
 
-    with jax.enable_x64(True):
+    with _plain_float64():
         squared = toeplitz.minsep_sensitivity_squared(
             jax.numpy.asarray(coef[:rounds]), min_separation
         )

@@ -16,13 +16,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import (
     no_state,
     with_aggregation,
 )
-from fedfr_jax.federated.aggregation.mean import drop_non_finite, wide
+from fedfr_jax.federated.aggregation.mean import wide
+from fedfr_jax.federated.privacy.accountant import Mechanism
 from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.schema import POSITIVE, check_ranges, check_whole
 from fedfr_jax.types import (
     LAST,
@@ -136,7 +140,8 @@ def private(
     def server_update(server, result):
         # Nothing but the aggregate; of K clients, however many took part.
         known = result._replace(
-            metrics={}, per_client=(), sums=(), weights=jnp.ones(cohort_size)
+            **{"metrics": {}, "per_client": (), "sums": (), "is_received": None},
+            weights=jnp.ones(cohort_size),
         )
         return algorithm.server_update(server, known)
 
@@ -151,7 +156,7 @@ def private(
     covered = algorithm._replace(
         server_update=server_update, check_cohort=check_cohort, privacy=given
     )
-    return with_aggregation(covered, drop_non_finite(), private_mean(given))
+    return with_aggregation(covered, private_mean(given))
 
 
 def check_privacy(given: Privacy) -> None:
@@ -211,13 +216,16 @@ def private_mean(given: Privacy) -> Aggregator:
 
     def summarize(key, state, update, weight):
         del weight
+        is_finite = trees.is_finite(update)
+        update = trees.where(is_finite, update, optax.tree.zeros_like(update))
         update = jax.tree.map(wide, update)
         clipped, norm = clipping.clip_pytree(update, state.clip_norm)
         if given.is_local:
             clipped = gaussian(key, clipped, given.noise_std * state.clip_norm)
         norm = norm.astype(state.clip_norm.dtype)
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
-        metrics = {"clip_fraction": 1 - is_inside}
+        dropped = jnp.where(is_finite, 0.0, 1.0)  # it counts as an update of nothing
+        metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
         return Summary(clipped, jnp.float32(1), is_inside - 0.5), metrics
 
     def finish(key, state, total):
@@ -231,7 +239,8 @@ def private_mean(given: Privacy) -> Aggregator:
         # The norm that the round was clipped to.
         return mean, MechanismState(clip_norm, noise), {CLIP_NORM: state.clip_norm}
 
-    return Aggregator(init, summarize, finish, role=LAST)
+    # Nobody need be there: that nobody was is private too.
+    return Aggregator(init, summarize, finish, role=LAST, min_clients=0)
 
 
 def _noise(given: Privacy) -> tuple[Callable, Callable]:
@@ -277,6 +286,21 @@ def next_clip_norm(
     share = centered_count / given.cohort_size + 0.5
     rate = given.clip_learning_rate
     return clip_norm * jnp.exp(-rate * (share - given.clip_quantile))
+
+
+def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechanism:
+    """What is accounted for of a population of N clients."""
+    cohort_size = given.noise_cohort_size or given.cohort_size
+    scale = cohort_size / given.cohort_size
+    return Mechanism(
+        num_clients=num_clients,
+        cohort_size=cohort_size,
+        noise_multiplier=given.noise_multiplier,
+        delta=given.delta,
+        sampling=sampling._replace(capacity=int(sampling.capacity * scale)),
+        is_local=given.is_local,
+        strategy=given.strategy,
+    )
 
 
 def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) -> None:

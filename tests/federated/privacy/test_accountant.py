@@ -11,8 +11,8 @@ from fedfr_jax.federated.privacy.accountant import (
     Mechanism,
     build_accountant,
     calibrate_noise,
+    check_round,
     participations,
-    rounds_within,
 )
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.sampling import Sampling
@@ -141,12 +141,19 @@ def test_the_bound_of_each_round_is_never_below_epsilon_nor_far_above():
 
 
 def test_rounds_within_a_budget_are_the_most_that_do_not_overspend():
-    spent = build_accountant(Mechanism(100, 100, 4.0, 1e-3)).epsilon
-    played = rounds_within(spent, 2.0, 50)
-    assert spent(played) <= 2.0 < spent(played + 1)
-    assert rounds_within(spent, 1e-9, 50) == 0
-    assert rounds_within(spent, math.inf, 50) == 50
-    assert math.isinf(build_accountant(Mechanism(100, 10, 0.0, 1e-3)).epsilon(1))
+    mechanism = Mechanism(100, 100, 4.0, 1e-3)
+    accountant = build_accountant(mechanism, 2.0)
+    played = accountant.rounds_within_budget(50)
+    assert accountant.epsilon(played) <= 2.0 < accountant.epsilon(played + 1)
+    check_round(accountant, played - 1)
+    with pytest.raises(
+        ValueError, match=f"privacy.epsilon .* 2, but round {played + 1}"
+    ):
+        check_round(accountant, played)
+    assert build_accountant(mechanism, 1e-9).rounds_within_budget(50) == 0
+    assert build_accountant(mechanism).rounds_within_budget(50) == 50
+    none = build_accountant(mechanism._replace(noise_multiplier=0.0), 1e3)
+    assert math.isinf(none.epsilon(1)) and none.rounds_within_budget(50) == 0
 
 
 BANDED = Strategy("banded", 64, 8, True, None, lambda played: 1.0)

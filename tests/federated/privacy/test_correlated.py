@@ -1,0 +1,91 @@
+"""Correlated noise: strategies of jax_privacy, and rounds that are played with them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
+from fedfr_jax.federated.privacy.correlated import (
+    banded_inverse,
+    banded_noise,
+    blt_noise,
+    min_separation_sensitivity,
+)
+from fedfr_jax.federated.privacy.mechanism import MechanismState, Privacy, private_mean
+from fedfr_jax.federated.sampling import Sampling
+from fedfr_jax.types import Summary
+
+
+@pytest.fixture(scope="module")
+def banded():
+    return banded_noise(rounds=64, bands=8)
+
+
+@pytest.fixture(scope="module")
+def blt():
+    return blt_noise(rounds=64, min_separation=8)
+
+
+def noised(noising, rows):
+    """C^-1 of rows [T, n], one a round."""
+    state, found = noising.init_multiply(rows[0]), []
+    step = jax.jit(noising.multiply_next)
+    for row in rows:
+        out, state = step(row, state)
+        found.append(out)
+    return np.stack(found)
+
+
+def test_banded_noise_is_that_of_jax_privacy(golden, banded):
+    arrays = golden("privacy")
+    rows = jnp.asarray(arrays["mf_x"], jnp.float32)
+    exact = banded_inverse(np.float32(arrays["bt8_mean_coef"]), 64)
+    expected = arrays["bt8_mean_colnorm_inv_x"]
+    np.testing.assert_allclose(noised(exact, rows), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(noised(banded.noising, rows), expected, atol=2e-3)
+
+
+def test_blt_noise_is_as_good_as_the_best_that_jax_privacy_finds(golden, blt):
+    """Its optimum is a local one: the loss is compared, not the parameters."""
+    arrays = golden("privacy")
+    inverse = noised(blt.noising, jnp.eye(64))
+    errors = (np.cumsum(inverse, axis=0) ** 2).sum(axis=1)
+    loss = errors.max() * blt.sensitivity(64) ** 2
+    np.testing.assert_allclose(loss, arrays["blt_k8b8_max_loss"], rtol=2e-3)
+    found = min_separation_sensitivity(arrays["blt_k8b8_max_coef"], 8, 64)
+    np.testing.assert_allclose(found**2, arrays["blt_k8b8_max_sens2"], rtol=1e-6)
+
+
+def test_noise_of_several_rounds_cancels_in_their_sum(banded):
+    """The sum of 32 rounds has far less of it than 32 independent ones."""
+    given = Privacy(0.5, 2.0, 1, 1e-3, strategy=banded)
+    link, zero = private_mean(given), {"x": jnp.zeros(3000)}
+    state, total = link.init(zero), np.zeros(3000)
+    finish = jax.jit(link.finish)
+    for round in range(32):
+        sums = Summary(zero, jnp.ones(()), jnp.zeros(()))
+        mean, state, _ = finish(jax.random.key(round), state, sums)
+        total += np.asarray(mean["x"])
+        if round == 0:
+            first = np.std(mean["x"])
+    assert isinstance(state, MechanismState) and jax.tree.leaves(state.noise)
+    assert total.std() < 0.6 * 2.0 * 0.5 * 32**0.5
+    assert 1.0 <= first / (2.0 * 0.5) < 2.0
+
+
+def test_a_blt_is_one_gaussian_at_its_end_and_less_before(blt):
+    cyclic = Sampling("cyclic", cycle=8)
+    mechanism = Mechanism(800, 100, 2.0, 1e-3, cyclic, strategy=blt)
+    accountant = build_accountant(mechanism)
+    one = build_accountant(Mechanism(1, 1, 2.0, 1e-3)).epsilon(1)
+    np.testing.assert_allclose(accountant.epsilon(64), one, rtol=1e-9)
+    assert accountant.epsilon(8) < accountant.epsilon(16) < one
+    assert accountant.rounds_within_budget(100) == 64
+
+
+def test_bands_are_amplified_by_sampling_within_their_groups(banded):
+    mechanism = Mechanism(8000, 100, 1.0, 1e-4, Sampling("cyclic", cycle=8))
+    plain = build_accountant(mechanism)
+    bands = build_accountant(mechanism._replace(strategy=banded))
+    assert bands.epsilon(64) == plain.epsilon(64)
