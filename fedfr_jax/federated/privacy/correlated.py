@@ -53,14 +53,7 @@ def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
         raise ValueError(f"bands must be at most the {rounds} rounds, got {bands}.")
     with _plain_float64():
         coef = np.asarray(toeplitz.optimize_banded_toeplitz(rounds, bands))
-    return Strategy(
-        name="banded",
-        rounds=rounds,
-        min_separation=bands,
-        is_banded=True,
-        noising=banded_inverse(coef.astype(np.float32), rounds),
-        sensitivity=lambda played: 1.0,
-    )
+    return banded_strategy(coef, rounds)
 
 
 @contextlib.contextmanager
@@ -74,11 +67,20 @@ def _plain_float64() -> Iterator[None]:
         yield
 
 
-def banded_inverse(coef: np.ndarray, rounds: int):
-    """C^-1 of coefficients [bands] of norm 1, every column of C scaled to length 1."""
+def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
+    """Of coefficients [bands] of norm 1, each column scaled to length 1."""
     from jax_privacy.matrix_factorization import toeplitz
 
-    return toeplitz.inverse_as_streaming_matrix(coef, column_normalize_for_n=rounds)
+    return Strategy(
+        name="banded",
+        rounds=rounds,
+        min_separation=len(coef),
+        is_banded=True,
+        noising=toeplitz.inverse_as_streaming_matrix(
+            np.float32(coef), column_normalize_for_n=rounds
+        ),
+        sensitivity=lambda played: 1.0,
+    )
 
 
 def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
@@ -105,12 +107,19 @@ def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
             n=rounds, min_sep=min_separation, max_participations=most
         )
         coef = np.asarray(blt.toeplitz_coefs(rounds))
+    return blt_strategy(blt, coef, min_separation)
+
+
+def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
+    """Of a `BufferedToeplitz` whose first column is `coef` [T]."""
+    from jax_privacy.matrix_factorization import buffered_toeplitz
+
     builder = buffered_toeplitz.StreamingMatrixBuilder(
         buf_decay=np.float32(blt.buf_decay), output_scale=np.float32(blt.output_scale)
     )
     return Strategy(
         name="blt",
-        rounds=rounds,
+        rounds=len(coef),
         min_separation=min_separation,
         is_banded=False,
         noising=builder.build_inverse(),

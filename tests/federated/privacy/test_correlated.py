@@ -1,5 +1,7 @@
 """Correlated noise: strategies of jax_privacy, and rounds that are played with them."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,10 @@ import pytest
 
 from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.federated.privacy.correlated import (
-    banded_inverse,
     banded_noise,
+    banded_strategy,
     blt_noise,
+    blt_strategy,
     min_separation_sensitivity,
 )
 from fedfr_jax.federated.privacy.mechanism import MechanismState, Privacy, private_mean
@@ -17,14 +20,27 @@ from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.types import Summary
 
 
-@pytest.fixture(scope="module")
-def banded():
-    return banded_noise(rounds=64, bands=8)
+class Buffers(NamedTuple):
+    """A BLT's parameters."""
+
+    buf_decay: np.ndarray
+    output_scale: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def blt():
-    return blt_noise(rounds=64, min_separation=8)
+@pytest.fixture
+def arrays(golden):
+    return golden("privacy")
+
+
+@pytest.fixture
+def banded(arrays):
+    return banded_strategy(arrays["bt8_mean_coef"], 64)
+
+
+@pytest.fixture
+def blt(arrays):
+    found = [arrays[f"blt_fixed_{name}"] for name in Buffers._fields]
+    return blt_strategy(Buffers(*found), arrays["blt_fixed_coef"], 8)
 
 
 def noised(noising, rows):
@@ -37,24 +53,40 @@ def noised(noising, rows):
     return np.stack(found)
 
 
-def test_banded_noise_is_that_of_jax_privacy(golden, banded):
-    arrays = golden("privacy")
-    rows = jnp.asarray(arrays["mf_x"], jnp.float32)
-    exact = banded_inverse(np.float32(arrays["bt8_mean_coef"]), 64)
-    expected = arrays["bt8_mean_colnorm_inv_x"]
-    np.testing.assert_allclose(noised(exact, rows), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(noised(banded.noising, rows), expected, atol=2e-3)
+@pytest.mark.parametrize(
+    "name, expected", [("banded", "bt8_mean_colnorm"), ("blt", "blt_fixed")]
+)
+def test_correlated_noise_is_that_of_jax_privacy(request, arrays, name, expected):
+    strategy = request.getfixturevalue(name)
+    found = noised(strategy.noising, jnp.asarray(arrays["mf_x"], jnp.float32))
+    wanted = arrays[f"{expected}_inv_x"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_blt_noise_is_as_good_as_the_best_that_jax_privacy_finds(golden, blt):
-    """Its optimum is a local one: the loss is compared, not the parameters."""
-    arrays = golden("privacy")
-    inverse = noised(blt.noising, jnp.eye(64))
-    errors = (np.cumsum(inverse, axis=0) ** 2).sum(axis=1)
-    loss = errors.max() * blt.sensitivity(64) ** 2
-    np.testing.assert_allclose(loss, arrays["blt_k8b8_max_loss"], rtol=2e-3)
-    found = min_separation_sensitivity(arrays["blt_k8b8_max_coef"], 8, 64)
+def test_sensitivities_are_those_of_jax_privacy(arrays, blt):
+    for separation, _, squared in arrays["blt_fixed_minsep"][[0, 2]]:
+        found = min_separation_sensitivity(
+            arrays["blt_fixed_coef"], int(separation), 64
+        )
+        np.testing.assert_allclose(found**2, squared, rtol=1e-6)
+    coef = arrays["blt_k8b8_max_coef"]
+    found = min_separation_sensitivity(coef, 8, 64)
     np.testing.assert_allclose(found**2, arrays["blt_k8b8_max_sens2"], rtol=1e-6)
+    assert blt.sensitivity(8) < blt.sensitivity(9) < blt.sensitivity(64)
+
+
+@pytest.mark.slow
+def test_strategies_are_as_good_as_the_best_that_jax_privacy_finds(arrays):
+    """A BLT's optimum is a local one: losses are compared, not parameters."""
+    made = banded_noise(rounds=64, bands=8), blt_noise(rounds=64, min_separation=8)
+    errors = [
+        (np.cumsum(noised(x.noising, jnp.eye(64)), axis=0) ** 2).sum(axis=1)
+        for x in made
+    ]
+    expected = arrays["bt8_mean_colnorm_err_mean_max_REF"][0]
+    np.testing.assert_allclose(errors[0].mean(), expected, rtol=2e-3)
+    loss = errors[1].max() * made[1].sensitivity(64) ** 2
+    np.testing.assert_allclose(loss, arrays["blt_k8b8_max_loss"], rtol=2e-3)
 
 
 def test_noise_of_several_rounds_cancels_in_their_sum(banded):
