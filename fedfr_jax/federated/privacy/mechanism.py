@@ -260,7 +260,8 @@ def _noise(given: Privacy) -> tuple[Callable, Callable]:
     def add(key, total, state):
         # Its state is (key, what the strategy keeps): ours comes from the round.
         update = privatizer(given.noise_std * state.clip_norm).update
-        noisy, (_, noise) = update(total, (key, state.noise))
+        with jax.numpy_rank_promotion("allow"):  # jax_privacy's buffers broadcast
+            noisy, (_, noise) = update(total, (key, state.noise))
         return noisy, noise
 
     return add, lambda like: privatizer(1.0).init(like)[1]
