@@ -208,7 +208,8 @@ def private_mean(given: Privacy) -> Aggregator:
     """
     from jax_privacy import clipping  # of the extra [privacy]
 
-    add_noise, init_noise = _noise(given)
+    noise_std = given.noise_std  # a number, before anything is traced
+    add_noise, init_noise = _noise(given, noise_std)
 
     def init(like):
         clip_norm = jnp.asarray(given.clip_norm, jnp.result_type(float))
@@ -221,7 +222,7 @@ def private_mean(given: Privacy) -> Aggregator:
         update = jax.tree.map(wide, update)
         clipped, norm = clipping.clip_pytree(update, state.clip_norm)
         if given.is_local:
-            clipped = gaussian(key, clipped, given.noise_std * state.clip_norm)
+            clipped = gaussian(key, clipped, noise_std * state.clip_norm)
         norm = norm.astype(state.clip_norm.dtype)
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
         dropped = jnp.where(is_finite, 0.0, 1.0)  # it counts as an update of nothing
@@ -243,7 +244,7 @@ def private_mean(given: Privacy) -> Aggregator:
     return Aggregator(init, summarize, finish, role=LAST, min_clients=0)
 
 
-def _noise(given: Privacy) -> tuple[Callable, Callable]:
+def _noise(given: Privacy, noise_std: float) -> tuple[Callable, Callable]:
     """((key, sum, state) -> (noisy sum, noise state), init of that)."""
     from jax_privacy import noise_addition
     from jax_privacy.matrix_factorization import streaming_matrix
@@ -259,7 +260,7 @@ def _noise(given: Privacy) -> tuple[Callable, Callable]:
 
     def add(key, total, state):
         # Its state is (key, what the strategy keeps): ours comes from the round.
-        update = privatizer(given.noise_std * state.clip_norm).update
+        update = privatizer(noise_std * state.clip_norm).update
         with jax.numpy_rank_promotion("allow"):  # jax_privacy's buffers broadcast
             noisy, (_, noise) = update(total, (key, state.noise))
         return noisy, noise
