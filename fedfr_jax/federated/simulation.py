@@ -272,8 +272,8 @@ def build_simulation(
     check_sampling(sampling, num_clients, cohort_size)
     if stragglers.are_dropped and sampling.is_poisson:
         raise ValueError(
-            f"stragglers must not be dropped under sampling {sampling.name!r}, whose "
-            "cohorts have no fixed size. Take dropout."
+            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
+            "have no fixed size, got dropped ones. Take dropout instead."
         )
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
     places = sampling.max_cohort(num_clients, cohort_size)

@@ -101,8 +101,8 @@ def check_round(accountant: Accountant | None, round: int) -> None:
     budget, strategy = accountant.budget, accountant.mechanism.strategy
     if strategy and round >= strategy.rounds:
         raise ValueError(
-            f"privacy.noise was made for {strategy.rounds} rounds, got another one. "
-            "Make it for as many as there will be."
+            f"privacy.noise must be made for all rounds, got it for {strategy.rounds} "
+            f"before round {round + 1}."
         )
     if budget == math.inf or accountant.epsilon_bound(round + 1) <= budget:
         return
