@@ -207,8 +207,9 @@ def draw(results: dict) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-    for noise, found in results["accuracy"].items():
+    for noise, found in results.get("accuracy", {}).items():
         finite = [(float(x), y["accuracy"]) for x, y in found.items() if x != "inf"]
+        finite = sorted(finite) or [(8, np.nan)]
         axes.plot(*zip(*finite, strict=True), marker="o", label=noise)
         axes.axhline(found["inf"]["accuracy"], color="0.7", linewidth=0.8)
     axes.set(xscale="log", xlabel="epsilon (delta 1e-5)", ylabel="test accuracy")
@@ -227,21 +228,26 @@ def main():
     path = HERE / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
     if "accuracy" in given.parts:
-        results["accuracy"] = {}
-        for noise in ("independent", "banded"):
-            rows = results["accuracy"][noise] = {}
-            for epsilon in EPSILONS:
+        for epsilon in EPSILONS[::-1]:
+            for noise in ("independent", "banded"):
                 begun = time.perf_counter()
-                rows[f"{epsilon:g}"] = found = accuracy_of(data, test, noise, epsilon)
+                found = accuracy_of(data, test, noise, epsilon)
+                results.setdefault("accuracy", {}).setdefault(noise, {})
+                results["accuracy"][noise][f"{epsilon:g}"] = found
                 spent = time.perf_counter() - begun
                 print(noise, epsilon, found, f"{spent:.0f} s", flush=True)
+                publish(path, results)
     if "cost" in given.parts:
         results["cost"] = cost(data)
         print(results["cost"], flush=True)
+        publish(path, results)
+
+
+def publish(path: pathlib.Path, results: dict) -> None:
+    """Write down what there is."""
     path.write_text(json.dumps({**results, "made": provenance()}, indent=1))
     write_between(HERE / "README.md", "results", table(results))
-    if "accuracy" in results:
-        draw(results)
+    draw(results)
 
 
 if __name__ == "__main__":

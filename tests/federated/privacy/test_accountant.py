@@ -84,12 +84,11 @@ def test_a_shuffled_population_counts_how_often_a_client_takes_part():
 def test_a_fixed_cohort_replaces_a_client_at_twice_the_clip_norm(arrays):
     """RDP doubles nothing by itself: noise z C is z / 2 of the sensitivity 2 C."""
     fixed = Sampling("fixed")
-    for i, (j, z) in itertools.product((0, 2), [(1, 1.0), (3, 4.0)]):
-        n, m = arrays["wor_n_m"][i]
-        for k, rounds in enumerate(arrays["wor_T"]):
-            found = epsilon(Mechanism(int(n), int(m), z, 1e-5, fixed), rounds)
-            expected = arrays["wor_zclip_eps"][i, j, k, 0]
-            np.testing.assert_allclose(found, expected, **WITHIN)
+    n, m = map(int, arrays["wor_n_m"][2])
+    for j, z in ((1, 1.0), (3, 4.0)):
+        after = build_accountant(Mechanism(n, m, z, 1e-5, fixed)).epsilon
+        found = [after(int(rounds)) for rounds in arrays["wor_T"]]
+        np.testing.assert_allclose(found, arrays["wor_zclip_eps"][2, j, :, 0], **WITHIN)
     whole = Mechanism(100, 100, 4.0, 1e-5, fixed)
     half = Mechanism(100, 100, 2.0, 1e-5)
     assert epsilon(whole, 3) == epsilon(half, 3)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.federated.aggregation import clip_by_global_norm, with_aggregation
 from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
 from fedfr_jax.federated.algorithms.fedavg import fedavg
@@ -12,6 +13,7 @@ from fedfr_jax.federated.algorithms.mime import mime
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.federated.privacy.mechanism import (
     Privacy,
     next_clip_norm,
@@ -25,6 +27,7 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.loop import affordable_rounds
 from tests.federated.test_aggregation import aggregate, play_updates
 from tests.federated.toys import (
     LOCAL,
@@ -224,3 +227,25 @@ WRONG = {
 def test_a_setting_that_gives_no_guarantee_is_refused(message):
     with pytest.raises(ValueError, match=f"privacy.{message}"):
         private(fedavg(LOCAL), **settings(**WRONG[message]))
+
+
+def test_a_private_run_resumes_to_the_same_bits_and_stops_at_its_budget(tmp_path):
+    """Noise and clip norm are the server's; round 4 of 20 clients would overspend."""
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    data = ff.FederatedDataset.from_client_ids(x, np.arange(40) % 3, np.arange(40) // 2)
+    given = settings(noise_multiplier=2.0, cohort_size=20, clip_quantile=0.5)
+    given["clip_count_std"] = 2.0
+    spent = [build_accountant(Mechanism(20, 20, 2.0, 1e-3)).epsilon(t) for t in (3, 4)]
+    local = LOCAL._replace(learning_rate=0.1)
+    algorithm = private(fedavg(local), epsilon=np.mean(spent), **given)
+    variables = {"W": jnp.zeros((5, 3)), "b": jnp.zeros(3)}
+    run = ff.init(algorithm, data, variables, batch_size=2)
+    middle, _ = ff.run_round(ff.run_round(run)[0])
+    path = ff.save(middle, tmp_path / "run")
+    end, metrics = ff.run_round(middle)
+    again, _ = ff.run_round(ff.resume(run, path))
+    jax.tree.map(np.testing.assert_array_equal, end.server, again.server)
+    np.testing.assert_allclose(metrics["epsilon"], spent[0])
+    with pytest.raises(ValueError, match="privacy.epsilon must stay .* round 4 would"):
+        ff.run_round(end)
+    assert affordable_rounds(run.sim, 3) == affordable_rounds(run.sim, 10) == 3
