@@ -8,6 +8,28 @@ AGGREGATION = "federated/test_aggregation.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/federated/privacy/mechanism.py",
+        "federated/privacy/test_mechanism.py",
+        [
+            ("jnp.exp(-rate * (share", "jnp.exp(rate * (share"),
+            ("x / given.cohort_size, noisy", "x / total.weight, noisy"),
+            ("- (2 * self.count_std) ** -2", "- self.count_std**-2"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/privacy/accountant.py",
+        "federated/privacy/test_accountant.py",
+        [
+            ("noise_multiplier=mechanism.noise_multiplier / 2", ""),
+            ("return -(-rounds // groups)", "return rounds // groups"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/sampling.py",
+        "federated/test_sampling.py",
+        [("(places < number)[order]", "(places < cohort)[order]")],
+    ),
+    Mutants(
         "fedfr_jax/federated/simulation.py",
         "federated/test_engine.py::"
         "test_more_steps_than_a_number_of_32_bits_counts_are_refused",

@@ -95,7 +95,7 @@ def test_a_fixed_cohort_replaces_a_client_at_twice_the_clip_norm(arrays):
 
 
 def test_cyclic_rounds_are_those_of_jax_privacy(arrays):
-    for i in (0, 2):
+    for i in (0, 3):  # 1000 rounds of 16 groups: some have a turn more than others
         n, cohort, z, rounds, cycle = arrays["jpcycle_settings"][i]
         sampling = Sampling("cyclic", capacity=10**9, cycle=int(cycle))
         mechanism = Mechanism(int(n), int(cohort), z, 1e-5, sampling)
