@@ -175,6 +175,11 @@ def check_privacy(given: Privacy) -> None:
         raise ValueError(f"privacy.delta must lie in (0, 1), got {given.delta}.")
     if not given.epsilon > 0:
         raise ValueError(f"privacy.epsilon must be positive, got {given.epsilon}.")
+    if given.is_local and (given.strategy or given.noise_cohort_size):
+        raise ValueError(
+            "privacy.is_local must go with independent noise of the clients there are, "
+            "got noise of several rounds or a noise_cohort_size."
+        )
     if given.clip_quantile is None:
         return
     if not 0 < given.clip_quantile < 1:

@@ -216,6 +216,10 @@ WRONG = {
         "clip_quantile": 0.5,
         "noise_multiplier": 2.0,
     },
+    "is_local must go with independent noise": {
+        "is_local": True,
+        "noise_cohort_size": 100,
+    },
     "clip_quantile must go with independent noise": {
         "clip_quantile": 0.5,
         "is_local": True,
