@@ -35,6 +35,7 @@ from fedfr_jax.federated.simulation import (
     open_store,
     simulate_round,
     start_simulation,
+    with_counted_work,
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
@@ -347,7 +348,7 @@ def init(
         which uint8 must not be.
       mesh: None takes every device.
       folder: where personal rows are kept; None takes a temporary folder.
-      options: cohort_size, local_epochs, lanes, seed, sampling, reduction of
+      options: cohort_size, local_epochs, lanes, seed, sampling, reduction, systems of
         `build_simulation`.
 
     Raises:
@@ -370,6 +371,7 @@ def init(
     )
     check_steps(sim, options.get("local_epochs", 1))
     server = start_simulation(sim, {"batch_stats": {}, **variables})
+    sim = with_counted_work(sim, server)
     return RunState(sim, server, open_store(sim, server, folder), 0)
 
 
@@ -378,6 +380,8 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
 
     Metrics of the round as a whole are numbers: of a private algorithm, the `epsilon`
     that is spent after it.
+    Where clients fail or take time, K is the number of those whose update has arrived,
+    and single numbers say how many did not, and the simulated seconds so far.
 
     Raises:
       ValueError: when a round was trained from this run before, or this one would spend

@@ -331,6 +331,8 @@ class Client(NamedTuple):
     max_positions: int  # static bound on the examples of any client, whole batches
     num_views: int  # static: of an example, 0 when they cannot be counted
     shared: PyTree  # what `prepare` made for this round
+    # [] int32: rounds since `round`, in which it has begun; 0 but in asynchronous runs
+    staleness: jax.Array | int = 0
 
 
 class Participation(NamedTuple):
@@ -345,6 +347,14 @@ class Participation(NamedTuple):
     # [K] bool: trains, and its update arrives. Of one that is present and not
     # received the personal state moves on, and nobody else notices.
     is_received: np.ndarray
+    # [K] int: takes at most so many local steps; None: all of them
+    max_steps: np.ndarray | None = None
+    # [K] int: rounds ago that it has begun to train; None: in this one
+    staleness: np.ndarray | None = None
+
+    def take(self, index: np.ndarray) -> "Participation":
+        """That of the clients `index` [n] of the cohort."""
+        return jax.tree.map(lambda x: x[index], self)
 
 
 class Cohort(NamedTuple):

@@ -143,14 +143,15 @@ class SlotInputs(NamedTuple):
     is_random_client: jax.Array | bool = False  # [] bool: of the cohort, by chance
     # [] bool: its update arrives; None: everybody's does
     is_received: jax.Array | None = None
+    staleness: jax.Array | None = None  # [] int32: rounds ago that it began; None: 0
 
 
 IDLE = np.array([-1, *[0] * (len(SlotInputs._fields) - 1)], np.int32)  # a packed slot
 
 
 def num_columns(has_participation: bool) -> int:
-    """Numbers of a packed slot: `is_received` only where clients may be absent."""
-    return len(SlotInputs._fields) - (not has_participation)
+    """Numbers of a packed slot: the last two only where clients may be absent."""
+    return len(SlotInputs._fields) - (0 if has_participation else 2)
 
 
 def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
@@ -160,7 +161,7 @@ def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
       places: [...] int place in the cohort, -1 where idle.
 
     Returns:
-      [..., 11] int32, or 12 with `is_received`, one array for one copy to a device.
+      [..., 11] int32, or 13 with `is_received`, one array for one copy to a device.
     """
     width = num_columns(clients.is_received is not None)
     numbers = np.empty((len(clients.client) + 1, width), np.int32)
@@ -176,7 +177,7 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
-    """What `pack` gives [..., 11 or 12] as fields, on the host or inside jit."""
+    """What `pack` gives [..., 11 or 13] as fields, on the host or inside jit."""
     slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
     slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0
@@ -222,7 +223,7 @@ def client_view(
       shard: (i, n): batches are the i-th of n equal parts, for a client that is
         trained data parallel.
     """
-    count = slot.num_examples + slot.num_added
+    count, staleness = slot.num_examples + slot.num_added, slot.staleness
     part = feed.batch_size // shard[1]
     bound = max_local + extra.added_rows.shape[1]
     per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
@@ -283,7 +284,7 @@ def client_view(
         id=slot.client,
         cohort_index=slot.cohort_index,
         is_random_client=slot.is_random_client,
-        round=round,
+        round=round if staleness is None else round - staleness,
         num_examples=slot.num_examples,
         num_added=slot.num_added,
         num_classes=slot.num_classes,
@@ -295,6 +296,7 @@ def client_view(
         max_positions=feed.batch_size * -(-bound // feed.batch_size),
         num_views=feed.num_views,
         shared=extra.shared,
+        staleness=0 if staleness is None else staleness,
     )
 
 

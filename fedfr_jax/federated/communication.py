@@ -20,6 +20,9 @@ from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.programs import extra_shapes
 from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.systems.profiles import Work
+from fedfr_jax.federated.systems.state import plain_server
+from fedfr_jax.models.flops import program_flops
 from fedfr_jax.types import Broadcast, Cohort, Dataset, Prepared, PyTree
 
 
@@ -41,7 +44,27 @@ def count_communication(
     Returns:
       None where the server prepares what cannot be traced.
     """
-    shapes = lambda tree: jax.tree.map(_shape, tree)
+    traced = _trace(sim, server, row)
+    return traced and _communication(*traced)
+
+
+def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
+    """Bytes and operations of each client of a round, as `count_communication`.
+
+    Operations are those of convolutions and matrix products; a loop whose turns are not
+    known is one over local steps.
+    """
+    traced = _trace(sim, server, row)
+    if traced is None:
+        return None
+    sent, program = _communication(*traced), traced[0].jaxpr
+    none, one = program_flops(program, 0), program_flops(program, 1)
+    return Work(sent.down, sent.up, flops=none, flops_per_step=one - none)
+
+
+def _trace(sim, server, row):
+    """A client's round as a program, and which of its arguments are sent down."""
+    shapes, server = lambda tree: jax.tree.map(_shape, tree), plain_server(server)
     extra = _extra(sim, shapes(server))
     if extra is None:
         return None
@@ -53,10 +76,14 @@ def count_communication(
 
     given = shapes((server, extra.shared))
     program = jax.make_jaxpr(sent)(*given, shapes(row), _one_example(sim))
+    has_broadcast = isinstance(extra.shared, Broadcast)
+    return program, jax.tree.leaves(given if has_broadcast else given[0])
+
+
+def _communication(program, counted) -> Communication:
+    """Bytes of the `counted` first arguments that are read, and of the results."""
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
     is_read = [id(x) in used for x in program.jaxpr.invars]
-    has_broadcast = isinstance(extra.shared, Broadcast)
-    counted = jax.tree.leaves(given if has_broadcast else given[0])
     down = [x for x, read in zip(counted, is_read, strict=False) if read]
     up = {id(x): x.aval for x in program.jaxpr.outvars}  # an array goes once
     return Communication(up=_bytes(up.values()), down=_bytes(down))
@@ -64,15 +91,16 @@ def count_communication(
 
 def _sent_leaves(sim, server, row, dataset, extra):
     """What client 0 hands to the engine."""
+    algorithm = sim.inner_algorithm or sim.algorithm
     number = {"num_examples": 1, "num_steps": 1, "num_classes": 1}
     slot = SlotInputs(
-        *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-1])
+        *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-2])
     )
     view = client_view(
         *(sim.batching, int(sim.largest[0]), jax.random.key(0), slot, extra),
         *(all_rows(dataset), jnp.int32(0)),
     )
-    algorithm, key = sim.algorithm, jax.random.key(0)
+    key = jax.random.key(0)
     output = algorithm.client_update(key, server, row, view)
     if algorithm.aggregator:  # a link may read its state, which goes down
         state = algorithm.link_state(server)
@@ -82,13 +110,14 @@ def _sent_leaves(sim, server, row, dataset, extra):
 
 def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
     """What `prepare` hands to clients, as shapes; None where it cannot be traced."""
-    if not sim.algorithm.prepare:
+    algorithm = sim.inner_algorithm or sim.algorithm
+    if not algorithm.prepare:
         return empty_prepared(sim.num_places)
     if sim.data.is_streamed:
         return None
     cohort = Cohort(np.arange(sim.num_places, dtype=np.int32), 0)
     try:
-        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
+        extra = extra_shapes(algorithm.prepare, server, sim.context(cohort))
     except jax.errors.JAXTypeError:  # it asks for values
         return None
     return extra

@@ -19,6 +19,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import Population, SlotInputs, column, pack
+from fedfr_jax.federated.communication import count_work
 from fedfr_jax.federated.engine import (
     IS_FINITE,
     REDUCTIONS,
@@ -60,11 +61,17 @@ from fedfr_jax.federated.streaming import (
     build_layout,
     place_data,
 )
+from fedfr_jax.federated.systems.asynchronous import next_buffer
 from fedfr_jax.federated.systems.rounds import (
     Systems,
+    after_round,
+    begin_client,
     check_systems,
+    in_world,
+    next_cohort,
     with_participation,
 )
+from fedfr_jax.federated.systems.state import WithWorld, as_seconds, plain_server
 from fedfr_jax.federated.systems.stragglers import (
     Stragglers,
     active_clients,
@@ -264,10 +271,11 @@ def build_simulation(
     if lanes < 1:
         raise ValueError(f"lanes must be at least 1, got {lanes}.")
     check_choice("reduction", reduction, REDUCTIONS)
-    check_systems(systems)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards}.")
     fixed = shards if reduction == "canonical" else None
+    if systems.asynchronous is not None:
+        cohort_size = systems.asynchronous.buffer_size
     cohort_size = cohort_size or num_clients
     check_sampling(sampling, num_clients, cohort_size)
     if stragglers.are_dropped and sampling.is_poisson:
@@ -276,8 +284,12 @@ def build_simulation(
             "have no fixed size, got dropped ones. Take dropout instead."
         )
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
-    places = sampling.max_cohort(num_clients, cohort_size)
+    check_systems(systems, num_clients, cohort_size)
+    if systems.has_world:
+        check_world(algorithm, sampling, stragglers)
+    places = sampling.max_cohort(num_clients, systems.num_asked(cohort_size))
     population = population._replace(sizes_descending=population.largest(places))
+    inner, algorithm = algorithm, in_world(algorithm, systems, num_clients)
     if not callable(local_epochs):
         given, local_epochs = local_epochs, _by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
@@ -307,7 +319,28 @@ def build_simulation(
         systems=systems,
         sampling=sampling,
         accountant=accountant_of(algorithm, sampling, num_clients),
+        inner_algorithm=inner,
     )
+
+
+def check_world(
+    algorithm: Algorithm, sampling: Sampling, stragglers: Stragglers
+) -> None:
+    """Raise ValueError for what needs other clients than those of a simulated world."""
+    if algorithm.privacy is not None:
+        raise ValueError(
+            "privacy must go with clients that are drawn by chance alone, got systems "
+            "with profiles or sampling. Use dropout only."
+        )
+    if sampling != Sampling():
+        raise ValueError(
+            "sampling must be shuffle where systems choose clients, got "
+            f"{sampling.name}."
+        )
+    if stragglers.are_dropped:
+        raise ValueError(
+            "drop_stragglers must go without profiles, which say who is late, got True."
+        )
 
 
 def accountant_of(
@@ -377,9 +410,68 @@ def simulate_round(
     Raises:
       FloatingPointError: see `store_personal_state`.
     """
+    has_world = isinstance(server, WithWorld)
     with region("sample"):
-        cohort = cohort_of_round(sim, round)
-    return run_cohort(sim, server, store, cohort)
+        if has_world:
+            cohort, world = cohort_in_world(sim, server, round)
+        else:
+            cohort = cohort_of_round(sim, round)
+    server, log = run_cohort(sim, server, store, cohort)
+    return end_round(sim, server, log, world, round) if has_world else (server, log)
+
+
+def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
+    """(who trains in a round, the world when it ends), of clients that take time."""
+    systems, world = sim.systems, jax.device_get(server.world)
+    if systems.profiles is not None and systems.work is None:
+        raise ValueError(
+            "profiles must come with counted work. Call with_counted_work(sim, server)."
+        )
+    steps_of = lambda ids, round: local_steps(sim, ids, round)
+    if systems.asynchronous is not None:
+        begin = begin_client(systems, sim.seed, sim.population.num_clients, steps_of)
+        return next_buffer(systems.asynchronous, world, round, begin)
+    return next_cohort(
+        systems,
+        world,
+        round,
+        cohort_size=sim.cohort_size,
+        seed=sim.seed,
+        population=sim.population,
+        steps_of=steps_of,
+    )
+
+
+def end_round(
+    sim: Simulation, server: WithWorld, log: RoundLog, world: PyTree, round: int
+) -> tuple[WithWorld, RoundLog]:
+    """The world when a round has ended into the server, its time into the log."""
+    if sim.systems.asynchronous is None:
+        world = after_round(world, log.ids, log.metrics["loss"], round)
+    counts = dict(log.counts)
+    if sim.systems.profiles is not None:
+        counts["simulated_seconds"] = float(as_seconds(world.clock))
+    world = meshes.put_global(world, meshes.replicated(sim.mesh))
+    return server._replace(world=world), log._replace(counts=counts)
+
+
+def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
+    """`sim` that has counted what its clients do, where their rounds take time.
+
+    Raises:
+      ValueError: for an algorithm that prepares what cannot be traced.
+    """
+    if sim.systems.profiles is None:
+        return sim
+    key, inner = jax.random.key(sim.seed), sim.inner_algorithm
+    row = jax.eval_shape(inner.init_personal, key, plain_server(server))
+    work = count_work(sim, server, row)
+    if work is None:
+        raise ValueError(
+            f"systems.profiles must go with rounds that can be traced, got {inner}, "
+            "which prepares what depends on numbers. Leave the profiles out."
+        )
+    return sim._replace(systems=sim.systems._replace(work=work))
 
 
 def cohort_of_round(sim: Simulation, round: int) -> Cohort:
@@ -435,7 +527,7 @@ def in_order_of_ids(cohort: Cohort) -> Cohort:
     """The same clients by ascending id."""
     order, part = np.argsort(cohort.ids, kind="stable"), cohort.participation
     if part is not None:
-        part = Participation(*(x[order] for x in part))
+        part = part.take(order)
     return cohort._replace(ids=cohort.ids[order], participation=part)
 
 
@@ -450,7 +542,7 @@ def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
     """`log` of a whole cohort [K] without clients whose update has not arrived."""
     if participation is None:
         return log
-    is_present, is_received = participation
+    is_present, is_received = participation.is_present, participation.is_received
     counts = {
         "num_clients": int(is_received.sum()),
         "num_absent_clients": int((~is_present).sum()),
@@ -488,15 +580,13 @@ def assign(
             extra = sim.algorithm.prepare(server, sim.context(cohort))
             extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
-    sizes = num_local + extra.num_added
-    epochs = np.asarray(sim.local_epochs(cohort.round))
-    epochs = epochs[ids] if epochs.ndim else epochs
-    epochs = client_epochs(sim.stragglers, epochs, ids, sim.seed, cohort.round)
-    steps = sim.batching.steps_per_epoch(sizes) * epochs
+    steps = local_steps(sim, ids, cohort.round, extra.num_added)
     part = cohort.participation
     is_received = np.full(len(ids), True) if part is None else part.is_received
     if part is not None:
         steps = np.where(part.is_present, steps, 0)
+        if part.max_steps is not None:
+            steps = np.minimum(steps, part.max_steps)
     most = {"local steps": steps.max(initial=0)}
     check_ranges("", most, {"local steps": (0, math.inf)})
     plan = build_schedule(
@@ -518,6 +608,7 @@ def assign(
         is_random_client=is_received
         & (ids == random_client(ids[is_received], sim.seed, cohort.round)),
         is_received=None if part is None else is_received,
+        staleness=0 if part is None or part.staleness is None else part.staleness,
     )
     places = plan.slots
     if part is not None:  # an absent client's slot is idle
@@ -536,6 +627,16 @@ def assign(
     order = np.empty(len(ids) + 1, np.int32)  # the last one takes those of idle slots
     order[plan.slots.reshape(-1)] = np.arange(plan.slots.size)
     return RoundInputs(rows, slots, order[:-1], extra, clients, own, plan)
+
+
+def local_steps(
+    sim: Simulation, ids: np.ndarray, round: int, num_added: np.ndarray | int = 0
+) -> np.ndarray:
+    """Local steps [K] of clients `ids` [K] to whom `num_added` examples are added."""
+    epochs = np.asarray(sim.local_epochs(round))
+    epochs = epochs[ids] if epochs.ndim else epochs
+    epochs = client_epochs(sim.stragglers, epochs, ids, sim.seed, round)
+    return sim.batching.steps_per_epoch(sim.population.sizes(ids) + num_added) * epochs
 
 
 def store_personal_state(

@@ -39,6 +39,8 @@ class Simulation(NamedTuple):
     systems: Systems = Systems()
     sampling: Sampling = Sampling()
     accountant: Accountant | None = None  # of the algorithm's privacy
+    # `algorithm` without the world that its clients live in, see `systems/state.py`
+    inner_algorithm: Algorithm | None = None
 
     @property
     def device_data(self) -> Dataset | Stream:
@@ -47,8 +49,10 @@ class Simulation(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Clients of a round, at most: K, or the capacity of a Poisson cohort."""
-        return self.sampling.max_cohort(self.population.num_clients, self.cohort_size)
+        """Clients of a round, at most: K, more that are asked than are counted, or the
+        capacity of a Poisson cohort."""
+        asked = self.systems.num_asked(self.cohort_size)
+        return self.sampling.max_cohort(self.population.num_clients, asked)
 
     @property
     def largest(self) -> np.ndarray:

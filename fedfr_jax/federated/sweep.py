@@ -41,6 +41,7 @@ from fedfr_jax.federated.simulation import (
     whole_rows,
 )
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.types import Dataset, PyTree
 
 
@@ -84,6 +85,11 @@ def sweep(
         )
     if jax.process_count() > 1:
         raise ValueError(f"a sweep must run in one process, got {jax.process_count()}.")
+    if options.get("systems", Systems()).has_world:
+        raise ValueError(
+            "systems of a vmapped sweep must be without time and sampling by loss, got "
+            "profiles or sampling. Run its members one by one."
+        )
     whole = meshes.replicated(mesh)
     table = place_examples(table, mesh)
     sims = tuple(

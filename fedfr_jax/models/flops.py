@@ -19,7 +19,7 @@ PASSES = 3  # of training: forward, and backward for inputs and for parameters
 
 def count_flops(function: Callable, *arguments: PyTree) -> int:
     """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
-    return _program_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return program_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def network_flops(
@@ -45,8 +45,9 @@ def forward_flops(network: int, rows: int = 0) -> int:
     return network + 2 * rows
 
 
-def _program_flops(program: Jaxpr) -> int:
-    return sum(_equation_flops(equation) for equation in program.eqns)
+def program_flops(program: Jaxpr, loop_turns: int = 1) -> int:
+    """Operations of a program whose while loops, not nested, turn so many times."""
+    return sum(_equation_flops(equation, loop_turns) for equation in program.eqns)
 
 
 def count_flops_of_jaxpr(equation: JaxprEqn) -> int:
@@ -57,11 +58,14 @@ def count_flops_of_jaxpr(equation: JaxprEqn) -> int:
     return _product_flops(equation) if name == "dot_general" else 0
 
 
-def _equation_flops(equation: JaxprEqn) -> int:
+def _equation_flops(equation: JaxprEqn, loop_turns: int) -> int:
     name = equation.primitive.name
-    bodies = [_program_flops(body) for body in jaxprs_in_params(equation.params)]
+    inner = 1 if name == "while" else loop_turns
+    bodies = [program_flops(x, inner) for x in jaxprs_in_params(equation.params)]
     if name == "scan":
         return equation.params["length"] * sum(bodies)
+    if name == "while":
+        return loop_turns * sum(bodies)
     return (
         max(bodies) if name == "cond" else count_flops_of_jaxpr(equation) + sum(bodies)
     )

@@ -95,7 +95,9 @@ def round_programs(sim: Simulation, server: PyTree) -> Programs:
     arguments = round_arguments(
         sim.mesh,
         cohort_size=sim.num_places,
-        has_participation=cohort.participation is not None,
+        has_participation=(
+            cohort.participation is not None or sim.systems.has_participation
+        ),
         lanes=sim.lanes,
         shards=sim.shards,
         server=server,

@@ -24,6 +24,7 @@ from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.communication import count_communication
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central
@@ -118,7 +119,7 @@ def communication(begun: StageState, rounds: int) -> dict[str, float]:
     if each is None:
         return {}
     senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
-    total = (each.up * senders + each.down * sim.cohort_size) * rounds
+    total = (each.up * senders + each.down * sim.num_places) * rounds
     sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
@@ -283,6 +284,7 @@ def run_federated(
         late = {x: of for x, of in found.items() if not evaluators[x].during_training}
         show_at_end(folder, end - 1, with_prefix(late))
     found = with_costs(found, evaluators, methods_of_run(folder), begun, rounds)
+    server = plain_server(server)
     network = trainer.global_model(server) if trainer.global_model else None
     return network, found
 
@@ -314,7 +316,7 @@ def trained_models(
     experiment: Experiment, trainer: FederatedTrainer, sim, server: PyTree, store: Store
 ) -> TrainedModels:
     """The server's network and every client's own, on the whole mesh."""
-    mesh = experiment.mesh
+    mesh, server = experiment.mesh, plain_server(server)
     variables, of_client, of_new = None, None, None
     if trainer.global_model:
         variables = put_on_mesh(mesh, trainer.global_model(server))

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.saved_model import RECORD
 from fedfr_jax.runs import data_digest, report
 from fedfr_jax.runs.central_stage import read_central
@@ -157,7 +158,7 @@ def _read(
         return FinishedStage(TrainedModels(network, apply, None, apply), state, None)
     begun = start_stage(experiment, trainer, before, folder, is_read_only=True)
     begun.checkpointer.close()
-    server, sim = begun.server, begun.sim
+    server, sim = plain_server(begun.server), begun.sim
     found = trained_models(experiment, trainer, sim, server, begun.store)
     return FinishedStage(
         found, trainer.global_model(server) if trainer.global_model else None, begun

@@ -13,8 +13,10 @@ from fedfr_jax.federated.simulation import (
     Simulation,
     build_simulation,
     start_simulation,
+    with_counted_work,
 )
 from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.systems.state import on_inner
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -68,7 +70,7 @@ def start_stage(
         setting, sim = tune(make, server, store, implementations=trainers, kept=kept)
         server = put_on_mesh(sim.mesh, server)
     return StageState(
-        sim=sim,
+        sim=with_counted_work(sim, server),
         last_round=trainers[setting.implementation].final_adaptation,
         server=server,
         store=store,
@@ -96,8 +98,9 @@ def build_stage_simulation(
 def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
     """The simulation of the last round: all clients, another algorithm."""
     canonical = {"reduction": "canonical", "shards": sim.shards}
+    has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
     return build_simulation(
-        last.algorithm,
+        on_inner(last.algorithm) if has_world else last.algorithm,
         sim.batching,
         sim.device_data,
         sim.population,

@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/federated/systems/stragglers.py",
-        "federated/test_stragglers.py",
+        "federated/systems/test_stragglers.py",
         [
             (
                 "_random(seed, round, 1).random(len(ids))",
@@ -399,11 +399,37 @@ MUTANTS = [
         ],
     ),
     Mutants(
+        "fedfr_jax/federated/systems/asynchronous.py",
+        "federated/systems/test_asynchronous.py",
+        [
+            ("since**-settings.staleness_exponent", "1.0"),
+            ("jax.lax.rem(client.round, jnp.int32(number))", "0"),
+            ("    start(round + 1)\n", "    start(round)\n"),
+            ("d + (a - b), update", "d, update"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/systems/rounds.py",
+        "federated/systems/test_rounds.py",
+        [
+            ("[:cohort_size]\n", "\n"),
+            ("is_present & ~is_late", "is_present"),
+            ("max(end, systems.deadline) if", "end if"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/systems/edges.py",
+        "federated/systems/test_edges.py",
+        [
+            ("jnp.where(is_own, weight, 0)", "weight * jnp.ones(num_edges)"),
+        ],
+    ),
+    Mutants(
         "fedfr_jax/federated/simulation.py",
         "federated/test_participation.py",
         [
             ("steps = np.where(part.is_present, steps, 0)", "pass"),
-            ("Participation(*(x[order] for x in part))", "part"),
+            ("        part = part.take(order)\n", ""),
         ],
     ),
     Mutants(

@@ -1,32 +1,275 @@
-"""What befalls the clients of a round: who is there, and whose update arrives."""
+"""A synchronous round of clients that fail and take time.
 
+The server asks some clients who are there, more than it needs; counts the first K
+updates that arrive, until the deadline; and goes on. Who comes too late is stopped: as
+who drops out before training, it is as if it had not been asked. What happens is known
+before anybody trains, because durations are counted and not measured: the round that is
+then trained is an ordinary one of those who take part.
+"""
+
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.systems.asynchronous import (
+    Asynchronous,
+    Begun,
+    check_asynchronous,
+    with_versions,
+)
+from fedfr_jax.federated.systems.availability import Availability
 from fedfr_jax.federated.systems.dropout import (
     Dropout,
     check_dropout,
     drop_clients,
 )
-from fedfr_jax.types import Cohort
+from fedfr_jax.federated.systems.profiles import (
+    Profiles,
+    Work,
+    seconds_of,
+    steps_before,
+)
+from fedfr_jax.federated.systems.sampling import (
+    Known,
+    Oort,
+    PowerOfChoice,
+    check_sampling,
+    choose,
+    round_up,
+)
+from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
+from fedfr_jax.types import Algorithm, Cohort, Participation
 
 
 class Systems(NamedTuple):
-    """How clients fail; nothing happens to them by default."""
+    """How clients fail, and how long they take; nothing and no time by default."""
 
     dropout: Dropout = Dropout()
+    profiles: Profiles | None = None  # None: rounds take no time
+    availability: Availability | None = None  # None: always
+    over_selection: float = 1.0  # clients that are asked, over those that are counted
+    deadline: float = 0.0  # seconds until a round ends; 0: when all have come
+    # Whether who would miss the deadline sends what it has until then, or nothing.
+    partial_work: bool = False
+    sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
+    asynchronous: Asynchronous | None = None  # None: in rounds
+    work: Work | None = None  # counted, see `communication.count_work`
+
+    @property
+    def has_world(self) -> bool:
+        """Whether a round depends on what was before it."""
+        return self.profiles is not None or self.sampling is not None
+
+    @property
+    def has_participation(self) -> bool:
+        """Whether a round may lack clients of its cohort."""
+        return self.has_world or self.dropout != Dropout()
+
+    def num_asked(self, cohort_size: int) -> int:
+        """Clients of a round, of whom `cohort_size` are counted."""
+        return round_up(self.over_selection * cohort_size)
 
 
-def check_systems(systems: Systems) -> None:
-    """Raise ValueError for a number out of range."""
+def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
+    """Raise ValueError for what does not go together or is out of range."""
     check_dropout(systems.dropout)
+    needs_time = {
+        "availability": systems.availability is not None,
+        "over_selection": systems.over_selection != 1,
+        "deadline": systems.deadline != 0,
+        "asynchronous": systems.asynchronous is not None,
+    }
+    for name, is_used in needs_time.items():
+        if is_used and systems.profiles is None:
+            raise ValueError(f"systems.{name} must go with profiles, got none.")
+    if systems.deadline < 0 or not math.isfinite(systems.deadline):
+        raise ValueError(
+            f"systems.deadline must be a number of seconds, got {systems.deadline}."
+        )
+    if systems.partial_work and not systems.deadline:
+        raise ValueError("systems.partial_work must go with a deadline, got none.")
+    most = num_clients / cohort_size
+    if not 1 <= systems.over_selection <= most:
+        raise ValueError(
+            f"systems.over_selection must lie in [1, {most:g}], so that no more than "
+            f"the {num_clients} clients are asked, got {systems.over_selection}."
+        )
+    if systems.profiles is not None and len(systems.profiles.flops) != num_clients:
+        raise ValueError(
+            f"systems.profiles must be of {num_clients} clients, got "
+            f"{len(systems.profiles.flops)}."
+        )
+    there = systems.availability
+    if there is not None and len(there.offsets) != num_clients + 1:
+        raise ValueError(
+            f"systems.availability must be of {num_clients} clients, got "
+            f"{len(there.offsets) - 1}."
+        )
+    check_sampling(systems.sampling, systems.num_asked(cohort_size))
+    if systems.asynchronous is not None:
+        _check_without_rounds(systems)
+        check_asynchronous(systems.asynchronous, num_clients)
+
+
+def _check_without_rounds(systems: Systems) -> None:
+    """Raise ValueError for what only synchronous rounds have."""
+    others = {
+        "over_selection": systems.over_selection != 1,
+        "deadline": systems.deadline != 0,
+        "sampling": systems.sampling is not None,
+    }
+    for name, is_used in others.items():
+        if is_used:
+            raise ValueError(
+                f"systems.{name} must go with synchronous rounds, got asynchronous."
+            )
 
 
 def with_participation(systems: Systems, cohort: Cohort, seed: int) -> Cohort:
-    """The cohort with who of it takes part in the round.
+    """A cohort of a world without time, with who of it takes part in the round.
 
-    A function of (seed, round, cohort); the same cohort where nothing happens.
+    A function of (seed, round, cohort); the same cohort where nobody drops out.
     """
-    if systems.dropout == Dropout():
+    if not systems.has_participation:
         return cohort
     part = drop_clients(systems.dropout, cohort.ids, seed, cohort.round)
     return cohort._replace(participation=part)
+
+
+def next_cohort(
+    systems: Systems,
+    world: World,
+    round: int,
+    *,
+    cohort_size: int,
+    seed: int,
+    population: Population,
+    steps_of: Callable,
+) -> tuple[Cohort, World]:
+    """A synchronous round: who takes part, and the world when it ends.
+
+    A function of (seed, round, world). The cohort has as many entries in every round.
+
+    Args:
+      population: of N clients.
+      steps_of: (ids [K], round) -> local steps [K].
+    """
+    time = float(as_seconds(world.clock))
+    number = systems.num_asked(cohort_size)
+    time, ids = _ask(systems, world, round, time, number, seed, population, steps_of)
+    steps = steps_of(ids, round)
+    part = drop_clients(systems.dropout, ids, seed, round)
+    part = part._replace(max_steps=steps)
+    if systems.profiles is not None:
+        part, seconds = _until_enough(systems, ids, part, cohort_size)
+        time += seconds
+    cohort = _padded(Cohort(ids, round, part), number)
+    return cohort, world._replace(clock=as_bits(time))
+
+
+def _ask(systems, world, round, time, number, seed, population, steps_of):
+    """When the server has somebody to ask, and whom it asks, ascending."""
+    everybody = there = np.arange(population.num_clients)
+    if systems.availability is not None:
+        wait = systems.availability.wait(time)
+        if wait.min() > 0:  # until the first one comes
+            time += wait.min()
+            wait = systems.availability.wait(time + 1e-3)
+        there = np.flatnonzero(wait == 0)
+    elif systems.sampling is None:
+        return time, sample_cohort(seed, round, len(everybody), number)
+    known = None
+    if systems.sampling is not None:
+        seconds = np.zeros(len(everybody))
+        if systems.profiles is not None:
+            steps = steps_of(everybody, round)
+            seconds = seconds_of(systems.profiles, systems.work, everybody, steps)
+        sizes = population.sizes(everybody)
+        known = Known(sizes, world.loss, world.last_round, seconds)
+    rng = np.random.default_rng((seed, round, 4))
+    return time, choose(systems.sampling, rng, there, number, known, round)
+
+
+def _until_enough(systems, ids, part, cohort_size):
+    """Who is in time, and how many seconds the round lasts."""
+    steps, profiles, work = part.max_steps, systems.profiles, systems.work
+    is_present = part.is_present
+    if systems.deadline:
+        most = steps_before(systems.deadline, profiles, work, ids)
+        is_late = most < (np.minimum(steps, 1) if systems.partial_work else steps)
+        steps, is_present = np.minimum(steps, most), is_present & ~is_late
+    seconds = seconds_of(profiles, work, ids, steps)
+    arrives = is_present & part.is_received
+    first = np.flatnonzero(arrives)
+    first = first[np.argsort(seconds[first], kind="stable")][:cohort_size]
+    if len(first) == cohort_size:
+        end = seconds[first[-1]]
+    else:  # until nobody works any more
+        end = seconds[is_present].max(initial=0.0)
+        is_waited_for = part.is_present & ~is_present
+        end = max(end, systems.deadline) if is_waited_for.any() else end
+    is_received = np.zeros(len(ids), bool)
+    is_received[first] = True
+    is_lost = is_present & ~part.is_received & (seconds <= end)
+    return Participation(is_received | is_lost, is_received, steps), end
+
+
+def _padded(cohort: Cohort, number: int) -> Cohort:
+    """The cohort filled up to `number` entries with clients who are absent."""
+    index = np.resize(np.arange(len(cohort.ids)), number)
+    is_there = np.arange(number) < len(cohort.ids)
+    part = cohort.participation.take(index)
+    part = part._replace(
+        is_present=part.is_present & is_there, is_received=part.is_received & is_there
+    )
+    return cohort._replace(ids=cohort.ids[index], participation=part)
+
+
+def begin_client(
+    systems: Systems, seed: int, num_clients: int, steps_of: Callable
+) -> Callable:
+    """What `asynchronous.next_buffer` asks for whom next, and how long it takes.
+
+    A function of (seed, number of the start): any client who is there and not busy, or
+    the first one to come.
+    """
+
+    def begin(number, time, busy, version):
+        rng = np.random.default_rng((seed, number, 5))
+        wait = np.zeros(num_clients)
+        if systems.availability is not None:
+            wait = systems.availability.wait(time)
+        wait[busy] = np.inf
+        client = int(rng.choice(np.flatnonzero(wait == wait.min())))
+        before, after = rng.random(2)
+        time, is_lost = time + wait[client], after < systems.dropout.after_training
+        if before < systems.dropout.before_training:
+            return Begun(client, time, True)
+        ids = np.array([client])
+        steps = steps_of(ids, version)
+        (seconds,) = seconds_of(systems.profiles, systems.work, ids, steps).tolist()
+        return Begun(client, time + seconds, bool(is_lost))
+
+    return begin
+
+
+def in_world(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algorithm:
+    """`algorithm` beside the world that its clients live in, where they have one."""
+    if systems.asynchronous is not None:
+        return with_versions(algorithm, systems.asynchronous)
+    if not systems.has_world:
+        return algorithm
+    return with_world(algorithm, num_clients if systems.sampling else 0)
+
+
+def after_round(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> World:
+    """The world once the server has heard of clients `ids` [K] and their losses [K]."""
+    if not len(world.loss):
+        return world
+    known, last = np.array(world.loss), np.array(world.last_round)
+    known[ids], last[ids] = loss, round
+    return world._replace(loss=known, last_round=last)

@@ -16,20 +16,21 @@ from fedfr_jax.runs.report import figures
 # Names of a row that are no terms of a loss: cost, counts and states of algorithms.
 _NO_TERMS = ("round", "loss", "steps", "not_finite", "padded_over_useful")
 _NO_TERMS += ("accuracy", "alpha", "group", "learning_rate")
-_NO_TERM_STARTS = ("seconds", "added_examples", "clients_", "num_")
+_NO_TERM_STARTS = ("seconds", "simulated", "added_examples", "clients_", "num_")
 # What the loop over rounds writes and central training does not.
 _PER_CLIENT = {"steps", "clients_without_step", "padded_over_useful"}
+SIMULATED = "simulated_seconds"  # since the first round, where clients take time
 _MARKERS = "os^Dv<>p"
 _MAX_MARKERS = 12  # of a line
 
 Rows = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
-Points = Sequence[tuple[int, float]]  # (round, value)
+Points = Sequence[tuple[float, float]]  # (round or time, value)
 
 
 class _Panel(NamedTuple):
     title: str
     name: str  # of the metric
-    unit: str  # of the x axis: round or epoch
+    unit: str  # of the x axis: round, epoch or simulated seconds
     lines: dict[str, Points]
     levels: dict[str, float]
 
@@ -112,11 +113,16 @@ def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]
             continue  # of ten clients the worst is the worst decile
         title = figures.panel_title(evaluator, metric)
         panels.append(_Panel(title, name, unit, lines, levels))
+        timed = {s: p for s in lines if (p := _points(rows[s], name, SIMULATED))}
+        if timed:
+            title += "\nover simulated time"
+            panels.append(_Panel(title, name, "simulated seconds", timed, {}))
     return panels
 
 
-def _points(rows: Rows, name: str) -> Points:
-    return [(row["round"], row[name]) for row in rows if _is_known(row.get(name))]
+def _points(rows: Rows, name: str, over: str = "round") -> Points:
+    known = [row for row in rows if _is_known(row.get(name)) and over in row]
+    return [(row[over], row[name]) for row in known]
 
 
 def _is_known(value: float | None) -> bool:

@@ -1,0 +1,242 @@
+"""Asynchronous rounds: FedBuff and FedAsync.
+
+Some clients train at any time, each from the server's model of when it began. Who
+arrives is put into a buffer, and another client begins in its place; when the buffer
+has B updates, the server takes a step and has a new version. What arrives was trained
+from a version that is t steps old, and counts s(t) times.
+
+FedBuff: Nguyen et al. 2022, arXiv:2106.06639, algorithm 1: x <- x + (1 / B) sum_i
+s(t_i) d_i, s(t) = 1 / sqrt(1 + t), then the server's optimizer.
+
+FedAsync: Xie et al. 2019, arXiv:1903.03934: B = 1 and x <- (1 - a_t) x + a_t x_i, a_t =
+mixing s(t), s(t) = (1 + t)^-a.
+
+A round of the engine is one step of the server: its cohort are the clients of a buffer,
+who train as they arrive from versions that are kept in a ring, [R, ...] in the server's
+tree. What happens when is known before anybody trains, because durations are counted
+and not measured; the clients under way lie in the server's tree too, so a run resumes
+to the same bits. Deviations: a client is not asked again while its update is in the
+buffer; one that drops out, before or after it has trained, or whose version is no
+longer in the ring, leaves nothing, not even in its personal state.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.systems.state import (
+    WithWorld,
+    as_bits,
+    as_seconds,
+    on_inner,
+)
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Algorithm, Cohort, Participation
+
+MANY = (1, np.inf)
+
+
+class Asynchronous(NamedTuple):
+    """When the server takes a step, and how it counts what is late."""
+
+    concurrency: int  # M clients that train at any time
+    buffer_size: int = 10  # B updates of a step
+    max_staleness: int = 20  # steps; who is later is not counted: R - 1
+    staleness_exponent: float = 0.5  # s(t) = (1 + t)^-a
+    mixing: float | None = None  # of FedAsync; None: FedBuff
+
+
+def fedbuff(
+    *,
+    concurrency: int,
+    buffer_size: int = 10,
+    max_staleness: int = 20,
+    staleness_exponent: float = 0.5,
+) -> Asynchronous:
+    """FedBuff: steps of buffered updates, scaled down by their staleness.
+
+    Weights of clients are the algorithm's own; the paper's are `weighting="uniform"`.
+    """
+    return Asynchronous(concurrency, buffer_size, max_staleness, staleness_exponent)
+
+
+def fedasync(
+    *,
+    concurrency: int,
+    mixing: float = 0.6,
+    max_staleness: int = 20,
+    staleness_exponent: float = 0.5,
+) -> Asynchronous:
+    """FedAsync: every model that arrives is mixed into the server's."""
+    return Asynchronous(concurrency, 1, max_staleness, staleness_exponent, mixing)
+
+
+def check_asynchronous(settings: Asynchronous, num_clients: int) -> None:
+    """Raise ValueError for a number out of range."""
+    bounds = {
+        "concurrency": MANY,
+        "buffer_size": MANY,
+        "max_staleness": (0, np.inf),
+        "staleness_exponent": (0, np.inf),
+    }
+    check_ranges("asynchronous.", settings._asdict(), bounds)
+    if settings.mixing is not None and not 0 < settings.mixing <= 1:
+        raise ValueError(
+            f"asynchronous.mixing must lie in (0, 1], got {settings.mixing}."
+        )
+    busy = settings.concurrency + settings.buffer_size
+    if busy > num_clients:
+        raise ValueError(
+            f"asynchronous.concurrency + buffer_size must be at most {num_clients}, "
+            f"the number of clients, got {busy}."
+        )
+
+
+LOST = -1  # version of a client that drops out
+
+
+class UnderWay(NamedTuple):
+    """An asynchronous world: the M clients that train, and the time."""
+
+    clock: np.ndarray  # [2] int32, see `as_seconds`
+    client: np.ndarray  # [M] int32
+    version: np.ndarray  # [M] int32 that it has begun from, or LOST
+    end: np.ndarray  # [M, 2] int32, when it arrives
+    num_begun: np.ndarray  # [] int32 clients that have begun so far
+
+
+class Begun(NamedTuple):
+    """A client that has begun to train."""
+
+    client: int
+    end: float  # seconds, when its update arrives
+    is_lost: bool  # it never does, which is noticed then
+
+
+def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
+    """`algorithm` whose clients start from earlier versions of its server.
+
+    A client's `round` is the one that it has begun in; what it sends is scaled by its
+    staleness.
+
+    Raises:
+      ValueError: for FedAsync of an algorithm whose update is not a change of the
+        shared network.
+    """
+    if settings.mixing is not None:
+        _check_mixing(algorithm)
+    inner, number = on_inner(algorithm), settings.max_staleness + 1
+
+    def init(variables):
+        server = algorithm.init(variables)
+        versions = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), server
+        )
+        count = settings.concurrency
+        world = UnderWay(
+            clock=jnp.zeros(2, jnp.int32),
+            client=jnp.zeros(count, jnp.int32),
+            version=jnp.zeros(count, jnp.int32),
+            end=jnp.zeros((count, 2), jnp.int32),
+            num_begun=jnp.int32(0),
+        )
+        return WithWorld(server, world, versions)
+
+    def begun_from(server, client):
+        place = jax.lax.rem(client.round, jnp.int32(number))
+        return jax.tree.map(lambda x: x[place], server.versions)
+
+    def client_update(key, server, personal, client):
+        start = begun_from(server, client)
+        output = algorithm.client_update(key, start, personal, client)
+        since = jnp.asarray(client.staleness, jnp.float32) + 1
+        scale, update = since**-settings.staleness_exponent, output.update
+        if settings.mixing is not None:
+            scale = settings.mixing * scale
+            own, now = (
+                variable_split.shared(algorithm.global_model(x))
+                for x in (start, server.inner)
+            )
+            update = jax.tree.map(lambda d, a, b: d + (a - b), update, own, now)
+        scaled = jax.tree.map(lambda x: x * scale.astype(x.dtype), update)
+        return output._replace(update=scaled)
+
+    def server_update(server, result):
+        server = inner.server_update(server, result)
+        place = jax.lax.rem(result.round + 1, jnp.int32(number))
+        put = lambda x, new: x.at[place].set(new)
+        versions = jax.tree.map(put, server.versions, server.inner)
+        return server._replace(versions=versions)
+
+    return inner._replace(
+        init=init, client_update=client_update, server_update=server_update
+    )
+
+
+def _check_mixing(algorithm: Algorithm) -> None:
+    if algorithm.update_like is not None or algorithm.aggregator is None:
+        raise ValueError(
+            "asynchronous.mixing must go with an algorithm that sends a change of the "
+            f"network, got {algorithm}. Use fedbuff."
+        )
+
+
+def next_buffer(
+    settings: Asynchronous, world: UnderWay, round: int, begin: Callable
+) -> tuple[Cohort, UnderWay]:
+    """The clients whose updates make the server's next step, and the world after it.
+
+    Args:
+      round: the server's version.
+      begin: (number of the start, time, clients that are busy, version) -> `Begun`.
+    """
+    clock, count = float(as_seconds(world.clock)), int(world.num_begun)
+    queue = _queue_of(world) if count else []
+    buffer = {}  # {client: staleness}
+
+    def start(version):
+        nonlocal count
+        busy = [client for _, client, _ in queue] + [*buffer]
+        begun = begin(count, clock, busy, version)
+        version = LOST if begun.is_lost else version
+        heapq.heappush(queue, (begun.end, begun.client, version))
+        count += 1
+
+    while len(queue) < settings.concurrency:
+        start(round)
+    while len(buffer) < settings.buffer_size:
+        clock, client, version = heapq.heappop(queue)
+        if version != LOST and round - version <= settings.max_staleness:
+            buffer[client] = round - version
+        if len(buffer) < settings.buffer_size:
+            start(round)
+    ids = np.array(sorted(buffer))
+    staleness = np.array([buffer[client] for client in ids.tolist()])
+    buffer.clear()  # the server has taken its step
+    start(round + 1)
+    everybody = np.ones(len(ids), bool)
+    part = Participation(everybody, everybody, staleness=staleness)
+    return Cohort(ids, round, part), _world_of(queue, clock, count)
+
+
+def _queue_of(world: UnderWay) -> list[tuple[float, int, int]]:
+    """(when it arrives, client, version) of those under way, as a heap."""
+    columns = as_seconds(world.end), world.client, world.version
+    return [*zip(*(x.tolist() for x in columns), strict=True)]
+
+
+def _world_of(queue: list, clock: float, count: int) -> UnderWay:
+    """The inverse of `_queue_of`; an ascending list is a heap."""
+    end, client, version = zip(*sorted(queue), strict=True)
+    return UnderWay(
+        clock=as_bits(clock),
+        client=np.array(client, np.int32),
+        version=np.array(version, np.int32),
+        end=as_bits(end),
+        num_begun=np.int32(count),
+    )

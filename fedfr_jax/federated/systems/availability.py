@@ -1,0 +1,85 @@
+"""When clients are there: windows of time that come again and again.
+
+Devices train when they are idle, charging and on a free network, which is at night
+(Bonawitz et al. 2019, arXiv:1902.01046, section 9: four times as many as by day).
+"""
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.federated.systems.profiles import (
+    NOT_NEGATIVE,
+    check_complete,
+    read_lines,
+)
+from fedfr_jax.schema import check_ranges
+
+HOUR, DAY = 3600.0, 24 * 3600.0
+COLUMNS = ("client", "from", "to")
+
+
+class Availability(NamedTuple):
+    """Windows of N clients, each of whom has at least one; all come again."""
+
+    offsets: np.ndarray  # [N + 1] client i has windows offsets[i]:offsets[i + 1]
+    start: np.ndarray  # [.] seconds
+    length: np.ndarray  # [.] seconds
+    period: float  # seconds after which everything begins anew
+
+    def wait(self, time: float) -> np.ndarray:
+        """Seconds [N] until a client is there, 0 for who is there at `time`."""
+        since = (time - self.start) % self.period
+        until = np.where(since < self.length, 0.0, self.period - since)
+        return np.minimum.reduceat(until, self.offsets[:-1])
+
+
+def diurnal_availability(
+    num_clients: int,
+    *,
+    hours: float = 8.0,
+    peak_hour: float = 2.0,
+    spread_hours: float = 3.0,
+    seed: int = 0,
+) -> Availability:
+    """Every client is there for as many hours of each day, about the same hour.
+
+    Args:
+      hours: length of a client's window, in (0, 24].
+      peak_hour: when most of them are there, in [0, 24).
+      spread_hours: standard deviation of the windows' middles.
+
+    Raises:
+      ValueError: when a number is out of range.
+    """
+    bounds = {"hours": (1e-3, 24), "peak_hour": (0, 24), "spread_hours": NOT_NEGATIVE}
+    check_ranges("availability.", locals(), bounds)
+    draws = np.random.default_rng((seed, 8)).normal(size=num_clients)
+    middle = peak_hour + spread_hours * draws
+    start = (middle - hours / 2) * HOUR % DAY
+    length = np.full(num_clients, hours * HOUR)
+    return Availability(np.arange(num_clients + 1), start, length, DAY)
+
+
+def read_availability(path: str | os.PathLike, num_clients: int) -> Availability:
+    """The windows of a csv file: lines `client,from,to` in seconds, any number of each
+    client, in any order. What is traced begins anew after the last `to`.
+
+    Raises:
+      ValueError: when the file lacks a column or a client, or a window is empty.
+    """
+    windows = []
+    for line, (client, start, end) in read_lines(path, COLUMNS, num_clients):
+        if not 0 <= start < end:
+            raise ValueError(
+                f"{path} must have 0 <= from < to, got {start} and {end} in line "
+                f"{line}."
+            )
+        windows.append((client, start, end))
+    client, start, end = np.array(windows, float).reshape(-1, 3).T
+    counts = np.bincount(client.astype(np.int64), minlength=num_clients)
+    check_complete(path, counts > 0)
+    order = np.argsort(client, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return Availability(offsets, start[order], (end - start)[order], float(end.max()))

@@ -1,0 +1,141 @@
+"""Two levels: groups of clients with an edge server each, averaged every few rounds.
+
+HierFAVG (Liu et al. 2020, arXiv:1905.06641, algorithm 1): an edge server is a server of
+the algorithm to its own clients; every n rounds the cloud averages the edges, weighted
+by what their clients have weighed since, and hands the average back. Deviations: a
+round has a cohort of all clients, so an edge may have nobody in it and then stays; an
+optimizer's state of the edges is averaged too.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.mean import cluster_mean
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import MEAN, Algorithm, PyTree
+
+MANY = (1, jnp.inf)
+
+
+class Edges(NamedTuple):
+    """Servers of E edges."""
+
+    servers: PyTree  # [E, ...] of the algorithm's server
+    weight: jax.Array  # [E] of clients since the last average
+
+
+class EdgeClient(NamedTuple):
+    """Personal state of a client."""
+
+    edge: jax.Array  # [] int32, -1 before its first round
+    inner: PyTree
+
+
+def with_edge_servers(
+    algorithm: Algorithm, *, num_clients: int, num_edges: int, average_every: int = 1
+) -> Algorithm:
+    """`algorithm` on two levels.
+
+    Clients are grouped by their numbers: the first N / E belong to the first edge.
+
+    Args:
+      num_clients: N.
+      num_edges: E, at most N.
+      average_every: rounds between averages of the edges.
+
+    Raises:
+      ValueError: when a number is out of range, or the algorithm's updates are not
+        averaged by a plain mean.
+    """
+    bounds = {"num_edges": (1, num_clients), "average_every": MANY}
+    check_ranges("", locals(), bounds)
+    if algorithm.aggregator is None or algorithm.aggregator.role != MEAN:
+        raise ValueError(
+            "edge servers must go with an algorithm whose updates are averaged by a "
+            f"plain mean, got {algorithm}. Leave its `aggregation` out."
+        )
+    per_edge = -(-num_clients // num_edges)
+
+    def init(variables):
+        copy = lambda x: jnp.broadcast_to(x, (num_edges, *jnp.shape(x)))
+        server = algorithm.init(variables)
+        return Edges(jax.tree.map(copy, server), jnp.zeros(num_edges))
+
+    def init_personal(key, edges):
+        inner = algorithm.init_personal(key, mean_server(edges))
+        return EdgeClient(jnp.int32(-1), inner)
+
+    def client_update(key, edges, row, client):
+        edge = jax.lax.div(client.id, jnp.int32(per_edge))
+        server = jax.tree.map(lambda x: x[edge], edges.servers)
+        output = algorithm.client_update(key, server, row.inner, client)
+        if jax.tree.leaves(output.sums):
+            raise ValueError(
+                "edge servers must go with an algorithm that sums nothing but updates, "
+                f"got {algorithm}. Use another one."
+            )
+        is_own = jnp.arange(num_edges, dtype=jnp.int32) == edge
+        weight = jnp.asarray(output.weight, jnp.float32)
+        return output._replace(
+            weight=jnp.where(is_own, weight, 0),
+            personal=EdgeClient(edge, output.personal),
+        )
+
+    def server_update(edges, result):
+        weight = result.weights.sum(axis=0)
+
+        def step(server, aggregate, weight):
+            own = result._replace(aggregate=aggregate)
+            return trees.where(weight > 0, algorithm.server_update(server, own), server)
+
+        servers = jax.vmap(step)(edges.servers, result.aggregate, weight)
+        edges = Edges(servers, edges.weight + weight)
+        is_due = jax.lax.rem(result.round + 1, jnp.int32(average_every)) == 0
+        return jax.lax.cond(is_due, averaged, lambda x: x, edges)
+
+    def averaged(edges):
+        is_heard = edges.weight.sum() > 0
+        mean = mean_server(edges)
+        copies = jax.tree.map(
+            lambda x, y: jnp.broadcast_to(x, y.shape), mean, edges.servers
+        )
+        again = Edges(copies, jnp.zeros_like(edges.weight))
+        return trees.where(is_heard, again, edges)
+
+    def personalize(edges, row):
+        own = jax.tree.map(lambda x: x[jnp.maximum(row.edge, 0)], edges.servers)
+        server = trees.where(row.edge >= 0, own, mean_server(edges))
+        return algorithm.personalize(server, row.inner)
+
+    def prepare(edges, context):
+        return algorithm.prepare(mean_server(edges), context)
+
+    return algorithm._replace(
+        init=init,
+        init_personal=init_personal,
+        client_update=client_update,
+        aggregator=cluster_mean(),
+        server_update=server_update,
+        personalize=personalize,
+        global_model=lambda edges: algorithm.global_model(mean_server(edges)),
+        prepare=prepare if algorithm.prepare else None,
+        update_like=lambda edges: update_like(algorithm, mean_server(edges)),
+    )
+
+
+def mean_server(edges: Edges) -> PyTree:
+    """The edges' mean, by their clients' weights; alike where nobody has trained."""
+    total = edges.weight.sum()
+    even = jnp.full_like(edges.weight, 1 / len(edges.weight))
+    share = jnp.where(total > 0, edges.weight / jnp.where(total > 0, total, 1), even)
+
+    def mean(x):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x[0]  # a counter, the same on every edge
+        return jnp.tensordot(share.astype(x.dtype), x, axes=1)
+
+    return jax.tree.map(mean, edges.servers)

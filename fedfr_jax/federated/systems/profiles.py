@@ -1,0 +1,171 @@
+"""Device profiles: how fast clients compute and communicate.
+
+A round of a client lasts
+
+    download / bandwidth down + operations / speed + upload / bandwidth up
+
+seconds, of counted bytes and operations: nothing is measured, so that a simulated
+second is the same on every machine. What a device does beside (other programs, retries)
+is in the spread of speeds.
+"""
+
+import csv
+import math
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.schema import POSITIVE, check_ranges
+
+NOT_NEGATIVE = (0, math.inf)
+GIGA, MEGABIT = 1e9, 1e6 / 8  # operations; bytes
+COLUMNS = ("client", "gflops", "download_mbps", "upload_mbps")
+
+
+class Work(NamedTuple):
+    """What one client does in a round, see `communication.count_work`."""
+
+    download: int  # bytes
+    upload: int  # bytes
+    flops: int  # operations outside of the local steps
+    flops_per_step: int
+
+
+class Profiles(NamedTuple):
+    """The devices of N clients."""
+
+    flops: np.ndarray  # [N] operations per second
+    download: np.ndarray  # [N] bytes per second
+    upload: np.ndarray  # [N] bytes per second
+
+
+def log_normal_profiles(
+    num_clients: int,
+    *,
+    gflops: float = 10.0,
+    download_mbps: float = 20.0,
+    upload_mbps: float = 5.0,
+    speed_sigma: float = 1.0,
+    bandwidth_sigma: float = 1.0,
+    seed: int = 0,
+) -> Profiles:
+    """Profiles whose logarithms are normal; a client's three numbers are independent.
+
+    Args:
+      gflops, download_mbps, upload_mbps: medians, in 1e9 operations and 1e6 bits per
+        second.
+      speed_sigma, bandwidth_sigma: standard deviations of the natural logarithms; with
+        1, two thirds of the clients are within a factor of 2.7 of the median.
+
+    Raises:
+      ValueError: when a number is out of range.
+    """
+    medians = ("gflops", "download_mbps", "upload_mbps")
+    bounds = {name: POSITIVE for name in medians}
+    bounds |= {"speed_sigma": NOT_NEGATIVE, "bandwidth_sigma": NOT_NEGATIVE}
+    check_ranges("profiles.", locals(), bounds)
+    draws = np.random.default_rng((seed, 7)).normal(size=(3, num_clients))
+    speed = np.exp(speed_sigma * draws[0])
+    down, up = np.exp(bandwidth_sigma * draws[1:])
+    return Profiles(
+        flops=gflops * GIGA * speed,
+        download=download_mbps * MEGABIT * down,
+        upload=upload_mbps * MEGABIT * up,
+    )
+
+
+def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
+    """The profiles of a csv file: a line `client,gflops,download_mbps,upload_mbps` for
+    each client, in any order; clients are numbered from 0.
+
+    Raises:
+      ValueError: when the file lacks a column or a client, has a client twice or one
+        that there is not, or a number is not positive.
+    """
+    found = np.full((num_clients, 3), math.nan)
+    for line, row in read_lines(path, COLUMNS, num_clients):
+        client, *numbers = row
+        if not np.isnan(found[client, 0]):
+            raise ValueError(
+                f"{path} must have one line for each client, got client {client} "
+                f"again in line {line}. Remove one of its lines."
+            )
+        if not min(numbers) > 0:
+            raise ValueError(
+                f"{path} must have positive numbers, got {min(numbers)} in line {line}."
+            )
+        found[client] = numbers
+    check_complete(path, ~np.isnan(found[:, 0]))
+    gflops, download, upload = found.T
+    return Profiles(gflops * GIGA, download * MEGABIT, upload * MEGABIT)
+
+
+def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: int):
+    """Yield (line number, (client, *numbers)) of a csv file with these columns.
+
+    Raises:
+      ValueError: for a missing column, text, nan, or a client outside [0, num_clients).
+    """
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(
+                f"{path} must begin with the line {','.join(columns)}, which lacks "
+                f"{', '.join(missing)} here."
+            )
+        for row in reader:
+            line, texts = reader.line_num, [row[name] for name in columns]
+            try:
+                client, numbers = int(texts[0]), [float(x) for x in texts[1:]]
+            except (TypeError, ValueError):
+                client, numbers = -1, [math.nan]
+            if not np.isfinite(numbers).all():
+                raise ValueError(
+                    f"{path} must have the number of a client and numbers, got {texts} "
+                    f"in line {line}."
+                )
+            if not 0 <= client < num_clients:
+                raise ValueError(
+                    f"{path} must name clients in [0, {num_clients}), got {client} in "
+                    f"line {line}."
+                )
+            yield line, (client, *numbers)
+
+
+def check_complete(path: str | os.PathLike, is_there: np.ndarray) -> None:
+    """Raise ValueError naming the first of N clients [N] bool without a line."""
+    if not is_there.all():
+        raise ValueError(
+            f"{path} must have a line for each of the {len(is_there)} clients, got "
+            f"none for {int((~is_there).sum())} of them, the first is client "
+            f"{int(is_there.argmin())}. Add their lines."
+        )
+
+
+def seconds_of(
+    profiles: Profiles, work: Work, ids: np.ndarray, steps: np.ndarray
+) -> np.ndarray:
+    """Seconds [K] from a client's download to the arrival of its update."""
+    per_step = work.flops_per_step / profiles.flops[ids]
+    return seconds_without_steps(profiles, work, ids) + steps * per_step
+
+
+def seconds_without_steps(
+    profiles: Profiles, work: Work, ids: np.ndarray
+) -> np.ndarray:
+    """Seconds [K] of communication, and of what is computed once in a round."""
+    down = work.download / profiles.download[ids]
+    up = work.upload / profiles.upload[ids]
+    return down + work.flops / profiles.flops[ids] + up
+
+
+def steps_before(
+    deadline: float, profiles: Profiles, work: Work, ids: np.ndarray
+) -> np.ndarray:
+    """Steps [K] after which a client's update arrives just before the deadline."""
+    left = deadline - seconds_without_steps(profiles, work, ids)
+    per_step = work.flops_per_step / profiles.flops[ids]
+    steps = np.floor(left / np.maximum(per_step, 1e-30))
+    return np.clip(steps, 0, 2**31 - 1).astype(np.int64)

@@ -1,0 +1,127 @@
+"""Who is asked to train, by what the server knows of clients.
+
+Power of choice: Cho et al. 2020, arXiv:2010.01243, the variant rpow-d (section 4): of d
+candidates, drawn by their numbers of examples, those with the largest losses, a loss
+being the mean of the client's last training; who was never heard of comes first.
+
+Oort: Lai et al. 2021, arXiv:2010.06081, algorithm 1. Deviations: a client's statistical
+utility is n_i times its mean loss, where the paper has n_i times the root of the mean
+square of examples' losses, which clients here do not report; the preferred duration is
+a quantile of all clients' and does not move (no pacer); no client is left out for good.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.schema import check_ranges
+
+NEVER = -1  # of a client that has not been heard of
+
+
+class Known(NamedTuple):
+    """What the server knows of N clients before a round."""
+
+    num_examples: np.ndarray  # [N]
+    loss: np.ndarray  # [N] mean of the last training, NEVER before it
+    last_round: np.ndarray  # [N] of the last training, NEVER before it
+    seconds: np.ndarray  # [N] how long a round takes; zeros where there is no time
+
+
+class PowerOfChoice(NamedTuple):
+    """The clients with the largest losses among some candidates."""
+
+    num_candidates: int  # d, at least K; d = K samples by numbers of examples
+
+
+class Oort(NamedTuple):
+    """Clients that are useful and fast, and some that were never heard of."""
+
+    exploration: float = 0.9  # share of new clients at the start,
+    exploration_decay: float = 0.98  # times this in every round,
+    min_exploration: float = 0.2  # but no less
+    preferred_quantile: float = 0.5  # of all durations; slower clients lose utility
+    straggler_penalty: float = 2.0  # alpha, the power of that loss
+    cutoff: float = 0.95  # of the utility that just suffices
+
+
+def check_sampling(sampling, cohort_size: int) -> None:
+    """Raise ValueError for a number out of range, given who many are asked."""
+    if isinstance(sampling, PowerOfChoice):
+        if sampling.num_candidates < cohort_size:
+            raise ValueError(
+                f"sampling.num_candidates must be at least {cohort_size}, the clients "
+                f"that are asked in a round, got {sampling.num_candidates}."
+            )
+    elif isinstance(sampling, Oort):
+        bounds = {name: (0, 1) for name in Oort._fields}
+        bounds["straggler_penalty"] = (0, np.inf)
+        check_ranges("sampling.", sampling._asdict(), bounds)
+
+
+def choose(
+    sampling,
+    rng: np.random.Generator,
+    ids: np.ndarray,
+    number: int,
+    known: Known,
+    round: int,
+) -> np.ndarray:
+    """`number` of the clients `ids` [n] who are there, or all of them, ascending."""
+    number = min(number, len(ids))
+    if isinstance(sampling, PowerOfChoice):
+        chosen = _by_loss(sampling, rng, ids, number, known)
+    elif isinstance(sampling, Oort):
+        chosen = _by_utility(sampling, rng, ids, number, known, round)
+    else:
+        chosen = rng.choice(ids, number, replace=False)
+    return np.sort(chosen)
+
+
+def _by_loss(sampling: PowerOfChoice, rng, ids, number, known):
+    share = known.num_examples[ids] / known.num_examples[ids].sum()
+    count = min(sampling.num_candidates, len(ids))
+    candidates = rng.choice(ids, count, replace=False, p=share)  # in random order
+    loss = known.loss[candidates]
+    loss = np.where(known.last_round[candidates] == NEVER, np.inf, loss)
+    return candidates[np.argsort(-loss, kind="stable")[:number]]
+
+
+def _by_utility(sampling: Oort, rng, ids, number, known, round):
+    is_new = known.last_round[ids] == NEVER
+    old, new = ids[~is_new], ids[is_new]
+    share = sampling.exploration * sampling.exploration_decay**round
+    explored = round_up(max(share, sampling.min_exploration) * number)
+    explored = min(max(explored, number - len(old)), len(new))
+    useful = _exploit(sampling, rng, old, number - explored, known, round)
+    speed = 1 / np.maximum(known.seconds[new], 1e-9)
+    p = speed / speed.sum() if len(new) else None
+    return np.concatenate([useful, rng.choice(new, explored, replace=False, p=p)])
+
+
+def _exploit(sampling: Oort, rng, ids, number, known, round):
+    """`number` of `ids`, drawn by utility among those near the best."""
+    if not number:
+        return ids[:0]
+    utility = utilities(sampling, ids, known, round)
+    utility = np.minimum(utility, np.quantile(utility, 0.95))  # no outlier rules
+    least = np.sort(utility)[-number]
+    is_near = utility >= sampling.cutoff * least
+    weight = np.maximum(utility[is_near], 1e-12)
+    return rng.choice(ids[is_near], number, replace=False, p=weight / weight.sum())
+
+
+def utilities(sampling: Oort, ids: np.ndarray, known: Known, round: int) -> np.ndarray:
+    """Oort's utility of clients `ids` [n] that have been heard of."""
+    statistical = known.num_examples[ids] * known.loss[ids]
+    since = known.last_round[ids] + 1  # rounds count from 1
+    statistical = statistical + np.sqrt(0.1 * np.log(round + 1) / since)
+    preferred = np.quantile(known.seconds, sampling.preferred_quantile)
+    slower = np.maximum(known.seconds[ids], 1e-9) / max(preferred, 1e-9)
+    penalty = np.where(slower > 1, slower**-sampling.straggler_penalty, 1.0)
+    return statistical * penalty
+
+
+def round_up(number: float) -> int:
+    """The next whole number, of one that may be a hair above it."""
+    return int(np.ceil(number - 1e-9))

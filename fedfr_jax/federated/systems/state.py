@@ -1,0 +1,87 @@
+"""The simulated world beside an algorithm's server, so that it is checkpointed with it.
+
+Arrays on devices have 32 bits: times, which are float64, lie there as pairs of int32.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.types import Algorithm, PyTree
+
+
+class WithWorld(NamedTuple):
+    """An algorithm's server, and the world that clients live in."""
+
+    inner: PyTree
+    world: PyTree  # small arrays that the host replaces after every round
+    versions: PyTree = ()  # [R, ...] of the inner server, see `asynchronous.py`
+
+
+class World(NamedTuple):
+    """A synchronous world after a round."""
+
+    clock: np.ndarray  # [2] int32, see `as_seconds`
+    loss: np.ndarray  # [N] float32 as of `sampling.Known`; [0] where nobody asks
+    last_round: np.ndarray  # [N] int32
+
+
+def as_seconds(bits: np.ndarray) -> np.ndarray:
+    """Pairs of int32 [..., 2] as float64 [...]."""
+    return np.ascontiguousarray(bits, np.int32).view(np.float64)[..., 0]
+
+
+def as_bits(seconds: np.ndarray) -> np.ndarray:
+    """The inverse of `as_seconds`."""
+    seconds = np.asarray(seconds, np.float64)[..., None]
+    return np.ascontiguousarray(seconds).view(np.int32)
+
+
+def plain_server(server: PyTree) -> PyTree:
+    """An algorithm's own server, also of a run without a world."""
+    return server.inner if isinstance(server, WithWorld) else server
+
+
+def on_inner(algorithm: Algorithm) -> Algorithm:
+    """`algorithm` whose server is the `inner` part of another."""
+
+    def prepare(server, context):
+        return algorithm.prepare(server.inner, context)
+
+    def cohort_metrics(server, result):
+        return algorithm.cohort_metrics(server.inner, result)
+
+    def server_update(server, result):
+        return server._replace(inner=algorithm.server_update(server.inner, result))
+
+    return algorithm._replace(
+        init_personal=lambda key, server: algorithm.init_personal(key, server.inner),
+        client_update=lambda key, server, *args: algorithm.client_update(
+            key, server.inner, *args
+        ),
+        server_update=server_update,
+        personalize=lambda server, row: algorithm.personalize(server.inner, row),
+        global_model=lambda server: algorithm.global_model(server.inner),
+        prepare=prepare if algorithm.prepare else None,
+        cohort_metrics=cohort_metrics if algorithm.cohort_metrics else None,
+        update_like=lambda server: update_like(algorithm, server.inner),
+        link_state=lambda server: algorithm.link_state(server.inner),
+    )
+
+
+def with_world(algorithm: Algorithm, num_clients: int) -> Algorithm:
+    """`algorithm` beside a synchronous `World`.
+
+    Args:
+      num_clients: N whose losses are known; 0 keeps the clock alone.
+    """
+
+    def init(variables):
+        nothing = jnp.full(num_clients, -1, jnp.int32)
+        clock = jnp.zeros(2, jnp.int32)
+        world = World(clock, nothing.astype(jnp.float32), nothing)
+        return WithWorld(algorithm.init(variables), world)
+
+    return on_inner(algorithm)._replace(init=init)

@@ -1,0 +1,89 @@
+"""Two levels: edge servers of groups of clients, and their averages."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.robust import median
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fednova import fednova
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    run_cohort,
+    start_simulation,
+)
+from fedfr_jax.federated.systems.edges import with_edge_servers
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort, Dataset
+from tests.federated import toys
+from tests.federated.systems import regression
+
+SIZES = np.array([4, 2, 6, 3, 5])
+IMAGES, LABELS, START = regression.examples(SIZES, seed=0)
+TWO = {"num_clients": 5, "num_edges": 2}  # of clients 0, 1, 2 and of 3, 4
+
+
+def simulated(algorithm):
+    population = Population(np.cumsum([0, *SIZES]), np.full(5, 3, np.int32))
+    batching = Batching(int(SIZES.max()), shuffle=False)
+    table = Dataset.from_arrays(IMAGES, LABELS)
+    sim = build_simulation(algorithm, batching, table, population, mesh=make_mesh(2))
+    server = start_simulation(sim, toys.unflat(START))
+    return sim, server, open_store(sim, server)
+
+
+def model_of(sim, server):
+    return toys.flat(jax.device_get(sim.algorithm.global_model(server))["params"])
+
+
+def flat_rounds(clients, number, start=START):
+    """Rounds of FedAvg among some clients: the last model [18]."""
+    owner, w = np.repeat(np.arange(5), SIZES), start
+    for _ in range(number):
+        ends = [
+            regression.trained(w, IMAGES[owner == k], LABELS[owner == k], 1)
+            for k in clients
+        ]
+        w = np.average(ends, axis=0, weights=SIZES[clients])
+    return w
+
+
+def test_edges_are_servers_of_their_clients_until_they_are_averaged():
+    algorithm = with_edge_servers(fedavg(toys.LOCAL), average_every=2, **TWO)
+    sim, server, store = simulated(algorithm)
+    everybody = np.arange(5)
+    for r in range(3):
+        server, _ = run_cohort(sim, server, store, Cohort(everybody, r))
+        if r == 1:
+            middle = model_of(sim, server)
+    first, second = flat_rounds([0, 1, 2], 2), flat_rounds([3, 4], 2)
+    want = (12 * first + 8 * second) / 20  # by examples
+    np.testing.assert_allclose(middle, want, rtol=1e-5, atol=1e-6)
+    row = jax.tree.map(lambda x: x[3], store.gather(everybody)[0])
+    own = toys.flat(jax.device_get(algorithm.personalize(server, row))["params"])
+    again = flat_rounds([3, 4], 1, start=middle)
+    np.testing.assert_allclose(own, again, rtol=1e-4, atol=1e-6)
+
+
+def test_an_edge_without_clients_in_a_round_stays():
+    algorithm = with_edge_servers(fedavg(toys.LOCAL), average_every=9, **TWO)
+    sim, server, store = simulated(algorithm)
+    server, _ = run_cohort(sim, server, store, Cohort(np.array([0, 2]), 0))
+    edges = jax.device_get(server.servers.variables["params"])
+    np.testing.assert_array_equal(toys.flat({k: x[1] for k, x in edges.items()}), START)
+    assert not np.allclose(toys.flat({k: x[0] for k, x in edges.items()}), START)
+
+
+def test_what_has_no_plain_mean_is_refused():
+    linked = with_aggregation(fedavg(toys.LOCAL), median())
+    with pytest.raises(ValueError, match="averaged by a plain mean"):
+        with_edge_servers(linked, **TWO)
+    sim, server, store = simulated(with_edge_servers(fednova(toys.LOCAL), **TWO))
+    with pytest.raises(ValueError, match="sums nothing but updates"):
+        run_cohort(sim, server, store, Cohort(np.arange(5), 0))
+    with pytest.raises(ValueError, match=r"num_edges must lie in \[1, 5\], got 6"):
+        with_edge_servers(fedavg(toys.LOCAL), num_clients=5, num_edges=6)

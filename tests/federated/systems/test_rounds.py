@@ -1,0 +1,177 @@
+"""Rounds that take time: durations, deadlines, over-selection and availability."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.client import EqualRows, Population
+from fedfr_jax.federated.systems.availability import (
+    HOUR,
+    diurnal_availability,
+    read_availability,
+)
+from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.profiles import (
+    Profiles,
+    Work,
+    log_normal_profiles,
+    read_profiles,
+    seconds_of,
+)
+from fedfr_jax.federated.systems.rounds import Systems, check_systems, next_cohort
+from fedfr_jax.federated.systems.state import World, as_bits, as_seconds
+
+NONE = np.zeros(0)
+# Clients 0 to 3 train a step in 1, 2, 3 and 4 s; each sends and gets a byte in 1 s.
+ONES = np.ones(4)
+DEVICES = Profiles(1 / np.arange(1.0, 5), ONES, ONES)
+WORK = Work(download=1, upload=1, flops=0, flops_per_step=1)
+POPULATION = Population(EqualRows(4), np.ones(4, np.int32))
+
+
+def play(time=0.0, *, count=4, steps=2, **options):
+    """A round of the four clients: -> (cohort, when it ends)."""
+    systems = Systems(profiles=DEVICES, work=WORK, **options)
+    check_systems(systems, 4, count)
+    cohort, world = next_cohort(
+        systems,
+        World(as_bits(time), NONE, NONE),
+        0,
+        cohort_size=count,
+        seed=0,
+        population=POPULATION,
+        steps_of=lambda ids, round: np.full(len(ids), steps),
+    )
+    return cohort, float(as_seconds(world.clock))
+
+
+def received(cohort):
+    return cohort.ids[cohort.participation.is_received].tolist()
+
+
+def test_times_lie_on_devices_to_the_last_bit():
+    times = np.array([0.0, 1 / 3, 1e9 + 1e-7])
+    np.testing.assert_array_equal(as_seconds(as_bits(times)), times)
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client():
+    cohort, end = play(100.0)
+    assert received(cohort) == [0, 1, 2, 3]
+    assert end == 100 + 1 + 2 * 4 + 1
+    np.testing.assert_allclose(
+        seconds_of(DEVICES, WORK, np.array([1, 2]), np.array([1, 5])), [4, 17]
+    )
+
+
+def test_of_more_clients_than_needed_the_first_ones_count():
+    cohort, end = play(count=2, over_selection=2.0)
+    assert received(cohort) == [0, 1] and end == 6
+    np.testing.assert_array_equal(cohort.participation.is_present, [1, 1, 0, 0])
+
+
+def test_who_misses_the_deadline_sends_nothing_or_a_part():
+    cohort, end = play(deadline=7.0)
+    assert received(cohort) == [0, 1] and end == 7
+    cohort, end = play(deadline=7.0, partial_work=True)
+    assert received(cohort) == [0, 1, 2, 3] and end == 6  # 1 + 4 + 1 of the slowest
+    np.testing.assert_array_equal(cohort.participation.max_steps, [2, 2, 1, 1])
+    cohort, end = play(deadline=4.5, partial_work=True)  # not even a step
+    assert received(cohort) == [0, 1] and end == 4.5
+
+
+def test_a_round_that_everybody_leaves_ends_at_once():
+    for part in (Dropout(0.999999, 0.0), Dropout(0.0, 0.999999)):
+        cohort, end = play(dropout=part)
+        assert received(cohort) == []
+        assert end == (0 if part.before_training else 10)
+
+
+def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_path):
+    path = tmp_path / "there.csv"
+    path.write_text("client,from,to\n0,10,20\n1,15,40\n2,30,40\n3,0,5\n3,30,100\n")
+    there = read_availability(path, 4)
+    assert received(play(16.0, availability=there)[0]) == [0, 1]
+    cohort, end = play(6.0, availability=there)
+    assert received(cohort) == [0] and end == 10 + 4
+    assert len(cohort.ids) == 4  # shapes stay
+    np.testing.assert_allclose(there.wait(101.0), [9, 14, 29, 0])  # begins anew
+
+
+def test_most_clients_are_there_at_the_peak():
+    there = diurnal_availability(2000, hours=8.0, peak_hour=2.0, spread_hours=3.0)
+    share = [np.mean(there.wait(h * HOUR) == 0) for h in range(24)]
+    assert np.argmax(share) in (1, 2, 3) and share[2] > 0.75 and share[14] < 0.03
+    np.testing.assert_allclose(np.mean(share), 8 / 24, atol=0.01)
+
+
+def test_drawn_profiles_have_the_medians_and_spreads_that_were_asked_for():
+    drawn = log_normal_profiles(
+        9999, gflops=3.0, download_mbps=8.0, speed_sigma=0.5, bandwidth_sigma=1.0
+    )
+    np.testing.assert_allclose(np.median(drawn.flops), 3e9, rtol=0.02)
+    np.testing.assert_allclose(np.median(drawn.download), 1e6, rtol=0.04)
+    np.testing.assert_allclose(np.log(drawn.flops).std(), 0.5, rtol=0.03)
+    np.testing.assert_allclose(np.log(drawn.upload).std(), 1.0, rtol=0.03)
+    pairs = np.corrcoef(np.log(drawn.download), np.log(drawn.flops))
+    assert abs(pairs[0, 1]) < 0.05
+
+
+HEAD = "client,gflops,download_mbps,upload_mbps\n"
+
+
+def test_a_file_of_profiles_is_read_in_any_order(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text(HEAD + "1,2.0,16,8\n0,1.0,8,0.8\n")
+    found = read_profiles(path, 2)
+    want = Profiles(np.array([1e9, 2e9]), np.array([1e6, 2e6]), np.array([1e5, 1e6]))
+    jax.tree.map(np.testing.assert_allclose, found, want)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("client,gflops\n", "begin with the line client,gflops,.*lacks download_"),
+        (
+            HEAD + "0,1,1,1\n",
+            "a line for each of the 3 clients, got none for 2 of them",
+        ),
+        (HEAD + "0,1,1,1\n0,1,1,1\n", "one line for each client, got client 0 again"),
+        (HEAD + "7,1,1,1\n", r"name clients in \[0, 3\), got 7 in line 2"),
+        (HEAD + "0,0,1,1\n", "positive numbers, got 0.0 in line 2"),
+        (HEAD + "0,fast,1,1\n", r"got \['0', 'fast', '1', '1'\] in line 2"),
+    ],
+)
+def test_a_bad_file_of_profiles_is_refused(tmp_path, text, message):
+    (tmp_path / "devices.csv").write_text(text)
+    with pytest.raises(ValueError, match=f"devices.csv must .*{message}"):
+        read_profiles(tmp_path / "devices.csv", 3)
+
+
+def test_a_bad_file_of_windows_is_refused(tmp_path):
+    path = tmp_path / "there.csv"
+    for text, message in (
+        ("0,5,5\n", "0 <= from < to, got 5.0 and 5.0 in line 2"),
+        ("0,5,6\n", "for each of the 2 clients, got none for 1 of them"),
+        ("", "for each of the 2 clients, got none for 2 of them"),
+    ):
+        path.write_text("client,from,to\n" + text)
+        with pytest.raises(ValueError, match=message):
+            read_availability(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"deadline": 3.0}, "systems.deadline must go with profiles, got none"),
+        ({"over_selection": 1.5}, "over_selection must go with profiles"),
+        ({"profiles": DEVICES, "over_selection": 3.0}, r"must lie in \[1, 2\]"),
+        ({"profiles": DEVICES, "over_selection": 0.5}, r"must lie in \[1, 2\]"),
+        ({"profiles": DEVICES, "deadline": -1.0}, "deadline must be a number"),
+        ({"profiles": DEVICES, "partial_work": True}, "must go with a deadline"),
+        ({"profiles": Profiles(*[ONES[:3]] * 3)}, "profiles must be of 4 clients"),
+        ({"dropout": Dropout(1.0, 0.0)}, r"dropout.before_training must lie in \[0, 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        check_systems(Systems(**options), num_clients=4, cohort_size=2)
