@@ -24,15 +24,15 @@ import optax
 import fedfr_jax as ff
 
 FOLDER = pathlib.Path(__file__).parent
-NUM_CLIENTS, COHORT, TARGET, SEED = 10_000, 100, 0.9, 0
+NUM_CLIENTS, COHORT, TARGET, SEED = 10_000, 100, 0.85, 0
 DEVICES = {
-    "gflops": 0.05,
+    "gflops": 0.005,
     "download_mbps": 20.0,
     "upload_mbps": 5.0,
     "speed_sigma": 1.0,
     "bandwidth_sigma": 1.0,
 }
-MAX_UPDATES = 60_000  # of clients, for each method
+MAX_UPDATES = 40_000  # of clients, for each method
 
 
 def open_mnist(path) -> tuple:
@@ -57,8 +57,8 @@ def variables() -> dict:
     rng = np.random.default_rng(SEED)
     draw = lambda n, m: (rng.normal(size=(n, m)) / np.sqrt(n)).astype(np.float32)
     zeros = lambda n: np.zeros(n, np.float32)
-    hidden = {"kernel": draw(784, 64), "bias": zeros(64)}
-    return {"hidden": hidden, "head": {"kernel": draw(64, 10), "bias": zeros(10)}}
+    hidden = {"kernel": draw(784, 32), "bias": zeros(32)}
+    return {"hidden": hidden, "head": {"kernel": draw(32, 10), "bias": zeros(10)}}
 
 
 def logits_of(params, x):
@@ -99,8 +99,8 @@ def play(name: str, data, x, y) -> list[dict]:
         ff.fedavg(local, weigh="equally"),
         data,
         variables(),
-        batch_size=10,
-        local_epochs=5,
+        batch_size=6,
+        local_epochs=3,
         seed=SEED,
         lanes=20,
         systems=ff.Systems(profiles=profiles, **options),
