@@ -425,7 +425,8 @@ def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
     systems, world = sim.systems, jax.device_get(server.world)
     if systems.profiles is not None and systems.work is None:
         raise ValueError(
-            "profiles must come with counted work. Call with_counted_work(sim, server)."
+            "systems.profiles must come with counted work, got none. Call "
+            "with_counted_work(sim, server)."
         )
     steps_of = lambda ids, round: local_steps(sim, ids, round)
     if systems.asynchronous is not None:

@@ -112,8 +112,8 @@ def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: i
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise ValueError(
-                f"{path} must begin with the line {','.join(columns)}, which lacks "
-                f"{', '.join(missing)} here."
+                f"{path} must begin with the line {','.join(columns)}, got none of "
+                f"{', '.join(missing)}."
             )
         for row in reader:
             line, texts = reader.line_num, [row[name] for name in columns]

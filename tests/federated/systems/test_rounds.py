@@ -130,7 +130,7 @@ def test_a_file_of_profiles_is_read_in_any_order(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("client,gflops\n", "begin with the line client,gflops,.*lacks download_"),
+        ("client,gflops\n", "begin with the line client,gflops,.*none of download_"),
         (
             HEAD + "0,1,1,1\n",
             "a line for each of the 3 clients, got none for 2 of them",
