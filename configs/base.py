@@ -4,8 +4,12 @@ import os
 
 from ml_collections import ConfigDict
 
-MCLR = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}  # of models/logistic
-FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
+MCLR = {
+    "name": "sgd",
+    "weight_decay": 1e-3,
+    "weight_decay_mask": "kernel$",
+}  # of models/logistic
+FEDAVG = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 FEDFR = {}  # the defaults; see FaceTerms for what the paper has otherwise
 
 
@@ -22,22 +26,22 @@ def get_config():
     # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; a name
     # that ends in "~" is of a rate that so few pairs cannot tell. Others are off until
     # they are given, here or as --config.evaluation.key=value:
-    #   pairs = "lfw.bin", or {"path" or "source", "development", "fars", "folds",
-    #     "flip"}, see tasks/faces/pair_list.py: generic pairs_accuracy and
+    #   pairs = "lfw.bin", or {"path" or "source", "threshold_pairs", "fars",
+    #     "folds", "flip_test"}, see tasks/faces/pair_list.py: generic pairs_accuracy and
     #     pairs_tar@far=... by ten folds, or at the thresholds of the development list,
     #     as LFW's View 1; own images by {"name": "listed_pairs", "path", "pairs"}.
-    #   search = "tinyface/Testing_Set", or {"path", "probes", "gallery", "distractors",
-    #     "ranks", "flip"}, see tasks/faces/search_set.py: generic search_rank@... of
+    #   identification = "tinyface/Testing_Set", or {"path", "probes", "gallery", "distractors",
+    #     "ranks", "flip_test"}, see tasks/faces/search_set.py: generic identification_rank... of
     #     single images among mates and distractors.
-    #   masked = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked + 0.75
+    #   masked_fars = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked + 0.75
     #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
-    #     "gallery", "probes", "align", "faceness", "flip", "keep_norm", "fars",
+    #     "gallery", "probes", "align", "use_detector_score", "flip_test", "use_norm_score", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
     #     ijb_tpir@fpir=... and ijb_rank@... of IJB-C style templates.
     #   negatives = "other_clients": of personalized 1:1; "all" counts pairs of two
     #     identities of the client too, as the released code.
-    #   personalized = "binned": the released evaluation's 2001 bins in personalized
+    #   client_thresholds = "binned": the released evaluation's 2001 bins in personalized
     #     1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).
     config.evaluation = ConfigDict()
@@ -45,11 +49,11 @@ def get_config():
     #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
     #     or {"weights": "runs/big"}, the work folder of the teacher's run;
     #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
-    #     "sees": "clean" for a teacher that sees no mask; "unlabeled": 0.5 for a share
+    #     "teacher_input": "clean" for a teacher that sees no mask; "unlabeled_fraction": 0.5 for a share
     #     of images whose labels are not used, 1.0 for clients without labels;
-    #     "unlabeled_from": "name" of a joined part without labels, in `pretrain`.
+    #     "unlabeled_source": "name" of a joined part without labels, in `pretrain`.
     # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
-    #   "face_mask", "probability": 0.35, "surface": 0.5, "fixed", "keep_clean"}].
+    #   "face_mask", "probability": 0.35, "surface_fraction": 0.5, "fixed_per_image", "keep_clean"}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
 
@@ -95,7 +99,7 @@ def short_rounds(rounds, **others):
 def small_methods():
     """FedAvg and FedFR with the rates and hard negatives of small sets."""
     rate = {"learning_rate": 1e-3, "decay_epochs": (3, 3, 2)}
-    negatives = {"threshold": 0.5, "max_hard_negatives": 120}
+    negatives = {"hard_negative_threshold": 0.5, "max_hard_negatives": 120}
     return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
 
 
@@ -112,7 +116,7 @@ def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
       common: keys that all federated rows share.
       central: what the central row sets otherwise than `pretrain`.
     """
-    no_images = {**common, "public": False}
+    no_images = {**common, "use_public_data": False}
     alone, fedavg = {**common, **FEDAVG, "share": False}, {**common, **FEDAVG}
     fedfr = {**common, **(images or {})}
     no_branch = {**fedfr, "branch": None}
@@ -127,7 +131,7 @@ def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
             **fedavg,
             "margin_loss": "class_hinge",
             "margin": 0.1,  # a cosine of 0.9
-            "init_fc": True,
+            "init_head_from_class_means": True,
             "spreadout": 0.3,
             "spreadout_options": {"steps": 10},
         },
@@ -138,8 +142,8 @@ def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
         "hard_negatives": {**no_branch, "contrastive_weight": 0.0},
         "contrastive": no_branch,
         "no_contrastive": {**fedfr, "contrastive_weight": 0.0},
-        "finetune": {**no_branch, "adapt": {**adapt, "kind": "finetune"}},
-        "distill": {**no_branch, "adapt": {**adapt, "kind": "distill"}},
+        "finetune": {**no_branch, "adaptation": {**adapt, "kind": "finetune"}},
+        "distill": {**no_branch, "adaptation": {**adapt, "kind": "distill"}},
         # The same loss as the main term has, so the same weight; 10 is for BCE.
         "cosface_branch": {**fedfr, "branch": "cosface", "branch_weight": 1.0},
         "fedfr": fedfr,
@@ -155,12 +159,12 @@ def fedper_rows(rate, *, epochs, **central):
       epochs: of central training, best rounds x local epochs, with its other settings
         in `central`.
     """
-    own = {**rate, "draw": True}
+    own = {**rate, "init_per_client": True}
     layers = {f"fedper_{k}": {**own, "personal": {"blocks": k}} for k in range(1, 5)}
     return {
         "fedavg": rate,
         **layers,
-        "finetune": {**layers["fedper_2"], "finetune_epochs": 1},
+        "finetune": {**layers["fedper_2"], "personal_epochs": 1},
         "local": {**rate, "personal": "."},
         "central": {"kind": "central", "epochs": epochs, **central},
     }
@@ -212,30 +216,30 @@ def fedmargin_rows(head_epochs, *, central=None, **common):
     """
     rows = {
         "fedavg": {},
-        "fairavg": {"weigh": "equally"},
+        "fairavg": {"weighting": "uniform"},
         "local": {"personal": "."},
-        # All heads start alike; "draw": True would draw a client's own.
+        # All heads start alike; "init_per_client": True would draw a client's own.
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {
             "algorithm": "fedrep",
             "head": "/classifier/",
             "head_epochs": head_epochs,
         },
-        "fesem": {"algorithm": "fesem", "groups": 3},
-        "fedatt": {"aggregation": "attention", "weigh": "equally"},
+        "fesem": {"algorithm": "fesem", "num_clusters": 3},
+        "fedatt": {"aggregation": "attention", "weighting": "uniform"},
         "fedatt_spectral": {
             "aggregation": {"name": "attention", "distance_norm": "spectral"},
-            "weigh": "equally",
+            "weighting": "uniform",
         },
-        "feddane": {"algorithm": "feddane", "strength": 1.0},
-        "fedprox": {"algorithm": "fedprox", "strength": 0.1},
+        "feddane": {"algorithm": "feddane", "mu": 1.0},
+        "fedprox": {"algorithm": "fedprox", "mu": 0.1},
         "fedmargin": {"algorithm": "fedmargin"},
-        "fedmargin_counts": {"algorithm": "fedmargin", "weigh": "examples"},
+        "fedmargin_counts": {"algorithm": "fedmargin", "weighting": "num_examples"},
         # The margin that falls with displacement; see the algorithm's file.
         "fedmargin_hypothesis": {
             "algorithm": "fedmargin",
             "measure": "hypothesis",
-            "normalize": False,
+            "normalize_features": False,
         },
         "fedmargin_hypothesis_unit": {
             "algorithm": "fedmargin",
@@ -244,7 +248,7 @@ def fedmargin_rows(head_epochs, *, central=None, **common):
     }
     rows = {name: {**common, **row} for name, row in rows.items()}
     if central:
-        own = {"kind": "central", "flip": 0.0, **central}
+        own = {"kind": "central", "flip_probability": 0.0, **central}
         rows["central"] = {**own, "learning_rate": common["learning_rate"]}
     return rows
 
@@ -257,14 +261,14 @@ def fedreid_rows(local, *, every, epochs, **central):
       every: rounds between distillations.
       epochs: of central training, with its other settings in `central`.
     """
-    kd = {"algorithm": "kd", "every": every}
+    kd = {"algorithm": "kd", "distill_every": every}
     rows = {
         "fedpav": {},
         "standalone": {"personal": "."},
-        "fedprox": {"algorithm": "fedprox", "strength": 0.01},
+        "fedprox": {"algorithm": "fedprox", "mu": 0.01},
         "cdw": {"algorithm": "cdw"},
         "kd": kd,
-        "kd_cdw": {**kd, "weigh": "distance"},
+        "kd_cdw": {**kd, "weighting": "distance"},
         "clustering": {"algorithm": "finch"},
     }
     rows = {name: {**local, **row} for name, row in rows.items()}
@@ -287,13 +291,13 @@ def fedreid_market(scenario, rounds=60):
         "image_size": (128, 64),
         "test_identities": 100,
     }
-    config.partition = {**scenario, "public": {"share": 0.1}}
+    config.partition = {**scenario, "public": {"fraction": 0.1}}
     config.model = {
         "name": "reid",
         "depth": 18,
         "blocks": (1, 1, 1, 1),
         "widths": (16, 32, 64, 128),
-        "bottleneck": 128,
+        "neck_dim": 128,
         "dropout": 0.0,
     }
     augment = ({"name": "pad_and_crop", "padding": 5},)
@@ -309,7 +313,7 @@ def fedreid_market(scenario, rounds=60):
         "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
         "weight_decay": 5e-4,
     }
-    config.evaluation = {"local": {**local, "epochs": 1}}
+    config.evaluation = {"local_training": {**local, "epochs": 1}}
     central = {"batch_size": 32, "learning_rate": 0.05, "augment": augment}
     config.methods = fedreid_rows(local, every=5, epochs=rounds, **central)
     return config

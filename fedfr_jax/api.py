@@ -348,7 +348,8 @@ def init(
         which uint8 must not be.
       mesh: None takes every device.
       folder: where personal rows are kept; None takes a temporary folder.
-      options: cohort_size, local_epochs, lanes, seed, sampling, reduction, systems of
+      options: cohort_size, local_epochs, clients_per_device, seed, sampling,
+        reproducible_sum and systems of
         `build_simulation`.
 
     Raises:

@@ -148,7 +148,7 @@ def _network(
     """A client's network, as the one that `config` builds where it is that."""
     task, own = experiment.task, None
     if config is not None:
-        config = {k: v for k, v in config.items() if k != "implementation"}
+        config = {k: v for k, v in config.items() if k != "conv_implementation"}
         model = build_model(as_run(config), task.dataset.image_shape)
         own = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
     known = own is not None

@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
+from fedfr_jax.renamed_keys import RENAMED
+
 POSITIVE = (2.0**-126, math.inf)  # bounds of a number above 0 in float32
 AT_ONCE = (1, 2**16)  # of a number of images that a device takes together
 BELOW_ONE = (0, math.nextafter(1, 0))  # of a number in [0, 1)
@@ -62,10 +64,15 @@ def check_choice(what: str, value: Any, known: Collection) -> None:
 def hint(name: Any, known: Collection[str]) -> str:
     """The words "(did you mean ...?)" where a known name is like `name`, or none.
 
-    >>> hint("lr", ["layer_rates", "learning_rate"]), hint("xyz", ["rounds"])
-    (' (did you mean layer_rates or learning_rate?)', '')
+    A name of the version before is given its new one.
+
+    >>> hint("lr", ["learning_rate"]), hint("lanes", ["clients_per_device"])
+    (' (did you mean learning_rate?)', ' (renamed to clients_per_device)')
     """
     known = [one for one in known if isinstance(one, str)]
+    renamed = RENAMED.get(name, ()) if isinstance(name, str) else ()
+    if new := [one for one in renamed if one in known]:
+        return f" (renamed to {' or '.join(new)})"
     initials = lambda one: "".join(word[:1] for word in one.split("_"))
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
     near = [one for one in known if "_" in one and initials(one) == name] or near

@@ -20,12 +20,12 @@ def config(path, lanes, **model):
         "partition": {
             "num_clients": 2,
             "ids_per_client": 2,
-            "num_global_ids": 3,
+            "num_public_ids": 3,
             "num_unseen_ids": 2,
         },
         "model": {"name": "cnn", "widths": (8, 8), "embedding_dim": 4, **model},
         "pretrain": {"batch_size": 8},
-        "federation": {"lanes": lanes},
+        "federation": {"clients_per_device": lanes},
         "evaluation": {},
         "methods": {
             "fedfr": {},
@@ -56,7 +56,7 @@ def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(pat
     images = np.zeros((8, 12, 12, 3), np.float32)
     text = lambda trainer: str(jax.make_jaxpr(trainer.apply)(variables, images))
     given = [
-        plan(config(path, 1, implementation=name)).methods["ditto"].trainer
+        plan(config(path, 1, conv_implementation=name)).methods["ditto"].trainer
         for name in ("auto", "im2col")
     ]
     tuned = trainers["ditto"], trainers["ditto"].by_conv_implementation["im2col"]
@@ -68,8 +68,11 @@ def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(pat
     "lanes, model",
     [
         (2, {}),
-        ("auto", {"implementation": "xla"}),
-        ("auto", {"name": "mlp", "hidden": 4, "widths": None, "embedding_dim": None}),
+        ("auto", {"conv_implementation": "xla"}),
+        (
+            "auto",
+            {"name": "mlp", "hidden_dim": 4, "widths": None, "embedding_dim": None},
+        ),
     ],
 )
 def test_implementations_are_not_measured_unless_asked_and_there_is_a_choice(
@@ -86,13 +89,15 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     settings = {**config(path, 1), "task": "faces"}
     settings["methods"] = {"fedfr": {"local_epochs": (5, 2)}, "ditto": {}}
     settings["methods"]["ditto"] = {"algorithm": "ditto", "local_epochs": 7}
-    settings["methods"]["fedavg"] = {"public": False}
+    settings["methods"]["fedavg"] = {"use_public_data": False}
     experiment = build(settings)
     epochs = {}
     for name in ("fedfr", "ditto", "fedavg"):
         trainer = experiment.stages[name].trainer
         table = place_examples(experiment.task.dataset, experiment.mesh)
-        sim = build_stage_simulation(experiment, trainer, table, TuningChoice(lanes=1))
+        sim = build_stage_simulation(
+            experiment, trainer, table, TuningChoice(clients_per_device=1)
+        )
         epochs[name] = [sim.local_epochs(r) for r in range(4)]
     assert epochs == {
         "fedfr": [5, 2, 2, 2],

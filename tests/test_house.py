@@ -12,6 +12,7 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
+    ("renamed_keys",),
     ("configs", "digest_json", "distributed", "files", "json_files", "mesh")
     + ("scanned_blocks", "schema", "text", "trees", "types"),
     ("data", "evaluation", "losses", "models", "scaling"),
@@ -46,7 +47,8 @@ ONLY_IN = {
     # FedFR's words: its task's and its algorithms', of a table of classes, of plans.
     r"\b(phi|hard_negatives?|public_classes)\b": (
         *("tasks/faces/", "federated/algorithms/", "central/class_parallel.py"),
-        *("central/settings.py", "plan/", "cli/plan", "cli/renamed_flags.py"),
+        *("central/settings.py", "plan/", "cli/plan"),
+        *("cli/renamed_flags.py", "renamed_keys.py"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)parameter_packing\b": (
         *("tasks/faces/", "federated/local.py", "runs/stage_model.py"),

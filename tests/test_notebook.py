@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfr_jax as ff
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 
 NUM_CLIENTS, CLASSES = 4, 3
@@ -265,7 +265,7 @@ def test_the_loss_falls():
     [
         ({"cohort_size": 5}, "cohort_size must lie in .*got 5"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
-        ({"lanes": 0}, "lanes must be at least 1, got 0"),
+        ({"clients_per_device": 0}, "lanes must be at least 1, got 0"),
         ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
         ({"cohort_size": True}, "cohort_size must be a whole number, got True"),
         ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),
@@ -311,7 +311,7 @@ def test_an_example_that_is_read_as_nan_names_its_client_and_keeps_the_run():
     assert_same_bits(state(run), before)
 
 
-@pytest.mark.parametrize("augment", [None, mirror()])
+@pytest.mark.parametrize("augment", [None, horizontal_flip()])
 def test_bytes_that_nothing_normalizes_are_refused(augment):
     x, y, owner = examples()
     images = np.zeros((40, 1, 5, 1), np.uint8)
@@ -320,7 +320,9 @@ def test_bytes_that_nothing_normalizes_are_refused(augment):
         ValueError, match="x must be floats, or uint8 with a batching that"
     ):
         new_run(data=data, batching=ff.Batching(4, augment))
-    run = new_run(data=data, batching=ff.Batching(4, ff.build_augment([], flip=0.5)))
+    run = new_run(
+        data=data, batching=ff.Batching(4, ff.build_augment([], flip_probability=0.5))
+    )
     with pytest.raises(ValueError, match=r"must be uint8 .* got float32 \(5,\)"):
         ff.evaluate(run, apply, ff.FederatedDataset.from_client_ids(x, y, owner))
 
@@ -421,7 +423,7 @@ def test_evaluate_sees_plain_images_decoded_as_in_training():
     x, y = np.tile(sides, (8, 1)).reshape(16, 1, 2, 1), np.tile([0, 1], 8)
     data = ff.FederatedDataset.from_client_ids(x, y, np.arange(16) % 4)
     params = {"W": jnp.array([[-1.0, 1.0], [1.0, -1.0]]), "b": jnp.array([0.0, 0.1])}
-    feed = Batching(4, compose(mirror(), normalize()))
+    feed = Batching(4, compose(horizontal_flip(), normalize()))
     run = new_run(lambda: algorithm(None), start=params, data=data, batching=feed)
     assert ff.evaluate(run, apply, data)["accuracy"] == 1
 

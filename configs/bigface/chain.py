@@ -24,7 +24,11 @@ DATA = {
     "semi": (8, True, True),
     "scratch": (8, False, False),
 }
-PEOPLE = {"labeled": 304, "unlabeled": 300, "unseen": 150}  # four are of clients
+PEOPLE = {
+    "labeled": 304,
+    "unlabeled_fraction": 300,
+    "unseen": 150,
+}  # four are of clients
 
 
 def get_config(network="student"):
@@ -33,8 +37,8 @@ def get_config(network="student"):
     width, has_teacher, is_semi = base.chosen(word, network, DATA)
     config = base.get_config()
     config.data = {
-        "name": "join",
-        "parts": {
+        "name": "concat",
+        "sources": {
             name: faces(of, seed) for seed, (name, of) in enumerate(PEOPLE.items())
         },
     }
@@ -42,13 +46,13 @@ def get_config(network="student"):
         "num_clients": 2,
         "ids_per_client": 2,
         "client_ids_from": "labeled",
-        "num_global_ids": 600 if is_semi else 300,
+        "num_public_ids": 600 if is_semi else 300,
         "num_unseen_ids": PEOPLE["unseen"],
         "unseen_ids_from": "unseen",
         "seed": config.get_ref("seed"),
     }
     if not is_semi:
-        config.partition.global_ids_from = "labeled"
+        config.partition.public_ids_from = "labeled"
     config.model = {
         "name": "iresnet",
         "blocks": (1, 1, 1, 1),
@@ -60,14 +64,16 @@ def get_config(network="student"):
         "batch_size": 64,
         "learning_rate": 0.1,
         "margin": 0.4,
-        "augment": ({"name": "face_mask", "probability": 0.35, "fixed": True},),
+        "augment": (
+            {"name": "face_mask", "probability": 0.35, "fixed_per_image": True},
+        ),
     }
     if has_teacher:
         teacher = {"weights": "runs/chain/teacher"}
         config.pretrain.distill = {"teacher": teacher, "weight": 9.0}
     if is_semi:
-        config.pretrain.distill.unlabeled_from = "unlabeled"
-    config.evaluation = {"fars": (1e-3, 1e-2), "masked": 1e-2}
+        config.pretrain.distill.unlabeled_from = "unlabeled_fraction"
+    config.evaluation = {"fars": (1e-3, 1e-2), "masked_fars": 1e-2}
     config.methods = {}
     return config.lock()
 
@@ -75,7 +81,7 @@ def get_config(network="student"):
 def faces(people, seed):
     """Section of rendered people, others for another seed."""
     return {
-        "name": "faces_synthetic",
+        "name": "synthetic_faces",
         "num_identities": people,
         "images_per_identity": 10,
         "image_size": 32,

@@ -36,26 +36,28 @@ def get_config(network="student"):
     config.partition = {
         "num_clients": 2,
         "ids_per_client": 2,
-        "num_global_ids": PEOPLE - UNSEEN - 4,
+        "num_public_ids": PEOPLE - UNSEEN - 4,
         "num_unseen_ids": UNSEEN,
-        "global_min_images": 2,
+        "public_min_images": 2,
     }
     config.model = iresnet(depth)
     config.pretrain = {
         "epochs": EPOCHS,
         "batch_size": 32 * 256,
-        "base_batch": 256,
+        "base_batch_size": 256,
         "optimizer": "lars",
         "learning_rate": 0.01,
         "weight_decay": 5e-4,
-        "warmup": 1 / EPOCHS,
+        "warmup_fraction": 1 / EPOCHS,
         "milestones": (10 / EPOCHS, 18 / EPOCHS, 24 / EPOCHS),
         "scale": 64.0,
         "margin": 0.4,
-        "augment": ({"name": "face_mask", "probability": 0.35, "fixed": True},),
-        "micro_batches": 4,
+        "augment": (
+            {"name": "face_mask", "probability": 0.35, "fixed_per_image": True},
+        ),
+        "gradient_accumulation_steps": 4,
         "class_parallel": True,
-        "class_chunk": 4096,
+        "class_chunk_size": 4096,
         "class_dtype": "bfloat16",
         "reduce_dtype": "bfloat16",
         "sharding": (("kernel", "zero1"),),
@@ -64,7 +66,7 @@ def get_config(network="student"):
         teacher = {"weights": "runs/bigface/r600", "model": iresnet(DATA["teacher"])}
         cache = base.data_dir("webface42m/r600.npy")
         config.pretrain.distill = {"teacher": teacher, "cache": cache, "weight": 9.0}
-    config.evaluation = {"fars": (1e-5, 1e-4), "masked": 1e-5}
+    config.evaluation = {"fars": (1e-5, 1e-4), "masked_fars": 1e-5}
     config.methods = {}
     return config.lock()
 

@@ -4,7 +4,7 @@ fedfr train --config=configs/bigface/r50_93k.py --workdir=runs/r50_93k
 
 Needs InsightFace's ms1m-retinaface-t1 (train.rec, train.idx, property) under
 $FEDFR_DATA; images that do not fit the devices are streamed. Not run yet: written for
-eight GPUs, 1,024 images a step; one has to take --config.pretrain.micro_batches=8.
+eight GPUs, 1,024 images a step; one has to take --config.pretrain.gradient_accumulation_steps=8.
 
 arcface_torch's recipe with CosFace: SGD, 0.1 for 1,024 images, 20 epochs. Deviations:
 rates drop at 10, 16 and 18 epochs after a warm-up instead of falling linearly; every
@@ -25,7 +25,7 @@ def get_config():
     config.partition = {
         "num_clients": 2,
         "ids_per_client": 2,
-        "num_global_ids": 92927,
+        "num_public_ids": 92927,
         "num_unseen_ids": 500,
     }
     config.model = {
@@ -37,14 +37,14 @@ def get_config():
     config.pretrain = {
         "epochs": 20,
         "batch_size": 1024,
-        "base_batch": 1024,
+        "base_batch_size": 1024,
         "learning_rate": 0.1,
-        "warmup": 0.05,
+        "warmup_fraction": 0.05,
         "milestones": (0.5, 0.8, 0.9),
         "scale": 64.0,
         "margin": 0.4,
         "class_parallel": True,
-        "class_chunk": 4096,
+        "class_chunk_size": 4096,
         "class_dtype": "bfloat16",
         "reduce_dtype": "bfloat16",
         "sharding": (("kernel", "zero1"),),

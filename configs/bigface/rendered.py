@@ -17,7 +17,7 @@ def get_config():
     """Pretraining alone, judged on 200 people that nobody saw."""
     config = base.get_config()
     config.data = {
-        "name": "faces_synthetic",
+        "name": "synthetic_faces",
         "num_identities": 3204,
         "images_per_identity": 8,
         "image_size": 32,
@@ -27,7 +27,7 @@ def get_config():
     config.partition = {
         "num_clients": 2,
         "ids_per_client": 2,
-        "num_global_ids": 3000,
+        "num_public_ids": 3000,
         "num_unseen_ids": 200,
         "seed": config.get_ref("seed"),
     }
@@ -41,12 +41,12 @@ def get_config():
     config.pretrain = {
         "epochs": 4,
         "batch_size": 128,
-        "base_batch": 128,
+        "base_batch_size": 128,
         "learning_rate": 0.1,
-        "micro_batches": 2,
+        "gradient_accumulation_steps": 2,
         "class_parallel": True,
-        "class_chunk": 512,
-        "class_rate": (0.33, 0.33, 0.33, 1.0),
+        "class_chunk_size": 512,
+        "class_sample_rate": (0.33, 0.33, 0.33, 1.0),
         "sharding": (("kernel", "zero2"),),
     }
     config.evaluation = {"fars": (1e-3, 1e-2)}

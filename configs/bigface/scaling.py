@@ -16,13 +16,13 @@ from fedfr_jax.configs import base
 DATA = {  # word: data, people trained on and unseen, and the epochs
     "faces": (
         {
-            "name": "faces_synthetic",
+            "name": "synthetic_faces",
             "num_identities": 1204,
             "images_per_identity": 10,
             "image_size": 32,
             "difficulty": 0.8,
         },
-        {"num_global_ids": 1000, "num_unseen_ids": 200},
+        {"num_public_ids": 1000, "num_unseen_ids": 200},
         10,
     ),
     "omniglot": (
@@ -31,16 +31,16 @@ DATA = {  # word: data, people trained on and unseen, and the epochs
             "data_dir": base.data_dir("omniglot_background"),
             "image_size": 28,
         },
-        {"num_global_ids": 760, "num_unseen_ids": 200},
+        {"num_public_ids": 760, "num_unseen_ids": 200},
         6,
     ),
     "lfw": (
         {"name": "lfw", "data_dir": base.data_dir("lfw_devtrain"), "image_size": 32},
         {
-            "num_global_ids": 476,
+            "num_public_ids": 476,
             "num_unseen_ids": 120,
             "min_images": 10,
-            "global_min_images": 3,
+            "public_min_images": 3,
             "max_images": 30,
             "names": None,  # drawn by rows, as the recorded results are
         },
@@ -70,12 +70,12 @@ def get_config(data="faces"):
         "epochs": epochs,
         "batch_size": 64,
         "learning_rate": 0.1,
-        "flip": 0.0 if data == "omniglot" else 0.5,
+        "flip_probability": 0.0 if data == "omniglot" else 0.5,
         "checkpoint_every": 0,
     }
     config.evaluation = {"fars": (1e-3, 1e-2)}
     if data == "faces":
-        config.pretrain.augment = ({"name": "face_mask", "fixed": True},)
-        config.evaluation.masked = (1e-3, 1e-2)
+        config.pretrain.augment = ({"name": "face_mask", "fixed_per_image": True},)
+        config.evaluation.masked_fars = (1e-3, 1e-2)
     config.methods = {}
     return config.lock()

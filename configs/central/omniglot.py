@@ -22,7 +22,7 @@ def get_config():
     config.partition = {
         "num_clients": 20,
         "ids_per_client": 20,
-        "num_global_ids": 480,
+        "num_public_ids": 480,
         "num_unseen_ids": 84,
     }
     config.model = base.small_network()
@@ -30,8 +30,8 @@ def get_config():
         "epochs": 60,
         "optimizer": "adam",
         "learning_rate": 2e-3,
-        "flip": 0.0,
-        "augment": ({"name": "affine", "rotation": 10, "scale": 0.1, "shift": 0.1},),
+        "flip_probability": 0.0,
+        "augment": ({"name": "affine", "degrees": 10, "scale": 0.1, "translate": 0.1},),
         "checkpoint_every": 10,
     }
     config.methods = {}

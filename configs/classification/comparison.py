@@ -17,8 +17,8 @@ from fedfr_jax.configs import base
 
 CNN = {"name": "cnn", "widths": (8, 16), "embedding_dim": 32}
 RESNET = {"name": "resnet", "blocks": (1, 1, 1), "widths": (16, 32, 64)}
-SHORT = {"rounds": 12, "local_epochs": 2, "batch_size": 20, "flip": 0.0}
-MIRRORED = {**SHORT, "flip": 0.5}
+SHORT = {"rounds": 12, "local_epochs": 2, "batch_size": 20, "flip_probability": 0.0}
+MIRRORED = {**SHORT, "flip_probability": 0.5}
 # source, folder (or what TFDS calls it), network, target accuracy, federation
 DATA = {
     "fashion_mnist": ("fashion_mnist", "fashion_mnist", CNN, 0.75, SHORT),
@@ -42,27 +42,27 @@ def one_network():
     return {
         "fedavg": RATE,
         # mu of Li et al. 2020 (arXiv:1812.06127), section 5.1: 0.001 to 1.
-        "fedprox": {"algorithm": "fedprox", "strength": 0.01, **RATE},
+        "fedprox": {"algorithm": "fedprox", "mu": 0.01, **RATE},
         "scaffold": {"algorithm": "scaffold", **RATE},
         "fednova": {"algorithm": "fednova", **RATE},
         # Rates of clients and server and tau: Reddi et al., table 8, of CIFAR-100.
         "fedavgm": {"server_optimizer": server("fedavgm", 1.0), "learning_rate": 0.032},
         "fedadagrad": {
-            "server_optimizer": server("fedadagrad", 0.1, tau=0.01),
+            "server_optimizer": server("fedadagrad", 0.1, eps=0.01),
             "learning_rate": 0.1,
         },
         "fedadam": {
-            "server_optimizer": server("fedadam", 1.0, tau=0.1),
+            "server_optimizer": server("fedadam", 1.0, eps=0.1),
             "learning_rate": 0.032,
         },
         "fedyogi": {
-            "server_optimizer": server("fedyogi", 1.0, tau=0.1),
+            "server_optimizer": server("fedyogi", 1.0, eps=0.1),
             "learning_rate": 0.032,
         },
         # mu of Li et al. 2021 (arXiv:2103.16257), section 4.1: 1 but for CIFAR-10's 5.
         "moon": {"algorithm": "moon", "contrastive_weight": 1.0, **RATE},
         # alpha of Acar et al. 2021 (arXiv:2111.04263), appendix A: 0.01 for CIFAR.
-        "feddyn": {"algorithm": "feddyn", "strength": 0.01, **RATE},
+        "feddyn": {"algorithm": "feddyn", "alpha": 0.01, **RATE},
         # Their push is the same in all of a client's steps, some 75 here, and breaks at
         # larger rates; rates and momentum (authors: 0.9) are the best of a few by
         # Fashion-MNIST's test accuracy.
@@ -74,12 +74,12 @@ def one_network():
         },
         # q of Li et al. 2020 (arXiv:1905.10497): 0.1 to 15.
         "qfedavg": {"algorithm": "qfedavg", "q": 1.0, **RATE},
-        "afl": {"algorithm": "afl", "domain_rate": 0.1, **RATE},
-        "fedatt": {"aggregation": "attention", "weigh": "equally", **RATE},
+        "afl": {"algorithm": "afl", "domain_learning_rate": 0.1, **RATE},
+        "fedatt": {"aggregation": "attention", "weighting": "uniform", **RATE},
         # Its clients pull features to their own class alone; made for one class each.
         "fedaws": {"algorithm": "fedaws", **RATE},
         # Diverges at a larger inner rate.
-        "perfedavg": {"algorithm": "perfedavg", "inner_rate": 0.02, **RATE},
+        "perfedavg": {"algorithm": "perfedavg", "inner_learning_rate": 0.02, **RATE},
     }
 
 
@@ -88,7 +88,7 @@ def robust():
 
     def row(name, **settings):
         link = {"name": name, **settings}
-        return {"aggregation": link, "weigh": "equally", **RATE}
+        return {"aggregation": link, "weighting": "uniform", **RATE}
 
     return {
         "median": row("median"),
@@ -111,7 +111,7 @@ def personalized(top):
     """
     return {
         "local": {"personal": ".", **RATE},
-        # All heads start alike, as all networks do; "draw": True draws one for each.
+        # All heads start alike, as all networks do; "init_per_client": True draws one for each.
         "fedper": {"personal": HEAD, **RATE},
         "fedrep": {
             "algorithm": "fedrep",
@@ -120,21 +120,25 @@ def personalized(top):
             **RATE,
         },
         "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
-        "lg_fedavg": {"personal": {"all_but_blocks": 2}, "weigh": "equally", **RATE},
+        "lg_fedavg": {
+            "personal": {"all_but_blocks": 2},
+            "weighting": "uniform",
+            **RATE,
+        },
         # lambda = 1 of Li et al. 2021 (arXiv:2012.04221), section 4.
-        "ditto": {"algorithm": "ditto", "strength": 1.0, **RATE},
+        "ditto": {"algorithm": "ditto", "lam": 1.0, **RATE},
         "apfl": {"algorithm": "apfl", **RATE},
         # Lambda and eta of Dinh et al. 2020 (arXiv:2006.08848), of MNIST; a third of
         # their personal rate, which diverges here.
         "pfedme": {
             "algorithm": "pfedme",
-            "personal_rate": 0.03,
-            "strength": 15.0,
+            "personal_learning_rate": 0.03,
+            "lam": 15.0,
             "learning_rate": 0.005,
         },
-        "ifca": {"algorithm": "ifca", "groups": 2, **RATE},
-        "hypcluster": {"algorithm": "hypcluster", "groups": 2, **RATE},
-        "fesem": {"algorithm": "fesem", "groups": 2, **RATE},
+        "ifca": {"algorithm": "ifca", "num_clusters": 2, **RATE},
+        "hypcluster": {"algorithm": "hypcluster", "num_clusters": 2, **RATE},
+        "fesem": {"algorithm": "fesem", "num_clusters": 2, **RATE},
     }
 
 
@@ -162,7 +166,7 @@ def get_config(data="fashion_mnist"):
         "kind": "central",
         "epochs": federation["rounds"] * federation["local_epochs"],
         "batch_size": 32,
-        "flip": federation["flip"],
+        "flip_probability": federation["flip_probability"],
         **RATE,
     }
     if network is RESNET:

@@ -31,7 +31,7 @@ def get_config():
         "cohort_size": 10,
         "local_epochs": 1,
         "batch_size": 20,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 10,
     }
     config.methods = {"fedavg": {"learning_rate": 0.1}}

@@ -31,13 +31,13 @@ def get_config():
         "rounds": 20,
         "local_epochs": 1,
         "batch_size": 50,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 5,
     }
     rate = {"learning_rate": 0.05}
     config.methods = {
         "fedavg": rate,
         "fedaws": {"algorithm": "fedaws", **rate},
-        "pulled_only": {"algorithm": "fedaws", "strength": 0.0, **rate},
+        "pulled_only": {"algorithm": "fedaws", "lam": 0.0, **rate},
     }
     return config.lock()

@@ -27,7 +27,7 @@ def get_config():
         "cohort_size": 10,
         "local_epochs": 1,
         "batch_size": 32,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
     }
     config.methods = {"fedavg": {"learning_rate": 0.05}}

@@ -18,7 +18,7 @@ def get_config():
     """200 people pretrain, 100 federate on 10 clients, 60 are seen by nobody."""
     config = base.get_config()
     config.data = {
-        "name": "faces_synthetic",
+        "name": "synthetic_faces",
         "num_identities": 360,
         "images_per_identity": 20,
         "image_size": 32,
@@ -27,7 +27,7 @@ def get_config():
     config.partition = {
         "num_clients": 10,
         "ids_per_client": 10,
-        "num_global_ids": 200,
+        "num_public_ids": 200,
         "num_unseen_ids": 60,
     }
     config.model = base.small_network()

@@ -23,10 +23,10 @@ def get_config():
     config.partition = {
         "num_clients": 10,
         "ids_per_client": 8,
-        "num_global_ids": 400,
+        "num_public_ids": 400,
         "num_unseen_ids": 120,
         "min_images": 10,
-        "global_min_images": 3,
+        "public_min_images": 3,
         "max_images": 30,
         "names": None,  # drawn by rows, as the recorded results are
     }

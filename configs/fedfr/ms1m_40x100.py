@@ -49,7 +49,7 @@ def get_config():
         equal_epochs=(15, 12, 9, 6),
         learning_rate=1e-3,
         decay_epochs=(8, 6, 4, 3),
-        threshold=0.4,
+        hard_negative_threshold=0.4,
         contrastive_weight=5.0,
         branch_weight=10.0,
     )

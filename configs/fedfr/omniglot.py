@@ -26,11 +26,11 @@ def get_config():
     config.partition = {
         "num_clients": 20,
         "ids_per_client": 20,
-        "num_global_ids": 480,
+        "num_public_ids": 480,
         "num_unseen_ids": 84,
     }
     config.model = base.small_network()
-    config.pretrain = base.short_pretraining(3, flip=0.0)
-    config.federation = base.short_rounds(4, flip=0.0)
+    config.pretrain = base.short_pretraining(3, flip_probability=0.0)
+    config.federation = base.short_rounds(4, flip_probability=0.0)
     config.methods = base.small_methods()
     return config.lock()

@@ -16,8 +16,8 @@ def get_config():
     config = base.get_config()
     folder = os.environ.get("FEDFR_DATA", "../shared/data")
     config.data = {
-        "name": "join",
-        "parts": {
+        "name": "concat",
+        "sources": {
             "lfw": {
                 "name": "lfw",
                 "data_dir": f"{folder}/lfw_devtrain",
@@ -33,13 +33,13 @@ def get_config():
     config.partition = {
         "num_clients": 20,
         "ids_per_client": 10,
-        "num_global_ids": 400,
+        "num_public_ids": 400,
         "num_unseen_ids": 120,
         "min_images": 14,
-        "global_min_images": 3,
+        "public_min_images": 3,
         "max_images": 14,
         "names": None,  # drawn by rows, as the recorded results are
-        "global_ids_from": "lfw",
+        "public_ids_from": "lfw",
         "unseen_ids_from": "lfw",
         "seed": config.get_ref("seed"),
     }
@@ -66,6 +66,6 @@ def get_config():
         equal_epochs=(12, 10, 8),
         learning_rate=1e-3,
         decay_epochs=(5, 4, 3),
-        threshold=0.45,
+        hard_negative_threshold=0.45,
     )
     return config.lock()

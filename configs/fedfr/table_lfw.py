@@ -23,10 +23,10 @@ def get_config():
     config.partition = {
         "num_clients": 20,
         "ids_per_client": 10,
-        "num_global_ids": 300,
+        "num_public_ids": 300,
         "num_unseen_ids": 120,
         "min_images": 6,
-        "global_min_images": 3,
+        "public_min_images": 3,
         "max_images": 14,
         "names": None,  # drawn by rows, as the recorded results are
         "seed": config.get_ref("seed"),
@@ -46,6 +46,6 @@ def get_config():
         images={"learning_rate": 1e-3},
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
-        threshold=0.35,
+        hard_negative_threshold=0.35,
     )
     return config.lock()

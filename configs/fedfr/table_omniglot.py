@@ -9,7 +9,7 @@ of: experiments/fedfr_tables/README.md.
 
 from fedfr_jax.configs import base
 
-WARP = ({"name": "affine", "rotation": 10, "scale": 0.1, "shift": 0.1},)
+WARP = ({"name": "affine", "degrees": 10, "scale": 0.1, "translate": 0.1},)
 
 
 def get_config():
@@ -23,7 +23,7 @@ def get_config():
     config.partition = {
         "num_clients": 10,
         "ids_per_client": 40,
-        "num_global_ids": 480,
+        "num_public_ids": 480,
         "num_unseen_ids": 84,
         "seed": config.get_ref("seed"),
     }
@@ -37,7 +37,7 @@ def get_config():
         "epochs": 40,
         "optimizer": "adam",
         "learning_rate": 2e-3,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "augment": WARP,
         "checkpoint_every": 0,
     }
@@ -45,7 +45,7 @@ def get_config():
         "rounds": 3,
         "local_epochs": (4, 3, 3),
         "batch_size": 16,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "augment": WARP,
         "checkpoint_every": 0,
     }
@@ -57,6 +57,6 @@ def get_config():
         central={"epochs": 27},  # as many steps as pretraining
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
-        threshold=0.7,
+        hard_negative_threshold=0.7,
     )
     return config.lock()

@@ -26,7 +26,7 @@ def get_config():
     """6,000 people pretrain, 4,000 federate on 40 clients, 500 are seen by nobody."""
     config = base.get_config()
     config.data = {
-        "name": "faces_synthetic",
+        "name": "synthetic_faces",
         "num_identities": 10500,
         "images_per_identity": 10,
         "image_size": 32,
@@ -36,7 +36,7 @@ def get_config():
     config.partition = {
         "num_clients": 40,
         "ids_per_client": 100,
-        "num_global_ids": 6000,
+        "num_public_ids": 6000,
         "num_unseen_ids": 500,
         "seed": config.get_ref("seed"),
     }
@@ -55,7 +55,7 @@ def get_config():
         equal_epochs=(9, 7, 7),
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
-        threshold=0.575,
+        hard_negative_threshold=0.575,
     )
     config.methods = {name: rows[name] for name in ROWS}
     return config.lock()

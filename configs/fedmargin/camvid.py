@@ -40,7 +40,7 @@ def get_config():
         },
         "width": 32,
         "norm": "group",
-        "groups": 8,
+        "norm_groups": 8,
     }
     config.federation = {
         "rounds": 30,

@@ -5,7 +5,7 @@ fedfr train --config=configs/fedmargin/mnist.py --workdir=runs/fedmargin_mnist
 The users are those of FedProx, to whom all 70,000 images are dealt; a tenth of each
 user's is held out. The network is their logistic regression, see synthetic.py. 100 of
 its 200 rounds are in experiments/fedmargin_tables/README.md (`mnist1000`).
---config.evaluation.representation='{"most": 500}' adds AMM to each evaluation; with
+--config.evaluation.representation='{"max_images": 500}' adds AMM to each evaluation; with
 "reference", a central run's work folder, MMD to it.
 """
 
@@ -15,7 +15,7 @@ CENTRAL = {"epochs": 200, "batch_size": 64}
 
 
 def get_config():
-    """200 rounds of 20 epochs; --config.federation.stragglers=0.8 for other shares.
+    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other shares.
 
     --config.evaluation.target_accuracy=A tells the first round with A, such as 0.8 of
     what the central row has in the end.
@@ -31,8 +31,8 @@ def get_config():
         "cohort_size": 10,
         "local_epochs": 20,
         "batch_size": 10,
-        "flip": 0.0,
-        "stragglers": 0.5,
+        "flip_probability": 0.0,
+        "straggler_fraction": 0.5,
         "evaluate_every": 20,
     }
     config.methods = base.fedmargin_rows(

@@ -37,13 +37,13 @@ def get_config():
         },
         "width": 32,
         "norm": "group",
-        "groups": 8,
+        "norm_groups": 8,
     }
     config.federation = {
         "rounds": 30,
         "local_epochs": 1,
         "batch_size": 16,
-        "augment": ({"name": "affine", "rotation": 10, "scale": 0.2},),
+        "augment": ({"name": "affine", "degrees": 10, "scale": 0.2},),
         "evaluate_every": 5,
     }
     rate = {"learning_rate": 0.05, "momentum": 0.9}

@@ -14,7 +14,7 @@ CENTRAL = {"epochs": 200, "batch_size": 64}
 
 
 def get_config():
-    """200 rounds of 20 epochs; --config.federation.stragglers=0.8 for other shares.
+    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other shares.
 
     --config.evaluation.target_accuracy=A tells the first round with A, such as 0.8 of
     what the central row has in the end.
@@ -22,15 +22,15 @@ def get_config():
     config = base.get_config()
     config.task = "classification"
     config.data = {"name": "synthetic", "alpha": 1.0, "beta": 1.0}
-    config.partition = {"name": "by_owner", "test_fraction": 0.1}
+    config.partition = {"name": "natural", "test_fraction": 0.1}
     config.model = {"name": "logistic"}
     config.federation = {
         "rounds": 200,
         "cohort_size": 10,
         "local_epochs": 20,
         "batch_size": 10,
-        "flip": 0.0,
-        "stragglers": 0.5,
+        "flip_probability": 0.0,
+        "straggler_fraction": 0.5,
         "evaluate_every": 1,
     }
     config.methods = base.fedmargin_rows(

@@ -39,7 +39,7 @@ def get_config():
         "encoder": {"name": "resnet", "blocks": (1, 1, 1), "widths": (16, 32, 64)},
         "width": 32,
         "norm": "group",
-        "groups": 8,
+        "norm_groups": 8,
     }
     config.federation = {
         "rounds": 12,
@@ -49,7 +49,7 @@ def get_config():
         "evaluate_every": 3,
         "checkpoint_every": 0,
     }
-    config.evaluation = {"pictures": 0}
+    config.evaluation = {"num_visualized": 0}
     rate = {"learning_rate": 0.05, "momentum": 0.9}
     rows = base.fedmargin_rows(1, **rate)
     config.methods = {

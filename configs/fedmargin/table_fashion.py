@@ -24,7 +24,7 @@ def get_config():
         "cohort_size": 10,
         "local_epochs": 2,
         "batch_size": 20,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
         "checkpoint_every": 0,
     }

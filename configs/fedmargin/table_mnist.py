@@ -15,13 +15,13 @@ def get_config():
     config.task = "classification"
     config.data = {"name": "mnist", "data_dir": base.data_dir("mnist_pfl20")}
     config.partition = {"name": "power_law", "num_clients": 100}
-    config.model = {"name": "mlp", "hidden": 32}
+    config.model = {"name": "mlp", "hidden_dim": 32}
     config.federation = {
         "rounds": 60,
         "cohort_size": 10,
         "local_epochs": 3,
         "batch_size": 20,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
         "checkpoint_every": 0,
     }

@@ -25,7 +25,7 @@ def get_config():
         "cohort_size": 10,
         "local_epochs": 20,
         "batch_size": 10,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
         "checkpoint_every": 0,
     }

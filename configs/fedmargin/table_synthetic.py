@@ -14,14 +14,14 @@ def get_config():
     config = base.get_config()
     config.task = "classification"
     config.data = {"name": "synthetic", "alpha": 1.0, "beta": 1.0}
-    config.partition = {"name": "by_owner", "test_fraction": 0.1}
-    config.model = {"name": "mlp", "hidden": 32}
+    config.partition = {"name": "natural", "test_fraction": 0.1}
+    config.model = {"name": "mlp", "hidden_dim": 32}
     config.federation = {
         "rounds": 30,
         "cohort_size": 10,
         "local_epochs": 5,
         "batch_size": 10,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
         "checkpoint_every": 0,
     }

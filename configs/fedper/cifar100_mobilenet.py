@@ -13,7 +13,7 @@ from fedfr_jax.configs import base
 
 DATA = {
     "mobilenet": {"name": "mobilenet", "num_blocks": 13},
-    "linear": {"name": "linear_base", "top": "mobilenet", "width": 1024, "side": 2},
+    "linear": {"name": "linear_base", "block": "mobilenet", "width": 1024, "side": 2},
 }
 
 

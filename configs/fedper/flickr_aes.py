@@ -16,7 +16,7 @@ def get_config():
     config.task = "classification"
     config.data = {"name": "flickr_aes", "data_dir": base.data_dir("flickr_aes")}
     config.partition = {
-        "name": "by_owner",
+        "name": "natural",
         "num_clients": 30,
         "test_fraction": 0.2,
         "seed": config.get_ref("seed"),

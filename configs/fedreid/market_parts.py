@@ -13,4 +13,4 @@ PARTS = ((5, 6), (1, 3), (2,), (4,))  # cameras of each client
 
 def get_config():
     """Four clients, the largest with six times the images of the smallest."""
-    return base.fedreid_market({"name": "by_camera", "groups": PARTS}).lock()
+    return base.fedreid_market({"name": "by_camera", "camera_groups": PARTS}).lock()

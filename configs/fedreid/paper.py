@@ -10,7 +10,7 @@ is torchvision's file.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in
 neck and classifier, no decay within a round, statistics of one client, drawn anew in
 every round. The row merged has the same two rates, with warm-up and a cosine.
-Leave one domain out: --config.partition.leave_out=market tests on Market-1501, which
+Leave one domain out: --config.partition.held_out_domains=market tests on Market-1501, which
 nobody then trains on; {"name": "camera_statistics"} before the normalization in
 federation.augment gives images the colors of other clients' cameras.
 """
@@ -42,7 +42,7 @@ def get_config():
     """One client for each set, all of them in every round."""
     config = base.get_config()
     config.task = "reid"
-    config.data = {"name": "join", "parts": sets()}
+    config.data = {"name": "concat", "sources": sets()}
     cuhk02 = {"name": "reid_csv", "path": base.data_dir("reid/cuhk02/split.csv")}
     config.partition = {"name": "by_dataset", "public": {"source": cuhk02}}
     weights = base.data_dir("reid/resnet50-0676ba61.pth")
@@ -56,7 +56,7 @@ def get_config():
         "augment": augment,
         "evaluate_every": 10,
     }
-    rates = {"learning_rate": 0.05, "layer_rates": {"^(stem|stage)": 0.1}}
+    rates = {"learning_rate": 0.05, "learning_rate_multipliers": {"^(stem|stage)": 0.1}}
     sgd = {
         **rates,
         "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
@@ -64,10 +64,10 @@ def get_config():
     }
     config.evaluation = {
         "average_precision": "official",
-        "divide_by": "all",
-        "local": sgd,
+        "average_over": "all",
+        "local_training": sgd,
     }
-    local = {**sgd, "batch_stats": "first"}
+    local = {**sgd, "batch_stats": "random_client"}
     central = {"batch_size": 32, **rates, "augment": augment}
     config.methods = base.fedreid_rows(local, every=10, epochs=300, **central)
     return config.lock()

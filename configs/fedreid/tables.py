@@ -17,12 +17,12 @@ def get_config():
     config = base.fedreid_market({"name": "by_camera"}, rounds=rounds)
     config.data.image_size = (64, 32)
     config.data.seed = config.get_ref("seed")
-    config.partition.public = {"share": 0.1, "most": 320, "seed": 0}
+    config.partition.public = {"fraction": 0.1, "max_images": 320, "seed": 0}
     config.federation.update({"evaluate_every": 1, "checkpoint_every": 5})
-    config.evaluation.pictures = 0
+    config.evaluation.num_visualized = 0
     crop = ({"name": "pad_and_crop", "padding": 3},)
     config.federation.augment = crop
-    config.methods = rows(config.evaluation.local.to_dict(), rounds, crop)
+    config.methods = rows(config.evaluation.local_training.to_dict(), rounds, crop)
     return config.lock()
 
 
@@ -41,11 +41,14 @@ def rows(after, rounds, crop):
             made[f"{row}_{how}"] = {**made[row], "batch_stats": how}
     made["merged_strong"] = {
         "kind": "central",
-        **{**plain, "augment": (*crop, {"name": "erase", "law": "paper"})},
+        **{
+            **plain,
+            "augment": (*crop, {"name": "random_erasing", "sampling": "paper"}),
+        },
         "optimizer": "adam",
         "learning_rate": 2e-3,
         "label_smoothing": 0.1,
         "triplet_weight": 1.0,
-        "identities": 8,
+        "identities_per_batch": 8,
     }
     return made

@@ -45,7 +45,7 @@ class Program(NamedTuple):
 
 def blank(**counts) -> str:
     """The change of a config's data to black images."""
-    return f"--config.data={json.dumps({'name': 'blank', **counts})}"
+    return f"--config.data={json.dumps({'name': 'fake_data', **counts})}"
 
 
 def central(network: int, classes: int, batch: int, *changes: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def central(network: int, classes: int, batch: int, *changes: str) -> tuple[str,
     return (
         "--config=bigface/r50_93k",
         people,
-        f"--config.partition.num_global_ids={classes}",
+        f"--config.partition.num_public_ids={classes}",
         f"--config.model.depth={network}",
         f"--config.pretrain.batch_size={batch}",
         *changes,
@@ -69,7 +69,7 @@ PROGRAMS = {
             "--config=fedfr/ms1m_40x100",
             blank(num_identities=26_000, images_per_identity=105),
             "--config.partition.num_clients=128",
-            "--config.partition.global_images=(100,110)",
+            "--config.partition.public_images=(100,110)",
         ),
         most={"whole": 7, "step": 0},  # a GPU's combiner stops at 30 MB, of 211
     ),
@@ -97,7 +97,7 @@ PROGRAMS = {
             "--config.partition.num_clients=256",
             "--config.partition.alpha=10.0",
             "--config.partition.min_examples=2",
-            "--config.federation.table=device",
+            "--config.federation.data_placement=device",
             "--config.methods.central.batch_size=128",  # a multiple of the devices
         ),
     ),
@@ -110,7 +110,7 @@ PROGRAMS = {
                 num_identities=1500,
                 images_per_identity=16,
                 image_size=(256, 128),
-                cameras=6,
+                num_cameras=6,
                 test_identities=50,
             ),
             "--config.partition.num_clients=128",
@@ -130,8 +130,8 @@ PROGRAMS = {
             ),
             "--config.partition={'num_clients': 64}",
             "--config.federation.cohort_size=64",
-            "--config.federation.table=device",
-            "--config.federation.reduction=canonical",
+            "--config.federation.data_placement=device",
+            "--config.federation.reproducible_sum=True",
         ),
         devices=("v5p:2x2x1", "v5e:4x4", "h200:1x1x8"),
         most={"whole": 6, "step": 0},
@@ -143,8 +143,8 @@ PROGRAMS = {
             "--config=fedfr/ms1m_40x100",
             blank(num_identities=1400, images_per_identity=105),
             "--config.partition.num_clients=1",
-            "--config.partition.num_global_ids=100",
-            "--config.partition.global_images=(100,110)",
+            "--config.partition.num_public_ids=100",
+            "--config.partition.public_images=(100,110)",
             '--config.model={"name": "iresnet", "depth": 18, "dtype": "bfloat16"}',
             "--config.federation.batch_size=64",
         ),

@@ -177,7 +177,7 @@ def convolution_rows(args):
             row = {
                 "part": "convolutions",
                 "case": name,
-                "implementation": implementation,
+                "conv_implementation": implementation,
             }
             for one, count in listed.items():
                 seconds = seconds_of(one, implementation, args.batch)
@@ -204,7 +204,7 @@ def seconds_of(one: Convolution, implementation: str, batch: int) -> float:
     settings = {
         "stride": one.stride,
         "padding": one.padding,
-        "implementation": implementation,
+        "conv_implementation": implementation,
     }
 
     @jax.jit
@@ -251,9 +251,9 @@ def measured(args, case: Case) -> tuple[dict, Running | None]:
             batch_size=batch,
             scale=64.0,
             class_parallel=True,
-            class_chunk=case.chunk,
+            class_chunk_size=case.chunk,
             class_dtype=case.class_dtype,
-            micro_batches=case.micro_batches,
+            gradient_accumulation_steps=case.micro_batches,
         )
         try:
             trainer = trainer_of(model, case.classes, told, args.steps, mesh)

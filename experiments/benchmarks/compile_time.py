@@ -45,13 +45,13 @@ NETWORKS = {
     "iresnet1200": {"name": "iresnet", "depth": 1200},
 }
 METHODS = {
-    "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},
+    "fedavg": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None},
     "fedfr": {},
 }
 SPLIT = {
     "num_clients": 4,
     "ids_per_client": 100,
-    "num_global_ids": 600,
+    "num_public_ids": 600,
     "num_unseen_ids": 2,  # the least that can be judged
 }
 SIZE, BATCH = 112, 64
@@ -130,7 +130,7 @@ def rounds(network: str, method: str, scan: bool):
         "methods": {method: METHODS[method]},
     }
     unseen = without_files(sections(settings), say=str)
-    federation = {**unseen["federation"], "table": "device"}
+    federation = {**unseen["federation"], "data_placement": "device"}
     settings = {**unseen, "model": model, "federation": federation}
     with mesh.use_described(jax.devices(), memory=MEMORY):
         return TASKS["faces"](settings)  # convolutions as a run has them

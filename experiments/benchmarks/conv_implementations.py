@@ -55,7 +55,7 @@ def time_step(size, widths, batch, clients, implementation, seconds):
         widths=widths,
         blocks=(1,) * len(widths),
         embedding_dim=64,
-        implementation=implementation,
+        conv_implementation=implementation,
     )
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), clients))[
         "params"

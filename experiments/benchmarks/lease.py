@@ -57,7 +57,7 @@ COLUMNS = {  # of the table: title -> key of a row
     "case": "case",
     "system": "system",
     "lanes": "lanes",
-    "convolution": "implementation",
+    "convolution": "conv_implementation",
     "dtype": "dtype",
     "clients/s": "clients_per_second",
     "images/s": "images_per_second",

@@ -100,7 +100,7 @@ def rounds(name: str, is_smoke: bool):
         yield {"system": "ours", **cell._asdict(), **measure(name, work, data, cell)}
     if name == "iresnet50":
         settings = network_settings(name, work, is_smoke) | {"dtype": jnp.bfloat16}
-        settings["implementation"] = "auto" if is_smoke else "xla"
+        settings["conv_implementation"] = "auto" if is_smoke else "xla"
         yield data_parallel(work, settings, data, ROUNDS)
 
 
@@ -130,7 +130,7 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
     """(simulation, server) of a cell."""
     is_smoke = work != WORKS[name]
     settings = network_settings(name, work, is_smoke)
-    settings["implementation"] = cell.implementation
+    settings["conv_implementation"] = cell.implementation
     settings["dtype"] = None if cell.dtype == "float32" else cell.dtype
     model = MODELS[work.model](work.image_shape, **settings)
     algorithm, variables, logits, feed = ours.classifier(work, model)
@@ -192,7 +192,7 @@ def central_step(name: str, is_smoke: bool):
     found, _ = bigface_gpu.measured(args, case)
     if found.get("peak_bytes"):
         found["gib"] = found.pop("peak_bytes") / 2**30
-    yield {"system": "ours", "dtype": BF16, "implementation": "xla", **found}
+    yield {"system": "ours", "dtype": BF16, "conv_implementation": "xla", **found}
 
 
 def parity(is_smoke: bool):
@@ -205,7 +205,7 @@ def parity(is_smoke: bool):
         command, env=environment, check=True, capture_output=True, text=True
     ).stdout
     there = json.loads(out.splitlines()[-1])["loss"]
-    row = {"dtype": "float32", "lanes": 2, "implementation": "auto"}
+    row = {"dtype": "float32", "clients_per_device": 2, "conv_implementation": "auto"}
     yield {"system": jax.default_backend(), **row, "loss": here}
     apart = abs(here - there) / there
     yield {"system": "cpu", **row, "loss": there, "relative_difference": apart}

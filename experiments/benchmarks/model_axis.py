@@ -18,11 +18,11 @@ import results_file
 SPLIT = {
     "num_clients": 4,
     "ids_per_client": 10,
-    "num_global_ids": 60,
+    "num_public_ids": 60,
     "num_unseen_ids": 2,  # the least that can be judged
 }
 METHODS = {
-    "fedavg": {"public": False, "contrastive_weight": 0.0, "branch": None},
+    "fedavg": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None},
     "fedfr": {},
 }
 
@@ -76,7 +76,7 @@ def bytes_of_a_device(arguments, name: str, shards: int) -> dict[str, int]:
         "methods": {name: METHODS[name]},
     }
     unseen = without_files(sections(settings), say=str)
-    federation = {**unseen["federation"], "table": "device"}
+    federation = {**unseen["federation"], "data_placement": "device"}
     with mesh.use_described(jax.devices(), memory=10**12):
         built = TASKS["faces"]({**unseen, "model": model, "federation": federation})
         experiment = built._replace(mesh=make_mesh(arguments.clients, shards))

@@ -14,7 +14,7 @@ import numpy as np
 import phases
 import workloads
 
-from fedfr_jax.data.augment import mirror
+from fedfr_jax.data.augment import horizontal_flip
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated import simulation
@@ -40,9 +40,9 @@ def network(work, **settings):
 
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
-    settings = {"mlp": {}, "cnn": {"implementation": "xla"}}
+    settings = {"mlp": {}, "cnn": {"conv_implementation": "xla"}}
     model = network(
-        work, **settings.get(work.model, {"implementation": "xla", "scan": False})
+        work, **settings.get(work.model, {"conv_implementation": "xla", "scan": False})
     )
     return maker(work)(work, model)[0]
 
@@ -97,7 +97,7 @@ def faces(work, model=None):
     drawn = model.init(jax.random.key(0))
     params = {"backbone": drawn["params"], "phi": phi}
     start = trainer.init_variables({**drawn, "params": params})
-    feed = Batching(work.batch_size, mirror(), drop_last=True)
+    feed = Batching(work.batch_size, horizontal_flip(), drop_last=True)
     return trainer.algorithm, start, None, feed
 
 
@@ -130,7 +130,9 @@ def build(work, data, made=None, **options):
 def tuned(work, data, setting: TuningChoice):
     """`build` with a setting of `tune`."""
     network_of = (
-        {} if work.model == "mlp" else {"implementation": setting.implementation}
+        {}
+        if work.model == "mlp"
+        else {"conv_implementation": setting.conv_implementation}
     )
     made = maker(work)(work, network(work, **network_of))
     mesh = make_mesh(setting.devices)

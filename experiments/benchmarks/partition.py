@@ -18,12 +18,12 @@ SETTINGS = {
     "by_class": {"classes_per_client": 2},
     "by_owner integers": {},  # and the owners
     "by_owner words": {},
-    "by_identity": {"ids_per_client": 1, "num_global_ids": 6000},
+    "by_identity": {"ids_per_client": 1, "num_public_ids": 6000},
     "dirichlet": {"alpha": 0.3},
     "iid": {},
     "lognormal_sizes": {"classes_per_client": 1, "mean": 0.0},
-    "power_law": {"least": 1},
-    "quantity": {},
+    "power_law": {"min_examples": 1},
+    "quantity_skew": {},
     "quantity lognormal": {"law": "lognormal"},
     "shards": {},
 }
@@ -38,7 +38,7 @@ def main():
     args = parser.parse_args()
     for name in args.names.split(","):
         settings = {**SETTINGS[name], "num_clients": args.clients}
-        if name.startswith("by_owner"):
+        if name.startswith("natural"):
             settings["owners"] = owners_for(name, args.clients)
         labels = labels_for(name, args.clients)
         begin = time.process_time()

@@ -45,7 +45,7 @@ def network(widths, bottleneck, num_classes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("clients", "steps", "batch", "classes", "bottleneck", "rounds"):
+    for name in ("clients", "steps", "batch", "classes", "neck_dim", "rounds"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("widths", "size"):
         parser.add_argument(f"--{name}", type=int, nargs="+", required=True)

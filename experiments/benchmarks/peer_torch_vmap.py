@@ -135,7 +135,7 @@ def main():
     model = build(args.work, work, args.smoke).to(device).train()
     for lanes in (2,) if args.smoke else CHUNKS[args.work]:
         for dtype in ("float32", "bfloat16"):
-            cell = {"lanes": lanes, "dtype": dtype}
+            cell = {"clients_per_device": lanes, "dtype": dtype}
             row = {"system": f"torch {torch.__version__}", **cell}
             try:
                 row |= measure(model, work, data, cell, device, not args.smoke)

@@ -19,7 +19,7 @@ import results_file
 import turns
 
 HERE = pathlib.Path(__file__).resolve().parent
-WORK = {"clients": 4, "batch": 32, "classes": 150, "bottleneck": 512}
+WORK = {"clients": 4, "batch": 32, "classes": 150, "neck_dim": 512}
 SHAPE, WIDTHS = (128, 64), (64, 128, 256, 512)
 
 
@@ -60,7 +60,7 @@ def ours(args) -> float:
     labels = random.integers(WORK["classes"], size=len(images)).astype(np.int32)
     model = MODELS["reid"](
         (*SHAPE, 3),
-        **{"num_classes": WORK["classes"], "bottleneck": WORK["bottleneck"]},
+        **{"num_classes": WORK["classes"], "neck_dim": WORK["neck_dim"]},
         **{"depth": 18, "blocks": (1, 1, 1, 1), "widths": WIDTHS, "dropout": 0.0},
     )
     local = LocalTraining(reid_loss(model), sgd(momentum=0.9, nesterov=True), 0.05)

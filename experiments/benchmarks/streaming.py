@@ -70,7 +70,7 @@ def write_set(images, labels, folder, args):
         return write_face_set(folder / "train.rec", pictures, labels, image_size=size)
     names = tuple(map(str, range(labels.max() + 1)))
     source = Source(images.__getitem__, labels, names, SHAPE)
-    pack(source, folder, shard_bytes=int(args.shard_mib * 2**20))
+    pack(source, folder, max_file_bytes=int(args.shard_mib * 2**20))
 
 
 def png(image):
@@ -130,7 +130,7 @@ def build(table, args):
     import jax
     import jax.numpy as jnp
 
-    from fedfr_jax.data.augment import compose, mirror, normalize
+    from fedfr_jax.data.augment import compose, horizontal_flip, normalize
     from fedfr_jax.data.batching import Batching
     from fedfr_jax.federated.algorithms.fedavg import fedavg
     from fedfr_jax.federated.client import Population
@@ -157,7 +157,7 @@ def build(table, args):
 
     sim = build_simulation(
         fedavg(LocalTraining(loss, sgd(), 0.05)),
-        Batching(args.batch, compose(mirror(), normalize())),
+        Batching(args.batch, compose(horizontal_flip(), normalize())),
         table,
         Population(
             np.arange(args.clients + 1) * args.examples,
@@ -166,7 +166,7 @@ def build(table, args):
         mesh=make_mesh(args.devices),
         cohort_size=args.cohort,
         local_epochs=args.epochs,
-        lanes=args.lanes,
+        clients_per_device=args.lanes,
     )
     backbone = model.init(jax.random.key(0))["params"]
     head = jnp.zeros((model.embedding_dim, CLASSES))

@@ -51,7 +51,7 @@ def taught(width: int, teacher: Cell, name: str = "") -> Cell:
 def masked(ratio: float) -> Cell:
     """The middle network, masks on a share of its training images."""
     cell = sized(MIDDLE, name=f"ratio {ratio:g}", series="masks")
-    augment = ({"name": "face_mask", "fixed": True, "probability": ratio},)
+    augment = ({"name": "face_mask", "fixed_per_image": True, "probability": ratio},)
     if ratio == RATIO:  # that of the config: the same run
         return cell
     return cell._replace(changes={**cell.changes, "pretrain.augment": augment})

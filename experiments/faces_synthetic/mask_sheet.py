@@ -23,7 +23,7 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.types import Source
 
 HERE = pathlib.Path(__file__).parent
-KINDS = {"template": TEMPLATE, "surface": SURFACE}
+KINDS = {"template": TEMPLATE, "surface_fraction": SURFACE}
 
 
 def masked(images: np.ndarray, kind: int, seed: int, landmarks=None) -> np.ndarray:
@@ -42,7 +42,7 @@ def masked(images: np.ndarray, kind: int, seed: int, landmarks=None) -> np.ndarr
 def rendered(size: int, seed: int) -> Source:
     """64 people, a photograph of each."""
     people = {"num_identities": 64, "images_per_identity": 1}
-    return SOURCES["faces_synthetic"](**people, image_size=size, seed=seed)
+    return SOURCES["synthetic_faces"](**people, image_size=size, seed=seed)
 
 
 def lfw(size: int) -> Source:

@@ -105,7 +105,7 @@ def judged(values, script: str) -> tuple:
         return folder, config
     config = config.copy_and_resolve_references()
     with config.unlocked():
-        config.partition.is_validation = True
+        config.partition.use_validation_split = True
     return folder / "validation", config
 
 
@@ -232,7 +232,7 @@ def chosen(folder: pathlib.Path) -> dict:
     numbers = [np.array(added(x))[i] for x, i in zip(lines, order, strict=True)]
     numbers = np.array(numbers, np.float64)  # [R, N]
     return {
-        "hard_negatives": float(numbers.mean()),
+        "hard_negative_level": float(numbers.mean()),
         "of_round": numbers.mean(axis=1).round(1).tolist(),
         "of_client": numbers.mean(axis=0).round(1).tolist(),
     }

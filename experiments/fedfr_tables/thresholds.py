@@ -90,7 +90,11 @@ def at_thresholds(config, grid: list[str]):
     own = config.methods.fedfr.to_dict()
     with config.unlocked():
         config.methods = {
-            name_at(t): {**own, "threshold": float(t), "max_hard_negatives": 0}
+            name_at(t): {
+                **own,
+                "hard_negative_threshold": float(t),
+                "max_hard_negatives": 0,
+            }
             for t in grid
         }
     return config

@@ -59,7 +59,12 @@ def as_classified(runs: list[dict], alpha: float) -> list[dict]:
     There are no stragglers: deviations are over seeds.
     """
     return [
-        {**r, "stragglers": r["seed"], "accuracy": r.get("generic"), "loss": 0.0}
+        {
+            **r,
+            "straggler_fraction": r["seed"],
+            "accuracy": r.get("generic"),
+            "loss": 0.0,
+        }
         for r in runs
         if r["method"] == CENTRAL or r["alpha"] == alpha
     ]

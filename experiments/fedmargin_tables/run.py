@@ -93,7 +93,7 @@ def run_set(name: str, args) -> list[dict]:
             folder = args.workdir / name / f"seed{seed}" / f"stragglers{ratio:g}"
             for method in methods:
                 run = one_run(name, straggling, method, folder, central.variables)
-                found.append({"seed": seed, "stragglers": ratio, **run})
+                found.append({"seed": seed, "straggler_fraction": ratio, **run})
                 print(tables.line(name, found[-1]), flush=True)
     return found
 
@@ -167,7 +167,7 @@ def stamped(play: Callable[[], dict]) -> dict:
 def played(name, config, method, folder, reference) -> dict:
     """What `one_run` keeps of a method, or why it went no further."""
     experiment = built(config)
-    if not config["federation"]["stragglers"]:
+    if not config["federation"]["straggler_fraction"]:
         experiment = with_features(experiment, config, reference)
     if method not in tables.SEVERAL:
         experiment = with_loss(experiment, config)
@@ -203,7 +203,7 @@ def with_features(experiment, config: dict, reference):
     test = build_dataset(source, split(config["partition"], source).test, None)
     model, feed = seen(config, source)
     evaluator = representation(
-        model, test, experiment.mesh, feed, reference=reference, most=500
+        model, test, experiment.mesh, feed, reference=reference, max_images=500
     )
     return with_evaluator(experiment, "representation", evaluator)
 

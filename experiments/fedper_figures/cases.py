@@ -29,7 +29,7 @@ NETWORKS = {
     # That of the MobileNet above.
     "linear_mobilenet": {
         "name": "linear_base",
-        "top": "mobilenet",
+        "block": "mobilenet",
         "width": 128,
         "side": 2,
     },
@@ -113,7 +113,7 @@ def config_of(config, case: str, seed: int):
         config.partition.classes_per_client = parts.k
         config.data, config.model = DATA[parts.data], NETWORKS[parts.network]
         if parts.data == "mnist":
-            config.federation.flip = 0.0  # digits
+            config.federation.flip_probability = 0.0  # digits
         if parts.n:  # ten clients and ten classes: as many of a class as of a client
             whole = config.data.to_dict()
             config.data = {"name": SUBSET, "per_class": parts.n, "of": whole}

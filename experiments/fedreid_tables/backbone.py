@@ -25,7 +25,7 @@ def backbone_config(config):
         augment = config.federation.augment
         central = {"kind": "central", "epochs": EPOCHS, **rate, "augment": augment}
         config.methods = {ROW: central}
-        config.evaluation = {"pictures": 0}
+        config.evaluation = {"num_visualized": 0}
     return config
 
 

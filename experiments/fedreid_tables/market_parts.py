@@ -81,4 +81,4 @@ def parts_of(
             given = PAIRS[pair], (first, first + number), tested
             parts[f"{pair}_{number}"] = part_of(path, image_size, seed, *given)
             first += number
-    return {"name": "join", "parts": parts}
+    return {"name": "concat", "sources": parts}

@@ -28,7 +28,9 @@ IN_PARTS = (PARTS, OWN_STATISTICS)
 # Of the case PRETRAINED: rounds, identities that are public, and those to train on.
 ROUNDS, PUBLIC = 30, (120, 150)
 FEWER = {"c26": (80, 20), "c35": (56, 12), "c14": (24, 9)}
-BELOW = {"layer_rates": {"^(stem|stage)": 0.1}}  # the released rate below the neck
+BELOW = {
+    "learning_rate_multipliers": {"^(stem|stage)": 0.1}
+}  # the released rate below the neck
 LONGER = 2  # so many times the rounds in parts, which have a third of the images
 
 
@@ -53,21 +55,21 @@ def config_of(config, case: str, seed: int):
             everywhere = (1, 2, 3, 4, 5, 6)
             public = part_of(path, size, seed, everywhere, PUBLIC, (0, 0))
             config.data = parts_of(path, size, seed, FEWER, PUBLIC[1])
-            most = {"most": config.partition.public.most, "seed": seed}
+            most = {"max_images": config.partition.public.max_images, "seed": seed}
             config.partition = {
                 "name": "by_dataset",
                 "public": {"source": public, **most},
             }
             config.federation.rounds = ROUNDS
-            config.evaluation.local.update(BELOW)
+            config.evaluation.local_training.update(BELOW)
         if case == OWN_STATISTICS:  # there is no network for everybody to be judged
-            config.evaluation.personalized_in_rounds = True
+            config.evaluation.personalized_every_evaluation = True
         if case == CENTER:
             config.model.update({"neck": "bnneck", "last_stride": 1})
         rows = {name: config.methods[name].to_dict() for name in CASES[case]}
         for row in rows.values():
             if case == PRETRAINED:  # as released, the statistics too
-                row.update({**BELOW, "batch_stats": "first"})
+                row.update({**BELOW, "batch_stats": "random_client"})
             if row.get("kind") == "central":
                 row["epochs"] = config.federation.rounds
         config.methods = rows

@@ -48,7 +48,7 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
         raise ValueError(
             "central training must fit the devices' memory, got "
             f"batch_size {trainer.settings.batch_size} in "
-            f"{trainer.settings.micro_batches} micro_batches"
+            f"{trainer.settings.gradient_accumulation_steps} micro_batches"
             f"{fitting if found else ''}: {_advice(trainer)}."
         ) from error
 
@@ -79,8 +79,8 @@ def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> f
     rate = max(settings.class_rates) if trainer.sharded_classes else 1.0
     kept = _row((shapes, jax.eval_shape(optimizer.init, shapes)), path)
     rows = kept + rate * _row(shapes, path)
-    logits = 0 if settings.class_chunk else 4 * rate
-    images = settings.batch_size / settings.micro_batches / mesh.size
+    logits = 0 if settings.class_chunk_size else 4 * rate
+    images = settings.batch_size / settings.gradient_accumulation_steps / mesh.size
     return rows / (mesh.size if trainer.sharded_classes else 1) + logits * images
 
 
@@ -96,6 +96,8 @@ def _advice(trainer: CentralTrainer) -> str:
     settings, words = trainer.settings, []
     if not settings.class_parallel:
         words = ["class_parallel=True"]
-    elif not settings.class_chunk:
-        words = ["a class_chunk"]
-    return "set " + ", ".join([*words, "a smaller batch_size or more micro_batches"])
+    elif not settings.class_chunk_size:
+        words = ["a class_chunk_size"]
+    return "set " + ", ".join(
+        [*words, "a smaller batch_size or more gradient_accumulation_steps"]
+    )

@@ -27,15 +27,15 @@ class Training(NamedTuple):
     batch_size: int = 64
     optimizer: str = "sgd"  # a name of OPTIMIZERS
     learning_rate: float = 0.05
-    warmup: float = 0.05  # fraction of all steps
-    warmup_from: float = 0.0  # share of the rate that the warm-up starts from
+    warmup_fraction: float = 0.05  # fraction of all steps
+    warmup_start_factor: float = 0.0  # share of the rate that the warm-up starts from
     milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
     # "epoch": a rate stays for an epoch, that of its end, as where schedulers are moved
     # on at the start of every epoch.
-    rate_per: str = "step"
+    schedule_unit: str = "step"
     weight_decay: float = 5e-4
     # {regular expression of leaves below params: factor of their steps}
-    layer_rates: Mapping[str, float] | None = None
+    learning_rate_multipliers: Mapping[str, float] | None = None
     # Largest norm of a step's gradient, that of leaves which do not move too; 0 does
     # not clip.
     clip_norm: float = 0.0
@@ -44,29 +44,33 @@ class Training(NamedTuple):
     margin: float = 0.4
     margin_options: Mapping | None = None  # further keywords of the margin loss
     # Cosine above which another class counts as label noise, see `interclass_filter`.
-    interclass_threshold: float | None = None
-    flip: float = 0.5
+    interclass_filtering_threshold: float | None = None
+    flip_probability: float = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     checkpoint_every: int = 1  # epochs
-    base_batch: int = 0  # images that `learning_rate` is for (linear scaling); 0: any
-    micro_batches: int = 1  # parts of each device's batch, one after another
-    # Devices whose parts of a batch share their statistics: "local" (its own), a number
-    # of devices next to each other, or "sync" (all).
-    batch_norm: str | int = "local"
+    base_batch_size: int = (
+        0  # images that `learning_rate` is for (linear scaling); 0: any
+    )
+    gradient_accumulation_steps: int = (
+        1  # parts of each device's batch, one after another
+    )
+    # Devices whose parts of a batch share their statistics: False (its own), a number
+    # of devices next to each other, or True (all).
+    sync_batch_norm: bool | int = False
     # Ordered pairs (pattern of paths, rule of `sharding.RULES`), over all devices.
     sharding: tuple = ()
     reduce_dtype: str | None = None  # of gradients while devices add them up
     class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
-    class_chunk: int = 0  # classes whose logits exist at once on a device; 0: all
+    class_chunk_size: int = 0  # classes whose logits exist at once on a device; 0: all
     class_dtype: str | None = None  # of the factors of cosines; None: float32
     # Share of the classes in each step, for all epochs or one by one (the last stays).
-    class_rate: float | tuple[float, ...] = 1.0
+    class_sample_rate: float | tuple[float, ...] = 1.0
     # What the network starts from: a file of weights, or the work folder of a run. Rows
     # of classes come from checkpoints alone, see runs/central_stage.py.
     init: Any = None
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
-    freeze: str = ""
+    frozen: str = ""
     distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
     gate_weight: float = (
         1.0  # of the head moe with masks, see tasks/faces/public_classes.py
@@ -75,7 +79,7 @@ class Training(NamedTuple):
     @property
     def class_rates(self) -> tuple[float, ...]:
         """Of the first epochs; the last one is that of the epochs that follow."""
-        rate = self.class_rate
+        rate = self.class_sample_rate
         return tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
 
@@ -83,14 +87,16 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
     """The optimizer of a training on `num_rows` examples, with its schedule."""
     rate = scaled_learning_rate(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
-    if settings.layer_rates:
-        optimizer = optax.chain(optimizer, trees.scaling(settings.layer_rates))
+    if settings.learning_rate_multipliers:
+        optimizer = optax.chain(
+            optimizer, trees.scaling(settings.learning_rate_multipliers)
+        )
     if settings.clip_norm:
         clip = optax.clip_by_global_norm(settings.clip_norm)
         optimizer = optax.chain(clip, optimizer)
     return (
-        trees.stop_gradients(optimizer, settings.freeze)
-        if settings.freeze
+        trees.stop_gradients(optimizer, settings.frozen)
+        if settings.frozen
         else optimizer
     )
 
@@ -98,13 +104,13 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
 def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
     """The learning rate of every step of a training on `num_rows` examples."""
     learning_rate = settings.learning_rate
-    if settings.base_batch:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
-        learning_rate *= settings.batch_size / settings.base_batch
-    steps, is_whole = num_rows // settings.batch_size, settings.rate_per == "epoch"
+    if settings.base_batch_size:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
+        learning_rate *= settings.batch_size / settings.base_batch_size
+    steps, is_whole = num_rows // settings.batch_size, settings.schedule_unit == "epoch"
     rate = build_schedule(
         learning_rate=learning_rate,
-        warmup=settings.warmup,
-        warmup_from=settings.warmup_from,
+        warmup_fraction=settings.warmup_fraction,
+        warmup_start_factor=settings.warmup_start_factor,
         milestones=settings.milestones,
         total=max(settings.epochs * (1 if is_whole else steps), 1),
     )
@@ -114,24 +120,24 @@ def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
 def build_schedule(
     *,
     learning_rate: float,
-    warmup: float,
+    warmup_fraction: float,
     milestones: tuple[float, ...],
     total: int,
-    warmup_from: float = 0.0,
+    warmup_start_factor: float = 0.0,
 ) -> optax.Schedule:
     """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
 
-    `warmup` and `milestones` are fractions of the `total` steps, in [0, 1];
-    `warmup_from` one of the rate.
+    `warmup_fraction` and `milestones` are fractions of the `total` steps, in [0, 1];
+    `warmup_start_factor` one of the rate.
 
     Raises:
       ValueError: for a warm-up that leaves the cosine no step.
     """
-    warm, begin = round(warmup * total), warmup_from * learning_rate
+    warm, begin = round(warmup_fraction * total), warmup_start_factor * learning_rate
     if not milestones and warm >= total:
         raise ValueError(
-            f"warmup must leave a part of the {total} steps to the cosine after it, "
-            f"got {warmup}."
+            f"warmup_fraction must leave a part of the {total} steps to the cosine after it, "
+            f"got {warmup_fraction}."
         )
     if not milestones:
         return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
@@ -169,7 +175,7 @@ def build_step_sharding(
     own = ((table, CLASSES),) if settings.class_parallel else ()
     return StepSharding(
         rules=(*own, *map(tuple, settings.sharding)),
-        micro_batches=settings.micro_batches,
+        micro_batches=settings.gradient_accumulation_steps,
         reduce_dtype=settings.reduce_dtype,
         num_classes=num_classes,
     )
@@ -181,27 +187,30 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         "epochs": (1 if settings.init is None else 0, math.inf),
         "batch_size": (1, num_rows),
         "learning_rate": (0, math.inf),
-        "warmup": (0, 1),
-        "warmup_from": (0, 1),
+        "warmup_fraction": (0, 1),
+        "warmup_start_factor": (0, 1),
         "milestones": (0, 1),
         "weight_decay": (0, math.inf),
         "clip_norm": (0, math.inf),
         "scale": POSITIVE,
         "margin": (0, 10),
-        "flip": (0, 1),
+        "flip_probability": (0, 1),
         "checkpoint_every": (0, math.inf),
-        "base_batch": (0, math.inf),
-        "micro_batches": (1, settings.batch_size),
-        "class_chunk": (0, math.inf),
+        "base_batch_size": (0, math.inf),
+        "gradient_accumulation_steps": (1, settings.batch_size),
+        "class_chunk_size": (0, math.inf),
         "gate_weight": (0, math.inf),
-        "class_rate": (POSITIVE[0], 1),
+        "class_sample_rate": (POSITIVE[0], 1),
     }
-    if settings.interclass_threshold is not None:
-        bounds["interclass_threshold"] = (-1, 1)
+    if settings.interclass_filtering_threshold is not None:
+        bounds["interclass_filtering_threshold"] = (-1, 1)
     check_ranges(f"config.{section}.", settings._asdict(), bounds)
-    check_factors(f"config.{section}.layer_rates of ", settings.layer_rates or {})
+    check_factors(
+        f"config.{section}.learning_rate_multipliers of ",
+        settings.learning_rate_multipliers or {},
+    )
     count = num_devices(settings, mesh)
-    parts = count * settings.micro_batches
+    parts = count * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
         raise ValueError(
             f"config.{section}.batch_size must be a multiple of {parts} devices times "
@@ -210,7 +219,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
     _check_choices(settings, section)
     with naming(f"config.{section}"):
         check_pairs(settings.sharding)
-        group_size(settings.batch_norm, count)
+        group_size(settings.sync_batch_norm, count)
         build_optimizer(settings, num_rows)
 
 
@@ -224,21 +233,21 @@ def check_patterns(
       table: as of `build_step_sharding`.
     """
     rules = build_step_sharding(settings, 0, table).rules
-    if not (rules or settings.layer_rates or settings.freeze):
+    if not (rules or settings.learning_rate_multipliers or settings.frozen):
         return
     params = params_of()
-    for pattern in settings.layer_rates or {}:
-        with naming(f"config.{section}.layer_rates"):
+    for pattern in settings.learning_rate_multipliers or {}:
+        with naming(f"config.{section}.learning_rate_multipliers"):
             trees.matching(pattern)(params)
     with naming(f"config.{section}.sharding"):
         leaf_sharding(rules, params, build_mesh(settings, mesh))
-    if settings.freeze:
+    if settings.frozen:
         with naming(f"config.{section}.freeze"):
-            trees.stop_gradients(optax.identity(), settings.freeze).init(params)
+            trees.stop_gradients(optax.identity(), settings.frozen).init(params)
 
 
 def check_factors(what: str, factors: Mapping[str, float]) -> None:
-    """Raise ValueError for a factor of `layer_rates` below 0."""
+    """Raise ValueError for a factor of `learning_rate_multipliers` below 0."""
     check_ranges(what, factors, dict.fromkeys(factors, (0, math.inf)))
 
 
@@ -246,13 +255,13 @@ def _check_choices(settings, section):
     """Names, and what needs class_parallel."""
     if not settings.class_rates:
         raise ValueError(f"config.{section}.class_rate must have a rate, got ().")
-    choices = {"optimizer": sorted(OPTIMIZERS), "rate_per": ["step", "epoch"]}
+    choices = {"optimizer": sorted(OPTIMIZERS), "schedule_unit": ["step", "epoch"]}
     choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
     for name, known in choices.items():
         check_choice(f"config.{section}.{name}", settings._asdict()[name], known)
     if settings.class_parallel:
         return
-    for name in ("class_chunk", "class_dtype", "class_rate"):
+    for name in ("class_chunk_size", "class_dtype", "class_sample_rate"):
         if (value := settings._asdict()[name]) != Training._field_defaults[name]:
             raise ValueError(
                 f"config.{section}.{name} must not be set without class_parallel, got "

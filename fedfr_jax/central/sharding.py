@@ -28,18 +28,19 @@ from fedfr_jax.scanned_blocks import StackedPath, are_stacked
 from fedfr_jax.types import PyTree
 
 
-def group_size(batch_norm: str | int, num_devices: int) -> int:
-    """Devices that share statistics: 1 for "local", all for "sync".
+def group_size(sync_batch_norm: bool | int, num_devices: int) -> int:
+    """Devices that share statistics: 1 for False, all for True.
 
     Raises:
       ValueError: when it is neither these nor a number that divides the devices.
     """
-    sizes = {"local": 1, "sync": num_devices}
-    size = sizes.get(batch_norm, batch_norm)
+    if isinstance(sync_batch_norm, bool):
+        return num_devices if sync_batch_norm else 1
+    size = sync_batch_norm
     if not isinstance(size, int) or size < 1 or num_devices % size:
         raise ValueError(
-            f"batch_norm must be local, sync or a divisor of the {num_devices} devices,"
-            f" got {batch_norm!r}."
+            f"sync_batch_norm must be False, True or a divisor of the {num_devices} "
+            f"devices, got {size!r}."
         )
     return size
 

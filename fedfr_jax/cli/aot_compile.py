@@ -157,8 +157,8 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
     they lie where the config says."""
     settings = sections(config)
     black = without_files(settings)
-    where = settings["federation"].get("table", "auto")
-    federation = {**black["federation"], "table": where}
+    where = settings["federation"].get("data_placement", "auto")
+    federation = {**black["federation"], "data_placement": where}
     return TASKS[settings["task"]]({**black, "federation": federation})
 
 

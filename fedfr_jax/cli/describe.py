@@ -218,13 +218,13 @@ def _servers() -> Mapping[str, Callable]:
 
 # Methods that are settings of another: a row, beside learning_rate, and what it is.
 VARIANTS = {
-    "fairavg": ({"weigh": "equally"}, "FedAvg whose clients count alike."),
+    "fairavg": ({"weighting": "uniform"}, "FedAvg whose clients count alike."),
     "fedper": (
-        {"personal": {"blocks": 1}, "draw": True},
+        {"personal": {"blocks": 1}, "init_per_client": True},
         "The last K_P blocks stay with clients (arXiv:1912.00818).",
     ),
     "lg_fedavg": (
-        {"personal": {"all_but_blocks": 2}, "weigh": "equally"},
+        {"personal": {"all_but_blocks": 2}, "weighting": "uniform"},
         "All but the last blocks stay with clients (arXiv:2001.01523).",
     ),
     "fedbn": (
@@ -243,7 +243,7 @@ VARIANTS = {
         for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
     },
     "fedatt": (
-        {"aggregation": "attention", "weigh": "equally"},
+        {"aggregation": "attention", "weighting": "uniform"},
         "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
     ),
     "local": (

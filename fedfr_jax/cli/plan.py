@@ -136,7 +136,7 @@ def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
     was to lie)."""
     use_virtual(devices)  # before a source draws something on them
     settings = sections(config)
-    table = settings["federation"].get("table", "auto")
+    table = settings["federation"].get("data_placement", "auto")
     settings = without_files(settings)
     return TASKS[settings["task"]](settings), table
 

@@ -123,7 +123,7 @@ def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dic
             f"got {data.get('name')!r}."
         )
     detect = yunet(detector)
-    files = open_files(data["path"], under=data.get("under", ""))
+    files = open_files(data["path"], under=data.get("subfolder", ""))
     print(write_landmarks(files, detect, path))
     return {"align": True, **data, "landmarks": path}
 

@@ -176,6 +176,6 @@ def as_run(model: Mapping) -> dict:
     """A config's model as it is deployed: in the parameters' float32, whatever training
     computes in, and its convolutions are convolutions to the compiler."""
     factory = MODELS.get(model["name"], lambda: None)
-    takes = "implementation" in inspect.signature(factory).parameters
+    takes = "conv_implementation" in inspect.signature(factory).parameters
     model = {key: value for key, value in model.items() if key != "dtype"}
-    return {**model, "implementation": "xla"} if takes else model
+    return {**model, "conv_implementation": "xla"} if takes else model

@@ -27,8 +27,8 @@ that it needs; sums travel from segment to segment, one per shard, and are added
 the end. A data set that is on the devices needs one segment, and the whole round is one
 compiled call.
 
-Clients are dealt to shards; a shard is a scan on one device. `reduction="sum"` has a
-shard per device and one psum; `reduction="canonical"` is in `canonical.py`. Means
+Clients are dealt to shards; a shard is a scan on one device. By default there is a
+shard per device and one psum; reproducible sums are in `sums.py`. Means
 multiply by a reciprocal, see `trees.divided`.
 """
 
@@ -243,7 +243,6 @@ def pairwise(tree, count: int):
     return jax.tree.map(lambda y: y[0], tree)
 
 
-REDUCTIONS = ("sum", "canonical")
 IS_FINITE = "update_is_finite"  # of a round's metrics, until personal state is stored
 
 

@@ -110,7 +110,7 @@ def sgd(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     nesterov: bool = False,
-    decays: str = "",
+    weight_decay_mask: str = "",
 ) -> Callable:
     """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, then momentum, then
     rate.
@@ -118,14 +118,14 @@ def sgd(
     Args:
       momentum: in [0, 1).
       weight_decay: >= 0.
-      decays: regular expression of the leaves that decay, such as "kernel$", which is
+      weight_decay_mask: regular expression of the leaves that decay, such as "kernel$", which is
         weight_decay / 2 times their squared norm in the loss; "" is all.
 
     Raises:
       ValueError: when a number is out of its range.
     """
     check_ranges("", locals(), {"momentum": BELOW_ONE, "weight_decay": (0, jnp.inf)})
-    mask = trees.matching(decays) if decays else None
+    mask = trees.matching(weight_decay_mask) if weight_decay_mask else None
 
     def at(rate):
         decay = optax.add_decayed_weights(weight_decay, mask)

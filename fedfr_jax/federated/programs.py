@@ -50,7 +50,7 @@ def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
       rows: personal rows of this process' shards, three axes in front of their own.
     """
     known = sim.programs.run_whole.fitting
-    asked = sim.lanes, *(x.shape for x in jax.tree.leaves(rows))
+    asked = sim.clients_per_device, *(x.shape for x in jax.tree.leaves(rows))
     if asked not in known:
         _check_least(sim, server, rows)
         known.add(asked)
@@ -69,13 +69,13 @@ def _check_least(sim, server, rows):
             f"personal rows need {_gib(fixed)} on each, {_gib(free)} are free."
         )
     num_shards = sim.mesh.shape[meshes.MODEL]
-    if fixed + sim.lanes * trees.num_bytes(server) / num_shards <= free:
+    if fixed + sim.clients_per_device * trees.num_bytes(server) / num_shards <= free:
         return
     # A server may hold more than a lane trains: several networks, or momentum.
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), rows)
     network = jax.eval_shape(sim.algorithm.personalize, server, row)
     per_lane = trees.num_bytes(network) / num_shards
-    needed = fixed + sim.lanes * per_lane
+    needed = fixed + sim.clients_per_device * per_lane
     if needed > free:
         fits = int((free - fixed) / per_lane)
         raise MemoryError(
@@ -134,9 +134,11 @@ def _memory_message(sim, needed, free) -> str:
     if free is None:
         return f"{says}."
     # What lanes share counts for each of them here, so that one lane needs no less.
-    fits = int(sim.lanes * max(free - results, 0) / max(working, 1))
+    fits = int(sim.clients_per_device * max(free - results, 0) / max(working, 1))
     fitting = _max_fitting(
-        "about", min(fits, sim.lanes - 1), results + working / sim.lanes
+        "about",
+        min(fits, sim.clients_per_device - 1),
+        results + working / sim.clients_per_device,
     )
     return f"{says}, {_gib(free)} are free beside the arguments: {fitting}"
 
@@ -144,10 +146,12 @@ def _memory_message(sim, needed, free) -> str:
 def _advice(sim) -> str:
     if sim.data.is_streamed:
         return (
-            "lanes and the stream's memory must fit the device, "
-            f"got {sim.lanes} and {sim.device_data.memory} bytes"
+            "clients_per_device and the stream's memory must fit the device, "
+            f"got {sim.clients_per_device} and {sim.device_data.memory} bytes"
         )
-    return f"lanes must fit the device's memory, got {sim.lanes}"
+    return (
+        f"clients_per_device must fit the device's memory, got {sim.clients_per_device}"
+    )
 
 
 def _max_fitting(how: str, lanes: int, one: float) -> str:
@@ -200,8 +204,8 @@ def _arguments(sim, server, store, cohort):
     return round_arguments(
         sim.mesh,
         cohort_size=len(cohort.ids),
-        lanes=sim.lanes,
-        shards=sim.shards,
+        lanes=sim.clients_per_device,
+        shards=sim.num_partial_sums,
         server=server,
         row=store.template,
         extra=extra,

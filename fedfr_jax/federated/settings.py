@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.federated.engine import REDUCTIONS
 from fedfr_jax.federated.systems.stragglers import Stragglers, check_stragglers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, has_kind, naming
@@ -23,31 +22,33 @@ class Federation(NamedTuple):
     rounds: int = 20
     cohort_size: int = 0  # 0: all clients
     local_epochs: int | tuple[int, ...] = (10, 8, 6, 4)
-    stragglers: float = 0.0  # share of a cohort that trains for fewer epochs
+    straggler_fraction: float = 0.0  # share of a cohort that trains for fewer epochs
     drop_stragglers: bool = False  # they are left out, as original FedAvg does
     batch_size: int = 64
     drop_last: bool = False
-    flip: float = 0.5
+    flip_probability: float = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     # auto: with implementation and devices measured once, and kept.
-    lanes: int | str = 1
-    reduction: str = "sum"  # canonical: same bits on any number of devices
-    shards: int = 8  # of the canonical reduction, best a multiple of the devices
+    clients_per_device: int | str = 1
+    reproducible_sum: bool = False  # same bits on any number of devices
+    num_partial_sums: int = 8  # of reproducible sums, best a multiple of the devices
     model_shards: int = 1  # devices that hold one network's parameters together
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
-    table: str = "auto"  # where the examples are: on the device, or a stream to it
-    table_gib: float = 1.0  # GiB that streamed examples may take on a device
+    data_placement: str = (
+        "auto"  # where the examples are: on the device, or a stream to it
+    )
+    stream_buffer_gib: float = 1.0  # GiB that streamed examples may take on a device
 
     @property
     def initial_clients_per_device(self) -> int:
         """Lanes to build a simulation with, before they are measured."""
-        return 1 if self.lanes == AUTO else self.lanes
+        return 1 if self.clients_per_device == AUTO else self.clients_per_device
 
     @property
     def straggling(self) -> Stragglers:
         """What `simulation` is told of stragglers."""
-        return Stragglers(self.stragglers, self.drop_stragglers)
+        return Stragglers(self.straggler_fraction, self.drop_stragglers)
 
     def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
         """A row's own local epochs, or those that all share."""
@@ -59,8 +60,8 @@ class Federation(NamedTuple):
         return {
             "cohort_size": self.cohort_size,
             "local_epochs": self.epochs_of(trainer),
-            "reduction": self.reduction,
-            "shards": self.shards,
+            "reproducible_sum": self.reproducible_sum,
+            "num_partial_sums": self.num_partial_sums,
             "stragglers": self.straggling,
         }
 
@@ -81,22 +82,28 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "rounds": (1, math.inf),
         "cohort_size": (0, num_clients),
         "batch_size": AT_ONCE,
-        "flip": (0, 1),
-        "lanes": (1, math.inf),
-        "shards": (1, math.inf),
+        "flip_probability": (0, 1),
+        "clients_per_device": (1, math.inf),
+        "num_partial_sums": (1, math.inf),
         "model_shards": (1, math.inf),
         "evaluate_every": (0, math.inf),
         "checkpoint_every": (0, math.inf),
-        "table_gib": (2**-20, math.inf),
+        "stream_buffer_gib": (2**-20, math.inf),
     }
-    for name, known in (("table", TABLES), ("reduction", REDUCTIONS)):
-        check_choice(f"config.federation.{name}", settings._asdict()[name], known)
-    if isinstance(settings.lanes, str) and settings.lanes != AUTO:
+    name = "config.federation.data_placement"
+    check_choice(name, settings.data_placement, TABLES)
+    if (
+        isinstance(settings.clients_per_device, str)
+        and settings.clients_per_device != AUTO
+    ):
         raise ValueError(
-            f"config.federation.lanes must be a number or auto, got {settings.lanes!r}."
+            f"config.federation.clients_per_device must be a number or auto, got {settings.clients_per_device!r}."
         )
     check_epochs("config.federation.local_epochs", settings.local_epochs)
-    numbers = {**settings._asdict(), "lanes": settings.initial_clients_per_device}
+    numbers = {
+        **settings._asdict(),
+        "clients_per_device": settings.initial_clients_per_device,
+    }
     check_ranges("config.federation.", numbers, bounds)
     with naming("config.federation"):
         least = int(np.min(settings.local_epochs))

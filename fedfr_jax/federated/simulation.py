@@ -22,7 +22,6 @@ from fedfr_jax.federated.client import Population, SlotInputs, column, pack
 from fedfr_jax.federated.communication import count_work
 from fedfr_jax.federated.engine import (
     IS_FINITE,
-    REDUCTIONS,
     Round,
     build_round,
     empty_prepared,
@@ -233,10 +232,10 @@ def build_simulation(
     mesh: Mesh,
     cohort_size: int = 0,
     local_epochs: int | tuple[int, ...] | Callable = 1,
-    lanes: int = 1,
+    clients_per_device: int = 1,
     seed: int = 0,
-    reduction: str = "sum",
-    shards: int = DEFAULT_PARTIAL_SUMS,
+    reproducible_sum: bool = False,
+    num_partial_sums: int = DEFAULT_PARTIAL_SUMS,
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
     systems: Systems = Systems(),  # noqa: B008 (a constant)
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
@@ -250,13 +249,13 @@ def build_simulation(
       local_epochs: passes over a client's examples; a tuple gives one per round and
         its last entry stays; a function of the round gives a number, or an array [N]
         of one per client.
-      lanes: clients trained side by side on a device, L >= 1.
-      reduction: sum (as fast as it gets; the last bits depend on the number of devices)
-        or canonical (they do not, nor on the order of the cohort; lanes still matter;
-        FedDANE's gradients are added up before the round, device by device).
-      shards: V of the canonical reduction, best a multiple of every number of devices
-        that will be used; a cohort of K has places for K rounded up to V x lanes, and a
-        device holds the sums of V / devices shards.
+      clients_per_device: clients trained side by side on a device, L >= 1.
+      reproducible_sum: whether the last bits of sums over clients are the same on any
+        number of devices and in any order of the cohort (clients_per_device still
+        matters; FedDANE's gradients are added up before the round, device by device).
+      num_partial_sums: V of reproducible sums, best a multiple of every number of
+        devices that will be used; a cohort of K has places for K rounded up to V x
+        clients_per_device, and a device holds V / devices of the sums.
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
       sampling: how a round's clients are drawn.
@@ -268,12 +267,16 @@ def build_simulation(
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
-    if lanes < 1:
-        raise ValueError(f"lanes must be at least 1, got {lanes}.")
-    check_choice("reduction", reduction, REDUCTIONS)
-    if shards < 1:
-        raise ValueError(f"shards must be at least 1, got {shards}.")
-    fixed = shards if reduction == "canonical" else None
+    if clients_per_device < 1:
+        raise ValueError(
+            f"clients_per_device must be at least 1, got {clients_per_device}."
+        )
+    if num_partial_sums < 1:
+        raise ValueError(
+            f"num_partial_sums must be at least 1, got {num_partial_sums}."
+        )
+    check_choice("reproducible_sum", reproducible_sum, (False, True))
+    fixed = num_partial_sums if reproducible_sum else None
     if systems.asynchronous is not None:
         cohort_size = systems.asynchronous.buffer_size
     cohort_size = cohort_size or num_clients
@@ -302,9 +305,9 @@ def build_simulation(
         population=population,
         local_epochs=local_epochs,
         cohort_size=cohort_size,
-        lanes=lanes,
+        clients_per_device=clients_per_device,
         seed=seed,
-        shards=fixed,
+        num_partial_sums=fixed,
         programs=build_round(
             lambda hyper: algorithm,
             feed,
@@ -505,7 +508,7 @@ def run_cohort(
     """
     check_round(sim.accountant, cohort.round)
     sim.data.input_wait()  # before this round
-    if sim.shards is not None:
+    if sim.num_partial_sums is not None:
         cohort = in_order_of_ids(cohort)
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
@@ -593,8 +596,8 @@ def assign(
     plan = build_schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],
-        lanes=sim.lanes,
-        shards=sim.shards,
+        lanes=sim.clients_per_device,
+        shards=sim.num_partial_sums,
         ids=ids,
     )
     each = SlotInputs(

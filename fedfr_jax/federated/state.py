@@ -29,9 +29,9 @@ class Simulation(NamedTuple):
     population: Population
     local_epochs: Callable  # round -> E, or one per client [N]
     cohort_size: int  # K
-    lanes: int  # L
+    clients_per_device: int  # L
     seed: int
-    shards: int | None  # V of the canonical reduction, None for plain sums
+    num_partial_sums: int | None  # V of the canonical reduction, None for plain sums
     programs: Round
     key: jax.Array  # [] key of the seed, on the mesh
     stragglers: Stragglers

@@ -102,14 +102,14 @@ def sweep(
         mesh,
         max_local=int(population.largest(1)[0]),
         kind=type(sims[0].data),
-        shards=sims[0].shards,
+        shards=sims[0].num_partial_sums,
     )
     hyper = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
     return Sweep(
         sims=sims,
         build_member=make,
-        programs=compile_round(vmap_members(functions), mesh, sims[0].shards),
+        programs=compile_round(vmap_members(functions), mesh, sims[0].num_partial_sums),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(hyper, whole),
     )

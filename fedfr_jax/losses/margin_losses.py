@@ -118,7 +118,7 @@ def cosface(*, scale: float = 64.0, margin: float = 0.4) -> Margin:
 
 
 def curricularface(
-    *, scale: float = 64.0, margin: float = 0.5, rate: float = 0.01
+    *, scale: float = 64.0, margin: float = 0.5, ema_rate: float = 0.01
 ) -> Margin:
     """ArcFace logits; other classes that look more alike than allowed count for more.
 
@@ -130,16 +130,16 @@ def curricularface(
     Args:
       scale: inverse temperature, positive.
       margin: added to the angle of the true class, radians.
-      rate: weight of a batch's mean cosine in t, in [0, 1].
+      ema_rate: weight of a batch's mean cosine in t, in [0, 1].
 
     Raises:
       ValueError: for a rate out of range.
     """
-    check_ranges("margin_options.", {"rate": rate}, {"rate": (0, 1)})
+    check_ranges("margin_options.", {"ema_rate": ema_rate}, {"ema_rate": (0, 1)})
 
     def move(state, seen):
         mean = masked_mean(jnp.clip(seen.cosine, -1, 1), seen.is_valid)
-        return {"t": rate * mean + (1 - rate) * state["t"]}
+        return {"t": ema_rate * mean + (1 - ema_rate) * state["t"]}
 
     def target(seen, state):
         del state
@@ -198,7 +198,7 @@ def elasticface(
     scale: float = 64.0,
     margin: float = 0.5,
     std: float = 0.05,
-    on: str = "angle",
+    margin_on: str = "angle",
     plus: bool = False,
 ) -> Margin:
     """ArcFace or CosFace logits with margins of N(margin, std^2), one per example.
@@ -208,13 +208,13 @@ def elasticface(
       margin: mean of the margins; the paper has 0.5 on the angle, 0.35 on the cosine.
       std: their deviation, at least 0; the paper has 0.05, with `plus` 0.0175 on the
         angle and 0.025 on the cosine.
-      on: angle (ElasticFace-Arc) or cosine (ElasticFace-Cos).
+      margin_on: angle (ElasticFace-Arc) or cosine (ElasticFace-Cos).
       plus: the larger an example's cosine, the smaller its margin.
 
     Raises:
-      ValueError: for an unknown `on` or a negative deviation.
+      ValueError: for an unknown `margin_on` or a negative deviation.
     """
-    check_choice("margin_options.on", on, MARGIN_ON)
+    check_choice("margin_options.margin_on", margin_on, MARGIN_ON)
     check_ranges("margin_options.", {"std": std}, {"std": (0, math.inf)})
 
     def target(seen, state):
@@ -222,7 +222,7 @@ def elasticface(
         margins = margin + std * draw(seen)
         if plus:
             margins = in_order(margins, seen)
-        if on == "angle":
+        if margin_on == "angle":
             return add_angle(seen.cosine, margins)
         return seen.cosine - margins
 
@@ -253,7 +253,11 @@ MIN_ANGLE = 1e-3
 
 
 def adaface(
-    *, scale: float = 64.0, margin: float = 0.4, h: float = 0.333, rate: float = 0.01
+    *,
+    scale: float = 64.0,
+    margin: float = 0.4,
+    h: float = 0.333,
+    ema_rate: float = 0.01,
 ) -> Margin:
     """Logits scale * (cos(angle - margin v) - margin - margin v) at the label.
 
@@ -264,20 +268,22 @@ def adaface(
       scale: inverse temperature, positive.
       margin: m, at least 0.
       h: deviations of length that make the margin's full change are 1 / h; positive.
-      rate: weight of a batch's mean and deviation in the running ones, in (0, 1]; the
+      ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1]; the
         released code's `t_alpha`.
 
     Raises:
       ValueError: for an h or a rate out of range.
     """
-    bounds = {"h": POSITIVE, "rate": (POSITIVE[0], 1)}
-    check_ranges("margin_options.", {"h": h, "rate": rate}, bounds)
+    bounds = {"h": POSITIVE, "ema_rate": (POSITIVE[0], 1)}
+    check_ranges("margin_options.", {"h": h, "ema_rate": ema_rate}, bounds)
 
     def move(state, seen):
         mean, deviation = _moments(jnp.clip(seen.norm, *NORMS), seen.is_valid)
         deviation = jnp.where(seen.is_valid.sum() > 1, deviation, state["deviation"])
         new = {"mean": mean, "deviation": deviation}
-        return {name: rate * new[name] + (1 - rate) * state[name] for name in state}
+        return {
+            name: ema_rate * new[name] + (1 - ema_rate) * state[name] for name in state
+        }
 
     def target(seen, state):
         length = jnp.clip(jax.lax.stop_gradient(seen.norm), *NORMS)
@@ -311,57 +317,61 @@ def magface(
     *,
     scale: float = 64.0,
     margin: float = 0.45,
-    most_margin: float = 0.8,
-    least_norm: float = 10.0,
-    most_norm: float = 110.0,
-    penalty: float = 35.0,
-    easy: bool = True,
+    max_margin: float = 0.8,
+    min_norm: float = 10.0,
+    max_norm: float = 110.0,
+    norm_penalty_weight: float = 35.0,
+    easy_margin: bool = True,
 ) -> Margin:
     """Logits scale * cos(angle + m(length) at the label), m linear in the length.
 
-    The loss has penalty * (length / most_norm^2 + 1 / length) added, which falls up to
-    most_norm.
+    The loss has norm_penalty_weight * (length / max_norm^2 + 1 / length) added,
+    which falls up to max_norm.
 
     Args:
       scale: inverse temperature, positive.
-      margin: radians, at a length of `least_norm`.
-      most_margin: radians, at a length of `most_norm`; at least `margin`.
-      least_norm: shorter features count as this long; positive.
-      most_norm: longer features count as this long.
-      penalty: weight of the pull, at least 0.
-      easy: no margin where the cosine is not positive; otherwise cosine - m sin(m)
+      margin: radians, at a length of `min_norm`.
+      max_margin: radians, at a length of `max_norm`; at least `margin`.
+      min_norm: shorter features count as this long; positive.
+      max_norm: longer features count as this long.
+      norm_penalty_weight: weight of the pull, at least 0.
+      easy_margin: no margin where the cosine is not positive; otherwise cosine - m sin(m)
         where angle + m passes pi.
 
     Raises:
       ValueError: when margins or lengths are out of order, or the penalty is negative.
     """
-    given = {"most_margin": most_margin, "most_norm": most_norm, "penalty": penalty}
-    bounds = {
-        "most_margin": (margin, math.inf),
-        "most_norm": (least_norm, math.inf),
-        "penalty": (0, math.inf),
-        "least_norm": POSITIVE,
+    given = {
+        "max_margin": max_margin,
+        "max_norm": max_norm,
+        "norm_penalty_weight": norm_penalty_weight,
     }
-    check_ranges("margin_options.", {**given, "least_norm": least_norm}, bounds)
-    if most_norm == least_norm:
+    bounds = {
+        "max_margin": (margin, math.inf),
+        "max_norm": (min_norm, math.inf),
+        "norm_penalty_weight": (0, math.inf),
+        "min_norm": POSITIVE,
+    }
+    check_ranges("margin_options.", {**given, "min_norm": min_norm}, bounds)
+    if max_norm == min_norm:
         raise ValueError(
-            f"margin_options.most_norm must be above least_norm, got {most_norm} twice."
+            f"margin_options.max_norm must be above min_norm, got {max_norm} twice."
         )
-    slope = (most_margin - margin) / (most_norm - least_norm)
+    slope = (max_margin - margin) / (max_norm - min_norm)
 
     def target(seen, state):
         del state
-        length = jnp.clip(seen.norm, least_norm, most_norm)
-        m = margin + slope * (length - least_norm)
+        length = jnp.clip(seen.norm, min_norm, max_norm)
+        m = margin + slope * (length - min_norm)
         added = add_angle(seen.cosine, m)
-        if easy:
+        if easy_margin:
             return jnp.where(seen.cosine > 0, added, seen.cosine)
         below = seen.cosine - m * jnp.sin(m)
         return jnp.where(seen.cosine > -jnp.cos(m), added, below)
 
     def pull(norm):
-        length = jnp.clip(norm, least_norm, most_norm)
-        return penalty * (length / most_norm**2 + 1 / length)
+        length = jnp.clip(norm, min_norm, max_norm)
+        return norm_penalty_weight * (length / max_norm**2 + 1 / length)
 
     return Margin(scale, target, penalty=pull)
 
@@ -372,7 +382,7 @@ def sphereface2(
     margin: float = 0.4,
     t: float = 3.0,
     positive_weight: float = 0.7,
-    weight: float = 50.0,
+    loss_weight: float = 50.0,
 ) -> Margin:
     """weight / scale times the binary cross entropies of scale * (g(c) -+ margin) + b.
 
@@ -385,16 +395,16 @@ def sphereface2(
       margin: m, of the adjusted cosine.
       t: at least 1; spreads the similarities of wrong classes.
       positive_weight: lambda, of the positive against the negatives, in (0, 1).
-      weight: of the whole loss; the released code's `lw`.
+      loss_weight: of the whole loss; the released code's `lw`.
 
     Raises:
       ValueError: for a number out of range.
     """
-    given = {"t": t, "positive_weight": positive_weight, "weight": weight}
+    given = {"t": t, "positive_weight": positive_weight, "loss_weight": loss_weight}
     bounds = {
         "t": (1, math.inf),
         "positive_weight": (1e-6, 1 - 1e-6),
-        "weight": (0, math.inf),
+        "loss_weight": (0, math.inf),
     }
     check_ranges("margin_options.", given, bounds)
     shares = (positive_weight, 1 - positive_weight)
@@ -410,7 +420,7 @@ def sphereface2(
     def classify(logits, labels, class_mask, params):
         logits = logits + jnp.reshape(params["bias"], (1, 1)).astype(logits.dtype)
         losses = binary_cross_entropy(logits, labels, class_mask, weights=shares)
-        return weight / scale * losses
+        return loss_weight / scale * losses
 
     def start(num_classes):
         middle = 2 * 0.5**t - 1

@@ -11,7 +11,7 @@ all others. "winograd" has no forward-mode derivative (jax.jvp).
 
 It goes by the devices that are traced for, see `devices.platform`, so that a round can
 be compiled for devices that this machine does not have. That is a rule;
-`federation.lanes = "auto"` times whole rounds with `other_implementations()` too.
+`federation.clients_per_device = "auto"` times whole rounds with `other_implementations()` too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_implementations.py.
@@ -71,7 +71,7 @@ def convolve(
     """
     if implementation == AUTO:
         implementation = _fastest_implementation(x, kernel, stride, padding)
-    check_choice("implementation", implementation, (AUTO, *IMPLEMENTATIONS))
+    check_choice("conv_implementation", implementation, (AUTO, *IMPLEMENTATIONS))
     return IMPLEMENTATIONS[implementation](x, kernel, stride, padding)
 
 
@@ -194,7 +194,7 @@ def depthwise(
     if implementation == AUTO:
         implementation = "im2col" if mesh.platform() == "cpu" else "xla"
     known = (AUTO, *IMPLEMENTATIONS)
-    check_choice("implementation", implementation, known)
+    check_choice("conv_implementation", implementation, known)
     return (_grouped if implementation == "xla" else _shifted)(x, kernel, stride)
 
 

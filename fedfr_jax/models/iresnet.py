@@ -64,7 +64,7 @@ SHORTCUTS = ("conv", "pool")
 class LayerSettings(NamedTuple):
     """What all the layers share; `iresnet` documents it."""
 
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
     shortcut: str = "conv"
     fold: str | None = None  # a level of `folding`: batch norms are gone
@@ -81,9 +81,9 @@ def iresnet(
     stride_on: str = "second",
     shortcut: str = "conv",
     head: str = "E",
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
-    scan: bool = True,
+    scan_blocks: bool = True,
     remat: bool | str = False,
 ) -> Model:
     """IResNet of a known depth, or of any numbers of blocks and widths.
@@ -102,11 +102,11 @@ def iresnet(
         channels drop every second pixel instead, without parameters.
       head: a name of `face_head.HEADS`: E, F, GAP, GDC, or moe, the two experts of
         BigFace's first round, whose `Model.features` are the gate's logits [B, 2].
-      implementation: how convolutions are computed, see `conv.convolve`.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Statistics, the linear layer and the last BN always compute in at
         least float32.
-      scan: run stacks of equal blocks by a scan; False unrolls them.
+      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes the rest again;
         "convolutions" keeps what they give too, "offload" keeps it in the memory of the
         host.
@@ -127,9 +127,9 @@ def iresnet(
         stride_on=stride_on,
         shortcut=shortcut,
         head=head,
-        implementation=implementation,
+        conv_implementation=conv_implementation,
         dtype=dtype,
-        scan=scan,
+        scan_blocks=scan_blocks,
         remat=remat,
     )
     stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
@@ -149,9 +149,9 @@ class IResNet(nn.Module):
     stride_on: str = "second"
     shortcut: str = "conv"
     head: str = "E"
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
-    scan: bool = True
+    scan_blocks: bool = True
     remat: bool | str = False
     fold: str | None = None
 
@@ -160,14 +160,14 @@ class IResNet(nn.Module):
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
         settings = LayerSettings(
-            self.implementation, self.dtype, self.shortcut, self.fold
+            self.conv_implementation, self.dtype, self.shortcut, self.fold
         )
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
                 width,
                 num,
-                scan=self.scan,
+                scan_blocks=self.scan_blocks,
                 remat=self.remat,
                 stride_on=self.stride_on,
                 settings=settings,
@@ -196,7 +196,7 @@ class Stage(nn.Module):
 
     width: int
     num_blocks: int
-    scan: bool
+    scan_blocks: bool
     remat: bool | str
     stride_on: str
     settings: LayerSettings
@@ -214,7 +214,7 @@ class Stage(nn.Module):
             x,
             train,
             length=self.num_blocks - 1,
-            scan=self.scan,
+            scan=self.scan_blocks,
             again=recomputed(self.remat),
         )
 
@@ -278,6 +278,6 @@ def _conv(width, settings, *, name, size=3, stride=1):
         # What follows conv1 in a fully folded network is added by its border.
         use_bias=settings.fold is not None and (settings.fold, name) != (FULL, "conv1"),
         dtype=settings.dtype,
-        implementation=settings.implementation,
+        implementation=settings.conv_implementation,
         name=name,
     )

@@ -29,12 +29,12 @@ def linear_base(
     image_shape: Sequence[int],
     *,
     num_classes: int,
-    top: str = "resnet",
+    block: str = "resnet",
     width: int = 512,
     side: int = 4,
     norm: str = "batch",
-    groups: int = 32,
-    implementation: str = "auto",
+    norm_groups: int = 32,
+    conv_implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """A linear layer, a block that keeps its input's shape and a classifier.
@@ -42,25 +42,25 @@ def linear_base(
     Args:
       image_shape: (H, W, C); the linear layer has H W C side^2 width weights.
       num_classes: M.
-      top: whose block, "resnet" (a basic one) or "mobilenet".
+      block: whose block, "resnet" (a basic one) or "mobilenet".
       width: channels D of the block.
       side: s, pixels of the block's input on each side.
       norm: "batch" or "group", whose groups must divide the width.
-      groups: of group normalization.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      norm_groups: of group normalization.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
 
     Raises:
-      ValueError: for an unknown top or norm, or numbers below 1.
+      ValueError: for an unknown block or norm, or numbers below 1.
     """
-    for key, value, known in (("top", top, TOPS), ("norm", norm, resnet.NORMS)):
+    for key, value, known in (("block", block, TOPS), ("norm", norm, resnet.NORMS)):
         check_choice(key, value, known)
     for key, value in (("width", width), ("side", side)):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}.")
-    settings = norm, groups, implementation, dtype
-    module = LinearBase(num_classes, top, width, side, *settings)
+    settings = norm, norm_groups, conv_implementation, dtype
+    module = LinearBase(num_classes, block, width, side, *settings)
     names = ["base", "block1", "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -69,12 +69,12 @@ class LinearBase(nn.Module):
     """The network; `linear_base` documents its attributes."""
 
     num_classes: int
-    top: str
+    block: str
     width: int
     side: int
     norm: str
-    groups: int
-    implementation: str = "auto"
+    norm_groups: int
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -88,8 +88,8 @@ class LinearBase(nn.Module):
         return _dense(self.num_classes, x, "fc")
 
     def _block(self):
-        shared = (self.norm, self.groups, self.implementation, self.dtype)
-        if self.top == "mobilenet":
+        shared = (self.norm, self.norm_groups, self.conv_implementation, self.dtype)
+        if self.block == "mobilenet":
             settings = mobilenet.LayerSettings(*shared)
             return mobilenet.Block(self.width, 1, settings, name="block1")
         settings = resnet.LayerSettings(*shared)

@@ -162,8 +162,10 @@ def from_linen(
 
     @functools.cache
     def count():
-        has_implementation = hasattr(module, "implementation")
-        plain = module.clone(implementation="xla") if has_implementation else module
+        has_implementation = hasattr(module, "conv_implementation")
+        plain = (
+            module.clone(conv_implementation="xla") if has_implementation else module
+        )
         variables = jax.eval_shape(draw, jax.random.key(0))
         forward = functools.partial(plain.apply, train=False)
         return count_flops(forward, variables, one_image)

@@ -44,7 +44,7 @@ STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
 class LayerSettings(NamedTuple):
     """What all the layers share; `mobilefacenet` documents it."""
 
-    implementation: str
+    conv_implementation: str
     dtype: Any
 
 
@@ -54,9 +54,9 @@ def mobilefacenet(
     blocks: Sequence[int] = (4, 6, 2),
     scale: int = 1,
     embedding_dim: int = 128,
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
-    scan: bool = True,
+    scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
     """MobileFaceNet.
@@ -66,10 +66,10 @@ def mobilefacenet(
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
       embedding_dim: D.
-      implementation: how convolutions are computed, see `conv.convolve` and
+      conv_implementation: how convolutions are computed, see `conv.convolve` and
         `depthwise`.
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
-      scan: run stacks of equal blocks by a scan; False unrolls them.
+      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
@@ -86,9 +86,9 @@ def mobilefacenet(
         blocks=tuple(blocks),
         scale=scale,
         embedding_dim=embedding_dim,
-        implementation=implementation,
+        conv_implementation=conv_implementation,
         dtype=dtype,
-        scan=scan,
+        scan_blocks=scan_blocks,
         remat=remat,
     )
     stages = {f"stage{i}": num + 1 for i, num in enumerate(blocks, 1)}
@@ -103,16 +103,16 @@ class MobileFaceNet(nn.Module):
     blocks: tuple[int, ...]
     scale: int
     embedding_dim: int
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
-    scan: bool = True
+    scan_blocks: bool = True
     remat: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = LayerSettings(self.implementation, self.dtype)
+        settings = LayerSettings(self.conv_implementation, self.dtype)
         x = Unit(STEM * self.scale, settings, size=3, stride=2, name="stem")(x, train)
         x = ByChannel(settings, name="stem2")(x, train)
         for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True)):
@@ -121,7 +121,7 @@ class MobileFaceNet(nn.Module):
                 width * self.scale,
                 (first, others),
                 num,
-                scan=self.scan,
+                scan_blocks=self.scan_blocks,
                 remat=self.remat,
                 settings=settings,
                 name=f"stage{i + 1}",
@@ -140,7 +140,7 @@ class Stage(nn.Module):
     width: int
     inside: tuple[int, int]  # channels inside the first block, inside the others
     num_blocks: int  # without the first
-    scan: bool
+    scan_blocks: bool
     remat: bool
     settings: LayerSettings
 
@@ -153,7 +153,7 @@ class Stage(nn.Module):
         if not self.num_blocks:
             return x
         stack = block(self.width, others, self.settings, name="blocks")
-        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan)
+        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan_blocks)
 
 
 class Block(nn.Module):
@@ -193,7 +193,7 @@ class Unit(nn.Module):
             padding=self.size // 2,
             kernel_init=he_normal(),
             dtype=self.settings.dtype,
-            implementation=self.settings.implementation,
+            implementation=self.settings.conv_implementation,
             name="conv",
         )
         x = BatchNorm(name="bn")(conv(x), train)

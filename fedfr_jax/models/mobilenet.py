@@ -53,8 +53,8 @@ def mobilenet(
     width: float = 1.0,
     stem: str = "cifar",
     norm: str = "batch",
-    groups: int = 32,
-    implementation: str = "auto",
+    norm_groups: int = 32,
+    conv_implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -69,8 +69,8 @@ def mobilenet(
       width: times the channels of every layer, rounded; the paper's alpha.
       stem: "cifar", stride 1, or "imagenet", stride 2.
       norm: "batch" or "group", whose groups must divide all channels.
-      groups: of group normalization.
-      implementation: how convolutions are computed, see `conv.convolve` and
+      norm_groups: of group normalization.
+      conv_implementation: how convolutions are computed, see `conv.convolve` and
         `depthwise`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and the linear layer compute in at least float32.
@@ -81,7 +81,9 @@ def mobilenet(
     """
     check_choice("norm", norm, NORMS)
     layers = parse_layers(num_blocks, width, stem)
-    module = MobileNet(layers, num_classes, norm, groups, implementation, dtype, remat)
+    module = MobileNet(
+        layers, num_classes, norm, norm_groups, conv_implementation, dtype, remat
+    )
     names = [*block_names_of(layers), "fc"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -137,8 +139,8 @@ class MobileNet(nn.Module):
     layers: tuple[Layer, ...]  # of the stem and the blocks
     num_classes: int
     norm: str = "batch"
-    groups: int = 32
-    implementation: str = "auto"
+    norm_groups: int = 32
+    conv_implementation: str = "auto"
     dtype: Any = None
     remat: bool = False
 
@@ -147,7 +149,7 @@ class MobileNet(nn.Module):
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
         settings = LayerSettings(
-            self.norm, self.groups, self.implementation, self.dtype
+            self.norm, self.norm_groups, self.conv_implementation, self.dtype
         )
         x = block_maps(self.layers, settings, x, train, self.remat)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
@@ -183,7 +185,7 @@ class Block(nn.Module):
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
         settings = self.settings
         by_channel = Depthwise(
-            self.stride, settings.dtype, settings.implementation, name="depthwise"
+            self.stride, settings.dtype, settings.conv_implementation, name="depthwise"
         )
         x = nn.relu(build_norm(settings, 1)(by_channel(x), train))
         x = build_conv(Convolution(self.channels, 1), settings, "pointwise")(x)

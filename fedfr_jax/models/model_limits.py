@@ -12,14 +12,14 @@ from fedfr_jax.schema import check_ranges, has_kind
 DEEP, WIDE = (1, 2**12), (1, 2**16)
 RANGES = {
     "blocks": (0, DEEP[1]),  # of every stage
-    "bottleneck": WIDE,
+    "neck_dim": WIDE,
     "depth": DEEP,
     "embedding_dim": WIDE,
-    "groups": WIDE,
-    "heads": WIDE,
-    "hidden": WIDE,
+    "norm_groups": WIDE,
+    "num_heads": WIDE,
+    "hidden_dim": WIDE,
     "num_blocks": DEEP,
-    "patch": WIDE,
+    "patch_size": WIDE,
     "scale": WIDE,
     "side": WIDE,
     "width": WIDE,

@@ -196,7 +196,7 @@ class GroupNorm(nn.Module):
         channels = x.shape[-1]
         if channels % self.groups:
             raise ValueError(
-                f"groups must divide the {channels} channels, got {self.groups}."
+                f"norm_groups must divide the {channels} channels, got {self.groups}."
             )
         z = x.astype(sum_dtype(x.dtype))
         z = z.reshape(len(x), -1, self.groups, channels // self.groups)

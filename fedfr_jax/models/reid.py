@@ -40,9 +40,9 @@ def reid(
     stem: str = "imagenet",
     last_stride: int = 2,
     neck: str = "linear",
-    bottleneck: int = 512,
+    neck_dim: int = 512,
     dropout: float = 0.5,
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -54,10 +54,10 @@ def reid(
     Args:
       image_shape: (H, W, C), of people usually twice as high as wide.
       num_classes: M identities, of the client that has most.
-      depth, blocks, widths, stem, implementation, dtype, remat: as of `resnet`.
+      depth, blocks, widths, stem, conv_implementation, dtype, remat: as of `resnet`.
       last_stride: of the last stage, 2, or 1 for a map twice as large.
       neck: a name of NECKS.
-      bottleneck: D of a linear neck.
+      neck_dim: D of a linear neck.
       dropout: share of a linear neck's outputs that training sets to 0, in [0, 1);
         training then needs a key.
 
@@ -68,12 +68,12 @@ def reid(
     check_choice("last_stride", last_stride, (1, 2))
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
-    if bottleneck < 1:
-        raise ValueError(f"bottleneck must be at least 1, got {bottleneck}.")
+    if neck_dim < 1:
+        raise ValueError(f"neck_dim must be at least 1, got {neck_dim}.")
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)
-    dim = bottleneck if neck == "linear" else 0
-    module = ReID(trunk, num_classes, dim, dropout, implementation, dtype)
+    dim = neck_dim if neck == "linear" else 0
+    module = ReID(trunk, num_classes, dim, dropout, conv_implementation, dtype)
     names = [*trunk.names, "neck", "classifier"]
     return from_linen(module, image_shape, num_classes, blocks=names)
 
@@ -83,21 +83,21 @@ class ReID(nn.Module):
 
     trunk: Trunk
     num_classes: int
-    bottleneck: int  # 0 for a "bnneck"
+    neck_dim: int  # 0 for a "bnneck"
     dropout: float = 0.0
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = LayerSettings("batch", 1, self.implementation, self.dtype)
+        settings = LayerSettings("batch", 1, self.conv_implementation, self.dtype)
         x = stage_maps(self.trunk, settings, x, train)[-1]
         pooled = jnp.mean(x.astype(param_dtype), (1, 2))
-        neck = Neck(self.bottleneck, self.dropout, name="neck")
+        neck = Neck(self.neck_dim, self.dropout, name="neck")
         feature = neck(pooled, train)
-        has_bottleneck = self.bottleneck > 0
+        has_bottleneck = self.neck_dim > 0
         sow_features(self, pooled if train and not has_bottleneck else feature)
         classifier = nn.Dense(
             self.num_classes,
@@ -111,15 +111,15 @@ class ReID(nn.Module):
 class Neck(nn.Module):
     """From a pooled feature to the one that people are found by."""
 
-    bottleneck: int
+    neck_dim: int
     dropout: float
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, C] -> [B, D], or [B, C] without a bottleneck."""
-        if not self.bottleneck:
+        if not self.neck_dim:
             return BatchNorm(use_bias=False, name="bn")(x, train)
-        x = nn.Dense(self.bottleneck, kernel_init=he_normal(), name="fc")(x)
+        x = nn.Dense(self.neck_dim, kernel_init=he_normal(), name="fc")(x)
         x = BatchNorm(scale_init=near_one, name="bn")(x, train)
         return nn.Dropout(self.dropout, deterministic=not train)(x)
 

@@ -101,8 +101,8 @@ class LayerSettings(NamedTuple):
     """What all the layers share; `resnet.resnet` documents it."""
 
     norm: str
-    groups: int
-    implementation: str
+    norm_groups: int
+    conv_implementation: str
     dtype: Any
 
 
@@ -226,7 +226,7 @@ def build_conv(convolution: Convolution, settings: LayerSettings, name: str) -> 
         padding=convolution.size // 2,
         kernel_init=he_normal(),
         dtype=settings.dtype,
-        implementation=settings.implementation,
+        implementation=settings.conv_implementation,
         name=name,
     )
 
@@ -234,7 +234,7 @@ def build_conv(convolution: Convolution, settings: LayerSettings, name: str) -> 
 def build_norm(settings: LayerSettings, number: int | str = "") -> nn.Module:
     """Batch normalization "bn<number>" or group normalization "gn<number>"."""
     if settings.norm == "group":
-        return GroupNorm(settings.groups, name=f"gn{number}")
+        return GroupNorm(settings.norm_groups, name=f"gn{number}")
     return BatchNorm(name=f"bn{number}")
 
 
@@ -261,8 +261,8 @@ def resnet(
     widths: Sequence[int] = (64, 128, 256, 512),
     stem: str = "cifar",
     norm: str = "batch",
-    groups: int = 32,
-    implementation: str = "auto",
+    norm_groups: int = 32,
+    conv_implementation: str = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -276,8 +276,8 @@ def resnet(
       widths: channels of every stage; a bottleneck ends in four times as many.
       stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 at stride 2 and max pooling.
       norm: "batch" or "group", whose groups must divide all widths.
-      groups: of group normalization.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      norm_groups: of group normalization.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
@@ -288,7 +288,7 @@ def resnet(
     """
     check_choice("norm", norm, NORMS)
     trunk = build_trunk(depth, blocks, widths, stem, remat)
-    module = ResNet(trunk, num_classes, norm, groups, implementation, dtype)
+    module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)
     blocks = [*trunk.names, "fc"]
     return from_linen(module, image_shape, num_classes, blocks=blocks)
 
@@ -299,8 +299,8 @@ class ResNet(nn.Module):
     trunk: Trunk
     num_classes: int
     norm: str = "batch"
-    groups: int = 32
-    implementation: str = "auto"
+    norm_groups: int = 32
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -308,7 +308,7 @@ class ResNet(nn.Module):
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
         settings = LayerSettings(
-            self.norm, self.groups, self.implementation, self.dtype
+            self.norm, self.norm_groups, self.conv_implementation, self.dtype
         )
         x = stage_maps(self.trunk, settings, x, train)[-1]
         x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))

@@ -90,8 +90,8 @@ def segmenter(
     encoder: Mapping = MappingProxyType({"name": "resnet"}),
     width: int = 64,
     norm: str = "batch",
-    groups: int = 32,
-    implementation: str = "auto",
+    norm_groups: int = 32,
+    conv_implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
@@ -102,8 +102,8 @@ def segmenter(
       encoder: {"name": a key of ENCODERS, and that encoder's settings}.
       width: channels of the decoder.
       norm: "batch" or "group", whose groups must divide all widths.
-      groups: of group normalization.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      norm_groups: of group normalization.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
 
@@ -114,7 +114,9 @@ def segmenter(
     sizes = {"num_classes": num_classes, "width": width}
     check_ranges("", sizes, dict.fromkeys(sizes, (1, 2**16)))
     made = choose("model.encoder", ENCODERS, encoder)
-    module = Segmenter(made, num_classes, width, norm, groups, implementation, dtype)
+    module = Segmenter(
+        made, num_classes, width, norm, norm_groups, conv_implementation, dtype
+    )
     steps = [step_name(i) for i in reversed(range(made.num_maps - 1))]
     blocks = [*made.blocks, *steps, "classifier"]
     return from_linen(module, image_shape, num_classes, blocks=blocks)
@@ -132,8 +134,8 @@ class Segmenter(nn.Module):
     num_classes: int
     width: int
     norm: str = "batch"
-    groups: int = 32
-    implementation: str = "auto"
+    norm_groups: int = 32
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -141,7 +143,7 @@ class Segmenter(nn.Module):
         """[B, H, W, C] -> logits [B, H, W, M]."""
         size, param_dtype = x.shape[1:3], x.dtype
         settings = LayerSettings(
-            self.norm, self.groups, self.implementation, self.dtype
+            self.norm, self.norm_groups, self.conv_implementation, self.dtype
         )
         *others, y = self.encoder.maps(settings, x, train)
         sow_features(self, y.astype(param_dtype))
@@ -152,7 +154,7 @@ class Segmenter(nn.Module):
             self.num_classes,
             kernel_size=1,
             use_bias=True,
-            implementation=self.implementation,
+            implementation=self.conv_implementation,
             name="classifier",
         )
         return upsample(last(y.astype(param_dtype)), size)

@@ -54,7 +54,7 @@ def cnn(
     widths: Sequence[int] = (32, 64),
     embedding_dim: int = 128,
     num_classes: int | None = None,
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
@@ -64,7 +64,7 @@ def cnn(
       widths: channels of every convolution.
       embedding_dim: of the hidden layer, D.
       num_classes: M, for logits [B, M] instead of embeddings.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
 
     Raises:
@@ -77,7 +77,9 @@ def cnn(
             f"image_shape must be at least {smallest} pixels high and wide for "
             f"{len(widths)} convolutions, got {tuple(image_shape)}."
         )
-    module = SmallCNN(tuple(widths), embedding_dim, num_classes, implementation, dtype)
+    module = SmallCNN(
+        tuple(widths), embedding_dim, num_classes, conv_implementation, dtype
+    )
     convolutions = [f"conv{i + 1}" for i in range(len(widths))]
     return _cnn_model(module, image_shape, convolutions, embedding_dim, num_classes)
 
@@ -85,7 +87,7 @@ def cnn(
 def mlp(
     image_shape: Sequence[int],
     *,
-    hidden: int = 64,
+    hidden_dim: int = 64,
     num_classes: int | None = None,
     dtype: Any = None,
 ) -> Model:
@@ -94,8 +96,8 @@ def mlp(
     With `num_classes`, M, another one makes logits [B, M] of it. `dtype` is that of the
     hidden layer, such as "bfloat16"; None for that of the parameters.
     """
-    module = SmallMLP(hidden, num_classes, dtype)
-    return _cnn_model(module, image_shape, [], hidden, num_classes)
+    module = SmallMLP(hidden_dim, num_classes, dtype)
+    return _cnn_model(module, image_shape, [], hidden_dim, num_classes)
 
 
 def _cnn_model(module, image_shape, blocks, hidden, num_classes):
@@ -111,7 +113,7 @@ class SmallCNN(nn.Module):
     widths: tuple[int, ...]
     embedding_dim: int
     num_classes: int | None = None
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -123,7 +125,7 @@ class SmallCNN(nn.Module):
             conv = Conv(
                 width,
                 use_bias=True,
-                implementation=self.implementation,
+                implementation=self.conv_implementation,
                 dtype=self.dtype,
                 name=f"conv{i + 1}",
             )
@@ -135,7 +137,7 @@ class SmallCNN(nn.Module):
 class SmallMLP(nn.Module):
     """Flatten, linear, ReLU; `mlp` documents its attributes."""
 
-    hidden: int
+    hidden_dim: int
     num_classes: int | None = None
     dtype: Any = None
 
@@ -143,7 +145,7 @@ class SmallMLP(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, ...] -> [B, hidden] or [B, M]."""
         del train
-        return _top(self, self.hidden, x, self.dtype)
+        return _top(self, self.hidden_dim, x, self.dtype)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -174,7 +176,7 @@ def leaf_celeba(
     *,
     num_classes: int = 2,
     widths: Sequence[int] = (32, 32, 32, 32),
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
@@ -183,14 +185,14 @@ def leaf_celeba(
       image_shape: (H, W, C), halved once per width.
       num_classes: M.
       widths: channels of every convolution.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
 
     Raises:
       ValueError: when the image is too small.
     """
-    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, implementation, dtype)
+    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, conv_implementation, dtype)
     return _leaf_model(image_shape, module)
 
 
@@ -199,19 +201,19 @@ def leaf_femnist(
     *,
     num_classes: int = 62,
     widths: Sequence[int] = (32, 64),
-    hidden: int = 2048,
-    implementation: str = "auto",
+    hidden_dim: int = 2048,
+    conv_implementation: str = "auto",
     dtype: Any = None,
 ) -> Model:
     """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
 
     Args:
-      hidden: its units; the others as for `leaf_celeba`.
+      hidden_dim: its units; the others as for `leaf_celeba`.
 
     Raises:
       ValueError: when the image is too small.
     """
-    settings = 5, False, hidden, implementation, dtype
+    settings = 5, False, hidden_dim, conv_implementation, dtype
     module = LeafCNN(num_classes, tuple(widths), *settings)
     return _leaf_model(image_shape, module)
 
@@ -227,7 +229,7 @@ def _leaf_model(image_shape, module):
     numbers = range(1, len(module.widths) + 1)
     kinds = ("conv", "bn") if module.has_norm else ("conv",)
     blocks = [f"{kind}{i}" for i in numbers for kind in kinds]
-    blocks += ["fc"] * bool(module.hidden) + ["classifier"]
+    blocks += ["fc"] * bool(module.hidden_dim) + ["classifier"]
     return from_linen(module, image_shape, module.num_classes, blocks=blocks)
 
 
@@ -238,8 +240,8 @@ class LeafCNN(nn.Module):
     widths: tuple[int, ...]
     kernel_size: int
     has_norm: bool
-    hidden: int  # 0 for none
-    implementation: str = "auto"
+    hidden_dim: int  # 0 for none
+    conv_implementation: str = "auto"
     dtype: Any = None
 
     @nn.compact
@@ -252,10 +254,10 @@ class LeafCNN(nn.Module):
                 x = BatchNorm(name=f"bn{i}")(x, train)
             x = nn.relu(_max_pool(x))
         x = x.reshape(x.shape[0], -1)
-        if self.hidden:
+        if self.hidden_dim:
             init = xavier_uniform()
             settings = {"dtype": self.dtype, "kernel_init": init, "name": "fc"}
-            x = nn.relu(nn.Dense(self.hidden, **settings)(x))
+            x = nn.relu(nn.Dense(self.hidden_dim, **settings)(x))
         init = xavier_uniform()
         top = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
         return top(sow_features(self, x.astype(param_dtype)))
@@ -266,7 +268,7 @@ class LeafCNN(nn.Module):
             kernel_size=self.kernel_size,
             padding=self.kernel_size // 2,
             use_bias=True,
-            implementation=self.implementation,
+            implementation=self.conv_implementation,
             dtype=self.dtype,
             name=f"conv{number}",
         )

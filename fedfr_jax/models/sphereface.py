@@ -42,9 +42,9 @@ def sphereface(
     blocks: Sequence[int] | None = None,
     widths: Sequence[int] = (64, 128, 256, 512),
     embedding_dim: int = 512,
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
-    scan: bool = True,
+    scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
     """SphereFace-20 or -64, or any other numbers of blocks and widths.
@@ -55,10 +55,10 @@ def sphereface(
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage.
       embedding_dim: D.
-      implementation: how convolutions are computed, see `conv.convolve`.
+      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. The linear layer always computes in the latter.
-      scan: run stacks of equal blocks by a scan; False unrolls them.
+      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
@@ -68,9 +68,9 @@ def sphereface(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
-        implementation=implementation,
+        conv_implementation=conv_implementation,
         dtype=dtype,
-        scan=scan,
+        scan_blocks=scan_blocks,
         remat=remat,
     )
     stages = {f"stage{i}": 1 + num for i, num in enumerate(module.blocks, 1)}
@@ -84,19 +84,19 @@ class SphereFace(nn.Module):
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     embedding_dim: int
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
-    scan: bool = True
+    scan_blocks: bool = True
     remat: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = {"implementation": self.implementation, "dtype": self.dtype}
+        settings = {"implementation": self.conv_implementation, "dtype": self.dtype}
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
-                width, num, self.scan, self.remat, settings, name=f"stage{i + 1}"
+                width, num, self.scan_blocks, self.remat, settings, name=f"stage{i + 1}"
             )
             x = stage(x, train)
         x = x.reshape(x.shape[0], -1).astype(param_dtype)
@@ -109,7 +109,7 @@ class Stage(nn.Module):
 
     width: int
     num_blocks: int
-    scan: bool
+    scan_blocks: bool
     remat: bool
     settings: dict[str, Any]  # of the convolutions
 
@@ -123,7 +123,7 @@ class Stage(nn.Module):
         if not self.num_blocks:
             return x
         stack = block(self.width, self.settings, name="blocks")
-        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan)
+        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan_blocks)
 
 
 class First(nn.Module):

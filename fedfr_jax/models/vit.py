@@ -46,13 +46,13 @@ def vit(
     size: str = "S",
     width: int | None = None,
     depth: int | None = None,
-    heads: int = 8,
-    patch: int = 9,
+    num_heads: int = 8,
+    patch_size: int = 9,
     mask_ratio: float = 0.0,
     embedding_dim: int = 512,
-    implementation: str = "auto",
+    conv_implementation: str = "auto",
     dtype: Any = None,
-    scan: bool = True,
+    scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
     """Vision transformer.
@@ -60,17 +60,17 @@ def vit(
     Args:
       image_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
       size: a key of SIZES.
-      width: E, instead of the size's; a multiple of `heads`.
+      width: E, instead of the size's; a multiple of `num_heads`.
       depth: number of blocks, instead of the size's.
-      heads: of attention.
-      patch: pixels of a patch's side.
+      num_heads: of attention.
+      patch_size: pixels of a patch's side.
       mask_ratio: share of the patches that training masks, in [0, 1); above 0,
         training needs `apply`'s key.
       embedding_dim: D.
-      implementation: how patches are taken, see `conv.convolve`.
+      conv_implementation: how patches are taken, see `conv.convolve`.
       dtype: of matrix products, such as "bfloat16"; None for that of the parameters.
         The softmax of attention, all norms and the head compute in at least float32.
-      scan: run the stack of equal blocks by a scan; False unrolls it.
+      scan_blocks: run the stack of equal blocks by a scan; False unrolls it.
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
@@ -80,17 +80,17 @@ def vit(
     check_choice("size", size, SIZES)
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
-    _check(image_shape, width, depth, heads, patch, mask_ratio)
+    _check(image_shape, width, depth, num_heads, patch_size, mask_ratio)
     module = ViT(
         width=width,
         depth=depth,
-        heads=heads,
-        patch=patch,
+        num_heads=num_heads,
+        patch_size=patch_size,
         mask_ratio=mask_ratio,
         embedding_dim=embedding_dim,
-        implementation=implementation,
+        conv_implementation=conv_implementation,
         dtype=dtype,
-        scan=scan,
+        scan_blocks=scan_blocks,
         remat=remat,
     )
     stages = {"encoder": depth}
@@ -106,7 +106,7 @@ def _check(image_shape, width, depth, heads, patch, mask_ratio):
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not 1 <= patch <= min(image_shape[:2]):
         raise ValueError(
-            f"patch must lie in [1, {min(image_shape[:2])}], the side of image_shape "
+            f"patch_size must lie in [1, {min(image_shape[:2])}], the side of image_shape "
             f"{tuple(image_shape)}, got {patch}."
         )
     if not 0 <= mask_ratio < 1:
@@ -118,13 +118,13 @@ class ViT(nn.Module):
 
     width: int
     depth: int
-    heads: int
-    patch: int
+    num_heads: int
+    patch_size: int
     mask_ratio: float
     embedding_dim: int
-    implementation: str = "auto"
+    conv_implementation: str = "auto"
     dtype: Any = None
-    scan: bool = True
+    scan_blocks: bool = True
     remat: bool = False
 
     @nn.compact
@@ -138,7 +138,12 @@ class ViT(nn.Module):
             if train:
                 x, mask = self._kept(x)
         x = Encoder(
-            self.depth, self.heads, self.dtype, self.scan, self.remat, name="encoder"
+            self.depth,
+            self.num_heads,
+            self.dtype,
+            self.scan_blocks,
+            self.remat,
+            name="encoder",
         )(x, train)
         x = LayerNorm(name="norm")(x).astype(param_dtype)
         if mask is not None:
@@ -150,15 +155,15 @@ class ViT(nn.Module):
 
     def _tokens(self, x):
         """[B, H, W, C] -> [B, P, E] with positions."""
-        init = uniform(1 / math.sqrt(self.patch**2 * x.shape[-1]))  # as PyTorch's
+        init = uniform(1 / math.sqrt(self.patch_size**2 * x.shape[-1]))  # as PyTorch's
         conv = Conv(
             self.width,
-            kernel_size=self.patch,
-            stride=self.patch,
+            kernel_size=self.patch_size,
+            stride=self.patch_size,
             use_bias=True,
             kernel_init=init,
             dtype=self.dtype,
-            implementation=self.implementation,
+            implementation=self.conv_implementation,
             name="patches",
         )
         x = conv(x)
@@ -186,26 +191,26 @@ class Encoder(nn.Module):
     """Equal blocks, one after the other."""
 
     depth: int
-    heads: int
+    num_heads: int
     dtype: Any
-    scan: bool
+    scan_blocks: bool
     remat: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, P, E] -> [B, P, E]."""
         block = with_remat(Block) if self.remat else Block
-        x = block(self.heads, self.dtype, name="first")(x, train)
+        x = block(self.num_heads, self.dtype, name="first")(x, train)
         if self.depth == 1:
             return x
-        stack = block(self.heads, self.dtype, name="blocks")
-        return run_stack(stack, x, train, length=self.depth - 1, scan=self.scan)
+        stack = block(self.num_heads, self.dtype, name="blocks")
+        return run_stack(stack, x, train, length=self.depth - 1, scan=self.scan_blocks)
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + linear(ReLU6(linear(norm(x))))."""
 
-    heads: int
+    num_heads: int
     dtype: Any
 
     @nn.compact
@@ -215,7 +220,7 @@ class Block(nn.Module):
         width = x.shape[-1]
         linear = lambda size, name, bias=True: _linear(size, name, bias, self.dtype)
         y = linear(3 * width, "qkv", bias=False)(LayerNorm(name="norm1")(x))
-        x = x + linear(width, "proj")(attend(y, self.heads))
+        x = x + linear(width, "proj")(attend(y, self.num_heads))
         y = nn.relu6(linear(4 * width, "fc1")(LayerNorm(name="norm2")(x)))
         return x + linear(width, "fc2")(y)
 

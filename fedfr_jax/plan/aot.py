@@ -49,7 +49,9 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
     table = place_examples(experiment.task.dataset, experiment.mesh)
     lanes = experiment.federation.initial_clients_per_device
-    return build_stage_simulation(experiment, trainer, table, TuningChoice(lanes=lanes))
+    return build_stage_simulation(
+        experiment, trainer, table, TuningChoice(clients_per_device=lanes)
+    )
 
 
 def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
@@ -98,8 +100,8 @@ def round_programs(sim: Simulation, server: PyTree) -> Programs:
         has_participation=(
             cohort.participation is not None or sim.systems.has_participation
         ),
-        lanes=sim.lanes,
-        shards=sim.shards,
+        lanes=sim.clients_per_device,
+        shards=sim.num_partial_sums,
         server=server,
         row=row,
         extra=extra,

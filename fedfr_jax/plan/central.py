@@ -144,7 +144,7 @@ def with_classes(
     count = number
     if table:
         devices = meshes.device_grid(mesh)[0]
-        each = rows_per_device(number, devices, trainer.settings.class_chunk)
+        each = rows_per_device(number, devices, trainer.settings.class_chunk_size)
         count = devices * each
     rows = params[CLASS_TABLE]
     rows = jax.ShapeDtypeStruct((count, *rows.shape[1:]), rows.dtype)

@@ -68,8 +68,13 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
     "prid2011": KnownSize(1_134, 385, PERSON, cameras=2),
     "viper": KnownSize(1_264, 632, PERSON, cameras=2),
 }
-FILES = ("pairs", "search", "templates", "representation")  # keys of config.evaluation
-WEIGHTS = ("init", "weights", "init_fc")
+FILES = (
+    "pairs",
+    "identification",
+    "templates",
+    "representation",
+)  # keys of config.evaluation
+WEIGHTS = ("init", "weights", "init_head_from_class_means")
 
 
 def without_files(settings: Mapping, say=print) -> dict:
@@ -88,20 +93,20 @@ def without_files(settings: Mapping, say=print) -> dict:
         partition["public"] = {**public}
         if "source" in public:
             source = dummy_images(public["source"], {}, say)
-            partition["public"]["source"] = {"name": "opened", "source": source}
+            partition["public"]["source"] = {"name": "source_object", "source": source}
     source = dummy_images(settings["data"], partition, say)
     federation = settings["federation"]
     # A stream reads nothing before it is asked; lanes that are measured are built.
-    if federation.get("table", AUTO) in TABLES:
-        federation = {**federation, "table": "stream"}
-    if federation.get("lanes") == AUTO:
-        federation = {**federation, "lanes": 1}
+    if federation.get("data_placement", AUTO) in TABLES:
+        federation = {**federation, "data_placement": "stream"}
+    if federation.get("clients_per_device") == AUTO:
+        federation = {**federation, "clients_per_device": 1}
     without = lambda of, keys: {k: v for k, v in of.items() if k not in keys}
     own = lambda of: with_dummy_teachers(without(of, WEIGHTS), settings["model"], say)
     methods = {k: own(of) for k, of in settings["methods"].items()}
     return {
         **settings,
-        "data": {"name": "opened", "source": source},
+        "data": {"name": "source_object", "source": source},
         "partition": partition,
         "model": plain(without(settings["model"], WEIGHTS)),
         "pretrain": own(settings["pretrain"]),
@@ -132,17 +137,19 @@ def plain(model: Mapping) -> dict:
     """A network's section with XLA's own convolutions, as on anything but a CPU."""
     known = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
     if (
-        "implementation" not in known
-        or model.get("implementation", conv.AUTO) != conv.AUTO
+        "conv_implementation" not in known
+        or model.get("conv_implementation", conv.AUTO) != conv.AUTO
     ):
         return dict(model)
-    return {**model, "implementation": "xla"}
+    return {**model, "conv_implementation": "xla"}
 
 
 def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
     """The source of a section, its images and masks all 0."""
-    if data.get("name") == "join" and not is_there(data):
-        parts = {k: dummy_images(of, partition, say) for k, of in data["parts"].items()}
+    if data.get("name") == "concat" and not is_there(data):
+        parts = {
+            k: dummy_images(of, partition, say) for k, of in data["sources"].items()
+        }
         return _replace_images(concat_sources(parts))
     if is_there(data):
         return _replace_images(open_source(**data))
@@ -175,8 +182,8 @@ def _place(data: Mapping) -> str:
 def is_there(data: Mapping) -> bool:
     """Whether a source's files are; a TensorFlow data set must have been prepared."""
     name = data.get("name")
-    if name == "join":
-        return all(map(is_there, data["parts"].values()))
+    if name == "concat":
+        return all(map(is_there, data["sources"].values()))
     if name in ("tfds", "femnist10"):
         folder = data.get("data_dir") or os.environ.get(
             "TFDS_DATA_DIR", "~/tensorflow_datasets"
@@ -236,13 +243,13 @@ def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
     """[T] int32, as many of each class; of faces as many people as a split asks for."""
     if partition.get("name") == "ms1m":
         return ms1m_labels(**partition)
-    keys = "num_global_ids", "num_unseen_ids"
+    keys = "num_public_ids", "num_unseen_ids"
     asked = sum(partition.get(key) or 0 for key in keys)
     asked += partition.get("num_clients", 0) * partition.get("ids_per_client", 0)
     if not partition.get("ids_per_client") and not size.cameras:
         return (np.arange(size.images) % size.classes).astype(np.int32)
     count = max(asked, size.classes)
-    least = max(partition.get("min_images", 0), partition.get("global_min_images", 0))
+    least = max(partition.get("min_images", 0), partition.get("public_min_images", 0))
     each = max(least, size.images // count, 4)  # some to train on, some to test
     return np.repeat(np.arange(count, dtype=np.int32), each)
 
@@ -258,10 +265,10 @@ def ms1m_labels(
     *,
     num_clients: int = 40,
     ids_per_client: int = 100,
-    num_global_ids: int = 6000,
+    num_public_ids: int = 6000,
     num_unseen_ids: int = 0,
     client_images: tuple[int, int] = (100, 110),
-    global_images: tuple[int, int] = (60, 80),
+    public_images: tuple[int, int] = (60, 80),
     seed: int = 100,
     **others,
 ) -> np.ndarray:
@@ -270,9 +277,9 @@ def ms1m_labels(
     Every identity has the number of images in the middle of its interval.
     """
     del others
-    half = max(num_clients * ids_per_client, num_global_ids + num_unseen_ids)
+    half = max(num_clients * ids_per_client, num_public_ids + num_unseen_ids)
     order = ms1m_order(np.arange(2 * half), seed=seed)
     counts = np.empty(2 * half, np.int64)
     counts[order[:half]] = sum(client_images) // 2
-    counts[order[half:]] = sum(global_images) // 2
+    counts[order[half:]] = sum(public_images) // 2
     return np.repeat(np.arange(2 * half, dtype=np.int32), counts)

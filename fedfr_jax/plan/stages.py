@@ -80,7 +80,7 @@ def _down(number: float, unit: int) -> int:
     return int(number // unit) * unit
 
 
-AUTO, STREAM = "auto", "stream"  # of config.federation.table
+AUTO, STREAM = "auto", "stream"  # of config.federation.data_placement
 LEAST_IMAGES = 2  # of a batch, for its statistics
 TABLES = 3  # sizes of one that is not streamed: it is copied, and as much must be free
 
@@ -138,7 +138,7 @@ def plan_stage(
     is_streamed = table == STREAM or (
         table == AUTO and TABLES * whole > device.capacity
     )
-    size = experiment.federation.table_gib * GIB if is_streamed else whole
+    size = experiment.federation.stream_buffer_gib * GIB if is_streamed else whole
     room = device.capacity - size
     max_local = int(experiment.task.population.largest(1)[0]) + needs.added
     trainer = experiment.stages[name].trainer
@@ -191,12 +191,12 @@ def fitting_values(
             "lanes": min(max(math.floor(free / lane), 0), needs.clients),
             "batch_size": min(most(unit=LEAST_IMAGES), max_local),
         }
-    unit = LEAST_IMAGES * needs.devices * trainer.settings.micro_batches
+    unit = LEAST_IMAGES * needs.devices * trainer.settings.gradient_accumulation_steps
     fits = {"batch_size": min(most(unit=unit), trainer.num_rows // unit * unit)}
     if needs.classes:
         by_classes = lambda n: needs_of(num_classes=n).memory
         each = max(needs.classes // needs.devices, 1)  # rows come in whole chunks
-        unit = needs.devices * min(trainer.settings.class_chunk or 1, each)
+        unit = needs.devices * min(trainer.settings.class_chunk_size or 1, each)
         fits["classes"] = max_that_fits(by_classes, needs.classes, unit, room)
     return fits
 

@@ -5,7 +5,7 @@ Seconds of a few steps of real clients: what `tuning` compares.
 All processes of a run take part in the timed rounds. Of a streamed table the rows of
 the clients that are timed are read, and the waiting for them does not count.
 
-What `lanes = "auto"` decides: how convolutions are computed, on how many devices
+What `clients_per_device = "auto"` decides: how convolutions are computed, on how many devices
 of a CPU, and how many clients train side by side on each.
 
 `tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
@@ -61,7 +61,7 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 def timed_clients(sim: Simulation, count: int) -> Cohort:
     """A cohort of `count` clients per shard, as far as there are so many."""
-    shards = sim.shards or meshes.device_grid(sim.mesh)[0]
+    shards = sim.num_partial_sums or meshes.device_grid(sim.mesh)[0]
     return Cohort(np.arange(min(count * shards, sim.cohort_size)), 0)
 
 
@@ -104,7 +104,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
     work = short_round(sims[0], server, store, cohort)
     facts = (
         *(lowered_text(sim, server, work) for sim in sims),
-        str(compiler_options(mesh, sims[0].shards)),
+        str(compiler_options(mesh, sims[0].num_partial_sums)),
         os.environ.get("XLA_FLAGS", ""),
         mesh.devices.flat[0].device_kind,
         processor(),
@@ -124,8 +124,8 @@ def lowered_text(sim: Simulation, server: PyTree, work: RoundInputs) -> str:
     arguments = round_arguments(
         sim.mesh,
         cohort_size=len(work.order),
-        lanes=sim.lanes,
-        shards=sim.shards,
+        lanes=sim.clients_per_device,
+        shards=sim.num_partial_sums,
         server=server,
         row=jax.tree.map(one, work.rows),
         extra=work.added,
@@ -154,13 +154,13 @@ TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
 class TuningChoice(NamedTuple):
     """What the speed of a round depends on, and of its result the last bits alone."""
 
-    implementation: str = "auto"  # of convolutions, see `conv.convolve`
+    conv_implementation: str = "auto"  # of convolutions, see `conv.convolve`
     devices: int = 0  # along `clients`; 0: all
-    lanes: int = 1
+    clients_per_device: int = 1
 
     def __str__(self) -> str:
         where = f" on {self.devices} device{'s' * (self.devices > 1)}"
-        return f"{self.lanes} {self.implementation}{where if self.devices else ''}"
+        return f"{self.clients_per_device} {self.conv_implementation}{where if self.devices else ''}"
 
 
 class TuningSpace(NamedTuple):
@@ -168,12 +168,12 @@ class TuningSpace(NamedTuple):
 
     implementations: tuple[str, ...]
     devices: tuple[int, ...]  # falling, beside 0
-    lanes: tuple[int, ...]  # rising
+    clients_per_device: tuple[int, ...]  # rising
 
     def choices_for(self, sim: Simulation, devices: int = 0) -> tuple[int, ...]:
         """Those for which a shard on so many devices has clients, or a single one."""
         most = max_clients_per_device(sim, devices)
-        return tuple(x for x in self.lanes if x <= most) or (1,)
+        return tuple(x for x in self.clients_per_device if x <= most) or (1,)
 
 
 def tune(
@@ -202,16 +202,18 @@ def tune(
       say: prints the choice in one line, in the first process.
     """
     base = functools.cache(make)
-    make = lambda setting: base(setting._replace(lanes=1))._replace(lanes=setting.lanes)
+    make = lambda setting: base(setting._replace(clients_per_device=1))._replace(
+        clients_per_device=setting.clients_per_device
+    )
     first = make(TuningChoice())
     space = build_space(first, tuple(implementations), lanes)
     best = _from_first_process(_read(kept), first, space) if kept else None
     why = f"as this run began, {kept}"
     few, fits = space.choices_for(first), True
     if not best and len(space.implementations) == len(few) == 1 and not space.devices:
-        best, why = TuningChoice(lanes=few[0]), "the only choice"
-    if not best and first.shards is not None:
-        best = TuningChoice(lanes=few[0])
+        best, why = TuningChoice(clients_per_device=few[0]), "the only choice"
+    if not best and first.num_partial_sums is not None:
+        best = TuningChoice(clients_per_device=few[0])
         why = "canonical sums: measured ones would change the last bits"
     if not best:
         best, why, fits = _measure_all(make, server, store, first, space, say)
@@ -240,15 +242,15 @@ def _measure_all(make, server, store, first, space, say):
             _store(path, {**_read(path), name: known}, say)
     times = known.get("seconds", {}).items()  # the first process has them
     times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
-    return best, f"measured ms per client, lanes {times}; {path}", fits
+    return best, f"measured ms per client, clients_per_device {times}; {path}", fits
 
 
 def _note(setting, why, space, say):
     if not meshes.is_first_process():
         return
-    words = [f"lanes: {setting.lanes}"]
+    words = [f"clients_per_device: {setting.clients_per_device}"]
     if len(space.implementations) > 1:
-        words.append(f"implementation: {setting.implementation}")
+        words.append(f"conv_implementation: {setting.conv_implementation}")
     if space.devices or setting.devices:
         words.append(f"devices: {setting.devices or 'all'}")
     say(f"{', '.join(words)} ({why})")
@@ -278,7 +280,7 @@ def _is_cpu(mesh):
 
 def max_clients_per_device(sim: Simulation, devices: int = 0) -> int:
     """Lanes for which a shard on so many devices (0: those of `sim`) has clients."""
-    shards = sim.shards or devices or meshes.device_grid(sim.mesh)[0]
+    shards = sim.num_partial_sums or devices or meshes.device_grid(sim.mesh)[0]
     return max(sim.cohort_size // shards, 1)
 
 
@@ -294,7 +296,7 @@ def measure(
 
     def time(setting):
         if setting not in spent:
-            cohort = timed_clients(first, max(setting.lanes, clients))
+            cohort = timed_clients(first, max(setting.clients_per_device, clients))
             sim = make(setting)
             took = seconds(sim, put_on_mesh(sim.mesh, server), store, cohort)
             spent[setting] = _agree(took / len(cohort.ids)).item()
@@ -304,15 +306,17 @@ def measure(
         """Until they do not fit, are hopeless, or two in a row are not better."""
         own = []
         for count in space.choices_for(first, setting.devices):
-            if count < setting.lanes:
+            if count < setting.clients_per_device:
                 continue
-            own.append(time(setting._replace(lanes=count)))
-            alike = [v for k, v in spent.items() if k.lanes == count]
+            own.append(time(setting._replace(clients_per_device=count)))
+            alike = [v for k, v in spent.items() if k.clients_per_device == count]
             is_hopeless = own[-1] > TOO_SLOW * min(alike) or math.isinf(own[-1])
             if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
                 return
 
-    begin = TuningChoice(space.implementations[0], lanes=space.choices_for(first)[0])
+    begin = TuningChoice(
+        space.implementations[0], clients_per_device=space.choices_for(first)[0]
+    )
     in_all = len(timed_clients(first, clients).ids)
     short = time(begin) * in_all
     if short < LEAST and in_all < first.cohort_size:
@@ -351,7 +355,7 @@ def _from_first_process(
 
 def _checked(choice, sim, space):
     """A file's setting as (implementation's place, devices, lanes), -1 first if bad."""
-    known = {**TuningChoice()._asdict(), "lanes": 0, **choice}
+    known = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
     implementation, devices, lanes = (known[name] for name in TuningChoice._fields)
     if devices == meshes.device_grid(sim.mesh)[0]:
         devices = 0

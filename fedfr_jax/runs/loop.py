@@ -100,7 +100,7 @@ def train(
         server,
         store.template,
         sim.batching.batch_size,
-        sim.lanes,
+        sim.clients_per_device,
     )
     first_call = CompileTimer(to.sinks, sim.mesh, *facts)
     for round in range(first_round, num_rounds):

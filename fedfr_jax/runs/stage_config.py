@@ -12,9 +12,9 @@ FREE = {
     "federation": (
         "checkpoint_every",
         "evaluate_every",
-        "lanes",
-        "table",
-        "table_gib",
+        "clients_per_device",
+        "data_placement",
+        "stream_buffer_gib",
     ),
     "pretrain": ("checkpoint_every",),
 }

@@ -36,7 +36,7 @@ def write_model(
         return
     model, how = trainer.model_config, task.preprocessing
     if model is not None:
-        model = {k: v for k, v in model.items() if k != "implementation"}
+        model = {k: v for k, v in model.items() if k != "conv_implementation"}
     record = {
         "task": task.name,
         "method": folder.name,

@@ -55,23 +55,25 @@ def start_stage(
     """
     federation, mesh = experiment.federation, experiment.mesh
     table = place_examples(experiment.task.dataset, mesh)
-    setting = TuningChoice(lanes=federation.initial_clients_per_device)
-    trainers = {setting.implementation: trainer, **trainer.by_conv_implementation}
+    setting = TuningChoice(clients_per_device=federation.initial_clients_per_device)
+    trainers = {setting.conv_implementation: trainer, **trainer.by_conv_implementation}
     make = lambda setting: build_stage_simulation(
-        experiment, trainers[setting.implementation], table, setting
+        experiment, trainers[setting.conv_implementation], table, setting
     )
     sim = make(setting)
     server = start_simulation(sim, trainer.init_variables(variables))
     server, store, checkpointer, first = loop.resume(
         sim, server, folder, is_read_only=is_read_only
     )
-    if federation.lanes == AUTO and first < read_end(trainer, federation.rounds):
+    if federation.clients_per_device == AUTO and first < read_end(
+        trainer, federation.rounds
+    ):
         kept = folder / "lanes.json"
         setting, sim = tune(make, server, store, implementations=trainers, kept=kept)
         server = put_on_mesh(sim.mesh, server)
     return StageState(
         sim=with_counted_work(sim, server),
-        last_round=trainers[setting.implementation].final_adaptation,
+        last_round=trainers[setting.conv_implementation].final_adaptation,
         server=server,
         store=store,
         checkpointer=checkpointer,
@@ -89,7 +91,7 @@ def build_stage_simulation(
         table,
         experiment.task.population,
         mesh=meshes.first_devices(experiment.mesh, setting.devices),
-        lanes=setting.lanes,
+        clients_per_device=setting.clients_per_device,
         seed=experiment.seed,
         **experiment.federation.options_of(trainer),
     )
@@ -97,7 +99,10 @@ def build_stage_simulation(
 
 def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
     """The simulation of the last round: all clients, another algorithm."""
-    canonical = {"reduction": "canonical", "shards": sim.shards}
+    canonical = {
+        "reproducible_sum": True,
+        "num_partial_sums": sim.num_partial_sums,
+    }
     has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
     return build_simulation(
         on_inner(last.algorithm) if has_world else last.algorithm,
@@ -106,9 +111,9 @@ def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
         sim.population,
         mesh=sim.mesh,
         local_epochs=last.epochs,
-        lanes=sim.lanes,
+        clients_per_device=sim.clients_per_device,
         seed=sim.seed,
-        **(canonical if sim.shards else {}),
+        **(canonical if sim.num_partial_sums else {}),
     )
 
 

@@ -16,7 +16,7 @@ def with_contrastive_loss(
     model: Model,
     *,
     contrastive_weight: float = 1.0,
-    temperature: float = 0.5,
+    contrastive_temperature: float = 0.5,
 ) -> Callable:
     """A row's loss + weight * `model_contrastive` of the network's features.
 
@@ -28,7 +28,7 @@ def with_contrastive_loss(
       loss_of: (model) -> loss of a row, which runs the model on the batch's images in
         training and no other way.
       contrastive_weight: mu >= 0, 5 for CIFAR-10 in the paper and 1 for CIFAR-100.
-      temperature: > 0.
+      contrastive_temperature: > 0.
 
     Returns:
       loss(variables, batch, key, *, received, previous), whose last two are variables.
@@ -37,8 +37,11 @@ def with_contrastive_loss(
       ValueError: when a number is out of range, or the network has no features.
     """
     check_features(model, "moon")
-    values = {"contrastive_weight": contrastive_weight, "temperature": temperature}
-    bounds = {"contrastive_weight": (0, jnp.inf), "temperature": POSITIVE}
+    values = {
+        "contrastive_weight": contrastive_weight,
+        "contrastive_temperature": contrastive_temperature,
+    }
+    bounds = {"contrastive_weight": (0, jnp.inf), "contrastive_temperature": POSITIVE}
     check_ranges("", values, bounds)
     loss_of(model)  # what is wrong with its settings is told before training
 
@@ -56,7 +59,7 @@ def with_contrastive_loss(
             for other in (received, previous)
         ]
         terms = model_contrastive(
-            *map(_embed_images, (seen, *fixed)), temperature=temperature
+            *map(_embed_images, (seen, *fixed)), temperature=contrastive_temperature
         )
         term = masked_mean(terms, batch.is_valid)
         total = value + contrastive_weight * term

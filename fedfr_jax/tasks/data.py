@@ -78,7 +78,7 @@ def split(settings: Mapping, source: Source):
             settings[key] = names_from(source.names, value, where)
     check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
     asked = inspect.signature(PARTITIONS[settings["name"]]).parameters
-    given = {"is_test": source.is_test, "owners": source.client_ids}
+    given = {"is_test": source.is_test, "client_ids": source.client_ids}
     if source.stored is not None and source.stored.is_named:
         given["names"] = IdentityNames(source.stored.names, source.names)
     for key, known in given.items():
@@ -177,20 +177,23 @@ def build_batching(
       ValueError: for an unknown augmentation or setting of one.
     """
     if not is_images:
-        for key, value in (("flip", settings.flip), ("augment", settings.augment)):
+        for key in ("flip_probability", "augment"):
+            value = settings._asdict()[key]
             if value:
                 raise ValueError(
                     f"{key} must be off for data that are no images, got {value}."
                 )
         return Batching(settings.batch_size, drop_last=drop_last)
-    augment = build_data_augment(settings.flip, json.dumps(settings.augment))
+    augment = build_data_augment(
+        settings.flip_probability, json.dumps(settings.augment)
+    )
     return Batching(settings.batch_size, augment, drop_last=drop_last)
 
 
 @functools.cache  # what is compiled knows an augmentation by its functions
 def build_data_augment(flip: float, listed: str) -> Augment:
     """What is `listed`, as JSON, behind a mirror of probability `flip`."""
-    return build_augment(json.loads(listed), flip=flip)
+    return build_augment(json.loads(listed), flip_probability=flip)
 
 
 def build_preprocessing(
@@ -266,19 +269,19 @@ def should_stream(
     Args:
       parts: rows of the source, [n] each, that a run needs.
     """
-    is_streamed = federation.table == "stream"
-    if federation.table == "auto":
+    is_streamed = federation.data_placement == "stream"
+    if federation.data_placement == "auto":
         num_images = sum(len(rows) for rows in parts)
         num_bytes = num_images * example_bytes(source.image_shape)
         is_streamed = mesh.is_multi_process or not fits_devices(num_bytes, mesh)
-    return int(federation.table_gib * 2**30) if is_streamed else None
+    return int(federation.stream_buffer_gib * 2**30) if is_streamed else None
 
 
 def by_conv_implementation(settings: Mapping) -> tuple[str, ...]:
     """Of convolutions, to be timed: none when the config's model has or names one."""
     known = inspect.signature(MODELS[settings["name"]]).parameters
     is_open = (
-        "implementation" in known
-        and settings.get("implementation", conv.AUTO) == conv.AUTO
+        "conv_implementation" in known
+        and settings.get("conv_implementation", conv.AUTO) == conv.AUTO
     )
     return conv.other_implementations() if is_open else ()

@@ -48,7 +48,7 @@ def check_settings(
     """What `representation` is told by config.evaluation.representation, checked.
 
     Args:
-      settings: `most`, features that are looked at, and `reference`, the work folder of
+      settings: `max_images`, features that are looked at, and `reference`, the work folder of
         a run such as a central one, to whose last row's network MMD is taken; None asks
         for nothing.
       first: variables of the model, arrays or shapes.
@@ -59,9 +59,9 @@ def check_settings(
     """
     if settings is None:
         return None
-    check_keys(SECTION, settings, ("reference", "most"))
-    settings = {"most": MAX_IMAGES, "reference": None, **settings}
-    check_whole(f"{SECTION}.most", settings["most"], 2)
+    check_keys(SECTION, settings, ("reference", "max_images"))
+    settings = {"max_images": MAX_IMAGES, "reference": None, **settings}
+    check_whole(f"{SECTION}.max_images", settings["max_images"], 2)
     if model.apply_with_features is None:
         raise ValueError(f"{SECTION} must go with a model of features, got another.")
     reference = settings["reference"]
@@ -78,7 +78,7 @@ def representation(
     feed: Batching,
     *,
     reference: PyTree | None = None,
-    most: int = MAX_IMAGES,
+    max_images: int = MAX_IMAGES,
 ) -> Evaluator:
     """Evaluator of the one network, nothing where there is none.
 
@@ -87,14 +87,14 @@ def representation(
       table: the test images and their labels or masks.
       feed: how images are decoded; its batch size is per device.
       reference: variables of the network that MMD is taken to; None leaves it out.
-      most: features that are looked at, which MMD takes the square of.
+      max_images: features that are looked at, which MMD takes the square of.
 
     Raises:
       ValueError: when the model has no features, or the images are void.
     """
     if model.apply_with_features is None:
         raise ValueError("model must have features, got one without.")
-    look = build_feature_fn(model, table, mesh, feed, most)
+    look = build_feature_fn(model, table, mesh, feed, max_images)
     wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
 
     def evaluate(networks: TrainedModels) -> Evaluation:
@@ -135,7 +135,7 @@ def build_feature_fn(
 ) -> Callable:
     """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
 
-    Of features of images there is one for each of `most` images, evenly spaced. Of
+    Of features of images there is one for each of `max_images` images, evenly spaced. Of
     features of pixels there are OF_IMAGE of an image or more, the same places in each
     image, drawn once; those that are void are left out.
 

@@ -104,7 +104,7 @@ def local_of(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
-    layer_rates: Mapping = MappingProxyType({}),
+    learning_rate_multipliers: Mapping = MappingProxyType({}),
 ) -> LocalTraining:
     """A client's training from plain settings.
 
@@ -119,7 +119,7 @@ def local_of(
       momentum, weight_decay: of sgd, coupled as in PyTorch; others take theirs among
         the settings.
       clip_norm: largest norm of a step's gradient; 0 does not clip.
-      layer_rates: {regular expression of leaves below params: factor of their steps},
+      learning_rate_multipliers: {regular expression of leaves below params: factor of their steps},
         which with sgd is a learning rate of their own; other leaves have factor 1.
 
     Raises:
@@ -147,9 +147,13 @@ def local_of(
                     f"{value} beside it."
                 )
 
-    if layer_rates:
-        check_ranges("layer_rates of ", layer_rates, dict.fromkeys(layer_rates, SOME))
-        make = layer_wise(make, layer_rates)
+    if learning_rate_multipliers:
+        check_ranges(
+            "learning_rate_multipliers of ",
+            learning_rate_multipliers,
+            dict.fromkeys(learning_rate_multipliers, SOME),
+        )
+        make = layer_wise(make, learning_rate_multipliers)
 
     def clipped(rate):
         return optax.chain(optax.clip_by_global_norm(clip_norm), make(rate))

@@ -9,15 +9,15 @@ from fedfr_jax.data.sources import SOURCES, path_settings
 
 # Sections of a source (of a stage's settings also those that it starts from), whose
 # paths are arguments of its factory.
-SOURCE = r"(start_from/)*(data|partition/public/source)(/parts/[^/]+)*"
-SOURCE += r"|evaluation/pairs/(source|development)(/parts/[^/]+)*"
+SOURCE = r"(start_from/)*(data|partition/public/source)(/sources/[^/]+)*"
+SOURCE += r"|evaluation/pairs/(source|threshold_pairs)(/sources/[^/]+)*"
 OTHERS = "|".join(
     (
         "model/weights",
         "(pretrain|methods/[^/]+)/(init|distill/cache|distill/teacher/weights)",
-        "evaluation/(pairs|search|templates)(/path)?",
+        "evaluation/(pairs|identification|templates)(/path)?",
         "evaluation/representation/reference",
-        "(start_from/)*partition/owners",
+        "(start_from/)*partition/client_ids",
     )
 )
 Keys = tuple[str, ...]

@@ -27,11 +27,13 @@ class Own(NamedTuple):
     # Leaves that stay with clients: a regular expression over leaf paths, or one of
     # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
     personal: str | Mapping = ""
-    draw: bool = False  # a new client's personal leaves, instead of the first network's
+    init_per_client: bool = (
+        False  # a new client's personal leaves, instead of the first network's
+    )
     frozen: str | Mapping = ""  # as personal, of params that do not move
     # Of the personal leaves alone at the start of a round, beside the federation's;
     # with fedavg.
-    finetune_epochs: int = 0
+    personal_epochs: int = 0
     batch_stats: str = "average"  # local or first, see `with_batch_stats`
     # Links between the clients' updates and their mean, first to last: names, or
     # {"name": ..., settings}, see `fedfr describe aggregation`.
@@ -78,12 +80,12 @@ def composed(
       ValueError: for a wrong value, or a pattern that finds no leaf.
     """
     where = leaves_of(of.model, own.get("personal", ""), of.at)
-    if own.get("draw") and not where:
-        raise ValueError("draw must go with personal leaves, got none.")
+    if own.get("init_per_client") and not where:
+        raise ValueError("init_per_client must go with personal leaves, got none.")
     if (local_epochs := own.get("local_epochs")) is not None:
         check_epochs("local_epochs", local_epochs)
     local = with_frozen(local, own.get("frozen", ""), of)
-    if epochs := own.get("finetune_epochs", 0):
+    if epochs := own.get("personal_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
     how = own.get("batch_stats", "average")
     made = with_batch_stats(make(local), how)
@@ -91,7 +93,7 @@ def composed(
         check_batch_stats(of.shapes)  # some of which may be personal
     made = with_aggregation(made, *own.get("aggregation", ()))
     return with_personal_layers(
-        made, where, init_per_client=of.draw if own.get("draw") else None
+        made, where, init_per_client=of.draw if own.get("init_per_client") else None
     )
 
 
@@ -117,15 +119,15 @@ def finetuning_first(
       ValueError: without such leaves, for a number of epochs out of range, or an
         algorithm that looks into a client's training.
     """
-    check_whole("finetune_epochs", epochs, 1)
+    check_whole("personal_epochs", epochs, 1)
     if algorithm != "fedavg":
         raise ValueError(
-            f"finetune_epochs must go with the algorithm fedavg, got {algorithm!r}."
+            f"personal_epochs must go with the algorithm fedavg, got {algorithm!r}."
         )
     if not isinstance(where, str):
-        raise ValueError("finetune_epochs must go with blocks, got batch norms.")
+        raise ValueError("personal_epochs must go with blocks, got batch norms.")
     head = "|".join(f"(?:{part})" for part in (where, of.kept) if part)
     if not head:
-        raise ValueError("finetune_epochs must go with personal leaves, got none.")
+        raise ValueError("personal_epochs must go with personal leaves, got none.")
     jax.eval_shape(lambda params: trainable(head, params)[0], of.shapes["params"])
     return head_first(local, head=head, epochs=epochs)

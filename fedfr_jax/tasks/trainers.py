@@ -41,8 +41,20 @@ from fedfr_jax.types import (
 )
 
 # Of faces only.
-MARGIN = ("margin_loss", "scale", "margin", "margin_options", "interclass_threshold")
-MARGIN += ("class_parallel", "class_chunk", "class_dtype", "class_rate", "batch_norm")
+MARGIN = (
+    "margin_loss",
+    "scale",
+    "margin",
+    "margin_options",
+    "interclass_filtering_threshold",
+)
+MARGIN += (
+    "class_parallel",
+    "class_chunk_size",
+    "class_dtype",
+    "class_sample_rate",
+    "sync_batch_norm",
+)
 MARGIN += ("init", "distill", "gate_weight")
 
 # Around a method's loss, by the need of its algorithm.
@@ -145,9 +157,9 @@ def trainers_and_context(
         with_initial_weights(context_of(network), settings),
     )
     trainers = build_trainers(methods, of)
-    if Federation(**settings["federation"]).lanes == AUTO:
+    if Federation(**settings["federation"]).clients_per_device == AUTO:
         others = by_conv_implementation(network)
-        networks = {name: {**network, "implementation": name} for name in others}
+        networks = {name: {**network, "conv_implementation": name} for name in others}
         implementations = {
             k: build_trainers(methods, with_initial_weights(context_of(x), settings))
             for k, x in networks.items()

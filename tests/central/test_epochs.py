@@ -128,11 +128,13 @@ def test_streamed_images_train_alike(num_devices, steps):
 
 def test_rates_warm_up_and_drop_at_milestones():
     rate = build_schedule(
-        learning_rate=1.0, warmup=0.1, milestones=(0.5, 0.8), total=100
+        learning_rate=1.0, warmup_fraction=0.1, milestones=(0.5, 0.8), total=100
     )
     got = [float(rate(i)) for i in (0, 5, 10, 49, 51, 79, 81)]
     np.testing.assert_allclose(got, [0, 0.5, 1, 1, 0.1, 0.1, 0.01], rtol=1e-6)
-    cosine = build_schedule(learning_rate=1.0, warmup=0.0, milestones=(), total=100)
+    cosine = build_schedule(
+        learning_rate=1.0, warmup_fraction=0.0, milestones=(), total=100
+    )
     np.testing.assert_allclose(float(cosine(50)), 0.5, rtol=1e-6)
 
 
@@ -143,7 +145,11 @@ def test_rates_are_those_of_two_strong_re_identification_codes(golden):
     given = {"epochs": 120, "batch_size": 1, "learning_rate": 3.5e-4}
     bot = Training(
         **given,
-        **{"rate_per": "epoch", "warmup": 10 / 120, "warmup_from": 0.01},
+        **{
+            "schedule_unit": "epoch",
+            "warmup_fraction": 10 / 120,
+            "warmup_start_factor": 0.01,
+        },
         milestones=(40 / 120, 70 / 120),
     )
     rate = scaled_learning_rate(bot, steps)
@@ -153,7 +159,10 @@ def test_rates_are_those_of_two_strong_re_identification_codes(golden):
         )
     warmup = 2000 / (120 * steps)
     fast = Training(
-        **given, warmup=warmup, warmup_from=0.1, milestones=(49 / 120, 99 / 120)
+        **given,
+        warmup_fraction=warmup,
+        warmup_start_factor=0.1,
+        milestones=(49 / 120, 99 / 120),
     )
     for step, name in ((0, "first"), (steps - 1, "last")):
         wanted = arrays[f"lr_fastreid_market_epoch_{name}"]

@@ -26,7 +26,7 @@ def after_a_step(num_devices):
     """(variables without padding, loss, parts of the table) after a step."""
     model = iresnet((16, 16, 3), depth=50, widths=WIDTHS, embedding_dim=DIM, remat=True)
     backbone = model.init(jax.random.key(0))
-    size = group_size("sync", num_devices)
+    size = group_size(True, num_devices)
     model = stats_over_group(model, StatsGroup(size, group_mean(size, num_devices)))
     loss = class_parallel_loss(model, cosface(), chunk=CHUNK)
     rows = num_devices * rows_per_device(NUM_CLASSES, num_devices, CHUNK)

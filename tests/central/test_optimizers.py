@@ -57,7 +57,7 @@ def test_adams_decay_is_decoupled_and_the_coupled_ones_part_of_the_gradient():
 
 def first_step(**settings):
     """What a gradient of four ones takes off each number."""
-    given = {"epochs": 1, "warmup": 0.0, "weight_decay": 0.0, **settings}
+    given = {"epochs": 1, "warmup_fraction": 0.0, "weight_decay": 0.0, **settings}
     with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
         optimizer = build_optimizer(Training(learning_rate=0.01, **given), 10**4)
         (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
@@ -66,7 +66,7 @@ def first_step(**settings):
 
 def test_the_rate_grows_with_the_batch_when_a_base_is_given():
     np.testing.assert_allclose(first_step(batch_size=512), 0.01, rtol=1e-4)
-    scaled = first_step(batch_size=512, base_batch=256)
+    scaled = first_step(batch_size=512, base_batch_size=256)
     np.testing.assert_allclose(scaled, 0.02, rtol=1e-4)
 
 
@@ -78,12 +78,17 @@ def test_a_layer_has_a_rate_of_its_own(name):
     grads = [jax.tree.map(lambda x: 0.1 * x + 1, start)] * 3
 
     def end(rate, **settings):
-        given = {"optimizer": name, "learning_rate": rate, "warmup": 0.0, **settings}
+        given = {
+            "optimizer": name,
+            "learning_rate": rate,
+            "warmup_fraction": 0.0,
+            **settings,
+        }
         with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
             optimizer = build_optimizer(Training(epochs=1, **given), 1000)
             return list(trajectory(optimizer, start, grads))[-1]
 
-    found = end(0.1, layer_rates={"^stem": 0.25})
+    found = end(0.1, learning_rate_multipliers={"^stem": 0.25})
     np.testing.assert_allclose(found["stem"], end(0.025)["stem"], rtol=1e-5)
     np.testing.assert_allclose(found["top"], end(0.1)["top"], rtol=1e-6)
 

@@ -17,9 +17,9 @@ from fedfr_jax.types import Batch
 MODEL = iresnet((8, 8, 3), blocks=(1, 2), widths=(4, 8), embedding_dim=6)
 
 
-def step_of(num_devices, batch_norm):
+def step_of(num_devices, sync_batch_norm):
     """(gradients' step, statistics) of a batch of 16 on so many devices."""
-    size = group_size(batch_norm, num_devices)
+    size = group_size(sync_batch_norm, num_devices)
     model = MODEL
     if size > 1:
         model = stats_over_group(MODEL, StatsGroup(size, group_mean(size, num_devices)))
@@ -53,11 +53,11 @@ def step_of(num_devices, batch_norm):
 
 @pytest.fixture(scope="module")
 def one():
-    return step_of(1, "local")[0]
+    return step_of(1, False)[0]
 
 
 def test_pooled_statistics_of_all_devices_are_those_of_one(one):
-    (synced, count), (local, few) = step_of(4, "sync"), step_of(4, "local")
+    (synced, count), (local, few) = step_of(4, True), step_of(4, False)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
     jax.tree.map(close, synced, one)
     far = jax.tree.map(lambda a, b: np.abs(a - b).max(), local["params"], one["params"])
@@ -69,12 +69,14 @@ def test_pooled_statistics_of_all_devices_are_those_of_one(one):
 
 def test_a_group_of_devices_is_a_device_with_their_parts():
     grouped, _ = step_of(4, 2)
-    alone, _ = step_of(2, "local")
+    alone, _ = step_of(2, False)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
     jax.tree.map(close, grouped, alone)
 
 
 @pytest.mark.parametrize("asked", ["global", 3, 0])
 def test_a_group_that_does_not_exist_is_refused(asked):
-    with pytest.raises(ValueError, match="batch_norm must be local, sync or a divisor"):
+    with pytest.raises(
+        ValueError, match="sync_batch_norm must be False, True or a divisor"
+    ):
         group_size(asked, 8)

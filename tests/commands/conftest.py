@@ -17,7 +17,7 @@ def get_config():
     config.partition = {
         "num_clients": 3,
         "ids_per_client": (2, 3, 2),
-        "num_global_ids": 6,
+        "num_public_ids": 6,
         "num_unseen_ids": 6,
     }
     config.model = {

@@ -11,9 +11,9 @@ import fedfr_jax as ff
 from fedfr_jax.cli.main import main
 
 TOY = {
-    "data.parts.labeled.num_identities": 12,
-    "data.parts.unlabeled.num_identities": 4,
-    "data.parts.unseen.num_identities": 6,
+    "data.sources.labeled.num_identities": 12,
+    "data.sources.unlabeled.num_identities": 4,
+    "data.sources.unseen.num_identities": 6,
     "partition.num_unseen_ids": 6,
     "model.blocks": (1, 1),
     "model.embedding_dim": 8,
@@ -32,7 +32,7 @@ def fedfr(*words):
 
 
 def train(word, folder):
-    changes = {**TOY, "partition.num_global_ids": PEOPLE[word]}
+    changes = {**TOY, "partition.num_public_ids": PEOPLE[word]}
     changes["model.widths"] = WIDTHS[word]
     if word != "teacher":
         changes["pretrain.distill.teacher.weights"] = folder / "teacher"

@@ -21,7 +21,7 @@ def get_config():
     config.data = {"name": "folder", "path": "PATH", "image_size": 4}
     config.partition = {"name": "iid", "num_clients": 2}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8, "flip": 0.0}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8, "flip_probability": 0.0}
     config.methods = {"fedavg": {"learning_rate": 0.05}}
     return config.lock()
 '''
@@ -154,14 +154,14 @@ def test_a_clients_network_whose_data_moved_says_what_to_do(case, capsys):
 def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
     words = f"--config={case}/tiny.py", f"--config.data.path={case}/set"
     sweep = ["sweep", *words, f"--workdir={case}/sweep"]
-    assert main([*sweep, "federation.lanes=[1]"]) == 0
+    assert main([*sweep, "federation.clients_per_device=[1]"]) == 0
     add_a_picture(case / "set")
-    main([*sweep, "federation.lanes=[1, 2]"])
+    main([*sweep, "federation.clients_per_device=[1, 2]"])
     lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
     one, other = map(json.loads, lines)
     assert "error" not in one and "1 added (b/99.bmp)" in other["error"]
     accept = "--data-changed=accept", "--retry_failed"
-    assert main([*sweep, "federation.lanes=[1, 2]", *accept]) == 0
+    assert main([*sweep, "federation.clients_per_device=[1, 2]", *accept]) == 0
     lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
     assert not any("error" in json.loads(line) for line in lines)
     assert "fedavg is that of " in capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
 
 def test_a_sweep_whose_data_moved_repeats_nothing(case, capsys):
     sweep = ["sweep", f"--config={case}/tiny.py", f"--workdir={case}/sweep"]
-    lanes = "federation.lanes=[1, 2]"
+    lanes = "federation.clients_per_device=[1, 2]"
     assert main([*sweep, f"--config.data.path={case}/set", lanes[:-4] + "]"]) == 0
     (case / "set").rename(case / "moved")
     assert main([*sweep, f"--config.data.path={case}/moved", lanes]) == 0

@@ -54,7 +54,7 @@ def test_data_that_are_not_there_lie_where_the_config_says(monkeypatch):
     monkeypatch.setenv("FEDFR_DATA", "nowhere")
     config = load(find("fedper/cifar10"))
     config.federation.unlock()
-    config.federation.table = "device"
+    config.federation.data_placement = "device"
     dataset = aot_compile.without_images(config).task.dataset
     assert isinstance(dataset, Dataset) and dataset.num_examples == 50_000
     assert not dataset.images[:100].any()

@@ -314,13 +314,14 @@ def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
 
 
 def test_keys_of_rows_of_every_task_are_described(capsys):
-    known = {"label_smoothing", "class_weights", "triplet_margin", "identities"}
-    known |= {"contrastive_weight", "finetune_epochs", "margin_loss", "share", "loss"}
+    known = {"label_smoothing", "class_weights", "triplet_margin"}
+    known |= {"contrastive_weight", "identities_per_batch", "personal_epochs"}
+    known |= {"margin_loss", "use_public_data", "loss"}
     assert main(["describe", "sections"]) == 0
     keys = set(re.findall(r"\w+(?=[=,)])", capsys.readouterr().out))
     assert known <= keys
     assert main(["describe", "scenarios", "by_camera"]) == 0
-    assert "groups=None" in capsys.readouterr().out
+    assert "camera_groups=None" in capsys.readouterr().out
 
 
 def test_a_member_is_described_whole(capsys):
@@ -362,7 +363,7 @@ def test_a_member_is_found_without_its_family(capsys):
 
 
 def test_a_default_that_is_a_function_is_shown_by_its_name():
-    def factory(local, *, rate, weigh=len, name="a b"):
+    def factory(local, *, rate, weighting=len, name="a b"):
         """One line.
 
         More.
@@ -370,7 +371,7 @@ def test_a_default_that_is_a_function_is_shown_by_its_name():
 
     assert (
         describe.signature_text("it", factory)
-        == "it(local, rate, weigh=len, name='a b')"
+        == "it(local, rate, weighting=len, name='a b')"
     )
     assert describe.summary(factory) == "One line."
 
@@ -403,8 +404,12 @@ def test_near_names_are_offered(tmp_path, capsys):
         find("dmo")
     with pytest.raises(ValueError, match=r"did you mean learning_rate\?"):
         check_keys("config.methods.a", {"lr": 0.1}, ["learning_rate", "momentum"])
-    with pytest.raises(ValueError, match="mean layer_rates or learning_rate"):
-        check_keys("config.methods.a", {"lr": 0.1}, ["layer_rates", "learning_rate"])
+    with pytest.raises(ValueError, match="mean learning_rate"):
+        check_keys(
+            "config.methods.a",
+            {"lr": 0.1},
+            ["learning_rate_multipliers", "learning_rate"],
+        )
     with pytest.raises(ValueError, match=r"config must have keys .*mean seed\?"):
         flags.set_key(ConfigDict({"seed": 0, "data": {}}), "sede", 1)
     assert main(["trian"]) == 2

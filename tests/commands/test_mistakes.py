@@ -91,8 +91,8 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
             "--input must name a file, got 'nosuch.pth': there is none",
         ),
         (
-            ["prepare", "--config=CONFIG", "--config.partition.num_global_ids=99"],
-            "num_global_ids",
+            ["prepare", "--config=CONFIG", "--config.partition.num_public_ids=99"],
+            "num_public_ids",
         ),
     ],
 )
@@ -112,10 +112,13 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("model.width=3", "got 'width' (did you mean widths?)"),
         ("methods.fedfr.x=1", "config.methods.fedfr must have keys of ["),
         (
-            "methods.fedfr.phi_update=thawed",
-            "phi_update must be one of ['averaged', 'frozen'], got 'thawed'",
+            "methods.fedfr.public_classes_update=thawed",
+            "public_classes_update must be one of ['average', 'frozen'], got 'thawed'",
         ),
-        ("federation.lanes=0", "config.federation.lanes must be at least 1, got 0"),
+        (
+            "federation.clients_per_device=0",
+            "config.federation.clients_per_device must be at least 1, got 0",
+        ),
         (
             "federation.rounds=2.5",
             "config.federation.rounds must be a whole number, got 2.5",
@@ -126,8 +129,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         ("pretrain.epochs=0", "config.pretrain.epochs must be at least 1, got 0"),
         (
-            "pretrain.warmup=1",
-            "config.pretrain: warmup must leave a part of the 18 steps to the cosine "
+            "pretrain.warmup_fraction=1",
+            "config.pretrain: warmup_fraction must leave a part of the 18 steps to the cosine "
             "after it, got 1",
         ),
         (
@@ -151,10 +154,13 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "federation.cohort_size=9",
             "config.federation.cohort_size must lie in [0, 3], got 9",
         ),
-        ("pretrain.flip=2", "config.pretrain.flip must lie in [0, 1], got 2"),
         (
-            "federation.table=disk",
-            "table must be one of ['auto', 'device', 'stream'], got 'disk'",
+            "pretrain.flip_probability=2",
+            "config.pretrain.flip_probability must lie in [0, 1], got 2",
+        ),
+        (
+            "federation.data_placement=disk",
+            "data_placement must be one of ['auto', 'device', 'stream'], got 'disk'",
         ),
         (
             "federation.augment=(1,2)",
@@ -166,8 +172,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.pretrain.augment must normalize images as config.federation",
         ),
         (
-            "federation.augment=({'name':'erase','fill':-1},)",
-            "config.federation.augment: erase's fill must lie in [0, 255]",
+            "federation.augment=({'name':'random_erasing','fill':-1},)",
+            "config.federation.augment: random_erasing's fill must lie in [0, 255]",
         ),
         ("model.dtype=x", "config.model.dtype must be none or a floating dtype's"),
         ("model.dtype=0", "config.model.dtype must be none or a floating dtype's"),
@@ -182,7 +188,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             r"true, false, none, a list or a mapping, got '\x00'.",
         ),
         (
-            "federation.augment=[{'name':'erase','fill':b'x'}]",
+            "federation.augment=[{'name':'random_erasing','fill':b'x'}]",
             "config.federation.augment[0].fill must be a text without",
         ),
         ("evaluation.fars=({0.1},)", "config.evaluation.fars[0] must be a text"),
@@ -214,12 +220,12 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.methods.fedfr: momentum must lie in [0, 1), got 1.",
         ),
         (
-            "methods={'x':{'algorithm':'fedavg','draw':''}}",
-            "config.methods.x.draw must be true or false, got ''.",
+            "methods={'x':{'algorithm':'fedavg','init_per_client':''}}",
+            "config.methods.x.init_per_client must be true or false, got ''.",
         ),
         pytest.param(
-            "federation.flip=1" + 400 * "0",
-            "config.federation.flip must be a finite number, got 1000",
+            "federation.flip_probability=1" + 400 * "0",
+            "config.federation.flip_probability must be a finite number, got 1000",
             id="a number of 401 digits",
         ),
         pytest.param(
@@ -238,8 +244,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "local steps of the largest client must be below 2**31, got",
         ),
         (
-            "methods.fedfr.temperature=1e-320",
-            "temperature must be positive in float32, got 1e-320",
+            "methods.fedfr.contrastive_temperature=1e-320",
+            "contrastive_temperature must be positive in float32, got 1e-320",
         ),
         ("pretrain.margin=-1.0", "config.pretrain.margin must lie in [0, 10], got -1."),
         (

@@ -27,7 +27,7 @@ def get_config():
     config.data = {"name": "arrays", "path": "PATH"}
     config.partition = {"name": "iid", "num_clients": 3, "seed": SEED}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 2, "local_epochs": 1, "batch_size": 8, "flip": 0.0}
+    config.federation = {"rounds": 2, "local_epochs": 1, "batch_size": 8, "flip_probability": 0.0}
     config.federation.evaluate_every = 1
     config.methods = {"fedavg": {"learning_rate": 0.05}}
     return config.lock()
@@ -149,7 +149,9 @@ def test_a_stage_is_borrowed_between_configs_without_an_evaluation(
         "return config.lock()", "del config.evaluation\n    return config.lock()"
     )
     config.write_text(text)
-    one, other = sweep(config, tmp_path / "bare", "federation.lanes=[1, 2]")
+    one, other = sweep(
+        config, tmp_path / "bare", "federation.clients_per_device=[1, 2]"
+    )
     assert "fedavg is that of " in capsys.readouterr().out
     assert numbers(one) == numbers(other)
 
@@ -159,7 +161,7 @@ def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
     """Widths, clients and local epochs: what a row tells of each run is of its own."""
     axes = ["model.hidden=[2, 4]"]
     axes += ["partition.num_clients,federation.local_epochs=[(2, 1), (3, 2)]"]
-    network = '--config.model={"name": "mlp", "hidden": 2}'
+    network = '--config.model={"name": "mlp", "hidden_dim": 2}'
     rows = sweep(config, tmp_path / "shapes", *axes, network, "--vmap")
     told = [(row["model.hidden"], row["partition.num_clients"]) for row in rows]
     assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
@@ -280,7 +282,7 @@ def face_config(folder):
         "partition": {
             "num_clients": 2,
             "ids_per_client": (2, 3),
-            "num_global_ids": 4,
+            "num_public_ids": 4,
             "num_unseen_ids": 3,
         },
         "model": {
@@ -295,14 +297,16 @@ def face_config(folder):
     }
 
 
-@pytest.mark.parametrize("implementation", ["auto", "winograd", "im2col"])
+@pytest.mark.parametrize("conv_implementation", ["auto", "winograd", "im2col"])
 def test_operations_are_those_of_the_network_however_it_is_computed(
-    implementation, tmp_path
+    conv_implementation, tmp_path
 ):
     """Winograd's products are fewer, and of a small image more, with its padding."""
     config = face_config(tmp_path)
     model = {**config["model"], "widths": (8, 16), "blocks": (1, 1)}
-    experiment = build(config | {"model": {**model, "implementation": implementation}})
+    experiment = build(
+        config | {"model": {**model, "conv_implementation": conv_implementation}}
+    )
     network = 2 * (16 * 9 * 8 * (1 + 2 * 8) + 4 * 9 * 16 * (8 + 2 * 16) + 4 * 16 * 8)
     assert count_sizes(experiment).flops == 3 * (network + 2 * 8 * (4 + 3))
     with jax.numpy_dtype_promotion("standard"):
@@ -340,11 +344,14 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
     assert sizes.identities == 9
     forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
     assert sizes.flops == 3 * (forward + 2 * 8 * 7)
-    kept = {**config, "partition": {**config["partition"], "num_kept_ids": 2}}
+    kept = {**config, "partition": {**config["partition"], "num_trained_public_ids": 2}}
     assert count_sizes(build(kept)).identities == sizes.identities - 2
     # On 8 devices the table has rows for 24: 3 classes a device in chunks.
-    rates = {"class_rate": (0.25, 0.5), "epochs": 4}  # 0.25, then 0.5 three times
-    cut = count_sizes(experiment_with(class_parallel=True, class_chunk=3, **rates))
+    rates = {
+        "class_sample_rate": (0.25, 0.5),
+        "epochs": 4,
+    }  # 0.25, then 0.5 three times
+    cut = count_sizes(experiment_with(class_parallel=True, class_chunk_size=3, **rates))
     assert cut[:2] == sizes[:2] and cut.identities == 9
     drawn = round(4 * (0.25 + 3 * 0.5) / 4)
     assert cut.active_head == sizes.backbone + 8 * (drawn + 3)

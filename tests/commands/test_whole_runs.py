@@ -70,7 +70,10 @@ def whole(config, tmp_path_factory):
 
     @functools.cache
     def train(lanes):
-        flags = [f"--config={config}", f"--config.federation.lanes={lanes}"]
+        flags = [
+            f"--config={config}",
+            f"--config.federation.clients_per_device={lanes}",
+        ]
         folder = root / str(lanes)
         return flags, folder, here("train", *flags, f"--workdir={folder}")
 
@@ -141,7 +144,7 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
         "train",
         *flags,
         f"--workdir={run}",
-        "--config.methods.fedfr.threshold=0.3",
+        "--config.methods.fedfr.hard_negative_threshold=0.3",
     ]
     said = here(*changed)
     assert "kept are pretrained, fedavg; trained anew are fedfr, whose" in said
@@ -182,7 +185,10 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
 ):
     assert main(["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}"]) == 0
     flags, folder, _ = whole(1)
-    stream = ["--config.federation.table=stream", "--config.federation.table_gib=2e-5"]
+    stream = [
+        "--config.federation.data_placement=stream",
+        "--config.federation.stream_buffer_gib=2e-5",
+    ]
     data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
     place = f"--workdir={tmp_path / 'stream'}"
     here("train", *flags, *stream, *data, place, "--methods=fedavg")

@@ -142,24 +142,32 @@ MEMBERS = {
     "fedavg": Member(tiny("fedavg", server_optimizer=optax.sgd(1))),
     "fedaws": Member(tiny("fedaws", spreadout=spreadout_sum, classes=HEAD)),
     "feddyn": Member(tiny("feddyn", num_clients=len(SIZES))),
-    "feddane": Member(tiny("feddane", strength=0.1)),
+    "feddane": Member(tiny("feddane", mu=0.1)),
     "fedfr": Member(
         tiny("fedfr", LocalTraining(face_loss, sgd(momentum=0.9), RATE)), FACES
     ),
     "fedmargin": Member(tiny("fedmargin", model=MODEL)),
     "fednova": Member(tiny("fednova")),
-    "fedprox": Member(tiny("fedprox", strength=0.1)),
+    "fedprox": Member(tiny("fedprox", mu=0.1)),
     "fedrep": Member(tiny("fedrep", head=HEAD, head_epochs=1)),
     "finch": Member(tiny("finch", num_clients=len(SIZES), **SEEN)),
-    "fesem": Member(tiny("fesem", spread=0.5)),
-    "hypcluster": Member(tiny("hypcluster", spread=0.5)),
-    "kd": Member(tiny("kd", every=2, weigh="distance", rate=0.1, **SEEN)),
+    "fesem": Member(tiny("fesem", init_noise=0.5)),
+    "hypcluster": Member(tiny("hypcluster", init_noise=0.5)),
+    "kd": Member(
+        tiny(
+            "kd",
+            distill_every=2,
+            weighting="distance",
+            distill_learning_rate=0.1,
+            **SEEN,
+        )
+    ),
     "mime": Member(tiny("mime")),
     "mimelite": Member(tiny("mimelite")),
     "moon": Member(tiny("moon", LOCAL._replace(loss=contrasted))),
-    "perfedavg": Member(tiny("perfedavg", inner_rate=0.1, order="hf")),
-    "ifca": Member(tiny("ifca", spread=0.5)),
-    "pfedme": Member(tiny("pfedme", personal_rate=0.05)),
+    "perfedavg": Member(tiny("perfedavg", inner_learning_rate=0.1, order="hf")),
+    "ifca": Member(tiny("ifca", init_noise=0.5)),
+    "pfedme": Member(tiny("pfedme", personal_learning_rate=0.05)),
     "qfedavg": Member(tiny("qfedavg", q=1.0)),
     "scaffold": Member(tiny("scaffold", num_clients=len(SIZES))),
 }
@@ -204,7 +212,7 @@ for name in sorted(ALGORITHMS):  # under contract with a personal leaf
         lambda b, kept: with_personal_layers(b(), kept), build, kept
     )
     MEMBERS[f"personal {name}"] = Member(own, variables)
-for how in ("local", "first"):
+for how in ("local", "random_client"):
     inner = MEMBERS["fedavg"].build
     MEMBERS[f"{how} statistics"] = Member(
         lambda b=inner, how=how: with_batch_stats(b(), how)
@@ -254,7 +262,7 @@ def simulated(name, devices, lanes, **options) -> Simulation:
         mesh=make_mesh(devices),
         cohort_size=COHORT,
         local_epochs=2,
-        lanes=lanes,
+        clients_per_device=lanes,
         seed=SEED,
         **options,
     )
@@ -328,7 +336,9 @@ def test_devices_lanes_and_idle_slots_change_nothing(name, where):
 @pytest.mark.usefixtures("run_level")
 @pytest.mark.parametrize("name", sorted({*PLAIN, *LINKED} - BEFORE_A_ROUND))
 def test_canonical_sums_have_the_same_bits_on_any_number_of_devices(name):
-    canonical = functools.partial(simulated, name, reduction="canonical", shards=4)
+    canonical = functools.partial(
+        simulated, name, reproducible_sum=True, num_partial_sums=4
+    )
     one, *others = (rounds(name, canonical(n, 1), (0, 1)) for n in (1, 2, 4))
     for other in others:
         assert_same_bits(other, one)
@@ -363,7 +373,7 @@ def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
 
 
 STATEFUL = ["linked centered_clip", "linked rfa", "linked gaussian_noise"]
-RESUMED = [*PLAIN, *STATEFUL, "personal fedavg", "first statistics"]
+RESUMED = [*PLAIN, *STATEFUL, "personal fedavg", "random_client statistics"]
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -479,7 +489,7 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
         for how, name in (
             ("average", "fedavg"),
             ("local", "local statistics"),
-            ("first", "first statistics"),
+            ("random_client", "random_client statistics"),
         )
     }
     ids = sample_cohort(SEED, 0, len(SIZES), COHORT)
@@ -491,9 +501,9 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
         rtol=1e-5,
     )
     chosen = kept[ids == random_client(ids, SEED, 0)].item()
-    server, (rows, _), _ = ends["first"]
+    server, (rows, _), _ = ends["random_client"]
     np.testing.assert_allclose(server.first["batch_stats"]["mean"], chosen)
-    personalize = MEMBERS["first statistics"].build().personalize
+    personalize = MEMBERS["random_client statistics"].build().personalize
     for client in ids:  # whoever was not the first is judged by them too
         judged = personalize(server, jax.tree.map(lambda x, i=client: x[i], rows))
         np.testing.assert_allclose(judged["batch_stats"]["mean"], chosen)
@@ -501,11 +511,11 @@ def test_statistics_are_averaged_kept_or_of_the_first_client():
 
 # How algorithms average running statistics, where weights are no business of theirs.
 AVERAGED = {
-    "examples": [
+    "num_examples": [
         *("ditto", "fedavg", "fedaws", "feddane", "fedfr", "fednova", "fedprox"),
         *("fedrep", "mime", "moon", "linked attention", "linked centered_clip"),
     ],
-    "equally": ["afl", "apfl", "feddyn", "qfedavg", "scaffold"],
+    "uniform": ["afl", "apfl", "feddyn", "qfedavg", "scaffold"],
     "median": ["linked median"],
 }
 
@@ -516,8 +526,8 @@ def test_running_statistics_of_clients_are_averaged_whatever_the_algorithm():
     _, (rows, _), _ = rounds(own, simulated(own, *ALONE), (0,))
     kept = rows.leaves["batch_stats"]["mean"][ids]
     expected = {
-        "examples": np.average(kept, weights=np.array(SIZES)[ids]),
-        "equally": kept.mean(),
+        "num_examples": np.average(kept, weights=np.array(SIZES)[ids]),
+        "uniform": kept.mean(),
         "median": np.median(kept),
     }
     offenders = []

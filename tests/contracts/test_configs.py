@@ -198,13 +198,13 @@ def check_segmentation(config):
 
 def check_reid(config):
     assert not config["pretrain"]
-    trained = {*keywords(local_of), *keywords(reid_loss), "identities"}
+    trained = {*keywords(local_of), *keywords(reid_loss), "identities_per_batch"}
     evaluation = dict(config["evaluation"])
-    assert set(evaluation.pop("local", {})) <= {"epochs", *trained}
+    assert set(evaluation.pop("local_training", {})) <= {"epochs", *trained}
     check(Retrieving, evaluation, "evaluation")
     for name, options in config["methods"].items():
         if options.get("kind") == "central":
-            of_loss = {*keywords(reid_loss), "identities"}
+            of_loss = {*keywords(reid_loss), "identities_per_batch"}
             known = {"kind", *Training._fields, *of_loss} - {*MARGIN}
         else:
             algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]

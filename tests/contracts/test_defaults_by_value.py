@@ -24,38 +24,38 @@ from fedfr_jax.types import Source
 from tests.contracts import test_algorithms as contracts
 from tests.contracts.rows import FACTS, required
 
-EXAMPLES, EQUALLY = {"weigh": "examples"}, {"weigh": "equally"}
+EXAMPLES, EQUALLY = {"weighting": "num_examples"}, {"weighting": "uniform"}
 SERVER = {"server_optimizer": None}
-GROUPS = {"groups": 2, "spread": 0.05}
-MIME = {"server_momentum": 0.9, "server_rate": 1.0, **EXAMPLES}
+GROUPS = {"num_clusters": 2, "init_noise": 0.05}
+MIME = {"server_momentum": 0.9, "server_learning_rate": 1.0, **EXAMPLES}
 EXPECTED = {
-    "afl": {"domain_rate": 0.1, "window": 1, "domain_of": None},
+    "afl": {"domain_learning_rate": 0.1, "domain_window_size": 1, "domain_of": None},
     "apfl": {"alpha": 0.5, **SERVER, **EQUALLY},
     "cdw": {"train_mode": False},
-    "ditto": {"strength": 1.0, **SERVER, **EXAMPLES},
+    "ditto": {"lam": 1.0, **SERVER, **EXAMPLES},
     "fedavg": {**SERVER, **EXAMPLES},
-    "fedaws": {"margin": 0.9, "strength": 10.0, "rate": 0.1, **EXAMPLES},
+    "fedaws": {"margin": 0.9, "lam": 10.0, "server_learning_rate": 0.1, **EXAMPLES},
     "feddane": EXAMPLES,
-    "feddyn": {"strength": 0.1, "mean_examples": None},
+    "feddyn": {"alpha": 0.1, "mean_examples": None},
     "fedfr": {
         "frozen": None,
         "prepare": None,
-        "phi_update": "averaged",
-        "first_previous": None,
-        "weigh": "local+extra",
+        "public_classes_update": "average",
+        "initial_previous_model": None,
+        "weighting": "num_examples+hard_negatives",
         "begin": None,
         "share": True,
     },
     "fedmargin": {
         "measure": "displacement",
         "temperature": 1.0,
-        "normalize": True,
-        "norm": "softmax",
-        "combine": "mean",
+        "normalize_features": True,
+        "attention": "softmax",
+        "attention_combination": "mean",
         **EQUALLY,
-        "momentum": 0.0,
+        "prototype_momentum": 0.0,
     },
-    "fednova": {"momentum": 0.0, "strength": 0.0, **EXAMPLES},
+    "fednova": {"momentum": 0.0, "mu": 0.0, **EXAMPLES},
     "fedprox": {**SERVER, **EXAMPLES},
     "fedrep": EXAMPLES,
     "fesem": GROUPS,
@@ -63,28 +63,28 @@ EXPECTED = {
     "hypcluster": GROUPS,
     "ifca": {**GROUPS, **EQUALLY},
     "kd": {
-        "every": 10,
+        "distill_every": 10,
         "normalize": True,
-        "rate": 5e-4,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
+        "distill_learning_rate": 5e-4,
+        "distill_momentum": 0.9,
+        "distill_weight_decay": 5e-4,
         **EXAMPLES,
         "train_mode": False,
     },
     "mime": MIME,
     "mimelite": MIME,
     "moon": {**SERVER, **EXAMPLES},
-    "perfedavg": {"order": "fo", "difference": 1e-3, **SERVER, **EQUALLY},
-    "pfedme": {"strength": 15.0, "inner_steps": 5, **SERVER, **EXAMPLES},
+    "perfedavg": {"order": "fo", "hf_delta": 1e-3, **SERVER, **EQUALLY},
+    "pfedme": {"lam": 15.0, "inner_steps": 5, **SERVER, **EXAMPLES},
     "qfedavg": {},
-    "scaffold": {"server_rate": 1.0},
+    "scaffold": {"server_learning_rate": 1.0},
 }
-MOMENTS = {"first": 0.9, "tau": 1e-3, "initial": 0.0}
+MOMENTS = {"b1": 0.9, "eps": 1e-3, "initial_accumulator_value": 0.0}
 SERVERS = {
     "fedadagrad": MOMENTS,
-    "fedadam": {"second": 0.99, **MOMENTS},
+    "fedadam": {"b2": 0.99, **MOMENTS},
     "fedavgm": {"learning_rate": 1.0, "momentum": 0.9, "nesterov": False},
-    "fedyogi": {"second": 0.99, **MOMENTS},
+    "fedyogi": {"b2": 0.99, **MOMENTS},
 }
 LINKS = {
     "attention": {"epsilon": 1.2, "distance_norm": "l2"},
@@ -106,7 +106,7 @@ LOCAL = {
     "momentum": 0.0,
     "weight_decay": 0.0,
     "clip_norm": 0.0,
-    "layer_rates": {},
+    "learning_rate_multipliers": {},
 }
 
 
@@ -150,7 +150,11 @@ def test_every_default_may_be_written_into_a_config():
 
 
 def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():
-    layer = lambda k: {"learning_rate": 0.01, "draw": True, "personal": {"blocks": k}}
+    layer = lambda k: {
+        "learning_rate": 0.01,
+        "init_per_client": True,
+        "personal": {"blocks": k},
+    }
     central = {"kind": "central", "epochs": 7, "batch_size": 128}
     assert base.fedper_rows({"learning_rate": 0.01}, epochs=7, batch_size=128) == {
         "fedavg": {"learning_rate": 0.01},
@@ -158,7 +162,7 @@ def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():
         "fedper_2": layer(2),
         "fedper_3": layer(3),
         "fedper_4": layer(4),
-        "finetune": {**layer(2), "finetune_epochs": 1},
+        "finetune": {**layer(2), "personal_epochs": 1},
         "local": {"learning_rate": 0.01, "personal": "."},
         "central": central,
     }
@@ -172,19 +176,19 @@ def test_fedmargins_rows_are_those_of_its_table_1():
     named = lambda name, **more: {**rate, "algorithm": name, **more}
     assert base.fedmargin_rows(10, **rate) == {
         "fedavg": rate,
-        "fairavg": {**rate, "weigh": "equally"},
+        "fairavg": {**rate, "weighting": "uniform"},
         "local": {**rate, "personal": "."},
         "fedper": {**rate, "personal": {"blocks": 1}},
         "fedrep": named("fedrep", head="/classifier/", head_epochs=10),
-        "fesem": named("fesem", groups=3),
-        "fedatt": {**rate, "aggregation": "attention", "weigh": "equally"},
-        "fedatt_spectral": {**rate, "aggregation": SPECTRAL, "weigh": "equally"},
-        "feddane": named("feddane", strength=1.0),
-        "fedprox": named("fedprox", strength=0.1),
+        "fesem": named("fesem", num_clusters=3),
+        "fedatt": {**rate, "aggregation": "attention", "weighting": "uniform"},
+        "fedatt_spectral": {**rate, "aggregation": SPECTRAL, "weighting": "uniform"},
+        "feddane": named("feddane", mu=1.0),
+        "fedprox": named("fedprox", mu=0.1),
         "fedmargin": named("fedmargin"),
-        "fedmargin_counts": named("fedmargin", weigh="examples"),
+        "fedmargin_counts": named("fedmargin", weighting="num_examples"),
         "fedmargin_hypothesis": named(
-            "fedmargin", measure="hypothesis", normalize=False
+            "fedmargin", measure="hypothesis", normalize_features=False
         ),
         "fedmargin_hypothesis_unit": named("fedmargin", measure="hypothesis"),
     }
@@ -196,10 +200,10 @@ def test_fedreids_rows_switch_what_their_names_say():
     assert base.fedreid_rows(rate, every=10, epochs=300, batch_size=32) == {
         "fedpav": rate,
         "standalone": {**rate, "personal": "."},
-        "fedprox": named("fedprox", strength=0.01),
+        "fedprox": named("fedprox", mu=0.01),
         "cdw": named("cdw"),
-        "kd": named("kd", every=10),
-        "kd_cdw": named("kd", every=10, weigh="distance"),
+        "kd": named("kd", distill_every=10),
+        "kd_cdw": named("kd", distill_every=10, weighting="distance"),
         "clustering": named("finch"),
         "merged": {"kind": "central", "epochs": 300, "batch_size": 32},
     }
@@ -208,20 +212,20 @@ def test_fedreids_rows_switch_what_their_names_say():
 RATE = {"learning_rate": 0.05}
 HEAD = {"blocks": 1}
 ALONE = {  # rows of `comparison` by what they have beside the rate
-    "fedprox": {"strength": 0.01},
+    "fedprox": {"mu": 0.01},
     "scaffold": {},
     "fednova": {},
     "moon": {"contrastive_weight": 1.0},
-    "feddyn": {"strength": 0.01},
+    "feddyn": {"alpha": 0.01},
     "qfedavg": {"q": 1.0},
-    "afl": {"domain_rate": 0.1},
+    "afl": {"domain_learning_rate": 0.1},
     "fedaws": {},
     "fedrep": {"head": "params/classifier/", "head_epochs": 1},
-    "ditto": {"strength": 1.0},
+    "ditto": {"lam": 1.0},
     "apfl": {},
-    "ifca": {"groups": 2},
-    "hypcluster": {"groups": 2},
-    "fesem": {"groups": 2},
+    "ifca": {"num_clusters": 2},
+    "hypcluster": {"num_clusters": 2},
+    "fesem": {"num_clusters": 2},
 }
 FEW = {"num_malicious_clients": 2}
 LINKED = {
@@ -238,9 +242,9 @@ LINKED = {
 }
 REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, tau
     "fedavgm": (1.0, 0.032, {}),
-    "fedadagrad": (0.1, 0.1, {"tau": 0.01}),
-    "fedadam": (1.0, 0.032, {"tau": 0.1}),
-    "fedyogi": (1.0, 0.032, {"tau": 0.1}),
+    "fedadagrad": (0.1, 0.1, {"eps": 0.01}),
+    "fedadam": (1.0, 0.032, {"eps": 0.1}),
+    "fedyogi": (1.0, 0.032, {"eps": 0.1}),
 }
 OTHERS = {
     "fedavg": RATE,
@@ -250,15 +254,19 @@ OTHERS = {
         "server_momentum": 0.2,
         "learning_rate": 0.02,
     },
-    "perfedavg": {"algorithm": "perfedavg", "inner_rate": 0.02, "learning_rate": 0.05},
+    "perfedavg": {
+        "algorithm": "perfedavg",
+        "inner_learning_rate": 0.02,
+        "learning_rate": 0.05,
+    },
     "local": {"personal": ".", **RATE},
     "fedper": {"personal": HEAD, **RATE},
     "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
     "lg_fedavg": {"personal": {"all_but_blocks": 2}, **EQUALLY, **RATE},
     "pfedme": {
         "algorithm": "pfedme",
-        "personal_rate": 0.03,
-        "strength": 15.0,
+        "personal_learning_rate": 0.03,
+        "lam": 15.0,
         "learning_rate": 0.005,
     },
 }
@@ -281,7 +289,7 @@ def test_the_rows_of_the_comparison_have_these_settings():
             "kind": "central",
             "epochs": 24,
             "batch_size": 32,
-            "flip": 0,
+            "flip_probability": 0,
             **RATE,
         },
     }

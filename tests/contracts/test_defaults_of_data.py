@@ -26,12 +26,12 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
         **ANY_COUNT,
     },
     "bin_pairs": {"channels": 3, **FACES},
-    "blank": {
+    "fake_data": {
         "images_per_identity": 10,
         "channels": 3,
-        "cameras": 0,
+        "num_cameras": 0,
         "test_identities": 1,
-        "pixel_classes": 0,
+        "num_pixel_classes": 0,
         **FACES,
     },
     "camvid": {
@@ -44,7 +44,7 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "cifar10": ANY_SIZE,
     "cifar100": ANY_SIZE,
     "cuhk03_np": {"boxes": "detected", **PEOPLE},
-    "faces_synthetic": {"image_size": 32, "seed": 0, "difficulty": 1.0},
+    "synthetic_faces": {"image_size": 32, "seed": 0, "difficulty": 1.0},
     "fashion_mnist": ANY_SIZE,
     "fei": {"image_size": 28, "channels": 3, **ANY_COUNT},
     "femnist10": {
@@ -54,7 +54,7 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
         **ANY_SIZE,
     },
     "flickr_aes": {  # the raters of Flower's FedPer
-        "images": "40K",
+        "image_folder": "40K",
         "ratings": "FLICKR-AES_image_labeled_by_each_worker.csv",
         "image_size": 224,
         "min_ratings": 60,
@@ -63,8 +63,8 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     },
     "folder": {
         "channels": 3,
-        "naming": "directory",
-        "under": "",
+        "filename_pattern": "directory",
+        "subfolder": "",
         "landmarks": None,
         "align": False,
         **ANY_COUNT,
@@ -85,11 +85,11 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     },
     "listed_pairs": {"channels": 3, **FACES},
     "market1501": {
-        "under": "",
+        "subfolder": "",
         "folders": None,
         "test_identities": None,
         "seed": None,
-        "distractor": "0000",
+        "distractor_identity": "0000",
         "separate_ids": False,
         **PEOPLE,
     },
@@ -100,7 +100,7 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "packed": ANY_COUNT,
     "recordio": {"channels": 3, "cache": None, **ANY_SIZE, **ANY_COUNT},
     "reid_csv": {"images": None, **PEOPLE},
-    "synthetic": {"alpha": 1.0, "beta": 1.0, "num_users": 30, "seed": 0},
+    "synthetic": {"alpha": 1.0, "beta": 1.0, "num_clients": 30, "seed": 0},
     "table": {"client": None, "ignore": ()},
     "tfds": {
         "split": "train",
@@ -121,19 +121,19 @@ SPLIT = {
     "by_class": FIFTH,
     "by_identity": {
         "num_unseen_ids": 0,
-        "num_kept_ids": 0,
+        "num_trained_public_ids": 0,
         "min_images": 4,
-        "global_min_images": 0,
+        "public_min_images": 0,
         "max_images": 0,
         "train_fraction": 0.6,
         "client_ids_from": None,
-        "global_ids_from": None,
+        "public_ids_from": None,
         "unseen_ids_from": None,
-        "is_validation": False,
+        "use_validation_split": False,
         "names": None,
         "seed": 0,
     },
-    "by_owner": {"num_clients": None, **FIFTH},
+    "natural": {"num_clients": None, **FIFTH},
     "dirichlet": {"min_examples": 1, "max_examples": None, **FIFTH},
     "iid": FIFTH,
     "lognormal_sizes": {  # FedProx's FEMNIST, as the next but one is its MNIST
@@ -146,11 +146,11 @@ SPLIT = {
     "power_law": {
         "num_clients": 1000,
         "classes_per_client": 2,
-        "least": 5,
+        "min_examples": 5,
         "sigma": 2.0,
         **TENTH,
     },
-    "quantity": {"law": "power", "skew": 1.0, "min_examples": 1, **FIFTH},
+    "quantity_skew": {"distribution": "power", "skew": 1.0, "min_examples": 1, **FIFTH},
     "shards": {"shards_per_client": 2, **FIFTH},
 }
 

@@ -34,18 +34,18 @@ NETWORK = {"name": "iresnet", "blocks": (1,), "widths": (2,), "embedding_dim": 3
 RESNET = {"depth": 18, "blocks": (1,), "widths": (2,)}
 MODELS = {
     "faces": {**NETWORK, "head": "GAP"},
-    "classification": {"name": "mlp", "hidden": 2},
+    "classification": {"name": "mlp", "hidden_dim": 2},
     "segmentation": {"width": 2, "encoder": {"name": "resnet", **RESNET}},
-    "reid": {"name": "reid", **RESNET, "bottleneck": 4},
+    "reid": {"name": "reid", **RESNET, "neck_dim": 4},
 }
-PEOPLE = {"num_clients": 2, "ids_per_client": 2, "num_global_ids": 2}
+PEOPLE = {"num_clients": 2, "ids_per_client": 2, "num_public_ids": 2}
 PARTITIONS = {
     "faces": {**PEOPLE, "num_unseen_ids": 2},
     "classification": {"name": "iid", "num_clients": 2},
     "segmentation": {"name": "iid", "num_clients": 1},
     "reid": {"name": "by_camera"},
 }
-ROW = {"faces": {"public": False, "contrastive_weight": 0.0, "branch": None}}
+ROW = {"faces": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}}
 
 
 def picture(number, channels=3):
@@ -158,7 +158,7 @@ def join(folder, data):
     for name in ("duke", "market"):
         parts[name], more = market1501(folder / name, {})
         paths += more
-    return {"name": "join", "parts": parts}, paths
+    return {"name": "concat", "sources": parts}, paths
 
 
 class Case(NamedTuple):
@@ -202,16 +202,19 @@ def shrunk(case: Case, folder: pathlib.Path):
         k: v for k, v in config[section].items() if k in keys
     }
     partition, small = PARTITIONS[task], {"batch_size": 8} if task == "faces" else {}
-    if data["name"] == "join":
+    if data["name"] == "concat":
         partition = {"name": "by_dataset"}
     settings = {
         **config,
         "data": data,
         "partition": partition,
         "model": MODELS[task],
-        "pretrain": {**kept("pretrain", "augment", "flip"), **small},
-        "federation": {**kept("federation", "augment", "flip"), "batch_size": 2},
-        "evaluation": {**kept("evaluation", "flip"), "batch_size": 8},
+        "pretrain": {**kept("pretrain", "augment", "flip_probability"), **small},
+        "federation": {
+            **kept("federation", "augment", "flip_probability"),
+            "batch_size": 2,
+        },
+        "evaluation": {**kept("evaluation", "flip_test"), "batch_size": 8},
         "methods": methods,
     }
     return build(with_tuples(settings)), paths
@@ -305,7 +308,7 @@ def test_trainings_that_scale_pixels_differently_are_refused():
     with pytest.raises(ValueError, match="config.methods.b.augment must normalize"):
         settings["federation"] = {"augment": imagenet}
         build_preprocessing(settings, source)
-    settings["methods"]["b"]["augment"] = ("mirror", *imagenet)
+    settings["methods"]["b"]["augment"] = ("horizontal_flip", *imagenet)
     assert build_preprocessing(settings, source) == Preprocessing(mean=IMAGENET)
     with pytest.raises(ValueError, match="config.pretrain.augment must normalize"):
         build_preprocessing({**settings, "pretrain": {}}, source, pretrains=True)

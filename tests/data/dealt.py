@@ -7,7 +7,7 @@ DEALT = {
     "by_class": {"classes_per_client": 2},
     "dirichlet": {"alpha": 0.3},
     "shards": {"shards_per_client": 2},
-    "quantity": {"law": "lognormal", "skew": 1.5},
+    "quantity_skew": {"distribution": "lognormal", "skew": 1.5},
 }
 
 

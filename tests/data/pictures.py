@@ -10,37 +10,37 @@ from jax import random
 from fedfr_jax.data.augment import (
     affine,
     batched,
-    color,
-    erase,
+    color_jitter,
+    horizontal_flip,
     identity,
-    mirror,
     normalize,
     pad_and_crop,
+    random_erasing,
 )
 
-WARP = {"rotation": 20, "scale": 0.2, "shift": 0.1, "shear": 10}
+WARP = {"degrees": 20, "scale": 0.2, "translate": 0.1, "shear": 10}
 MOVING = {
     "affine": affine(**WARP),
-    "mirror": mirror(),
-    "mirror_always": mirror(probability=1),
+    "horizontal_flip": horizontal_flip(),
+    "mirror_always": horizontal_flip(probability=1),
     "pad_and_crop": pad_and_crop(padding=3),
     "pad_and_reflect": pad_and_crop(padding=3, mode="reflect"),
 }
 PAINTING = {
-    "color": color(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-    "erase": erase(),
-    "erase_mean": erase(fill="mean"),
-    "erase_seven": erase(fill=7),
+    "color_jitter": color_jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    "random_erasing": random_erasing(),
+    "erase_mean": random_erasing(fill="mean"),
+    "erase_seven": random_erasing(fill=7),
     "identity": identity(),
     "normalize": normalize(),
 }
 ALL = MOVING | PAINTING
 EVERY = [
-    "mirror",
+    "horizontal_flip",
     {"name": "affine", **WARP},
     {"name": "pad_and_crop", "padding": 2},
-    {"name": "color", "brightness": 0.4, "contrast": 0.4},
-    "erase",
+    {"name": "color_jitter", "brightness": 0.4, "contrast": 0.4},
+    "random_erasing",
 ]
 
 

@@ -17,13 +17,13 @@ from fedfr_jax.data.augment import (
     affine,
     batched,
     build_augment,
-    color,
+    color_jitter,
     compose,
-    erase,
+    horizontal_flip,
     identity,
-    mirror,
     normalize,
     pad_and_crop,
+    random_erasing,
     register_augment,
 )
 from tests.data.pictures import (
@@ -93,7 +93,7 @@ def test_one_outcome_needs_no_keys(name):
 def test_chance_needs_keys():
     inputs, targets = examples(3)
     with pytest.raises(ValueError, match="keys must be given .* got None"):
-        batched(mirror(), None, inputs, targets)
+        batched(horizontal_flip(), None, inputs, targets)
 
 
 # Image, landmarks and mask move together.
@@ -142,7 +142,9 @@ def test_the_mask_moves_with_the_image(name):
 
 
 def test_parts_that_are_absent_stay_absent():
-    inputs, targets = mirror().apply(random.key(0), {"image": jnp.zeros((4, 4, 1))}, {})
+    inputs, targets = horizontal_flip().apply(
+        random.key(0), {"image": jnp.zeros((4, 4, 1))}, {}
+    )
     assert set(inputs) == {"image"} and targets == {}
 
 
@@ -150,7 +152,7 @@ def test_parts_that_are_absent_stay_absent():
 
 
 def test_views_of_several_count_in_mixed_radix():
-    augment = compose(mirror(), identity(), upside_down(), normalize())
+    augment = compose(horizontal_flip(), identity(), upside_down(), normalize())
     assert augment.num_views == 4
     image = jnp.asarray(picture())
     expected = normalize().apply_view(0, {"image": image})["image"]
@@ -175,20 +177,24 @@ def upside_down():
 
 
 def test_the_parts_of_a_composition_draw_on_their_own():
-    twice = compose(mirror(), mirror())
+    twice = compose(horizontal_flip(), horizontal_flip())
     image = picture((1, 2, 1))
     share = (images_of(twice, image, 400) == image).all(axis=(1, 2, 3)).mean()
     np.testing.assert_allclose(share, 0.5, atol=0.1)  # the same coin would give 1
 
 
 def test_what_cannot_be_counted_has_no_views():
-    augment = compose(mirror(), affine(rotation=5))
+    augment = compose(horizontal_flip(), affine(degrees=5))
     assert augment.num_views == 0 and augment.apply_view is None
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
 def test_everything_at_once(shape):
-    more = [{"name": "color", "saturation": 0.4, "hue": 0.1}] if shape[-1] == 3 else []
+    more = (
+        [{"name": "color_jitter", "saturation": 0.4, "hue": 0.1}]
+        if shape[-1] == 3
+        else []
+    )
     augment = build_augment([*EVERY, *more])
     inputs, targets = examples(4, shape)
     run = jax.jit(functools.partial(batched, augment))
@@ -206,42 +212,47 @@ def test_normalize_comes_last_unless_it_is_named():
     image = {"image": jnp.asarray(picture())}
     assert build_augment([]).num_views == 1
     assert build_augment([]).apply_view(0, image)["image"].dtype == np.float32
-    halves = build_augment(("mirror", {"name": "normalize", "mean": 0, "std": 2}))
+    halves = build_augment(
+        ("horizontal_flip", {"name": "normalize", "mean": 0, "std": 2})
+    )
     np.testing.assert_array_equal(halves.apply_view(0, image)["image"], picture() / 2)
 
 
 def test_settings_of_a_config():
     config = ml_collections.ConfigDict()
-    config.augment = ("mirror", {"name": "affine", "scale": (0.9, 1.1)})
+    config.augment = ("horizontal_flip", {"name": "affine", "scale": (0.9, 1.1)})
     assert build_augment(config.augment).num_views == 0
 
 
 def test_a_registered_augment_is_built_by_its_name(monkeypatch):
     monkeypatch.setattr(augments, "AUGMENTS", dict(AUGMENTS))
     register_augment("upside_down", upside_down)
-    assert build_augment(["mirror", "upside_down"]).num_views == 4
-    with pytest.raises(ValueError, match="name of its own, got 'mirror'"):
-        register_augment("mirror", upside_down)
+    assert build_augment(["horizontal_flip", "upside_down"]).num_views == 4
+    with pytest.raises(ValueError, match="name of its own, got 'horizontal_flip'"):
+        register_augment("horizontal_flip", upside_down)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("mirror", "config.augment must be a list, got 'mirror'"),
+        ("horizontal_flip", "config.augment must be a list, got 'horizontal_flip'"),
         ([3], r"config.augment\[0\] must be a name or a mapping, got 3"),
         (["miror"], r"config.augment\[0\].name must be one of \['affine', .* 'miror'"),
-        ([{"rotation": 1}], r"config.augment\[0\].name must be one of .* got None"),
-        ([{"name": "affine", "rotate": 1}], r"must have keys of .* mean rotation"),
+        ([{"degrees": 1}], r"config.augment\[0\].name must be one of .* got None"),
+        ([{"name": "affine", "degree": 1}], r"must have keys of .* mean degrees"),
         ([{"name": "pad_and_crop"}], r"must have the key padding, got none"),
         (
-            [{"name": "affine", "rotation": "1"}],
-            "rotation must be a finite number, got '1'",
+            [{"name": "affine", "degrees": "1"}],
+            "degrees must be a finite number, got '1'",
         ),
         (
-            ["mirror", {"name": "affine", "rotation": 200}],
-            r"config.augment\[1\]: affine's rotation must lie in \[0, 180\], got 200",
+            ["horizontal_flip", {"name": "affine", "degrees": 200}],
+            r"config.augment\[1\]: affine's degrees must lie in \[0, 180\], got 200",
         ),
-        (["normalize", "erase"], r"config.augment\[1\] must come before normalize"),
+        (
+            ["normalize", "random_erasing"],
+            r"config.augment\[1\] must come before normalize",
+        ),
     ],
 )
 def test_errors_of_a_config_say_where(settings, message):
@@ -252,22 +263,38 @@ def test_errors_of_a_config_say_where(settings, message):
 @pytest.mark.parametrize(
     ("factory", "settings", "message"),
     [
-        (mirror, {"probability": 1.5}, r"probability must lie in \[0, 1\], got 1.5"),
-        (mirror, {"swap": (1, 2, 0)}, r"swap must exchange pairs .* got \(1, 2, 0\)"),
+        (
+            horizontal_flip,
+            {"probability": 1.5},
+            r"probability must lie in \[0, 1\], got 1.5",
+        ),
+        (
+            horizontal_flip,
+            {"landmark_swap": (1, 2, 0)},
+            r"landmark_swap must exchange pairs .* got \(1, 2, 0\)",
+        ),
         (pad_and_crop, {"padding": -1}, "padding must be at least 0, got -1"),
         (pad_and_crop, {"padding": 1.5}, "padding must be an integer, got 1.5"),
         (pad_and_crop, {"padding": 1, "mode": "wrap"}, "mode must be one of .*'wrap'"),
-        (affine, {"shift": 2}, r"shift must lie in \[0, 1\], got 2"),
-        (affine, {"rotation": (1, 2)}, r"rotation must be a number, got \(1, 2\)"),
+        (affine, {"translate": 2}, r"translate must lie in \[0, 1\], got 2"),
+        (affine, {"degrees": (1, 2)}, r"degrees must be a number, got \(1, 2\)"),
         (affine, {"scale": 1}, "scale must lie in .* got 1"),
         (affine, {"scale": (2, 1)}, r"scale must be \(low, high\), got \(2, 1\)"),
         (affine, {"fill": math.nan}, "fill must lie in .* got nan"),
-        (color, {"brightness": -1}, "brightness must be at least 0, got -1"),
-        (color, {"hue": 0.6}, r"hue must lie in \[0, 0.5\], got 0.6"),
-        (erase, {"probability": 2}, r"probability must lie in \[0, 1\], got 2"),
-        (erase, {"area": 0.5}, r"area must be \(low, high\), got 0.5"),
-        (erase, {"aspect": (0.5, 2, 3)}, r"aspect must be \(low, high\), got"),
-        (erase, {"fill": "noise"}, "fill must be a number or in .* got 'noise'"),
+        (color_jitter, {"brightness": -1}, "brightness must be at least 0, got -1"),
+        (color_jitter, {"hue": 0.6}, r"hue must lie in \[0, 0.5\], got 0.6"),
+        (
+            random_erasing,
+            {"probability": 2},
+            r"probability must lie in \[0, 1\], got 2",
+        ),
+        (random_erasing, {"scale": 0.5}, r"scale must be \(low, high\), got 0.5"),
+        (random_erasing, {"ratio": (0.5, 2, 3)}, r"ratio must be \(low, high\), got"),
+        (
+            random_erasing,
+            {"fill": "noise"},
+            "fill must be a number or in .* got 'noise'",
+        ),
         (normalize, {"std": 0}, "std must be positive, got 0"),
     ],
 )
@@ -279,10 +306,10 @@ def test_bad_settings_are_refused(factory, settings, message):
 @pytest.mark.parametrize(
     ("augment", "name"),
     [
-        (affine(rotation=5, fill=300), "affine's fill"),
-        (affine(rotation=5, ignore=-1), "affine's ignore"),
+        (affine(degrees=5, fill=300), "affine's fill"),
+        (affine(degrees=5, ignore_index=-1), "affine's ignore_index"),
         (pad_and_crop(padding=1, fill=-1), "pad_and_crop's fill"),
-        (erase(fill=256), "erase's fill"),
+        (random_erasing(fill=256), "random_erasing's fill"),
     ],
 )
 def test_a_fill_that_no_byte_holds_is_refused(augment, name):

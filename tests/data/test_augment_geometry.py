@@ -12,11 +12,11 @@ from scipy import ndimage
 from fedfr_jax.data.augment import (
     affine,
     batched,
-    color,
-    erase,
+    color_jitter,
     geometry,
-    mirror,
+    horizontal_flip,
     pad_and_crop,
+    random_erasing,
 )
 from tests.data.pictures import (
     examples,
@@ -28,7 +28,7 @@ from tests.data.pictures import (
 
 def test_mirroring_twice_is_the_identity():
     inputs, targets = examples(4)
-    always = functools.partial(batched, mirror(probability=1), None)
+    always = functools.partial(batched, horizontal_flip(probability=1), None)
     once = always(inputs, targets)
     np.testing.assert_array_equal(once[0]["image"], inputs["image"][:, :, ::-1])
     np.testing.assert_array_equal(once[1]["mask"], targets["mask"][:, :, ::-1])
@@ -42,18 +42,24 @@ def test_mirroring_twice_is_the_identity():
 
 def test_mirror_is_drawn_with_its_probability():
     image = picture((1, 2, 1))
-    drawn = images_of(mirror(probability=0.2), image, 2000)
+    drawn = images_of(horizontal_flip(probability=0.2), image, 2000)
     share = (drawn[:, 0, 0, 0] != image[0, 0, 0]).mean()
     np.testing.assert_allclose(share, 0.2, atol=4 * math.sqrt(0.16 / 2000))
-    assert mirror(probability=0).num_views == mirror(probability=1).num_views == 1
+    assert (
+        horizontal_flip(probability=0).num_views
+        == horizontal_flip(probability=1).num_views
+        == 1
+    )
 
 
 def test_landmarks_without_sides_keep_their_order():
     inputs = {"image": jnp.zeros((4, 8, 1)), "landmarks": jnp.array([[1.0, 2.0]])}
-    moved = mirror(probability=1, swap=None).apply_view(0, inputs)["landmarks"]
+    moved = horizontal_flip(probability=1, landmark_swap=None).apply_view(0, inputs)[
+        "landmarks"
+    ]
     np.testing.assert_array_equal(moved, [[6.0, 2.0]])
-    with pytest.raises(ValueError, match="swap must name all 1 landmarks"):
-        mirror(probability=1).apply_view(0, inputs)
+    with pytest.raises(ValueError, match="landmark_swap must name all 1 landmarks"):
+        horizontal_flip(probability=1).apply_view(0, inputs)
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
@@ -121,7 +127,7 @@ def test_a_motion_shears_scales_and_turns():
 
 
 def test_affine_draws_within_its_ranges():
-    augment = affine(rotation=30, scale=(0.5, 2), shift=0.25)
+    augment = affine(degrees=30, scale=(0.5, 2), translate=0.25)
     corners = jnp.array([[4.5, 4.5], [5.5, 4.5]])  # the center of 10 x 10, and beside
     inputs = {"image": jnp.zeros((10, 10, 1)), "landmarks": corners}
     run = jax.jit(jax.vmap(lambda key: augment.apply(key, inputs, {})[0]["landmarks"]))
@@ -145,9 +151,9 @@ def test_affine_draws_within_its_ranges():
     [
         affine(),
         affine(scale=(1, 1)),
-        color(),
-        erase(probability=0),
-        mirror(probability=0),
+        color_jitter(),
+        random_erasing(probability=0),
+        horizontal_flip(probability=0),
         pad_and_crop(padding=0),
     ],
 )

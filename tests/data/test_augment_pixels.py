@@ -12,11 +12,11 @@ from jax import random
 from fedfr_jax.data.augment import (
     batched,
     camera_statistics,
-    color,
+    color_jitter,
     compose,
-    erase,
-    mirror,
+    horizontal_flip,
     normalize,
+    random_erasing,
 )
 from fedfr_jax.data.augment.photometric import compute_statistics, rotate_hue
 from fedfr_jax.data.augment.random_erasing import paper_rectangle
@@ -35,7 +35,7 @@ def test_normalize_maps_bytes_to_minus_one_to_one():
 
 
 def test_mirror_and_normalize_are_an_image_and_its_mirror_image():
-    augment = compose(mirror(), normalize())
+    augment = compose(horizontal_flip(), normalize())
     image = jnp.asarray(picture((8, 8, 3)))
     plain, flipped = (
         augment.apply_view(i, {"image": image})["image"] for i in range(2)
@@ -61,7 +61,7 @@ def test_color_draws_factors_of_torchvisions_ranges(name):
     image = np.float32(
         picture((6, 6, 3)) // 4 + 96
     )  # far from 0 and 255: nothing clips
-    outcomes = images_of(color(**{name: 0.4}), image, 500)
+    outcomes = images_of(color_jitter(**{name: 0.4}), image, 500)
     luminance = image @ np.array([0.299, 0.587, 0.114])
     base = {
         "brightness": np.zeros_like(image),
@@ -87,21 +87,26 @@ def test_turning_the_hue_is_colorsys(turn):
 
 
 def test_colors_stay_bytes():
-    wild = color(brightness=3, contrast=3, saturation=3, hue=0.5)
+    wild = color_jitter(brightness=3, contrast=3, saturation=3, hue=0.5)
     outcomes = images_of(wild, np.float32(picture()), 20)
     assert outcomes.min() == 0 and outcomes.max() == 255
 
 
 def test_gray_images_have_brightness_and_contrast_only():
     image = picture((6, 6, 1))
-    assert images_of(color(brightness=0.4, contrast=0.4), image).shape == (1, 6, 6, 1)
+    assert images_of(color_jitter(brightness=0.4, contrast=0.4), image).shape == (
+        1,
+        6,
+        6,
+        1,
+    )
     with pytest.raises(ValueError, match="must be given images with 3 channels, got 1"):
-        images_of(color(hue=0.1), image)
+        images_of(color_jitter(hue=0.1), image)
 
 
 def test_erase_paints_one_rectangle_of_the_right_area():
     image = np.zeros((40, 30, 1), np.float32)
-    augment = erase(probability=0.75, area=(0.1, 0.3), aspect=(0.5, 2), fill=1)
+    augment = random_erasing(probability=0.75, scale=(0.1, 0.3), ratio=(0.5, 2), fill=1)
     painted = images_of(augment, image, 3000)[..., 0]
     rows, columns = painted.any(axis=2).sum(axis=1), painted.any(axis=1).sum(axis=1)
     np.testing.assert_array_equal(rows * columns, painted.sum(axis=(1, 2)))
@@ -119,7 +124,7 @@ def test_erase_paints_one_rectangle_of_the_right_area():
 
 def test_an_aspect_that_does_not_fit_is_brought_to_one_that_does():
     image = np.zeros((20, 20, 1), np.float32)
-    augment = erase(probability=1, area=(0.5, 0.5), aspect=(50, 100), fill=1)
+    augment = random_erasing(probability=1, scale=(0.5, 0.5), ratio=(50, 100), fill=1)
     painted = images_of(augment, image, 8)[..., 0]
     assert painted.any(axis=2).all()  # from top to bottom
     np.testing.assert_array_equal(painted.mean(axis=(1, 2)), 0.5)
@@ -127,8 +132,8 @@ def test_an_aspect_that_does_not_fit_is_brought_to_one_that_does():
 
 def test_erase_fills_with_noise_or_the_mean():
     image = picture((16, 16, 3)) // 2
-    whole = {"probability": 1, "area": (1, 1)}
-    noise = images_of(erase(**whole), image, 16)
+    whole = {"probability": 1, "scale": (1, 1)}
+    noise = images_of(random_erasing(**whole), image, 16)
     np.testing.assert_allclose(noise.mean(), 127.5, atol=1.5)
     np.testing.assert_allclose(noise.std(), 73.9, atol=1)
     flat = noise.reshape(16, -1).astype(np.float64)
@@ -136,7 +141,7 @@ def test_erase_fills_with_noise_or_the_mean():
     assert np.abs(related).max() < 0.15  # 4.2 standard deviations of 768 pixels
     beside = np.corrcoef(flat[:, 1:].ravel(), flat[:, :-1].ravel())[0, 1]
     assert abs(beside) < 0.04
-    mean = images_of(erase(fill="mean", **whole), image)[0]
+    mean = images_of(random_erasing(fill="mean", **whole), image)[0]
     expected = np.broadcast_to(image.mean(axis=(0, 1)), image.shape)
     np.testing.assert_allclose(mean, expected, atol=0.51)
 

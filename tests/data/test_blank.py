@@ -8,7 +8,9 @@ from fedfr_jax.types import GALLERY, QUERY, TRAIN
 
 
 def test_a_blank_set_has_the_counts_that_were_asked_for():
-    source = open_source("blank", num_identities=5, images_per_identity=3, image_size=8)
+    source = open_source(
+        "fake_data", num_identities=5, images_per_identity=3, image_size=8
+    )
     np.testing.assert_array_equal(np.bincount(source.labels), 3)
     images = source.read(np.arange(4))
     assert images.shape == (4, 8, 8, 3) and not images.any()
@@ -16,8 +18,10 @@ def test_a_blank_set_has_the_counts_that_were_asked_for():
 
 
 def test_of_a_blank_set_for_re_identification_another_camera_answers_a_query():
-    options = {"cameras": 2, "test_identities": 2, "image_size": (8, 4)}
-    source = open_source("blank", num_identities=6, images_per_identity=4, **options)
+    options = {"num_cameras": 2, "test_identities": 2, "image_size": (8, 4)}
+    source = open_source(
+        "fake_data", num_identities=6, images_per_identity=4, **options
+    )
     assert (source.roles == TRAIN).sum() == 16
     for query in np.flatnonzero(source.roles == QUERY):
         same = source.labels == source.labels[query]
@@ -27,4 +31,4 @@ def test_of_a_blank_set_for_re_identification_another_camera_answers_a_query():
 
 def test_a_number_out_of_range_is_refused():
     with pytest.raises(ValueError, match="num_identities must be .*got 0"):
-        open_source("blank", num_identities=0)
+        open_source("fake_data", num_identities=0)

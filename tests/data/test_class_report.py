@@ -20,7 +20,7 @@ def test_the_report_counts_clients_and_classes():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
     is_test = np.arange(8) >= 6
     owners = np.array([0, 0, 0, 1, 1, 1, 0, 0])
-    split = natural(labels, owners=owners, is_test=is_test)
+    split = natural(labels, client_ids=owners, is_test=is_test)
     facts = class_report(split, labels, ("cat", "dog", "elephant"))
     assert json.loads(json.dumps(facts)) == facts
     assert facts == {
@@ -92,7 +92,7 @@ def test_real_mnist_keeps_its_published_clients(data_dir):
     folder = data_dir("mnist_pfl20")
     source = open_source("mnist", data_dir=folder, is_test="client_test")
     owners = f"{folder}/mnist_pfl20.npz:client"
-    split = natural(source.labels, owners=owners, is_test=source.is_test)
+    split = natural(source.labels, client_ids=owners, is_test=source.is_test)
     assert len(split.train_offsets) == 21
     assert len(split.train) + len(split.test) == 70_000
     share = np.diff(split.test_offsets) / np.diff(split.train_offsets)
@@ -104,7 +104,7 @@ def test_real_cifar100_has_owners_in_two_parts(data_dir):
     source = open_source("cifar100", data_dir=folder)
     split = natural(
         source.labels,
-        owners=f"{folder}/cifar100_6k.npz:train_client+test_client",
+        client_ids=f"{folder}/cifar100_6k.npz:train_client+test_client",
         is_test=source.is_test,
     )
     assert len(split.train) == 4500 and len(split.test) == 1500

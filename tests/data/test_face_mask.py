@@ -7,7 +7,13 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax.data.align import arcface_template
-from fedfr_jax.data.augment import batched, build_augment, compose, face_mask, mirror
+from fedfr_jax.data.augment import (
+    batched,
+    build_augment,
+    compose,
+    face_mask,
+    horizontal_flip,
+)
 from fedfr_jax.data.augment.face_mask import BARE, SURFACE, TEMPLATE, cover, fingerprint
 
 KINDS = {"template": TEMPLATE, "surface": SURFACE}
@@ -125,7 +131,7 @@ def test_a_third_is_masked_half_by_each_kind_and_targets_say_which():
     is_same = (inputs["image"] == inputs["clean"]).all(axis=(1, 2, 3))
     assert_array_equal(is_same, masked == 0)
     assert_array_equal(inputs["clean"], faces(2000, 16))
-    fixed = face_mask(fixed=True)
+    fixed = face_mask(fixed_per_image=True)
     kinds = np.asarray(
         jax.vmap(fixed.sample_view)(jax.random.split(jax.random.key(1), 4000))
     )
@@ -133,7 +139,7 @@ def test_a_third_is_masked_half_by_each_kind_and_targets_say_which():
 
 
 def test_fixed_masks_are_views_that_pixels_decide():
-    augment = compose(mirror(), face_mask(fixed=True))
+    augment = compose(horizontal_flip(), face_mask(fixed_per_image=True))
     assert augment.num_views == 6
     image = jnp.asarray(faces(1)[0])
     views = jax.jit(
@@ -163,7 +169,7 @@ def test_fixed_masks_are_views_that_pixels_decide():
 def test_masks_move_with_what_follows_and_gray_images_have_them_too():
     augment = build_augment(
         [{"name": "face_mask", "probability": 1, "keep_clean": True}]
-        + [{"name": "mirror", "probability": 1}]
+        + [{"name": "horizontal_flip", "probability": 1}]
     )
     inputs, targets = run(augment, 4, channels=1)
     clean = np.float32(faces(4, channels=1)[:, :, ::-1])

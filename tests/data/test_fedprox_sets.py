@@ -123,7 +123,10 @@ def test_a_class_that_is_dealt_out_leaves_the_last_clients_without_rows():
     [
         ({"num_clients": 7}, "num_clients must be a multiple of the 5 classes, got 7"),
         ({"num_clients": 5, "classes_per_client": 6}, r"must lie in \[1, 5\], got 6"),
-        ({"num_clients": 20, "least": 100}, "at most 12 for the 8 clients of class 0"),
+        (
+            {"num_clients": 20, "min_examples": 100},
+            "at most 12 for the 8 clients of class 0",
+        ),
         ({"num_clients": 20, "sigma": -1.0}, "sigma must be at least 0"),
     ],
 )

@@ -59,7 +59,7 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
     source = SOURCES["flickr_aes"](
         write(tmp_path, {k: (2, 3, 3, 3, 3) for k in raters}), image_size=4, **SMALL
     )
-    settings = {"name": "by_owner", "num_clients": 5, "test_fraction": 0.2, "seed": 1}
+    settings = {"name": "natural", "num_clients": 5, "test_fraction": 0.2, "seed": 1}
     parts = split(settings, source)
     assert len(parts.train_offsets) == 6
     for client in range(5):

@@ -66,15 +66,15 @@ def test_a_config_splits_by_part(tmp_path):
         images = np.zeros((4 * count, 2, 2, 1), np.uint8)
         np.savez(path, images=images, labels=np.repeat(np.arange(count), 4))
         parts[name] = {"name": "arrays", "path": str(path)}
-    source = SOURCES["join"](parts=parts)
+    source = SOURCES["concat"](sources=parts)
     partition = split(
         {
             "num_clients": 2,
             "ids_per_client": 3,
-            "num_global_ids": 4,
+            "num_public_ids": 4,
             "num_unseen_ids": 3,
             "client_ids_from": "new",
-            "global_ids_from": "old",
+            "public_ids_from": "old",
             "unseen_ids_from": "old",
         },
         source,

@@ -93,7 +93,7 @@ def test_masks_shrink_to_their_nearest_pixels_and_never_mix(tmp_path):
 
 def test_classes_may_begin_at_any_number_and_void_be_any_other(tmp_path):
     given = files(masks_a=halves(1, 2), masks_b=halves(3, 0), masks_c=halves(3, 7))
-    source = source_of(tmp_path, given, first=1, void=(0, 7))
+    source = source_of(tmp_path, given, first_class=1, ignore_values=(0, 7))
     masks = source.masks.read(np.arange(3))[:, 0]
     np.testing.assert_array_equal(
         masks[:, [0, 5]], [[0, 1], [2, IGNORE_INDEX], [2, IGNORE_INDEX]]
@@ -130,12 +130,20 @@ def test_a_class_that_no_mask_has_is_refused_with_what_to_do(tmp_path):
 def test_classes_may_have_numbers_of_their_own(tmp_path):
     path = zipped(tmp_path / "set.zip", binary(2))
     numbers = {"object": 255, "background": 0}
-    source = image_masks(path, classes=numbers, void=())
+    source = image_masks(path, classes=numbers, ignore_values=())
     assert source.masks.class_names == ("background", "object")
     np.testing.assert_array_equal(source.masks.read([1]), [[[0, 0, 0, 1, 1, 1]] * 4])
     for wrong, settings, rule in (
-        (numbers, {}, r"void must be numbers .*the classes' \[0, 255\], got 255"),
-        (numbers, {"first": 1, "void": ()}, "first must be 0 where classes have"),
+        (
+            numbers,
+            {},
+            r"ignore_values must be numbers .*the classes' \[0, 255\], got 255",
+        ),
+        (
+            numbers,
+            {"first_class": 1, "ignore_values": ()},
+            "first_class must be 0 where classes have",
+        ),
         ({"a": 3, "b": 3}, {}, r"classes must have different numbers .*\[3, 3\]"),
     ):
         with pytest.raises(ValueError, match=rule):
@@ -157,8 +165,8 @@ WRONG = [
     ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*mode RGB"),
     ({"masks_a": b"cut"}, {}, "masks/a.png in .* must be a whole mask"),
     ({"other_images_a": picture(0)}, {}, "must hold one file of the images for a, got"),
-    ({}, {"void": (2,)}, "void must be numbers .* 0 to 2, got 2"),
-    ({}, {"first": 254}, r"classes .* numbers in \[0, 255\], got 254 to 256"),
+    ({}, {"ignore_values": (2,)}, "ignore_values must be numbers .* 0 to 2, got 2"),
+    ({}, {"first_class": 254}, r"classes .* numbers in \[0, 255\], got 254 to 256"),
     ({}, {"masks": ".*"}, "masks must be a regular expression with a group `pair`"),
     ({}, {"images": "(?P<pair>x)"}, "must hold files named as images = .*got none"),
     ({}, {"labels": "identity"}, "labels must be largest .*got 'identity'"),

@@ -8,12 +8,12 @@ from fedfr_jax.data.partition import PARTITIONS
 COUNT = 10**6
 SETTINGS = {  # of the partitions that deal to a million clients
     "by_class": {"num_clients": COUNT, "classes_per_client": 2},
-    "by_owner": {},  # and the owners
+    "natural": {},  # and the owners
     "dirichlet": {"num_clients": COUNT, "alpha": 0.3},
     "iid": {"num_clients": COUNT},
     "lognormal_sizes": {"num_clients": COUNT, "classes_per_client": 1, "mean": 0.0},
-    "power_law": {"num_clients": COUNT, "least": 1},
-    "quantity": {"num_clients": COUNT},
+    "power_law": {"num_clients": COUNT, "min_examples": 1},
+    "quantity_skew": {"num_clients": COUNT},
     "shards": {"num_clients": COUNT},
 }
 
@@ -26,7 +26,7 @@ def test_every_partition_of_examples_is_among_those_of_a_million_clients():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_million_clients_are_dealt_their_rows(name):
     rows = np.arange(8 * COUNT, dtype=np.int32)
-    owners = {"owners": rows % COUNT} if name == "by_owner" else {}
+    owners = {"client_ids": rows % COUNT} if name == "natural" else {}
     parts = PARTITIONS[name](rows % 10, **SETTINGS[name], **owners)
     assert len(parts.train_offsets) == COUNT + 1
     assert np.diff(parts.train_offsets).min() >= 1
@@ -37,7 +37,7 @@ def test_a_million_clients_are_dealt_their_rows(name):
 @pytest.mark.slow
 def test_a_million_clients_are_dealt_their_people():
     labels = np.repeat(np.arange(2 * COUNT, dtype=np.int32), 6)
-    settings = {"num_clients": COUNT, "ids_per_client": 1, "num_global_ids": 6000}
+    settings = {"num_clients": COUNT, "ids_per_client": 1, "num_public_ids": 6000}
     parts = PARTITIONS["by_identity"](labels, **settings)
     assert len(parts.train_offsets) == COUNT + 1
     assert set(np.diff(parts.train_offsets)) == {4}  # six images, 0.6 of them

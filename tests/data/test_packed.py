@@ -62,7 +62,7 @@ def assert_equal(actual, expected, rows):
 
 def test_a_packed_set_is_its_source(tmp_path):
     whole, lines = source(), []
-    pack(whole, tmp_path / "p", shard_bytes=SHARD, say=lines.append)
+    pack(whole, tmp_path / "p", max_file_bytes=SHARD, say=lines.append)
     rows = np.random.default_rng(1).integers(47, size=60)
     assert_equal(SOURCES["packed"](tmp_path / "p"), whole, rows)
     assert len(lines) == 5
@@ -86,7 +86,7 @@ def test_a_test_part_is_packed_and_sets_without_one_stay_as_they_were(tmp_path):
 
 
 def test_reading_touches_only_the_shards_asked_for(tmp_path):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     opened = packed(tmp_path)
     (tmp_path / "images-00002.npy").unlink()
     np.testing.assert_array_equal(opened.read([45, 3]), source().read([45, 3]))
@@ -115,16 +115,16 @@ def test_recordio_is_packed(tmp_path):
     images = [jpeg(40 * i) for i in range(5)]
     write_face_set(tmp_path / "train.rec", images, labels, image_size=(8, 8))
     records = recordio(tmp_path)
-    pack(records, tmp_path / "p", shard_bytes=1)  # an image per shard
+    pack(records, tmp_path / "p", max_file_bytes=1)  # an image per shard
     assert_equal(packed(tmp_path / "p"), records, np.array([4, 0, 2, 2]))
     assert len(list((tmp_path / "p").glob("images-*"))) == 5
 
 
 def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
-    pack(source(), tmp_path / "whole", shard_bytes=SHARD)
+    pack(source(), tmp_path / "whole", max_file_bytes=SHARD)
     program = (
         "import pathlib, sys; from tests.data.test_packed import *;"
-        "pack(source(delay=0.01), sys.argv[1], shard_bytes=SHARD)"
+        "pack(source(delay=0.01), sys.argv[1], max_file_bytes=SHARD)"
     )
     folder = tmp_path / "broken"
     for wanted in (1, 3):
@@ -145,7 +145,7 @@ def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
         file.write(b'{"file": "ima')  # a line that was being written
     (folder / "images-00000.npy").write_bytes(b"short")
     written = []
-    pack(source(), folder, shard_bytes=SHARD, say=written.append)
+    pack(source(), folder, max_file_bytes=SHARD, say=written.append)
     assert 1 <= len(written) < 5 and "images-00000" in written[0]
     for name in folder.glob("*.tmp"):
         raise AssertionError(name)
@@ -153,7 +153,7 @@ def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
 
 
 def test_a_line_torn_by_a_kill_is_cut_before_the_next_kill(tmp_path):
-    pack(source(), tmp_path / "whole", shard_bytes=SHARD)
+    pack(source(), tmp_path / "whole", max_file_bytes=SHARD)
     folder, written = tmp_path / "broken", []
 
     def killed_at(row):
@@ -163,13 +163,13 @@ def test_a_line_torn_by_a_kill_is_cut_before_the_next_kill(tmp_path):
             return source().read(rows)
 
         with pytest.raises(KeyboardInterrupt):
-            pack(source()._replace(read=read), folder, shard_bytes=SHARD)
+            pack(source()._replace(read=read), folder, max_file_bytes=SHARD)
         with open(folder / "shards.jsonl", "ab") as file:
             file.write(b'{"file": "images-0')  # what a kill leaves of a line
 
     killed_at(15)
     killed_at(35)
-    pack(source(), folder, shard_bytes=SHARD, say=written.append)
+    pack(source(), folder, max_file_bytes=SHARD, say=written.append)
     assert [line.partition(":")[0][-16:] for line in written] == [
         "images-00003.npy",
         "images-00004.npy",
@@ -178,34 +178,34 @@ def test_a_line_torn_by_a_kill_is_cut_before_the_next_kill(tmp_path):
 
 
 def test_a_finished_set_is_not_written_again(tmp_path):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
 
     def read(rows):
         raise AssertionError(rows)
 
-    pack(source()._replace(read=read), tmp_path, shard_bytes=SHARD)
+    pack(source()._replace(read=read), tmp_path, max_file_bytes=SHARD)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_another_set_is_not_mixed_in(tmp_path, is_finished):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     if not is_finished:
         index = json.loads((tmp_path / "index.json").read_text())
         del index["files"]
         (tmp_path / "shards.jsonl").write_text(json.dumps(index) + "\n")
         (tmp_path / "index.json").unlink()
     with pytest.raises(ValueError, match="must be of this source and shard size"):
-        pack(source(48), tmp_path, shard_bytes=SHARD)
+        pack(source(48), tmp_path, max_file_bytes=SHARD)
     relabeled = source()._replace(cameras=None)
     with pytest.raises(ValueError, match="source"):
-        pack(relabeled, tmp_path, shard_bytes=SHARD)
+        pack(relabeled, tmp_path, max_file_bytes=SHARD)
 
 
 @pytest.mark.parametrize("name", ["images-00001.npy", "labels.npy", "names.json"])
 def test_a_flipped_bit_is_found_and_named(tmp_path, name):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     path = tmp_path / name
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
@@ -216,7 +216,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["labels", "landmarks", "cameras", "pairs", "is_same"])
 def test_a_flipped_bit_outside_the_images_is_found_on_opening(tmp_path, name):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     path = tmp_path / f"{name}.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -226,7 +226,7 @@ def test_a_flipped_bit_outside_the_images_is_found_on_opening(tmp_path, name):
 
 
 def test_an_index_that_is_not_of_its_arrays_is_refused(tmp_path):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     path = tmp_path / "index.json"
     index = json.loads(path.read_text())
     without = {k: v for k, v in index["files"].items() if k != "landmarks.npy"}
@@ -256,7 +256,7 @@ def test_an_index_that_is_not_of_its_arrays_is_refused(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 128, 500])
 def test_a_truncated_shard_is_named_on_opening(tmp_path, size):
-    pack(source(), tmp_path, shard_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)
     path = tmp_path / "images-00003.npy"
     os.truncate(path, size)
     with pytest.raises(ValueError, match=f"{path} must have 1028 bytes, got {size}"):
@@ -319,6 +319,6 @@ def test_an_image_that_cannot_be_read_stops_the_packing_with_its_name(tmp_path):
 
     broken = source()._replace(read=read)
     with pytest.raises(ValueError, match="33.png"):
-        pack(broken, tmp_path, shard_bytes=SHARD)
-    pack(source(), tmp_path, shard_bytes=SHARD)  # once it is mended
+        pack(broken, tmp_path, max_file_bytes=SHARD)
+    pack(source(), tmp_path, max_file_bytes=SHARD)  # once it is mended
     assert verify(tmp_path) == 11

@@ -72,7 +72,7 @@ def pictures(count):
 def test_packed_shards_are_asked_for_the_rows_that_are_read(tmp_path, asked):
     images, labels = pictures(6), np.arange(6, dtype=np.int32)
     whole = Source(images.__getitem__, labels, tuple("abcdef"), (8, 8, 1))
-    pack(whole, tmp_path, shard_bytes=4 * 64)
+    pack(whole, tmp_path, max_file_bytes=4 * 64)
     packed(tmp_path).read(np.array([5, 1, 2, 4, 1]))
     assert asked == [(64, 3 * 64), (0, 2 * 64)]  # of the first shard and the second
 

@@ -81,7 +81,7 @@ def test_test_rows_by_name_are_those_of_fewer_images_too(name):
 def test_small_clients_and_classes_keep_rows_to_train_on():
     labels = np.array([0, 0, 0, 1, 1, 2])
     names = [f"image {row}" for row in range(6)]
-    split = natural(labels, owners=np.array([0, 0, 0, 1, 1, 2]))
+    split = natural(labels, client_ids=np.array([0, 0, 0, 1, 1, 2]))
     for seed in range(30):
         held = hold_out_by_name(split, labels, names, 0.5, seed)
         assert np.diff(held.train_offsets).min() >= 1
@@ -237,7 +237,7 @@ def test_held_out_rows_are_spread_over_a_clients_classes():
 def test_natural_clients_keep_their_own_rows(tmp_path):
     labels, is_test = with_tests([30] * 3, [10] * 3)
     owners = np.random.default_rng(1).choice([3, 7, 20], len(labels))
-    split = natural(labels, owners=owners, is_test=is_test)
+    split = natural(labels, client_ids=owners, is_test=is_test)
     assert_consistent(split, labels, is_test)
     for client, number in enumerate((3, 7, 20)):
         for rows, offsets, part in (
@@ -251,18 +251,20 @@ def test_natural_clients_keep_their_own_rows(tmp_path):
     np.savez(tmp_path / "o.npz", all=owners, a=owners[:50], b=owners[50:])
     words = np.array([f"user{owner:02}" for owner in owners])
     for same in (words, f"{tmp_path}/o.npz:all", f"{tmp_path}/o.npz:a+b"):
-        other = natural(labels, owners=same, is_test=is_test)
+        other = natural(labels, client_ids=same, is_test=is_test)
         np.testing.assert_array_equal(other.train, split.train)
 
 
 def test_some_natural_clients_are_drawn_with_the_seed():
     labels = labels_of([100] * 2)
     owners = np.arange(200) % 20
-    split = natural(labels, owners=owners, num_clients=6, seed=1)
+    split = natural(labels, client_ids=owners, num_clients=6, seed=1)
     assert len(split.train_offsets) == 7
     assert_consistent(split, labels, None)
     drawn = {
-        frozenset(owners[natural(labels, owners=owners, num_clients=6, seed=s).train])
+        frozenset(
+            owners[natural(labels, client_ids=owners, num_clients=6, seed=s).train]
+        )
         for s in range(5)
     }
     assert all(len(owner) == 6 for owner in drawn) and len(drawn) > 1
@@ -305,14 +307,38 @@ def test_some_natural_clients_are_drawn_with_the_seed():
             {"shards_per_client": 21},
             "at most 60 .*for client 2 and those after",
         ),
-        ("quantity", {"law": "zipf"}, "law must be one of .*, got 'zipf'"),
-        ("quantity", {"skew": -1.0}, "skew must be finite and not negative, got -1"),
-        ("quantity", {"skew": float("nan")}, "skew must be finite and not negative"),
-        ("quantity", {"num_clients": 61}, "num_clients . min_examples must be at"),
-        ("by_owner", {"owners": np.zeros(3, int)}, "owners must be 60 integers or"),
-        ("by_owner", {"owners": np.zeros(60)}, "owners must be 60 integers or words"),
-        ("by_owner", {"owners": "no.npz:client"}, "owners must be an array or <file>"),
-        ("by_owner", {"owners": np.zeros(60, int)}, "num_clients must be at most 1"),
+        (
+            "quantity_skew",
+            {"distribution": "zipf"},
+            "distribution must be one of .*, got 'zipf'",
+        ),
+        (
+            "quantity_skew",
+            {"skew": -1.0},
+            "skew must be finite and not negative, got -1",
+        ),
+        (
+            "quantity_skew",
+            {"skew": float("nan")},
+            "skew must be finite and not negative",
+        ),
+        ("quantity_skew", {"num_clients": 61}, "num_clients . min_examples must be at"),
+        (
+            "natural",
+            {"client_ids": np.zeros(3, int)},
+            "client_ids must be 60 integers or",
+        ),
+        (
+            "natural",
+            {"client_ids": np.zeros(60)},
+            "client_ids must be 60 integers or words",
+        ),
+        (
+            "natural",
+            {"client_ids": "no.npz:client"},
+            "client_ids must be an array or <file>",
+        ),
+        ("natural", {"client_ids": np.zeros(60, int)}, "num_clients must be at most 1"),
     ],
 )
 def test_settings_out_of_range_are_named(name, change, match):
@@ -336,7 +362,7 @@ def test_an_empty_class_or_client_is_named():
             by_class(labels_of([5] * 6), num_clients=2, classes_per_client=2, seed=seed)
     labels, owners = np.array([0, 1, 0, 1]), np.array([5, 5, 6, 6])
     with pytest.raises(ValueError, match="none for client 1 .1 such of 2."):
-        natural(labels, owners=owners, is_test=owners == 6)
+        natural(labels, client_ids=owners, is_test=owners == 6)
 
 
 def test_a_registered_partition_has_a_name_and_none_is_replaced():

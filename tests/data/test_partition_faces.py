@@ -85,7 +85,7 @@ def test_identities_are_disjoint_and_rows_used_once(data):
     settings_ = dict(
         num_clients=len(sizes),
         ids_per_client=sizes,
-        num_global_ids=num_global,
+        num_public_ids=num_global,
         num_unseen_ids=num_unseen,
         min_images=min_images,
         max_images=max_images,
@@ -104,7 +104,7 @@ def test_another_seed_gives_other_identities_and_other_test_images():
     labels = labels_of([10] * 40)
     a, b = (
         by_identity(
-            labels, num_clients=4, ids_per_client=5, num_global_ids=10, seed=seed
+            labels, num_clients=4, ids_per_client=5, num_public_ids=10, seed=seed
         )
         for seed in (0, 1)
     )
@@ -117,8 +117,8 @@ def test_another_seed_gives_other_identities_and_other_test_images():
 
 def test_test_images_of_an_identity_do_not_depend_on_the_number_of_clients():
     labels = labels_of([10] * 40)
-    few = by_identity(labels, num_clients=2, ids_per_client=5, num_global_ids=0)
-    many = by_identity(labels, num_clients=8, ids_per_client=5, num_global_ids=0)
+    few = by_identity(labels, num_clients=2, ids_per_client=5, num_public_ids=0)
+    many = by_identity(labels, num_clients=8, ids_per_client=5, num_public_ids=0)
     tested = many.test[np.isin(many.test_identities, few.test_identities)]
     np.testing.assert_array_equal(np.sort(tested), np.sort(few.test))
 
@@ -134,7 +134,7 @@ def named(people):
 def places(people, **changes):
     """{image: (part, client)} of a split by names."""
     labels, names = named(people)
-    sizes = {"num_clients": 3, "ids_per_client": 3, "num_global_ids": 5}
+    sizes = {"num_clients": 3, "ids_per_client": 3, "num_public_ids": 5}
     given = {**sizes, "num_unseen_ids": 4, "names": names, **changes}
     split = by_identity(labels, **given)
     assert_consistent(split, labels)
@@ -146,7 +146,9 @@ def places(people, **changes):
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, {"is_validation": True}, {"max_images": 30}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_validation_split": True}, {"max_images": 30}]
+)
 def test_one_more_image_moves_no_other_where_images_have_names(changes):
     people = {f"person {i}": [*range(20)] for i in range(30)}
     before = places(people, **changes)
@@ -166,7 +168,7 @@ def test_names_and_the_seed_draw_and_not_the_order_of_rows():
     labels, names = named(people)
     order = np.random.default_rng(0).permutation(len(labels))
     mixed = IdentityNames([names.images[row] for row in order], names.identities)
-    sizes = {"num_clients": 3, "ids_per_client": 3, "num_global_ids": 5}
+    sizes = {"num_clients": 3, "ids_per_client": 3, "num_public_ids": 5}
     split = by_identity(labels[order], **sizes, num_unseen_ids=4, names=mixed)
     assert {mixed.images[row] for row in split.train} == {
         name for name, place in one.items() if place[0] == "train"
@@ -187,17 +189,17 @@ def test_of_many_named_images_the_kept_ones_are_trained_on_as_often():
 )
 def test_six_of_ten_images_are_trained(num_images, num_train):
     split = by_identity(
-        np.zeros(num_images, int), num_clients=1, ids_per_client=1, num_global_ids=0
+        np.zeros(num_images, int), num_clients=1, ids_per_client=1, num_public_ids=0
     )
     assert (len(split.train), len(split.test)) == (num_train, num_images - num_train)
 
 
 def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
     labels = labels_of([8] * 40)
-    sizes = {"num_clients": 3, "ids_per_client": 4, "num_global_ids": 9}
+    sizes = {"num_clients": 3, "ids_per_client": 4, "num_public_ids": 9}
     settings = {**sizes, "num_unseen_ids": 3, "min_images": 6, "seed": 5}
     whole = by_identity(labels, **settings)
-    part = by_identity(labels, **settings, is_validation=True)
+    part = by_identity(labels, **settings, use_validation_split=True)
     assert_consistent(part, labels)
     assert set(part.train) | set(part.test) == set(whole.train)
     assert not set(part.train) & set(part.test)
@@ -213,14 +215,14 @@ def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
         ({"min_images": 2, "train_fraction": 0.1}, "min_images must leave"),
     ):
         with pytest.raises(ValueError, match=match):
-            by_identity(labels, **{**settings, **change}, is_validation=True)
+            by_identity(labels, **{**settings, **change}, use_validation_split=True)
 
 
 def test_fewer_kept_people_are_among_the_others_and_the_unseen_stay():
     labels = labels_of([8] * 40)
-    sizes = {"num_clients": 3, "ids_per_client": 4, "num_global_ids": 20}
+    sizes = {"num_clients": 3, "ids_per_client": 4, "num_public_ids": 20}
     whole = by_identity(labels, **sizes, num_unseen_ids=5)
-    part = by_identity(labels, **sizes, num_unseen_ids=5, num_kept_ids=7)
+    part = by_identity(labels, **sizes, num_unseen_ids=5, num_trained_public_ids=7)
     assert_consistent(part, labels)
     assert part.public_identities.tolist() == whole.public_identities[:7].tolist()
     for name in ("train", "test", "client_identities", "unseen_examples"):
@@ -234,10 +236,10 @@ def test_masks_choose_where_clients_and_global_identities_come_from():
         labels,
         num_clients=3,
         ids_per_client=[2, 4, 6],
-        num_global_ids=10,
+        num_public_ids=10,
         num_unseen_ids=8,
         client_ids_from=is_first,
-        global_ids_from=~is_first,
+        public_ids_from=~is_first,
         unseen_ids_from=~is_first,
     )
     assert_consistent(split, labels)
@@ -253,9 +255,9 @@ def test_choosy_clients_are_served_before_a_global_set_that_can_use_anyone(seed)
         labels,
         num_clients=2,
         ids_per_client=3,
-        num_global_ids=6,
+        num_public_ids=6,
         min_images=10,
-        global_min_images=2,
+        public_min_images=2,
         seed=seed,
     )
     assert_consistent(split, labels)
@@ -268,7 +270,7 @@ def test_a_mask_may_name_identities_without_images_at_the_end():
         labels,
         num_clients=1,
         ids_per_client=1,
-        num_global_ids=1,
+        num_public_ids=1,
         client_ids_from=np.array([False, True, True]),
     )
     assert split.identities[0].tolist() == [1]
@@ -277,17 +279,17 @@ def test_a_mask_may_name_identities_without_images_at_the_end():
 def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
     labels = labels_of([6] * 30 + [3] * 5)
     with pytest.raises(ValueError) as error:
-        by_identity(labels, num_clients=8, ids_per_client=4, num_global_ids=0)
+        by_identity(labels, num_clients=8, ids_per_client=4, num_public_ids=0)
     for word in ("32 are needed", "30", "35", "lower num_clients", "min_images"):
         assert word in str(error.value)
-    with pytest.raises(ValueError, match="num_global_ids.*11 are needed, got 10"):
-        by_identity(labels, num_clients=5, ids_per_client=4, num_global_ids=11)
+    with pytest.raises(ValueError, match="num_public_ids.*11 are needed, got 10"):
+        by_identity(labels, num_clients=5, ids_per_client=4, num_public_ids=11)
     with pytest.raises(ValueError, match="num_unseen_ids"):
         by_identity(
             labels,
             num_clients=5,
             ids_per_client=4,
-            num_global_ids=9,
+            num_public_ids=9,
             num_unseen_ids=2,
         )
 
@@ -301,24 +303,31 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"ids_per_client": [2, 0]}, "a client has no image"),
         ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one whole number or 2"),
         ({"ids_per_client": 1.5}, "ids_per_client"),
-        ({"num_global_ids": -1}, "num_global_ids"),
-        ({"num_kept_ids": 3}, r"num_kept_ids must lie in \[0, 2\], .*, got 3"),
+        ({"num_public_ids": -1}, "num_public_ids"),
         (
-            {"num_kept_ids": 2, "num_unseen_ids": 1, "is_validation": True},
-            r"num_kept_ids must lie in \[0, 1\], .*, got 2",
+            {"num_trained_public_ids": 3},
+            r"num_trained_public_ids must lie in \[0, 2\], .*, got 3",
+        ),
+        (
+            {
+                "num_trained_public_ids": 2,
+                "num_unseen_ids": 1,
+                "use_validation_split": True,
+            },
+            r"num_trained_public_ids must lie in \[0, 1\], .*, got 2",
         ),
         ({"min_images": 1}, "min_images must be at least 2"),
-        ({"global_min_images": -1}, "global_min_images must be at least 0, got -1"),
+        ({"public_min_images": -1}, "public_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),
         ({"max_images": -3}, "max_images"),
         ({"max_images": 10**30}, r"max_images must be 0 or lie in \[2, 2\*\*31\)"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"client_ids_from": np.ones(3, bool)}, "client_ids_from must be a mask"),
-        ({"global_ids_from": np.ones(9)}, "global_ids_from must be a mask"),
+        ({"public_ids_from": np.ones(9)}, "public_ids_from must be a mask"),
     ],
 )
 def test_settings_out_of_range_are_named(change, match):
-    right = {"num_clients": 2, "ids_per_client": 2, "num_global_ids": 2}
+    right = {"num_clients": 2, "ids_per_client": 2, "num_public_ids": 2}
     labels = labels_of([5] * 9)
     by_identity(labels, **right)
     with pytest.raises(ValueError, match=match):
@@ -359,7 +368,7 @@ def test_ms1m_takes_clients_from_the_first_half_and_global_ids_from_the_last():
     counts = rng.choice([50, 60, 61, 70, 79, 80, 100, 101, 105, 109, 110], 400)
     labels = np.repeat(np.arange(400), counts)
     split = ms1m(
-        labels, num_clients=4, ids_per_client=10, num_global_ids=20, num_unseen_ids=5
+        labels, num_clients=4, ids_per_client=10, num_public_ids=20, num_unseen_ids=5
     )
     assert_consistent(split, labels)
     order = ms1m_order(labels)
@@ -396,12 +405,12 @@ def test_ms1m_names_the_keys_when_identities_are_too_few():
     labels = labels_of([105] * 10 + [70] * 10)
     with pytest.raises(ValueError, match="4000 are needed.*lower num_clients"):
         ms1m(labels)
-    with pytest.raises(ValueError, match="num_global_ids"):
+    with pytest.raises(ValueError, match="num_public_ids"):
         ms1m(labels, num_clients=1, ids_per_client=1)
     with pytest.raises(ValueError, match="num_test_images"):
         ms1m(labels, num_test_images=101)
     with pytest.raises(ValueError, match="negative"):
-        ms1m(labels, num_global_ids=-1, num_unseen_ids=2)
+        ms1m(labels, num_public_ids=-1, num_unseen_ids=2)
 
 
 def test_report_counts_everybody_and_prints_as_a_table():
@@ -410,7 +419,7 @@ def test_report_counts_everybody_and_prints_as_a_table():
         labels,
         num_clients=2,
         ids_per_client=[2, 4],
-        num_global_ids=3,
+        num_public_ids=3,
         num_unseen_ids=1,
         max_images=5,
     )

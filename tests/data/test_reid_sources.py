@@ -118,8 +118,10 @@ def test_people_numbered_twice_are_told_apart_where_asked(tmp_path):
     names = ["bounding_box_train/0000_c15_a.jpg", "query/0000_c1_a.jpg"]
     written(tmp_path, [*names, "bounding_box_test/0000_c10_b.jpg"])
     with pytest.raises(ValueError, match="0000 of bounding_box_train/0000_c15_a.jpg"):
-        SOURCES["market1501"](tmp_path, distractor=None)
-    source = SOURCES["market1501"](tmp_path, distractor=None, separate_ids=True)
+        SOURCES["market1501"](tmp_path, distractor_identity=None)
+    source = SOURCES["market1501"](
+        tmp_path, distractor_identity=None, separate_ids=True
+    )
     tested = [(QUERY, "test-0000", 1), (GALLERY, "test-0000", 10)]
     assert told(source) == [(TRAIN, "train-0000", 15), *tested]
 

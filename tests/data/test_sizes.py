@@ -232,7 +232,7 @@ def test_owners_are_not_waited_for_at_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "a.npz")
     refused = pytest.raises(ValueError, match="a.npz must be a file, got prw-")
     with no_hang_and_little_memory(), refused:
-        natural(np.arange(4) % 2, owners=f"{tmp_path}/a.npz:client")
+        natural(np.arange(4) % 2, client_ids=f"{tmp_path}/a.npz:client")
 
 
 @pytest.mark.parametrize("key", ["labels", "cameras", "is_test"])

@@ -76,7 +76,7 @@ def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
 def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
     names = ("train/b/1.png", "test/b/1.png", "train/a/1.png", "test/a/2.png")
     fill(tmp_path, {f"set/{name}": picture(i) for i, name in enumerate(names)})
-    source = folder(tmp_path, image_size=None, naming="train-test")
+    source = folder(tmp_path, image_size=None, filename_pattern="train-test")
     assert source.names == ("a", "b") and source.image_shape == (8, 6, 3)
     assert source.labels.tolist() == [0, 1, 0, 1]
     assert source.is_test.tolist() == [True, True, False, False]
@@ -107,11 +107,13 @@ def test_namings_read_identity_and_camera_from_the_name(tmp_path):
     assert source.cameras.tolist() == [0, 1, 0, 1]
     fill(tmp_path / "market", {"0002_c1s1_000451_03.jpg": picture(0)})
     fill(tmp_path / "market", {"-1_c6s2_000451_03.jpg": picture(0)})
-    source = folder(tmp_path / "market", image_size=4, naming="market1501")
+    source = folder(tmp_path / "market", image_size=4, filename_pattern="market1501")
     assert set(source.names) == {"0002", "-1"}
     own = r"(?P<identity>[a-z]+)[0-9]+\.png"
     fill(tmp_path / "own", {"anna1.png": picture(0), "anna2.png": picture(0)})
-    assert folder(tmp_path / "own", image_size=4, naming=own).names == ("anna",)
+    assert folder(tmp_path / "own", image_size=4, filename_pattern=own).names == (
+        "anna",
+    )
 
 
 def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
@@ -219,9 +221,9 @@ def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
 
 def test_under_takes_one_part_of_a_set(tmp_path):
     fill(tmp_path, {"train/a/1.png": picture(1), "test/b/1.png": picture(2)})
-    assert folder(tmp_path, image_size=4, under="train").names == ("a",)
+    assert folder(tmp_path, image_size=4, subfolder="train").names == ("a",)
     with pytest.raises(ValueError, match="must hold images below val/"):
-        folder(tmp_path, image_size=4, under="val")
+        folder(tmp_path, image_size=4, subfolder="val")
 
 
 def test_common_outer_folders_are_no_part_of_the_names(tmp_path):
@@ -370,10 +372,12 @@ def test_empty_and_absent_folders_are_refused(tmp_path):
 
 def test_settings_outside_their_rule_are_refused(tmp_path):
     fill(tmp_path, {"a/1.png": picture(1)})
-    with pytest.raises(ValueError, match="naming must be one of directory, subject"):
-        folder(tmp_path, image_size=4, naming="birthday")
+    with pytest.raises(
+        ValueError, match="filename_pattern must be one of directory, subject"
+    ):
+        folder(tmp_path, image_size=4, filename_pattern="birthday")
     with pytest.raises(ValueError, match="a/1.png in .*must be named as"):
-        folder(tmp_path, image_size=4, naming="subject-view")
+        folder(tmp_path, image_size=4, filename_pattern="subject-view")
     with pytest.raises(ValueError, match="channels must be 1"):
         folder(tmp_path, image_size=4, channels=4)
     with pytest.raises(ValueError, match="image_size must be positive, got 0"):

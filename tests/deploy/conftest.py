@@ -22,7 +22,7 @@ def settings(path, **changes):
         "partition": {
             "num_clients": 2,
             "ids_per_client": 2,
-            "num_global_ids": 4,
+            "num_public_ids": 4,
             "num_unseen_ids": 5,
         },
         "model": MODEL,
@@ -31,9 +31,9 @@ def settings(path, **changes):
         "evaluation": {"batch_size": 8, "fars": [0.1], "fpirs": [0.5]},
         "methods": {
             "fedfr": {
-                "public": False,
+                "use_public_data": False,
                 "contrastive_weight": 0.0,
-                "weigh": "local",
+                "weighting": "num_examples",
                 "frozen": "backbone/(stem|stage1)/",
             },
         },

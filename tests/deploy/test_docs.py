@@ -57,4 +57,4 @@ def test_another_library_finds_in_a_gallery_whom_exact_search_finds(
 
 def test_the_keys_that_commands_name_are_those_of_training():
     keys = {*re.findall(r"config\.pretrain\.(\w+)", TEXT)}
-    assert {"init", "freeze", "epochs"} <= keys <= {*Training._fields}
+    assert {"init", "frozen", "epochs"} <= keys <= {*Training._fields}

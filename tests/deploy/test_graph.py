@@ -22,8 +22,14 @@ NETWORKS = {
     "resnet": {"num_classes": 5, "depth": 50, "blocks": (1, 1), "widths": (4, 6)},
     "mobilenet": {"num_classes": 5},
     "mobilefacenet": {"blocks": (1, 2, 1), "embedding_dim": 5},
-    "vit": {"width": 16, "depth": 2, "heads": 2, "patch": 6, "embedding_dim": 5},
-    "reid": {"num_classes": 5, "blocks": (1, 1), "widths": (4, 6), "bottleneck": 8},
+    "vit": {
+        "width": 16,
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 6,
+        "embedding_dim": 5,
+    },
+    "reid": {"num_classes": 5, "blocks": (1, 1), "widths": (4, 6), "neck_dim": 8},
     "leaf_celeba": {"num_classes": 5, "widths": (4, 4)},
 }
 HEADS = ("E", "F", "GAP", "GDC", "moe")
@@ -32,7 +38,7 @@ HEADS = ("E", "F", "GAP", "GDC", "moe")
 def network(name, **more):
     """A small network, with statistics that are no start."""
     settings = {**NETWORKS[name], **more}
-    model = MODELS[name](SHAPE, implementation="xla", **settings)
+    model = MODELS[name](SHAPE, conv_implementation="xla", **settings)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     rng = np.random.default_rng(0)
     normal = lambda x: rng.normal(0.1, 0.3, x.shape).astype(np.float32)

@@ -52,7 +52,7 @@ def test_an_opened_network_is_the_one_that_is_judged(run, method, client):
 def test_a_loaded_model_is_the_runs_own_to_the_bit(run):
     """Weights, embeddings where convolutions are computed alike, and thresholds."""
     config = with_tuples(kept_config(run))
-    config["model"] = {**config["model"], "implementation": "xla"}
+    config["model"] = {**config["model"], "conv_implementation": "xla"}
     experiment = build(config)
     found, network = load_models(experiment, "fedfr", run), ff.load_model(run)
     variables = jax.device_get(unpack(found.variables))
@@ -154,7 +154,7 @@ def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(faces, tm
         "seed": 0,
         "data": {"name": "arrays", "path": str(faces)},
         "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "mlp", "hidden": 4, "projection": 3},
+        "model": {"name": "mlp", "hidden_dim": 4, "projection": 3},
         "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
         "methods": {"fedavg": {"learning_rate": 0.1}},
     }
@@ -194,7 +194,7 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
     build(with_tuples(found))
     assert not [*tmp_path.iterdir()]
     absent = {"name": "tfds", "dataset": "mnist", "data_dir": other}
-    for data in (absent, {"name": "join", "parts": {"a": absent}}):
+    for data in (absent, {"name": "concat", "sources": {"a": absent}}):
         with pytest.raises(ValueError, match="must be prepared before a run is opened"):
             read_only({**config, "data": data})
     opened = []
@@ -229,7 +229,7 @@ def test_training_starts_from_given_weights_and_leaves_the_frozen(run, faces, tm
     init = tmp_path / "start.safetensors"  # below from a run's folder
     write_weights(init, before)
     config = settings(faces, methods={})
-    pretrain = {"init": str(init), "freeze": "backbone/(stem|stage1)/"}
+    pretrain = {"init": str(init), "frozen": "backbone/(stem|stage1)/"}
     config["pretrain"] = {**config["pretrain"], **pretrain}
     play(config, tmp_path / "tuned")
     after = ff.load_model(tmp_path / "tuned").weights.arrays
@@ -265,7 +265,7 @@ def test_weights_of_another_network_name_config_and_leaf(run, faces, tmp_path):
     with pytest.raises(ValueError, match=says):
         build(with_tuples(config))
     config = settings(faces)
-    config["pretrain"] = {**config["pretrain"], "freeze": "nothing"}
+    config["pretrain"] = {**config["pretrain"], "frozen": "nothing"}
     with pytest.raises(ValueError, match="path pattern must match a leaf such as"):
         play(config, tmp_path / "frozen")
 
@@ -277,7 +277,7 @@ def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_pa
     def trained(folder, people, **pretrain):
         pretrain = {"batch_size": 16, "class_parallel": True, **pretrain}
         config = settings(faces, methods={}, pretrain=pretrain)
-        split = {"num_global_ids": people, "num_unseen_ids": 9 - people}
+        split = {"num_public_ids": people, "num_unseen_ids": 9 - people}
         config["partition"] = {**config["partition"], **split}
         trainer = build(with_tuples(config)).stages["pretrained"].trainer
         with jax.numpy_dtype_promotion("standard"):

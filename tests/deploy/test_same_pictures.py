@@ -69,13 +69,13 @@ def reid(tmp_path_factory):
         "model": {
             **{"name": "reid", "depth": 18, "blocks": [1], "widths": [4]},
             # As many features as there are people: features and logits look alike.
-            **{"stem": "cifar", "bottleneck": 4, "dropout": 0.0},
+            **{"stem": "cifar", "neck_dim": 4, "dropout": 0.0},
         },
         "federation": {
             **{"rounds": 1, "local_epochs": 1, "batch_size": 4},
             "augment": [{"name": "normalize", "mean": MEAN, "std": STD}],
         },
-        "evaluation": {"batch_size": 8, "pictures": 0},
+        "evaluation": {"batch_size": 8, "num_visualized": 0},
         "methods": {"fedavg": {"learning_rate": 0.05}},
     }
     play(config, path / "run")

@@ -151,9 +151,9 @@ def small_config():
     """Rows on 40 black images of two clients, of whom one is asked in a round."""
     config = base.get_config()
     config.task = "classification"
-    config.data = {"name": "blank", "num_identities": 4, "image_size": 4}
+    config.data = {"name": "fake_data", "num_identities": 4, "image_size": 4}
     config.partition = {"name": "iid", "num_clients": 2, "seed": 0}
-    config.model = {"name": "mlp", "hidden": 2}
+    config.model = {"name": "mlp", "hidden_dim": 2}
     config.federation = {"rounds": 3, "cohort_size": 1, "local_epochs": 1}
     rate = {"learning_rate": 0.1}
     central = {"kind": "central", "epochs": 1, "batch_size": 8, **rate}

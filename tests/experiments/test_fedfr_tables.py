@@ -88,7 +88,7 @@ def test_the_branch_leaves_generic_as_it_is_within_a_point():
 def test_the_deviation_over_seeds_is_that_of_a_sample():
     text = orderings.table(runs_of(fedavg=(0.1, 0.2, 0.3)))
     assert "| 20.0 ± 10.0 |" in text.splitlines()[-1]
-    cost = {"hard_negatives": 7.0, "images": 19.0, "steps": 5.0}
+    cost = {"hard_negative_level": 7.0, "images": 19.0, "steps": 5.0}
     one = {"0": {"fedavg": row(personalized=0.2, **cost)}}
     assert "| 20.0 | 7 | 19 | 5 | 3 |" in orderings.table(one).splitlines()[-1]
 
@@ -234,7 +234,7 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
     lines = [json.dumps(x) + "\n" for x in (CLIENT, second, adapted)]
     (tmp_path / "clients.jsonl").write_text("".join(lines))
     assert run.chosen(tmp_path) == {
-        "hard_negatives": 6.0,
+        "hard_negative_level": 6.0,
         "of_round": [6.0, 6.0],
         "of_client": [9.0, 3.0],
     }
@@ -299,7 +299,7 @@ def test_a_choice_is_judged_on_a_split_unless_told_otherwise(
     parser = run.study_parser("thresholds.py", "")
     words = [f"--workdir={tmp_path}", "--config=fedfr/table_omniglot", *flag]
     folder, config = run.judged(parse(parser, words), "thresholds.py")
-    assert config.partition.get("is_validation", False) is is_validation
+    assert config.partition.get("use_validation_split", False) is is_validation
     assert folder == (tmp_path / "validation" if is_validation else tmp_path)
 
 

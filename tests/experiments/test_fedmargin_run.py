@@ -15,13 +15,13 @@ def get_config():
     config.task = "classification"
     config.data = {{"name": "arrays", "path": "IMAGES"}}
     config.partition = {{"name": "iid", "num_clients": 3, "test_fraction": 0.2}}
-    config.model = {{"name": "mlp", "hidden": 4}}
+    config.model = {{"name": "mlp", "hidden_dim": 4}}
     config.federation = {{
         "rounds": 9,
         "cohort_size": 2,
         "local_epochs": 2,
         "batch_size": {BATCH},
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 1,
         "checkpoint_every": 0,
     }}
@@ -61,7 +61,7 @@ def folder(fedmargin_run, patch, tmp_path_factory):
 def found(fedmargin_run, folder):
     """{"central": its run, share of stragglers: FedAvg's run}."""
     runs = play(fedmargin_run, folder)
-    return {run.get("stragglers", "central"): run for run in runs}
+    return {run.get("straggler_fraction", "central"): run for run in runs}
 
 
 def config_of(runs, share):

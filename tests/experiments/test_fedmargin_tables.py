@@ -9,7 +9,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
 
 
 def run(method, seed, ratio, curve, loss=1.0):
-    facts = {"method": method, "seed": seed, "stragglers": ratio}
+    facts = {"method": method, "seed": seed, "straggler_fraction": ratio}
     return {**facts, "curve": curve, "loss": loss}
 
 
@@ -63,7 +63,12 @@ def test_a_run_that_never_gets_there_counts_as_the_round_after_the_last(tables):
 
 
 def test_a_method_that_diverges_has_no_accuracy(tables):
-    broken = {"method": "feddane", "seed": 0, "stragglers": 0.0, "diverged": "nan"}
+    broken = {
+        "method": "feddane",
+        "seed": 0,
+        "straggler_fraction": 0.0,
+        "diverged": "nan",
+    }
     runs = [*RUNS, broken, run("feddane", 1, 0.0, [0.5])]
     row = tables.row_of(runs, "feddane")
     assert (row["accuracy"], row["diverged"], row["reached"]) == (None, 1, 1)

@@ -242,7 +242,7 @@ def test_the_pretrained_cases_identities_are_apart_from_the_backbones():
     assert made.federation.rounds == 30
     below = {"^(stem|stage)": 0.1}
     for row in (*made.methods.values(), made.evaluation.local):
-        assert row.layer_rates.to_dict() == below
+        assert row.learning_rate_multipliers.to_dict() == below
     assert {row.batch_stats for row in made.methods.values()} == {"first"}
     central = backbone.backbone_config(made)
     intervals = [part.trained for part in made.data.parts.values()]

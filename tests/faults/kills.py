@@ -39,7 +39,7 @@ def get_config():
     config.partition = {
         "num_clients": 4,
         "ids_per_client": 2,
-        "num_global_ids": 6,
+        "num_public_ids": 6,
         "num_unseen_ids": 6,
     }
     config.model = {

@@ -146,7 +146,7 @@ def _packed(path):
         pairs=pairs,
         is_test=LABELS == 2,
     )
-    pack(source, path, shard_bytes=4 * 192)
+    pack(source, path, max_file_bytes=4 * 192)
 
 
 PARTS = ("labels", "landmarks", "cameras", "is_test", "pairs", "is_same")

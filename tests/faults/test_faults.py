@@ -49,7 +49,7 @@ SAME_READER = {
     "reid_csv": "reid csv",
     "viper": "cuhk03",
 }
-NO_FILES = {"blank", "faces_synthetic", "join", "opened", "synthetic"}
+NO_FILES = {"fake_data", "synthetic_faces", "concat", "source_object", "synthetic"}
 OF_A_LIBRARY = {"tfds", "femnist10"}  # TensorFlow Datasets reads their files
 
 

@@ -83,11 +83,11 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         population,
         mesh=meshes.make_mesh(0, model_shards),
         cohort_size=4,
-        lanes=setting.lanes,
+        clients_per_device=setting.clients_per_device,
         local_epochs=2,
         seed=3,
     )
-    sim = make(TuningChoice(lanes=1 if lanes == "auto" else int(lanes)))
+    sim = make(TuningChoice(clients_per_device=1 if lanes == "auto" else int(lanes)))
     server, store, checkpointer, first = loop.resume(
         sim, start_simulation(sim, variables), folder
     )
@@ -131,15 +131,17 @@ def choose(make, server, store, folder):
     number, measured, facts = jax.process_index(), autotune.seconds, []
 
     def seconds(sim, *rest):
-        asked.append(sim.lanes)
-        return 0.0 * measured(sim, *rest) + (sim.lanes != max(2 - number, 1))
+        asked.append(sim.clients_per_device)
+        return 0.0 * measured(sim, *rest) + (
+            sim.clients_per_device != max(2 - number, 1)
+        )
 
     autotune.seconds, kept = seconds, folder / "lanes.json"
     for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
         os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
         asked, said = [], []
         _, sim = autotune.tune(make, server, store, kept=own, say=said.append)
-        facts.append([asked, sim.lanes, len(said)])
+        facts.append([asked, sim.clients_per_device, len(said)])
     (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
     return sim
 

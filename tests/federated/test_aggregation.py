@@ -85,7 +85,7 @@ def arrays(golden):
     return {**golden("fl_rounds"), **golden("fl_more")}
 
 
-def play_updates(updates, *links, weigh="equally", rounds=1):
+def play_updates(updates, *links, weighting="uniform", rounds=1):
     """Rounds of clients that move by `updates` [K, 18] from wherever they are.
 
     The k-th of them has k + 1 examples.
@@ -100,7 +100,7 @@ def play_updates(updates, *links, weigh="equally", rounds=1):
 
     sizes = range(1, number + 1)
     examples = [[np.zeros((n, 5)) for n in sizes], [np.zeros(n, int) for n in sizes]]
-    algorithm = with_aggregation(fedavg(train, weigh=weigh), *links)
+    algorithm = with_aggregation(fedavg(train, weighting=weighting), *links)
     start = unflat(np.zeros(18))
     return replay(algorithm, examples, start, where=(2, 2), rounds=rounds)
 
@@ -123,32 +123,32 @@ def krum_of(f, keep=1):
     return krum(num_malicious_clients=f, num_clients_to_keep=keep)
 
 
-RULES = {  # (rule, K, what clients weigh)
-    "median": (median(), 9, "examples"),
-    "median_first8": (median(), 8, "examples"),
-    "trimmed_02": (trimmed_mean(trim_fraction=0.2), 9, "examples"),
-    "trimmed_025": (trimmed_mean(trim_fraction=0.25), 9, "examples"),
-    "krum": (krum_of(2), 9, "examples"),
-    "multikrum_m4": (krum_of(2, 4), 9, "examples"),
-    "bulyan_f1": (bulyan(num_malicious_clients=1), 9, "examples"),
-    "bulyan_f2_11": (bulyan(num_malicious_clients=2), 11, "examples"),
-    "geomed_50": (geometric_median(iterations=50), 9, "equally"),
-    "geomed_weighted_50": (geometric_median(iterations=50), 9, "examples"),
+RULES = {  # (rule, K, weighting of clients)
+    "median": (median(), 9, "num_examples"),
+    "median_first8": (median(), 8, "num_examples"),
+    "trimmed_02": (trimmed_mean(trim_fraction=0.2), 9, "num_examples"),
+    "trimmed_025": (trimmed_mean(trim_fraction=0.25), 9, "num_examples"),
+    "krum": (krum_of(2), 9, "num_examples"),
+    "multikrum_m4": (krum_of(2, 4), 9, "num_examples"),
+    "bulyan_f1": (bulyan(num_malicious_clients=1), 9, "num_examples"),
+    "bulyan_f2_11": (bulyan(num_malicious_clients=2), 11, "num_examples"),
+    "geomed_50": (geometric_median(iterations=50), 9, "uniform"),
+    "geomed_weighted_50": (geometric_median(iterations=50), 9, "num_examples"),
     # Its rule for an early stop does not come into play here.
     "rfa_official_default": (
         geometric_median(iterations=4, smoothing=1e-5),
         9,
-        "equally",
+        "uniform",
     ),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_robust_aggregates_are_the_official_ones(arrays, name):
-    rule, count, weigh = RULES[name]
+    rule, count, weighting = RULES[name]
     updates = np.concatenate([arrays["rob_u"], arrays["rob_u11_extra"]])[:count]
     with jax.enable_x64(True):
-        end = play_updates(updates, rule, weigh=weigh)
+        end = play_updates(updates, rule, weighting=weighting)
         close(network_of(end.servers[0]), arrays[f"rob_{name}"])
     close(arrays["rob_geomed_weights"], np.arange(1, 10) / 45)  # those of examples
     assert arrays["rob_rfa_official_default_iters"] == 4
@@ -243,19 +243,19 @@ def test_centered_clipping_goes_on_from_the_center_of_the_round_before(arrays):
         close(network_of(servers[5]), sum(map(center_of, servers)))
 
 
-@pytest.mark.parametrize("weigh", ["equally", "examples"])
-def test_rounds_of_rfa_are_iterations_from_the_received_model(arrays, weigh):
+@pytest.mark.parametrize("weighting", ["uniform", "num_examples"])
+def test_rounds_of_rfa_are_iterations_from_the_received_model(arrays, weighting):
     """Of clients whose updates stay the same, two of nine far away."""
     updates = np.asarray(arrays["rob_u"]).copy()
     updates[:2] += 50
-    counts = np.arange(1.0, 10) if weigh == "examples" else np.ones(9)
+    counts = np.arange(1.0, 10) if weighting == "num_examples" else np.ones(9)
     centers = [np.zeros(18)]
     for _ in range(60):
         distances = np.linalg.norm(updates - centers[-1], axis=1)
         centers.append(np.average(updates, axis=0, weights=counts / distances))
     with jax.enable_x64(True):
         wanted, _ = aggregate(geometric_median(iterations=200), updates, counts)
-        servers = play_updates(updates, rfa(), weigh=weigh, rounds=60).servers
+        servers = play_updates(updates, rfa(), weighting=weighting, rounds=60).servers
         for server, expected in zip(servers, centers[1:], strict=True):
             close(center_of(server), expected)
         close(network_of(servers[-1]), sum(map(center_of, servers)))

@@ -38,7 +38,7 @@ def after_a_round(algorithm):
 
 def test_afl_counts_domains_over_its_window_of_rounds():
     """A client's weight is sum_i l_i n_ki / N_i, N_i the mean of three rounds."""
-    base = afl(LOCAL, num_classes=3, domain_rate=0.5, window=3)
+    base = afl(LOCAL, num_classes=3, domain_learning_rate=0.5, domain_window_size=3)
     algorithm = base._replace(
         cohort_metrics=lambda server, result: {"beta": result.weights}
     )
@@ -72,7 +72,7 @@ def test_the_servers_rate_of_mime_is_for_params_alone():
     aggregate = change, {"w": jnp.ones(3)}
     result = RoundResult(aggregate, (), {}, jnp.ones(3), jnp.int32(0))
     for make in (mime, mimelite):
-        algorithm = make(LOCAL, server_rate=0.5)
+        algorithm = make(LOCAL, server_learning_rate=0.5)
         begun = algorithm.init({"params": params, "batch_stats": stats})
         moved = algorithm.server_update(begun, result).variables
         np.testing.assert_array_equal(moved["params"]["w"], [0, 0.5, 1])
@@ -110,7 +110,7 @@ def test_qfedavg_bears_clients_without_any_loss():
 
 
 def test_the_one_network_of_several_is_their_mean():
-    algorithm = build_clustered(None, groups=2, spread=0.0)
+    algorithm = build_clustered(None, num_clusters=2, init_noise=0.0)
     models = {"params": {"w": jnp.array([[1.0], [3.0]])}, "batch_stats": {}}
     np.testing.assert_array_equal(algorithm.global_model(models)["params"]["w"], [2])
 
@@ -118,11 +118,11 @@ def test_the_one_network_of_several_is_their_mean():
 def test_fedaws_weighs_clients_as_it_is_told():
     head = {"spreadout": spreadout_sum, "classes": "params/head/kernel"}
     ends = {}
-    for weigh in ("equally", "examples"):
-        still = fedaws(LOCAL, **head, strength=0.0, weigh=weigh)
-        ends[weigh] = after_a_round(still)[0].variables
-        plain = after_a_round(fedavg(LOCAL, weigh=weigh))[0].variables
-        jax.tree.map(np.testing.assert_array_equal, ends[weigh], plain)
+    for weighting in ("uniform", "num_examples"):
+        still = fedaws(LOCAL, **head, lam=0.0, weighting=weighting)
+        ends[weighting] = after_a_round(still)[0].variables
+        plain = after_a_round(fedavg(LOCAL, weighting=weighting))[0].variables
+        jax.tree.map(np.testing.assert_array_equal, ends[weighting], plain)
     kernels = [end["params"]["head"]["kernel"] for end in ends.values()]
     assert not np.array_equal(*kernels)
 
@@ -133,7 +133,7 @@ def test_models_of_groups_start_apart_by_their_spread_and_alike_in_statistics():
         "params": {"kernel": jnp.float32(kernel), "bias": jnp.zeros(4)},
         "batch_stats": {"mean": jnp.arange(3.0)},
     }
-    models = perturbed_copies(variables, groups=3, spread=0.1)
+    models = perturbed_copies(variables, num_clusters=3, init_noise=0.1)
     apart = np.asarray(models["params"]["kernel"]) - np.float32(kernel)
     np.testing.assert_allclose(apart.std(axis=(1, 2)), 0.1 * kernel.std(), rtol=0.05)
     between = np.corrcoef(apart.reshape(3, -1))

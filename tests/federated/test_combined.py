@@ -13,7 +13,7 @@ from tests.federated.test_engine import assert_close
 from tests.federated.test_reduction import digest
 from tests.federated.test_stream import build, run
 
-CANONICAL = {"reduction": "canonical", "shards": 4}
+CANONICAL = {"reproducible_sum": True, "num_partial_sums": 4}
 STREAM = {"streamed": {"waves": 1}}
 
 
@@ -38,7 +38,9 @@ def whole(name):
         pytest.param("fedavg", STREAM, marks=pytest.mark.slow),
         pytest.param("fedfr", {"lanes": 2, **CANONICAL}, marks=pytest.mark.slow),
         pytest.param(
-            "fedfr", {"lanes": 2, **STREAM, **CANONICAL}, marks=pytest.mark.slow
+            "fedfr",
+            {"lanes": 2, **STREAM, **CANONICAL},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
@@ -74,7 +76,7 @@ def test_canonical_bits_of_a_cut_network_do_not_depend_on_the_client_devices():
     "name, options",
     [
         ("fedavg", {**STREAM, **CANONICAL}),
-        ("fedavg", {"lanes": 2, **STREAM}),
+        ("fedavg", {"clients_per_device": 2, **STREAM}),
         ("fedavg", CANONICAL),
         ("fedfr", {}),
         ("fedfr", STREAM),

@@ -38,7 +38,7 @@ def build(name, mesh=(1, 1), lanes=1, cohort_size=3, **options):
         mesh=make_mesh(*mesh),
         cohort_size=cohort_size,
         local_epochs=(3, 2),
-        lanes=lanes,
+        clients_per_device=lanes,
         seed=7,
     )
     return sim, start_simulation(sim, variables)
@@ -229,7 +229,7 @@ def test_a_pattern_that_matches_no_leaf_is_an_error():
     "change, message",
     [
         ({"cohort_size": 6}, "cohort_size must lie in .*got 6"),
-        ({"lanes": 0}, "lanes must be at least 1, got 0"),
+        ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
         ({"local_epochs": 2.5}, "local_epochs must be a whole number, .*got 2.5"),
         ({"local_epochs": (2, np.nan)}, "local_epochs must be a whole number"),

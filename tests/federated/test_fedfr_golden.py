@@ -104,12 +104,12 @@ def build(arrays, dtype, phi_update, num_devices, lanes):
     """The experiment of a config with one row, FedFR's defaults but for its rate."""
     row = {"learning_rate": float(arrays["lr"]), "decay_epochs": 3}
     settings = {
-        "methods": {"fedfr": {**row, "phi_update": phi_update}},
+        "methods": {"fedfr": {**row, "public_classes_update": phi_update}},
         "federation": {
             "local_epochs": (5, 4, 4),
             "batch_size": NUM_SEEN,
-            "flip": 0.0,
-            "lanes": lanes,
+            "flip_probability": 0.0,
+            "clients_per_device": lanes,
         },
     }
     images, labels, is_test = pictures(arrays)
@@ -194,10 +194,10 @@ def check_deployed(networks, arrays, dtype, close):
 @pytest.mark.parametrize(
     "dtype, tolerance, phi_update, num_devices, lanes",
     [
-        ("float32", 1e-5, "averaged", 1, 1),
-        ("float64", 1e-9, "averaged", 1, 1),
+        ("float32", 1e-5, "average", 1, 1),
+        ("float64", 1e-9, "average", 1, 1),
         ("float64", 1e-9, "frozen", 1, 2),
-        ("float64", 1e-9, "averaged", 2, 1),
+        ("float64", 1e-9, "average", 2, 1),
     ],
 )
 def test_a_row_of_a_config_reproduces_the_official_server(

@@ -32,12 +32,15 @@ from tests.federated.toys import (
 )
 
 FORMS = {"hypothesis": False, "relative": True}
-RAW = {"measure": "hypothesis", "normalize": False}
+RAW = {"measure": "hypothesis", "normalize_features": False}
 GOLDEN = {  # golden file and prefix: options
     ("fedmargin_displacement", "unit_T1.0"): {},
     ("fedmargin_displacement", "unit_T0.2"): {"temperature": 0.2},
-    ("fedmargin_displacement", "raw_T1.0"): {"normalize": False},
-    ("fedmargin_displacement", "raw_T0.2"): {"normalize": False, "temperature": 0.2},
+    ("fedmargin_displacement", "raw_T1.0"): {"normalize_features": False},
+    ("fedmargin_displacement", "raw_T0.2"): {
+        "normalize_features": False,
+        "temperature": 0.2,
+    },
     ("fedmargin_proposed", "hypothesis"): RAW,
     ("fedmargin_proposed", "relative"): {**RAW, "measure": "relative"},
 }
@@ -128,7 +131,7 @@ def golden_round(arrays, *, scale=1.0, **options):
     labels = [np.repeat(np.arange(5), n) for n in counts]
     algorithm = fedmargin(train, model=model, **options)
     last = scale * arrays["agg_prev"]
-    if options.get("normalize", True):
+    if options.get("normalize_features", True):
         last = last / np.linalg.norm(last, axis=1, keepdims=True)
     last = Prototypes(last, np.ones(5))
     algorithm = algorithm._replace(init=lambda variables: Server(variables, last))
@@ -142,12 +145,12 @@ def test_a_round_has_the_golden_attention_and_prototypes(golden, name):
     arrays, options = golden(file), GOLDEN[name]
     form = prefix.partition("_")[0]
     now = golden("fedmargin_proposed")["agg_now"]
-    weights = {"equally": ""}
+    weights = {"uniform": ""}
     if prefix in ("unit_T1.0", "hypothesis"):  # of each measure once
-        weights["examples"] = "_times_nk"
-    for weigh, suffix in weights.items():
+        weights["num_examples"] = "_times_nk"
+    for weighting, suffix in weights.items():
         with jax.enable_x64(True):
-            end = golden_round(arrays, weigh=weigh, **options)
+            end = golden_round(arrays, weighting=weighting, **options)
         want = arrays[f"{prefix}_attn{suffix}"]
         close(end.servers[0].variables["params"]["attention"], want)
         close(end.metrics["lpm"], arrays[f"{form}_lpm"])
@@ -171,7 +174,7 @@ def test_the_client_whose_prototypes_move_further_has_more_attention(golden):
     one["agg_prev"] = one["proto_before"][0]
     step = np.eye(7)[np.array([6] * 5)]  # away from all classes alike
     one["proto_after"] = one["proto_before"] + np.arange(4)[:, None, None] * step
-    for options, sign in (({}, 1), ({"normalize": False}, 1), (RAW, -1)):
+    for options, sign in (({}, 1), ({"normalize_features": False}, 1), (RAW, -1)):
         with jax.enable_x64(True):
             end = golden_round(one, **options)
         assert (sign * np.diff(end.metrics["attention"]) > 0).all(), options
@@ -193,8 +196,8 @@ def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
         for (norm, combine), want in wanted.items():
             logs = logarithms(2.0, norm, combine)(lpm, apm)
             near(cohort_attention(counted_by(jnp.ones(4), logs)), want)
-        options = {**RAW, "norm": norm, "combine": combine, "temperature": 2.0}
-        end = golden_round(arrays, **options)  # of the last of them
+        options = {"attention": norm, "attention_combination": combine}
+        end = golden_round(arrays, **RAW, **options, temperature=2.0)  # of the last of them
     near(end.servers[0].variables["params"]["attention"], want)
     near(end.metrics["attention"], want)
 
@@ -289,9 +292,11 @@ def plain_aggregate(sets, labels):
     }
 
 
-def plain_rounds(arrays, rounds, *, measure, temperature, normalize, momentum):
+def plain_rounds(
+    arrays, rounds, *, measure, temperature, normalize_features, prototype_momentum
+):
     """FedMargin in numpy, client after client: -> (body, head, aggregate)."""
-    of = partial(plain_prototypes, normalize=normalize)
+    of = partial(plain_prototypes, normalize=normalize_features)
     data = [(arrays[f"x{k}"], arrays[f"y{k}"]) for k in range(3)]
     labels = [y for _, y in data]
     body, head = first_variables()["params"].values()
@@ -310,7 +315,7 @@ def plain_rounds(arrays, rounds, *, measure, temperature, normalize, momentum):
             np.tensordot(attention, x, 1)
             for x in map(np.stack, zip(*ends, strict=True))
         )
-        keep, old = (momentum if r else 0.0), aggregate
+        keep, old = (prototype_momentum if r else 0.0), aggregate
         aggregate = plain_aggregate(after, labels)
         aggregate = {c: keep * old[c] + (1 - keep) * aggregate[c] for c in old}
     return body, head, aggregate
@@ -319,9 +324,9 @@ def plain_rounds(arrays, rounds, *, measure, temperature, normalize, momentum):
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 1.0, "normalize": True, "momentum": 0.0},
-        {"temperature": 0.1, "normalize": False, "momentum": 0.3},
-        {**RAW, "temperature": 1.0, "momentum": 0.0},
+        {"temperature": 1.0, "normalize_features": True, "prototype_momentum": 0.0},
+        {"temperature": 0.1, "normalize_features": False, "prototype_momentum": 0.3},
+        {**RAW, "temperature": 1.0, "prototype_momentum": 0.0},
     ],
     ids=["default", "raw", "hypothesis"],
 )
@@ -360,7 +365,7 @@ def test_prototypes_are_of_the_running_statistics_and_not_of_a_batch():
     rng = np.random.default_rng(0)
     x, y = rng.normal(1.0, 1.0, (12, 16)).astype("f4"), np.arange(12) % 3
     algorithm = fedmargin(
-        LocalTraining(norm_loss, sgd(), RATE), model=model, normalize=False
+        LocalTraining(norm_loss, sgd(), RATE), model=model, normalize_features=False
     )
     end = replay(algorithm, ([x], [y]), norm_variables(), tau=[2])
     server = end.servers[0]
@@ -423,10 +428,13 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
             "measure must be one of",
         ),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"norm": "max"}, "norm must be one of"),
-        ({"combine": "sum"}, "combine must be one of"),
-        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
-        ({"weigh": "size"}, "weigh must be one of"),
+        ({"attention": "max"}, "attention must be one of"),
+        ({"attention_combination": "sum"}, "attention_combination must be one of"),
+        (
+            {"prototype_momentum": 1.0},
+            r"prototype_momentum must lie in \[0, 1\), got 1.0",
+        ),
+        ({"weighting": "size"}, "weighting must be one of"),
     ],
 )
 def test_what_is_out_of_range_is_refused(options, message):

@@ -86,7 +86,7 @@ def simulated(algorithm, images, num_classes, where=(1, 1), memory=None, **optio
     return build_simulation(
         *(algorithm, Batching(max(sizes), shuffle=False), table),
         Population(np.cumsum([0, *sizes]), np.asarray(num_classes, np.int32)),
-        **{"mesh": make_mesh(where[0]), "lanes": where[1], **options},
+        **{"mesh": make_mesh(where[0]), "clients_per_device": where[1], **options},
     )
 
 
@@ -201,8 +201,12 @@ def test_a_distilling_server_takes_one_pass_of_sgd_every_other_round():
     )
     ends, first = [network(), network()], network()
     shared = PublicImages(draw(5, 4), Batching(2))  # a last batch of one
-    settings = {"model": model, "shared": shared, "every": 2, "normalize": True}
-    settings |= {"rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    settings = {"model": model, "shared": shared, "distill_every": 2, "normalize": True}
+    settings |= {
+        "distill_learning_rate": 0.1,
+        "distill_momentum": 0.9,
+        "distill_weight_decay": 0.01,
+    }
     algorithm = with_personal_layers(kd(to_ends(stacked(ends)), **settings), OWN)
     sim = simulated(algorithm, [draw(2, 4), draw(2, 4)], [2, 2], (1, 2))
     server = start_simulation(sim, first)
@@ -232,14 +236,14 @@ def test_a_distilling_server_takes_one_pass_of_sgd_every_other_round():
     jax.tree.map(close, server.inner.variables["params"]["body"], body)
 
 
-@pytest.mark.parametrize("how", ["average", "first"])
+@pytest.mark.parametrize("how", ["average", "random_client"])
 def test_the_pass_renews_the_statistics_of_the_server(how):
     """Those that the network has after the aggregation, whichever they are."""
     model = counting(linear(4, 3, 2))
     zeros = model.init(None)["params"]
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in (1, 5)]
     shared = PublicImages(np.zeros((5, 4), np.float32), Batching(2))  # three batches
-    algorithm = kd(to_ends(stacked(ends)), model=model, shared=shared, every=2)
+    algorithm = kd(to_ends(stacked(ends)), model=model, shared=shared, distill_every=2)
     algorithm = with_batch_stats(algorithm, how)
     sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
     server = start_simulation(sim, model.init(None))
@@ -256,8 +260,8 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
     "devices, options",
     [
         (1, {}),
-        (2, {"lanes": 2}),
-        (2, {"lanes": 2, "reduction": "canonical"}),
+        (2, {"clients_per_device": 2}),
+        (2, {"clients_per_device": 2, "reproducible_sum": True}),
         (1, {"memory": 200}),  # a round in segments
     ],
 )
@@ -266,7 +270,7 @@ def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
     model = counting(linear(4, 3, 2))
     zeros = model.init(None)["params"]
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in range(6)]
-    algorithm = with_batch_stats(fedavg(to_ends(stacked(ends))), "first")
+    algorithm = with_batch_stats(fedavg(to_ends(stacked(ends))), "random_client")
     sim = simulated(algorithm, [np.zeros((2, 4))] * 6, [2] * 6, (devices, 1), **options)
     sim = sim._replace(cohort_size=4)
     server = start_simulation(sim, model.init(None))

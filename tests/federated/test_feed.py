@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
@@ -22,7 +22,9 @@ from fedfr_jax.types import Augment, Dataset
 from tests.federated import toys
 
 COUNT, BATCH = 12, 8
-UNCOUNTED = Augment(mirror().apply)  # the same mirroring, whose views nobody counts
+UNCOUNTED = Augment(
+    horizontal_flip().apply
+)  # the same mirroring, whose views nobody counts
 
 
 def dataset(count=COUNT):
@@ -42,7 +44,9 @@ def view_of(feed, shard=(0, 1)):
     return client_view(feed, COUNT, key, slot, extra, held, jnp.int32(0), shard=shard)
 
 
-@pytest.mark.parametrize("augment", [mirror(), compose(normalize(), mirror())])
+@pytest.mark.parametrize(
+    "augment", [horizontal_flip(), compose(normalize(), horizontal_flip())]
+)
 def test_a_batch_knows_its_views(augment):
     client = view_of(Batching(BATCH, augment))
     stored, seen = dataset(), []
@@ -75,14 +79,14 @@ def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_coho
 
 
 def test_targets_are_moved_with_their_image():
-    batch = view_of(Batching(BATCH, mirror())).batch(jnp.int32(0))
+    batch = view_of(Batching(BATCH, horizontal_flip())).batch(jnp.int32(0))
     assert batch.view_index.any()
     np.testing.assert_array_equal(batch.targets["mask"], batch.images[..., 0])
     np.testing.assert_array_equal(batch.labels, batch.row)
 
 
 def test_views_that_are_not_counted_are_drawn_alike():
-    counted = view_of(Batching(BATCH, mirror())).batch(jnp.int32(1))
+    counted = view_of(Batching(BATCH, horizontal_flip())).batch(jnp.int32(1))
     client = view_of(Batching(BATCH, UNCOUNTED))
     batch = client.batch(jnp.int32(1))
     np.testing.assert_array_equal(batch.images, counted.images)
@@ -91,7 +95,7 @@ def test_views_that_are_not_counted_are_drawn_alike():
 
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
-    feed, step = Batching(BATCH, mirror()), jnp.int32(2)
+    feed, step = Batching(BATCH, horizontal_flip()), jnp.int32(2)
     whole = view_of(feed).batch(step)
     parts = [view_of(feed, (i, 2)).batch(step) for i in range(2)]
     together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
@@ -110,20 +114,22 @@ def test_nothing_is_drawn_where_there_is_no_choice(augment):
         *jax.tree.map(lambda x: jnp.asarray(x[:3]), tuple(dataset())),
     )
     assert "random" not in str(jax.make_jaxpr(of_batch)(jax.random.key(0)))
-    drawn = Batching(BATCH, mirror())
+    drawn = Batching(BATCH, horizontal_flip())
     assert feed.num_views == 1 and drawn.num_views == 2
 
 
 def test_a_span_is_seen_in_the_view_that_is_asked_for():
     stored = dataset().images[:BATCH]
-    client = view_of(Batching(BATCH, mirror()))
+    client = view_of(Batching(BATCH, horizontal_flip()))
     for view, expected in enumerate((stored, stored[:, :, ::-1])):
         batch = client.batch_from(jnp.int32(0), jnp.int32(view))
         np.testing.assert_array_equal(batch.images, expected)
         assert (batch.view_index == view).all()
 
 
-@pytest.mark.parametrize("augment", [UNCOUNTED, mirror()._replace(sample_view=None)])
+@pytest.mark.parametrize(
+    "augment", [UNCOUNTED, horizontal_flip()._replace(sample_view=None)]
+)
 def test_without_counted_views_a_span_and_features_are_plain(augment):
     """Chance is left out; what always happens is not."""
     feed = Batching(BATCH, compose(augment, normalize()))

@@ -111,17 +111,19 @@ def plain_rounds(is_kept, shares, rounds):
 
 
 @pytest.mark.parametrize(
-    "where, kept, weigh",
+    "where, kept, weighting",
     [
-        ({"all_but_blocks": 1}, ("body", "bn"), "equally"),
-        ({"batch_norms": True}, ("bn",), "examples"),
+        ({"all_but_blocks": 1}, ("body", "bn"), "uniform"),
+        ({"batch_norms": True}, ("bn",), "num_examples"),
     ],
     ids=("lg_fedavg", "fedbn"),
 )
-def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(where, kept, weigh):
+def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(
+    where, kept, weighting
+):
     local = LocalTraining(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
     algorithm = with_personal_layers(
-        fedavg(local, weigh=weigh), leaves_of(model_of(), where)
+        fedavg(local, weighting=weighting), leaves_of(model_of(), where)
     )
     sim = build_simulation(
         *(algorithm, Batching(BATCH, shuffle=False), examples(OFFSETS[-1])),
@@ -133,7 +135,7 @@ def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(where, kept, 
     for round in range(2):
         server, _ = simulate_round(sim, server, store, round)
     rows, _ = store.gather(np.arange(3))
-    shares = SIZES if weigh == "examples" else np.ones(3)
+    shares = SIZES if weighting == "num_examples" else np.ones(3)
     wanted = plain_rounds(lambda path: path[1].key in kept, shares, 2)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     for client in range(3):
@@ -146,7 +148,7 @@ MEMORY = {
     "fedmargin": {},
     "kd": {
         "shared": PublicImages(np.ones((8, 5), np.float32), Batching(4)),
-        "every": 1,
+        "distill_every": 1,
     },
     "fedavg": {"links": [rfa()]},
 }

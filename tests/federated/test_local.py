@@ -275,8 +275,8 @@ def test_a_function_of_the_rate_without_one_is_refused():
     [
         partial(scaffold, num_clients=1),
         partial(qfedavg, q=1.0),
-        partial(pfedme, personal_rate=0.1),
-        partial(fednova, strength=0.1),
+        partial(pfedme, personal_learning_rate=0.1),
+        partial(fednova, mu=0.1),
     ],
 )
 def test_algorithms_that_reckon_with_a_rate_are_not_made_without_one(make):
@@ -456,7 +456,7 @@ def test_a_draw_without_the_personal_leaf_is_refused(given, found):
 def test_only_the_leaves_that_decay_says_are_pulled_to_zero():
     params = {"kernel": jnp.full(3, 2.0), "bias": jnp.full(3, 2.0)}
     zeros = jax.tree.map(jnp.zeros_like, params)
-    optimizer = sgd(weight_decay=0.1, decays="kernel$")(0.5)
+    optimizer = sgd(weight_decay=0.1, weight_decay_mask="kernel$")(0.5)
     steps, _ = optimizer.update(zeros, optimizer.init(params), params)
     np.testing.assert_allclose(steps["kernel"], -0.1)  # rate x decay x 2
     np.testing.assert_array_equal(steps["bias"], 0)

@@ -65,7 +65,7 @@ def build(mesh, *, memory=None, **options):
         table = stream(Reader(table.images), table.labels, memory=memory, waves=1)
     rate = step_decay(0.05, every=2)
     sim = build_simulation(
-        feddane(LocalTraining(toys.norm_loss, sgd(momentum=0.9), rate), strength=0.1),
+        feddane(LocalTraining(toys.norm_loss, sgd(momentum=0.9), rate), mu=0.1),
         toys.feed(),
         table,
         population,
@@ -87,7 +87,7 @@ def expected():
     "mesh, options",
     [
         pytest.param((1, 1), {"memory": BATCHES[2]}, marks=pytest.mark.slow),
-        ((2, 1), {"memory": BATCHES[1], "lanes": 2}),
+        ((2, 1), {"memory": BATCHES[1], "clients_per_device": 2}),
         ((1, 2), {}),
         pytest.param((2, 2), {"memory": 2**30}, marks=pytest.mark.slow),
     ],

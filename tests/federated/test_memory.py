@@ -87,7 +87,7 @@ def test_what_was_let_through_is_not_asked_again_and_more_than_that_is(
     play_one(sim, server)
     calls = run.calls
     with pytest.raises(MemoryError, match="not even one lane fits"):
-        play_one(sim._replace(lanes=LANES + 1), server)
+        play_one(sim._replace(clients_per_device=LANES + 1), server)
     assert run.calls == calls > 1
 
 
@@ -120,7 +120,9 @@ def test_a_device_without_room_for_the_arguments_says_which_settings(monkeypatch
 
     sim, _, server = fresh("resident")
     monkeypatch.setattr(meshes, "put_local", exhausted)
-    with pytest.raises(MemoryError, match="lanes must fit the device's memory, got 2"):
+    with pytest.raises(
+        MemoryError, match="clients_per_device must fit the device's memory, got 2"
+    ):
         play_one(sim, server)
 
 

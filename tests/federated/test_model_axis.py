@@ -96,7 +96,7 @@ def test_a_network_over_four_devices_learns_what_one_device_does():
 def test_iresnet100_over_four_devices_takes_the_step_that_one_device_takes():
     """FedAvg at half the widths; in float64, as a hundred layers magnify rounding."""
     network = lambda: iresnet((16, 16, 3), depth=100, widths=(32, 64, 128, 256))
-    plain = {"public": False, "contrastive_weight": 0.0, "branch": None}
+    plain = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 
     def step(shards):
         sim, server = build(shards, network, batch=16, **plain)

@@ -39,7 +39,7 @@ def check_servers(end, expected):
 
 
 def check_feddyn(arrays):
-    algorithm = feddyn(LOCAL, num_clients=3, strength=0.1)
+    algorithm = feddyn(LOCAL, num_clients=3, alpha=0.1)
     both = [(0, 1, 2), (0, 2)]
     end = play_golden(arrays, algorithm, cohorts=both)
     check_servers(end, arrays["feddyn_paper_w"])
@@ -50,7 +50,7 @@ def check_feddyn(arrays):
 
 def check_feddyn_code(arrays):
     mean = float(arrays["n"].mean())
-    algorithm = feddyn(LOCAL, num_clients=3, strength=0.1, mean_examples=mean)
+    algorithm = feddyn(LOCAL, num_clients=3, alpha=0.1, mean_examples=mean)
     both = [(0, 1, 2), (0, 2)]
     end = play_golden(arrays, algorithm, cohorts=both)
     check_servers(end, arrays["feddyn_official_cloud"])
@@ -86,7 +86,7 @@ def every_other(algorithm, count):
 def check_perfedavg(arrays, order="fo", count=2):
     local = LOCAL._replace(learning_rate=float(arrays["perfed_beta"]))
     inner = float(arrays["perfed_alpha"])
-    algorithm = perfedavg(local, inner_rate=inner, order=order)
+    algorithm = perfedavg(local, inner_learning_rate=inner, order=order)
     end = play_golden(arrays, every_other(algorithm, count), **TWO)
     check_servers(end, arrays[f"perfed_{order}_w"])
     adapted = LocalTraining(
@@ -128,7 +128,7 @@ def check_hypcluster(arrays):
 
 def check_afl(arrays):
     thirds = lambda batch: (batch.position % 3 == 0).astype(jnp.int32)
-    algorithm = afl(LOCAL, num_classes=2, domain_rate=0.1, domain_of=thirds)
+    algorithm = afl(LOCAL, num_classes=2, domain_learning_rate=0.1, domain_of=thirds)
     end = play_golden(arrays, algorithm, **TWO)
     check_servers(end, arrays["agn_w"])
     for server, share, counts in zip(
@@ -202,17 +202,17 @@ def test_two_rounds_equal_the_golden_ones(arrays, name):
 def test_defaults_are_those_of_the_goldens(arrays):
     default = lambda factory, key: inspect.signature(factory).parameters[key].default
     expected = {
-        (afl, "domain_rate"): "agn_domain_lr",
-        (feddyn, "strength"): "feddyn_alpha",
+        (afl, "domain_learning_rate"): "agn_domain_lr",
+        (feddyn, "alpha"): "feddyn_alpha",
         (mime, "server_momentum"): "mime_momentum",
         (mimelite, "server_momentum"): "mime_momentum",
-        (perfedavg, "difference"): "perfed_delta",
+        (perfedavg, "hf_delta"): "perfed_delta",
     }
     for given, name in expected.items():
         assert default(*given) == arrays[name]
-    found = [default(fedaws, key) for key in ("margin", "strength", "rate")]
+    found = [default(fedaws, key) for key in ("margin", "lam", "server_learning_rate")]
     assert found == arrays["aws_ref_nu_lam_lr"].tolist()
-    for name in ("weigh", "server_rate"):
+    for name in ("weighting", "server_learning_rate"):
         assert default(mime, name) == default(mimelite, name)
 
 
@@ -237,14 +237,14 @@ def aws_server(arrays, **settings):
 
 
 def test_the_server_of_fedaws_spreads_the_class_rows(arrays):
-    margin, strength, rate = arrays["aws_ref_nu_lam_lr"].tolist()
+    margin, lam, rate = arrays["aws_ref_nu_lam_lr"].tolist()
     with jax.enable_x64(True):
         rows = jnp.asarray(arrays["aws_W"])
         loss = jax.jit(jax.value_and_grad(partial(spreadout_sum, margin=1 - margin)))
         value, gradient = loss(rows)
         close(value, arrays["aws_ref_reg"])
         close(gradient, arrays["aws_ref_grad"])
-        moved = aws_server(arrays, margin=margin, strength=strength, rate=rate)
+        moved = aws_server(arrays, margin=margin, lam=lam, server_learning_rate=rate)
         close(moved, arrays["aws_ref_W_1"])
 
 

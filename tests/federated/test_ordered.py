@@ -77,7 +77,11 @@ def test_clients_train_on_the_listed_batches(where):
     sim = build_simulation(
         *(algorithm, Batching(BATCH), Dataset.from_arrays(images, labels)),
         Population(OFFSETS, np.full(3, 3, np.int32)),
-        **{"mesh": make_mesh(where[0]), "lanes": where[1], "local_epochs": 1},
+        **{
+            "mesh": make_mesh(where[0]),
+            "clients_per_device": where[1],
+            "local_epochs": 1,
+        },
     )
     server = start_simulation(sim, variables())
     store = open_store(sim, server)

@@ -129,7 +129,9 @@ def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkey
         row = jax.tree.map(lambda x: x[0], store.gather(np.arange(2))[0])
         own = algorithm.personalize(server, row)
         ends.append((method.generic(server), own, given.phi(server)))
-        drawn = given.method_of(model, **options, first_previous="random").algorithm
+        drawn = given.method_of(
+            model, **options, initial_previous_model="random"
+        ).algorithm
         new = jax.eval_shape(drawn.init_personal, jax.random.key(0), server)
         assert jax.tree.structure(new) == jax.tree.structure(row)
     assert_close(*ends, tolerance=1e-4)

@@ -47,9 +47,9 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
         population,
         mesh=make_mesh(devices),
         local_epochs=(3, 2),
-        lanes=lanes,
+        clients_per_device=lanes,
         seed=7,
-        reduction="canonical",
+        reproducible_sum=True,
         **options,
     )
     server = start_simulation(sim, variables)
@@ -80,7 +80,7 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 @as_a_run
 @pytest.mark.parametrize("name", ["linked attention", "linked krum"])
 def test_a_cohorts_updates_are_combined_alike_in_any_order_of_arrival(name):
-    sim = contracts.simulated(name, 2, 1, reduction="canonical", shards=4)
+    sim = contracts.simulated(name, 2, 1, reproducible_sum=True, num_partial_sums=4)
     server = start_simulation(sim, contracts.MEMBERS[name].variables)
     ids, ends = np.arange(contracts.COHORT), []
     for order in (ids, ids[::-1]):
@@ -106,7 +106,7 @@ def play_network(devices, num_rounds=2):
         Dataset.from_arrays(images, np.arange(count, dtype=np.int32) % 12),
         Population(np.r_[0, np.cumsum(sizes)], np.full(5, 12, np.int32)),
         mesh=make_mesh(devices),
-        reduction="canonical",
+        reproducible_sum=True,
     )
     phi = jax.random.normal(jax.random.key(2), (40, 16))
     server = start_simulation(
@@ -128,13 +128,15 @@ def test_canonical_bits_of_a_convolutional_network_do_not_depend_on_the_devices(
 
 @as_a_run
 def test_devices_beyond_or_beside_the_shards_change_no_bit_either():
-    found = [play_canonical("fedavg", n, shards=2) for n in (1, 3)]
+    found = [play_canonical("fedavg", n, num_partial_sums=2) for n in (1, 3)]
     assert len({digest(state) for state in found}) == 1
 
 
 @as_a_run
 def test_the_mean_of_few_leaves_is_rounded_alike_on_any_number_of_devices():
-    found = [play_canonical("fedavg", n, shards=4, personal="head") for n in (1, 4)]
+    found = [
+        play_canonical("fedavg", n, num_partial_sums=4, personal="head") for n in (1, 4)
+    ]
     assert len({digest(state) for state in found}) == 1
 
 
@@ -155,8 +157,10 @@ def test_shards_do_not_move_when_devices_do():
     assert all(plan.imbalance < 1.2 for plan in plans)
 
 
-def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ValueError, match="reduction must be one of .*got 'tree'"):
+def test_a_sum_is_reproducible_or_not():
+    with pytest.raises(
+        ValueError, match="reproducible_sum must be one of .*got 'tree'"
+    ):
         table, population = toys.problem()
         build_simulation(
             toys.fedavg_toy()[0],
@@ -164,5 +168,5 @@ def test_an_unknown_reduction_is_refused():
             table,
             population,
             mesh=make_mesh(1),
-            reduction="tree",
+            reproducible_sum="tree",
         )

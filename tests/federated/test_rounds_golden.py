@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.aggregation import trimmed_mean, with_aggregation
-from fedfr_jax.federated.aggregation.mean import equally
+from fedfr_jax.federated.aggregation.mean import uniform
 from fedfr_jax.federated.algorithms.apfl import apfl
 from fedfr_jax.federated.algorithms.ditto import ditto
 from fedfr_jax.federated.algorithms.fedavg import fedavg
@@ -57,7 +57,7 @@ def check_fedavg(arrays):
 
 
 def check_fairavg(arrays):
-    end = play_golden(arrays, fedavg(LOCAL, weigh=equally))
+    end = play_golden(arrays, fedavg(LOCAL, weighting=uniform))
     close(flat(end.servers[0].variables), arrays["fairavg"])
 
 
@@ -70,13 +70,13 @@ def check_local_training(arrays):
 
 
 def check_fedprox(arrays):
-    algorithm = fedprox(LOCAL, strength=float(arrays["fedprox_mu"]))
+    algorithm = fedprox(LOCAL, mu=float(arrays["fedprox_mu"]))
     end = play_golden(arrays, algorithm)
     close(flat(end.servers[0].variables), arrays["fedprox"])
 
 
 def check_feddane(arrays):
-    algorithm = feddane(LOCAL, strength=float(arrays["fedprox_mu"]))
+    algorithm = feddane(LOCAL, mu=float(arrays["fedprox_mu"]))
     end = play_golden(arrays, algorithm)
     close(flat(end.servers[0].variables), arrays["feddane"])
 
@@ -110,7 +110,7 @@ def check_scaffold(arrays):
 
 
 def check_ditto(arrays):
-    algorithm = ditto(LOCAL, strength=float(arrays["ditto_lambda"]))
+    algorithm = ditto(LOCAL, lam=float(arrays["ditto_lambda"]))
     rows = unflat(arrays["ditto_v0"])
     end = play_golden(arrays, algorithm, rows=rows)
     close(flat(end.rows), arrays["ditto_v"])
@@ -133,7 +133,7 @@ def check_apfl(arrays):
 
 def check_pfedme(arrays, kind="paper", decay=0.0):
     local = LocalTraining(loss_fn, sgd(weight_decay=decay), 0.005)
-    algorithm = pfedme(local, personal_rate=0.05)
+    algorithm = pfedme(local, personal_learning_rate=0.05)
     end = play_golden(arrays, algorithm)
     close(flat(end.rows), arrays[f"pfedme_{kind}_theta"])
     close(flat(end.servers[0].variables), arrays[f"pfedme_{kind}_global"])
@@ -155,7 +155,7 @@ def check_fesem(arrays):
     before = np.array([1, 1, 0], np.int32)
     end = play_golden(
         arrays,
-        of_models(fesem(LOCAL, groups=3)),
+        of_models(fesem(LOCAL, num_clusters=3)),
         variables=variables,
         rows=before,
     )
@@ -196,7 +196,7 @@ def test_a_round_equals_the_golden_one(golden, name):
 
 
 LIMITS = {
-    "fedprox with mu 0": (lambda: fedprox(LOCAL, strength=0.0), "fedavg"),
+    "fedprox with mu 0": (lambda: fedprox(LOCAL, mu=0.0), "fedavg"),
     "q-fedavg with q 0": (
         lambda: qfedavg(LOCAL, q=0.0),
         "fairavg",
@@ -233,7 +233,7 @@ def test_apfls_share_begins_where_it_is_told_and_stays_a_share(golden):
 def test_ifca_with_one_model_is_uniform_fedavg(golden):
     arrays = golden("fl_rounds")
     with jax.enable_x64(True):
-        algorithm = of_models(ifca(LOCAL, groups=1))
+        algorithm = of_models(ifca(LOCAL, num_clusters=1))
         end = play_golden(arrays, algorithm, variables=unflat(arrays["w0"][None]))
         close(flat(end.servers[0])[0], arrays["fairavg"])
 

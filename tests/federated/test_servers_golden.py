@@ -14,12 +14,12 @@ from tests.federated.toys import close, replay
 def test_server_optimizers_equal_the_official_ones(golden):
     arrays = golden("fedopt")
     rate, tau = float(arrays["lr"]), float(arrays["tau"])
-    settings = {"first": float(arrays["beta1"]), "tau": tau}
+    settings = {"b1": float(arrays["beta1"]), "eps": tau}
     second = float(arrays["beta2"])
     rules = {
         "adagrad": servers.fedadagrad(rate, **settings),
-        "adam": servers.fedadam(rate, second=second, **settings),
-        "yogi": servers.fedyogi(rate, second=second, **settings),
+        "adam": servers.fedadam(rate, b2=second, **settings),
+        "yogi": servers.fedyogi(rate, b2=second, **settings),
         "fedavgm_heavyball": servers.fedavgm(1.0, momentum=0.9),
         "fedavgm_nesterov": servers.fedavgm(1.0, momentum=0.9, nesterov=True),
     }

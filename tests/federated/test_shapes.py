@@ -53,7 +53,9 @@ def test_a_prepared_round_is_compiled_once_on_a_thread_of_its_own(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"lanes": 2}, {"reduction": "canonical"}])
+@pytest.mark.parametrize(
+    "options", [{"clients_per_device": 2}, {"reproducible_sum": True}]
+)
 def test_lanes_and_shards_are_those_of_the_round(options):
     assert first_round(*build("fedfr", "2x1", **options))["jit(whole)"] == ["compile"]
 

@@ -54,7 +54,7 @@ def build(name, mesh=(1, 1), *, streamed=None, reader=None, lanes=1, **options):
         population,
         mesh=make_mesh(*mesh),
         local_epochs=(3, 2),
-        lanes=lanes,
+        clients_per_device=lanes,
         seed=7,
         **{"cohort_size": 4, **options},
     )
@@ -96,7 +96,7 @@ def test_a_streamed_round_equals_the_round_on_the_device(name, mesh, lanes):
     toys.others_are_slow({("fedavg", 2, 2)}, toys.TOYS, [1, 2], [0, 2]),
 )
 def test_the_canonical_reduction_streams(name, devices, waves):
-    options = {"reduction": "canonical", "shards": 3, "cohort_size": 5}
+    options = {"reproducible_sum": True, "num_partial_sums": 3, "cohort_size": 5}
     expected = run(*build(name, (devices, 1), **options))
     actual = run(*build(name, (devices, 1), streamed={"waves": waves}, **options))
     assert_same(actual, expected)

@@ -35,7 +35,7 @@ from tests.federated.test_stream import Reader
 HYPERS = [{"rate": 0.1}, {"rate": 0.02}, {"rate": 0.1}]
 SEEDS = [7, 7, 8]
 EVERYONE = np.arange(len(toys.SIZES))
-CANONICAL = {"reduction": "canonical", "shards": 3}
+CANONICAL = {"reproducible_sum": True, "num_partial_sums": 3}
 STREAM = {"streamed": {"waves": 1}}
 ROUNDS = 2
 ROW_BYTES = 4 * 16 + 4
@@ -125,11 +125,11 @@ def alone(name, cohort_size=3):
 @pytest.mark.parametrize(
     "name, mesh, options",
     [
-        ("fedavg", (2, 1), {"lanes": 2}),
+        ("fedavg", (2, 1), {"clients_per_device": 2}),
         pytest.param("fedavg", (1, 1), {}, marks=pytest.mark.slow),
         pytest.param("fedavg", (2, 1), CANONICAL, marks=pytest.mark.slow),
         pytest.param(
-            *("fedavg", (2, 1), {"lanes": 2, **STREAM, "cohort_size": 5}),
+            *("fedavg", (2, 1), {"clients_per_device": 2, **STREAM, "cohort_size": 5}),
             marks=pytest.mark.slow,
         ),
         pytest.param("fedavg", (2, 1), {**STREAM, **CANONICAL}, marks=pytest.mark.slow),

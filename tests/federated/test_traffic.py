@@ -69,7 +69,7 @@ CASES = {
     ),
     "local training": ({"name": "fedavg", "where": "."}, (0, 0)),
     "ditto": ({}, (MODEL, MODEL)),
-    "ifca": ({"groups": 3}, (MODEL, 3 * MODEL)),
+    "ifca": ({"num_clusters": 3}, (MODEL, 3 * MODEL)),
     "a median": ({"name": "fedavg", "links": [median()]}, (MODEL, MODEL)),
     "a center": (
         {"name": "fedavg", "links": [centered_clip()]},

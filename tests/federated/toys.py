@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr
@@ -38,8 +38,8 @@ SHAPE = (4, 4, 1)
 DIM = 6
 
 
-MIRROR = mirror()
-MIRRORED_BYTES = compose(mirror(), normalize())
+MIRROR = horizontal_flip()
+MIRRORED_BYTES = compose(horizontal_flip(), normalize())
 
 
 def always(change):
@@ -193,7 +193,7 @@ def replay(
         population,
         mesh=make_mesh(where[0]),
         local_epochs=lambda round: np.asarray(tau),
-        lanes=where[1],
+        clients_per_device=where[1],
     )
     server = start_simulation(sim, variables)
     store = open_store(sim, server)

@@ -17,8 +17,8 @@ ELASTICFACE = sys.modules["fedfr_jax.losses.margin_losses"]
 CASES = {  # golden key: (features, loss, settings, state before)
     "magface/easy/in0": (0, "magface", {}),
     "magface/easy/in1": (1, "magface", {}),
-    "magface/noteasy/in0": (0, "magface", {"easy": False}),
-    "magface/noteasy/in1": (1, "magface", {"easy": False}),
+    "magface/noteasy/in0": (0, "magface", {"easy_margin": False}),
+    "magface/noteasy/in1": (1, "magface", {"easy_margin": False}),
     "uniface/uce_init/in0": (0, "uniface", {}),
     "uniface/uce_b20/in0": (0, "uniface", {}),
     "uniface/uce_b20_l01/in1": (1, "uniface", {"negative_weight": 0.1}),
@@ -32,9 +32,9 @@ CASES = {  # golden key: (features, loss, settings, state before)
 ELASTIC = {
     "arc": {},
     "arc_plus": {"std": 0.0175, "plus": True},
-    "cos": {"on": "cosine", "margin": 0.35, "std": 0.05},
-    "cos_std025": {"on": "cosine", "margin": 0.35, "std": 0.025},
-    "cos_plus": {"on": "cosine", "margin": 0.35, "std": 0.025, "plus": True},
+    "cos": {"margin_on": "cosine", "margin": 0.35, "std": 0.05},
+    "cos_std025": {"margin_on": "cosine", "margin": 0.35, "std": 0.025},
+    "cos_plus": {"margin_on": "cosine", "margin": 0.35, "std": 0.025, "plus": True},
 }
 
 
@@ -96,9 +96,9 @@ def test_values_and_gradients_are_the_official_ones(golden, key):
 
 
 STATES = {
-    "adaface/ta001": ("adaface", {"rate": 0.01}, None),
-    "adaface/ta1": ("adaface", {"rate": 1.0}, None),
-    "adaface/clip_ta1": ("adaface", {"rate": 1.0}, None),
+    "adaface/ta001": ("adaface", {"ema_rate": 0.01}, None),
+    "adaface/ta1": ("adaface", {"ema_rate": 1.0}, None),
+    "adaface/clip_ta1": ("adaface", {"ema_rate": 1.0}, None),
     "curricularface/t0": ("curricularface", {}, None),
     "curricularface/t03": ("curricularface", {}, {"t": 0.3}),
 }
@@ -136,7 +136,7 @@ def test_unifaces_threshold_starts_at_the_log_of_ten_times_the_classes():
 
 
 def test_adafaces_deviation_stays_where_a_batch_has_one_valid_example():
-    margin = LOSSES["adaface"](rate=0.5)
+    margin = LOSSES["adaface"](ema_rate=0.5)
     norm = jnp.array([30.0, 7.0, 50.0])
     for is_valid, deviation in (
         ([True, False, False], 100.0),  # as it was
@@ -167,7 +167,7 @@ def test_elastic_margins_are_the_drawn_ones(golden, monkeypatch, kind, place):
 
 
 def test_drawn_margins_follow_the_key_and_their_normal_law():
-    margin = LOSSES["elasticface"](scale=1.0, margin=0.35, std=0.05, on="cosine")
+    margin = LOSSES["elasticface"](scale=1.0, margin=0.35, std=0.05, margin_on="cosine")
     cosines = jnp.full((4000, 1), 0.5)
     labels = jnp.zeros(4000, jnp.int32)
 
@@ -233,11 +233,23 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
     "name, options, message",
     [
         ("adaface", {"h": 0.0}, "margin_options.h must be positive, got 0.0"),
-        ("adaface", {"t": 1.0}, "margin_options must have keys of .'h', 'rate'., got"),
-        ("magface", {"most_margin": 0.1}, "most_margin must be at least 0.4, got 0.1"),
-        ("magface", {"most_norm": 10.0}, "most_norm must be above least_norm, got"),
-        ("curricularface", {"rate": 2.0}, r"rate must lie in \[0, 1\], got 2.0"),
-        ("elasticface", {"on": "sine"}, "on must be one of .*, got 'sine'"),
+        (
+            "adaface",
+            {"t": 1.0},
+            "margin_options must have keys of .'ema_rate', 'h'., got",
+        ),
+        ("magface", {"max_margin": 0.1}, "max_margin must be at least 0.4, got 0.1"),
+        ("magface", {"max_norm": 10.0}, "max_norm must be above min_norm, got"),
+        (
+            "curricularface",
+            {"ema_rate": 2.0},
+            r"ema_rate must lie in \[0, 1\], got 2.0",
+        ),
+        (
+            "elasticface",
+            {"margin_on": "sine"},
+            "margin_on must be one of .*, got 'sine'",
+        ),
         ("elasticface", {"std": "wide"}, "std must be a finite number, got 'wide'"),
         ("uniface", {"negative_weight": -1.0}, "negative_weight must be at least 0"),
         ("sphereface2", {"t": 0.5}, "t must be at least 1, got 0.5"),

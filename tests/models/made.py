@@ -13,12 +13,12 @@ SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
     "mobilefacenet": {"blocks": (3, 0, 0), "embedding_dim": 10},
-    "vit": {"width": 8, "heads": 2, "depth": 4, "embedding_dim": 10},
+    "vit": {"width": 8, "num_heads": 2, "depth": 4, "embedding_dim": 10},
     "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "reid": {
         **{"widths": (4, 6), "blocks": (1, 1), "depth": 18, "stem": "cifar"},
-        **{"bottleneck": 5, "dropout": 0.0, "num_classes": 10},
+        **{"neck_dim": 5, "dropout": 0.0, "num_classes": 10},
     },
     "linear_base": {"width": 6, "side": 3, "num_classes": 10},
     "segmenter": {
@@ -27,9 +27,9 @@ SETTINGS = {
         "num_classes": 10,
     },
     "cnn": {"widths": (4, 6), "embedding_dim": 10},
-    "mlp": {"hidden": 10},
+    "mlp": {"hidden_dim": 10},
     "leaf_celeba": {"widths": (4, 6), "num_classes": 10},
-    "leaf_femnist": {"widths": (4, 6), "hidden": 12, "num_classes": 10},
+    "leaf_femnist": {"widths": (4, 6), "hidden_dim": 12, "num_classes": 10},
     "logistic": {"num_classes": 10},
 }
 SHAPE = (30, 28, 3)

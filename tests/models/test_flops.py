@@ -24,7 +24,7 @@ def test_small_networks_by_hand():
     settings = {"widths": (4, 6), "embedding_dim": 10, "num_classes": 7}
     model = MODELS["cnn"]((28, 28, 1), **settings)
     assert model.flops == 2 * (convolutions + top)
-    assert MODELS["mlp"]((28, 28, 1), hidden=5).flops == 2 * 28 * 28 * 5
+    assert MODELS["mlp"]((28, 28, 1), hidden_dim=5).flops == 2 * 28 * 28 * 5
 
 
 def test_a_stack_of_blocks_by_hand():
@@ -38,16 +38,16 @@ def test_a_stack_of_blocks_by_hand():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"scan": False},
-        {"implementation": "winograd"},
-        {"implementation": "im2col"},
+        {"scan_blocks": False},
+        {"conv_implementation": "winograd"},
+        {"conv_implementation": "im2col"},
         {"remat": True},
         {"dtype": "bfloat16"},
     ],
 )
 def test_the_count_is_that_of_the_network_however_it_is_computed(name, settings):
     count = lambda **settings: MODELS[name]((16, 16, 3), **TINY, **settings).flops
-    assert count(**settings) == count(implementation="xla") > 0
+    assert count(**settings) == count(conv_implementation="xla") > 0
 
 
 def test_a_conditional_counts_its_longest_branch_and_a_grouped_convolution_its_own():

@@ -51,7 +51,9 @@ def shaken(tree):
         ),
         ("previous", {"head": "GDC", "stride_on": "first"}),
         pytest.param("previous", {"head": "E"}, marks=pytest.mark.slow),
-        pytest.param("full", {"head": "GAP", "scan": False}, marks=pytest.mark.slow),
+        pytest.param(
+            "full", {"head": "GAP", "scan_blocks": False}, marks=pytest.mark.slow
+        ),
         pytest.param("full", {"head": "F"}, marks=pytest.mark.slow),
     ],
 )

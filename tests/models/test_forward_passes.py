@@ -140,11 +140,11 @@ CASES = {  # name of the network: (its settings, the same again)
     "segmenter": ({"width": 4, "encoder": ENCODER}, segmenter),
     "linear_base": (LINEAR, lambda *given: linear_base(*given, residual)),
     "linear_base mobilenet": (
-        {**LINEAR, "top": "mobilenet"},
+        {**LINEAR, "block": "mobilenet"},
         lambda *given: linear_base(*given, separable),
     ),
     "leaf_celeba": ({"widths": (4, 6, 5)}, leaf_celeba),
-    "leaf_femnist": ({"widths": (4, 6), "hidden": 12}, leaf_femnist),
+    "leaf_femnist": ({"widths": (4, 6), "hidden_dim": 12}, leaf_femnist),
     "cnn": ({"widths": (4, 6), "embedding_dim": 12}, cnn),
 }
 

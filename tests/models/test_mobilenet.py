@@ -49,7 +49,7 @@ def test_multiply_adds_are_the_published_ones_and_the_small_stem_keeps_the_map()
 
 
 def test_a_width_scales_every_layer_and_group_norm_has_no_statistics():
-    settings = {"width": 0.25, "norm": "group", "groups": 8, "num_classes": 10}
+    settings = {"width": 0.25, "norm": "group", "norm_groups": 8, "num_classes": 10}
     _, variables = _shapes("mobilenet", **settings)
     params = variables["params"]
     assert params["stem"]["conv"]["kernel"].shape == (3, 3, 3, 8)
@@ -85,7 +85,7 @@ def test_personal_blocks_are_counted_as_fedper_counts_them(name, count):
 
 @pytest.mark.parametrize("top", ["resnet", "mobilenet"])
 def test_a_linear_base_has_one_layer_below_the_last_block_and_the_classifier(top):
-    settings = {"top": top, "width": 8, "side": 2, "num_classes": 10}
+    settings = {"block": top, "width": 8, "side": 2, "num_classes": 10}
     model, variables = _shapes("linear_base", **settings)
     assert model.blocks == ("base", "block1", "fc")
     params = variables["params"]
@@ -138,7 +138,7 @@ def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, st
         ("mobilenet", {"width": 0.01}, "width must leave the stem a channel, got 0.01"),
         ("mobilenet", {"stem": "large"}, "stem must be one of .*got 'large'"),
         ("mobilenet", {"norm": "layer"}, "norm must be one of .*got 'layer'"),
-        ("linear_base", {"top": "vgg"}, "top must be one of .*got 'vgg'"),
+        ("linear_base", {"block": "vgg"}, "block must be one of .*got 'vgg'"),
         ("linear_base", {"side": 0}, "side must be at least 1, got 0"),
     ],
 )

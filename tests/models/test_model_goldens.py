@@ -266,7 +266,7 @@ def test_the_tiny_iresnet_trains_with_the_official_gradients(golden):
     with jax.enable_x64(True):
         variables = jax.tree.map(lambda x: x.astype(np.float64), variables)
         x = x.astype(np.float64)
-        model = MODELS["iresnet"](SHAPE, implementation="xla", **TINY)
+        model = MODELS["iresnet"](SHAPE, conv_implementation="xla", **TINY)
         cotangent = jnp.asarray(arrays["train_cotangent"].astype(np.float64))
 
         @jax.jit

@@ -126,8 +126,8 @@ def test_images_of_another_shape_are_refused(name):
     ],
 )
 def test_scanned_and_unrolled_stacks_are_the_same_network(name):
-    scanned = model_of(name, implementation="xla")
-    unrolled = model_of(name, implementation="xla", scan=False)
+    scanned = model_of(name, conv_implementation="xla")
+    unrolled = model_of(name, conv_implementation="xla", scan_blocks=False)
     variables = variables_of(name)
     jax.tree.map(
         np.testing.assert_array_equal, variables, unrolled.init(jax.random.key(0))
@@ -194,7 +194,7 @@ HALVED = ("sphereface", "iresnet", "vit", *sorted(SMALL))
 @pytest.mark.parametrize("name", HALVED)
 def test_half_precision_is_close_and_returns_float32(name):
     known = inspect.signature(MODELS[name]).parameters
-    plain = {"implementation": "xla"} if "implementation" in known else {}
+    plain = {"conv_implementation": "xla"} if "conv_implementation" in known else {}
     half = model_of(name, dtype="bfloat16", **plain)
     want, _ = outputs_of(model_of(name), variables_of(name), images_of(8), True)
     got, _ = outputs_of(half, variables_of(name), images_of(8), True)
@@ -206,9 +206,9 @@ def test_half_precision_is_close_and_returns_float32(name):
 def test_implementations_give_the_same_embeddings():
     variables, x = variables_of("cnn"), images_of(2)
     want, *others = (
-        outputs_of(model_of("cnn", implementation=implementation), variables, x, False)[
-            0
-        ]
+        outputs_of(
+            model_of("cnn", conv_implementation=implementation), variables, x, False
+        )[0]
         for implementation in ("xla", "im2col", "winograd")
     )
     for got in others:
@@ -216,7 +216,7 @@ def test_implementations_give_the_same_embeddings():
 
 
 def test_a_registered_model_is_one_of_the_family():
-    factory = functools.partial(MODELS["mlp"], hidden=3)
+    factory = functools.partial(MODELS["mlp"], hidden_dim=3)
     try:
         register_model("tiny_mlp", factory)
         register_model("tiny_mlp", factory)  # as when a notebook's cell runs again

@@ -158,5 +158,7 @@ def test_group_norm_has_no_statistics_and_computes_them_in_float32():
 
 
 def test_groups_must_divide_the_channels():
-    with pytest.raises(ValueError, match="groups must divide the 6 channels, got 4"):
+    with pytest.raises(
+        ValueError, match="norm_groups must divide the 6 channels, got 4"
+    ):
         GroupNorm(4).init(jax.random.key(0), jnp.ones((1, 2, 6)), train=True)

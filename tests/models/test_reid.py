@@ -15,7 +15,7 @@ EPSILON = 1e-5
 
 
 def model_of(**settings):
-    return MODELS["reid"](SHAPE, num_classes=4, bottleneck=5, **TRUNK, **settings)
+    return MODELS["reid"](SHAPE, num_classes=4, neck_dim=5, **TRUNK, **settings)
 
 
 def torch_trunk(variables):

@@ -223,7 +223,7 @@ def test_training_moves_the_running_statistics():
 
 
 def test_group_norm_has_no_statistics_and_its_own_names():
-    model = _model(norm="group", groups=2)
+    model = _model(norm="group", norm_groups=2)
     variables = model.init(jax.random.key(0))
     assert variables["batch_stats"] == {}
     assert set(variables["params"]["stem"]) == {"conv", "gn"}
@@ -237,7 +237,7 @@ def test_group_norm_has_no_statistics_and_its_own_names():
     "norm, dtype", [("batch", "bfloat16"), ("group", jnp.bfloat16)]
 )
 def test_half_precision_keeps_parameters_gradients_and_logits_in_float32(norm, dtype):
-    model = _model(norm=norm, groups=2, dtype=dtype)
+    model = _model(norm=norm, norm_groups=2, dtype=dtype)
     variables = model.init(jax.random.key(0))
 
     def loss(params):
@@ -255,7 +255,7 @@ def test_half_precision_is_that_of_the_blocks():
 
 
 def test_a_network_learns():
-    model = _model(norm="group", groups=2, remat=True)
+    model = _model(norm="group", norm_groups=2, remat=True)
     variables = model.init(jax.random.key(0))
     labels = jax.nn.one_hot(jnp.arange(4), 5)
 
@@ -290,5 +290,7 @@ def test_impossible_resnets_are_refused(settings, message):
 
 
 def test_groups_that_do_not_divide_the_channels_are_refused_at_the_start():
-    with pytest.raises(ValueError, match="groups must divide the 4 channels, got 3"):
-        _model(norm="group", groups=3).init(jax.random.key(0))
+    with pytest.raises(
+        ValueError, match="norm_groups must divide the 4 channels, got 3"
+    ):
+        _model(norm="group", norm_groups=3).init(jax.random.key(0))

@@ -19,7 +19,7 @@ def model_of(**settings):
 
 @pytest.mark.parametrize("stem, last", [("imagenet", (3, 4)), ("cifar", (10, 13))])
 def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
-    model = model_of(encoder={**ENCODER, "stem": stem}, norm="group", groups=2)
+    model = model_of(encoder={**ENCODER, "stem": stem}, norm="group", norm_groups=2)
     variables = jax.eval_shape(model.init, jax.random.key(0))
     assert not variables["batch_stats"]
     images = jax.ShapeDtypeStruct((2, *SHAPE), jnp.float32)

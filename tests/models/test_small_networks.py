@@ -65,7 +65,7 @@ def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
         ("mobilefacenet", {"scale": 0}, "scale must be at least 1, got 0"),
         ("vit", {"size": "M"}, "size must be one of .*, got 'M'"),
         ("vit", {"width": 100}, "width must be a multiple of 8 heads, got 100"),
-        ("vit", {"patch": 113}, r"patch must lie in \[1, 112\], .* got 113"),
+        ("vit", {"patch_size": 113}, r"patch_size must lie in \[1, 112\], .* got 113"),
         ("vit", {"mask_ratio": 1.0}, r"mask_ratio must be in \[0, 1\), got 1.0"),
     ],
 )

@@ -5,6 +5,7 @@ from tests.mutants import Mutants
 SHARDING = "central/test_sharding.py"
 KEYS = "tasks/faces/test_central_keys.py"
 PUBLIC = "tasks/faces/test_public_training.py"
+FILTER = "interclass_filtering_threshold=settings.interclass_filtering_threshold"
 
 MUTANTS = [
     Mutants(
@@ -92,14 +93,10 @@ MUTANTS = [
         PUBLIC,
         [
             (
-                "            interclass_threshold=settings.interclass_threshold,\n"
-                "        )\n    if told",
+                f"            {FILTER},\n        )\n    if told",
                 "        )\n    if told",
             ),
-            (
-                "interclass_threshold=settings.interclass_threshold,\n        chunk",
-                "chunk",
-            ),
+            (f"{FILTER},\n        chunk", "chunk"),
         ],
     ),
     Mutants(
@@ -107,7 +104,7 @@ MUTANTS = [
         PUBLIC,
         [
             (
-                "sampling_key(key, 1), interclass_threshold,",
+                "sampling_key(key, 1), interclass_filtering_threshold,",
                 "sampling_key(key, 1), None,",
             ),
             ("nobody = jnp.full(len(cosines), -1", "nobody = jnp.full(len(cosines), 0"),
@@ -118,7 +115,7 @@ MUTANTS = [
         "fedfr_jax/central/settings.py",
         KEYS,
         [
-            ("=settings.micro_batches", "=1"),
+            ("=settings.gradient_accumulation_steps", "=1"),
             ("=settings.reduce_dtype", "=None"),
         ],
     ),

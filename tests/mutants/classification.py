@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'init_per_client=of.draw if own.get("draw") else None'
+DRAWN = 'init_per_client=of.draw if own.get("init_per_client") else None'
 PASSES = "models/test_forward_passes.py"
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [

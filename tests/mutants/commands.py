@@ -150,9 +150,12 @@ MUTANTS = [
         "fedfr_jax/runs/stage_config.py",
         "runs/test_workdir.py",
         [
-            ('        "lanes",\n', '        "lanes",\n        "batch_size",\n'),
-            ('"pretrain": ("checkpoint_every",)', '"pretrain": ("flip",)'),
-            ('        "table_gib",\n', ""),
+            (
+                '        "clients_per_device",\n',
+                '        "clients_per_device",\n        "batch_size",\n',
+            ),
+            ('"pretrain": ("checkpoint_every",)', '"pretrain": ("flip_probability",)'),
+            ('        "stream_buffer_gib",\n', ""),
         ],
     ),
     Mutants(

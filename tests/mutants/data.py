@@ -13,7 +13,7 @@ MUTANTS = [
             ),
             ("(counts > interval[0])", "(counts >= interval[0])"),
             ("_among(shuffled[half:]", "_among(shuffled[:half]"),
-            ("np.split(public, [num_global_ids])", "public, public"),
+            ("np.split(public, [num_public_ids])", "public, public"),
             ("identities[np.argsort(first)]", "identities"),
             ("num_train, num_train, used - num_train", "used, num_train, used"),
             ("group(labels, keys, max_images)", "group(labels, keys)"),

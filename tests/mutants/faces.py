@@ -18,16 +18,22 @@ MUTANTS = [
             ("contrastive_weight: float = 5.0", "contrastive_weight: float = 1.0"),
             ("branch_weight: float = 10.0", "branch_weight: float = 1.0"),
             ("temperature: float = 0.5", "temperature: float = 1.0"),
-            ("threshold: float | None = 0.4", "threshold: float | None = 0.5"),
-            ("terms.threshold if terms.public else None", "terms.threshold"),
-            ("        if terms.public:\n", "        if True:\n"),
+            ("        0.4  # cosine above which", "        0.5  # cosine above which"),
+            (
+                "terms.hard_negative_threshold if terms.use_public_data else None",
+                "terms.hard_negative_threshold",
+            ),
+            ("        if terms.use_public_data:\n", "        if True:\n"),
         ],
     ),
     Mutants(
         "fedfr_jax/tasks/faces/methods.py",
         ROUNDS,
         [
-            ("        temperature=terms.temperature,\n", "        temperature=1.0,\n"),
+            (
+                "        contrastive_temperature=terms.contrastive_temperature,\n",
+                "        contrastive_temperature=1.0,\n",
+            ),
             ("branch_weight=terms.branch_weight,", "branch_weight=5.0,"),
             ('{"momentum": 0.9, "weight_decay": 5e-4}', '{"weight_decay": 5e-4}'),
             ('{"momentum": 0.9, "weight_decay": 5e-4}', '{"momentum": 0.9}'),
@@ -42,7 +48,7 @@ MUTANTS = [
             ("        margin=terms.margin,\n", ""),
             ("        detach_branch=terms.detach_branch,\n", ""),
             ("            capacity=terms.max_hard_negatives,\n", ""),
-            ("            level=terms.hard_negatives,\n", ""),
+            ("            level=terms.hard_negative_level,\n", ""),
         ],
     ),
     Mutants(
@@ -66,7 +72,7 @@ MUTANTS = [
         [
             ("repeats = num_clients - 1", "repeats = num_clients"),
             ("target=1.0 - margin", "target=margin"),
-            ('is_cut = reweight == "official"', "is_cut = False"),
+            ('is_cut = branch_reweighting == "official"', "is_cut = False"),
         ],
     ),
     Mutants(
@@ -185,7 +191,7 @@ MUTANTS = [
         [
             (
                 "batching=build_batching(settings),",
-                "batching=build_batching(settings._replace(flip=0.0)),",
+                "batching=build_batching(settings._replace(flip_probability=0.0)),",
             )
         ],
     ),
@@ -201,8 +207,14 @@ MUTANTS = [
         "fedfr_jax/tasks/data.py",
         CONFIGURED,
         [
-            ("build_data_augment(settings.flip,", "build_data_augment(0.0,"),
-            ("json.loads(listed), flip=flip)", "json.loads(listed), flip=0.5)"),
+            (
+                "        settings.flip_probability, json.dumps",
+                "        0.0, json.dumps",
+            ),
+            (
+                "json.loads(listed), flip_probability=flip)",
+                "json.loads(listed), flip_probability=0.5)",
+            ),
         ],
     ),
     Mutants(

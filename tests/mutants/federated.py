@@ -40,7 +40,7 @@ MUTANTS = [
         "federated/test_fedfr_golden.py",
         [
             ("client.num_examples + client.num_added", "client.num_examples"),
-            ("WEIGHTS[weigh](client).astype(jnp.float32)", "jnp.float32(1)"),
+            ("WEIGHTS[weighting](client).astype(jnp.float32)", "jnp.float32(1)"),
             (
                 "return with_backbone(\n",
                 "return (lambda variables, _: variables)(\n",
@@ -50,7 +50,7 @@ MUTANTS = [
                 "personal=backbone_of(variable_split.merge_personal_variables(start)),",
             ),
             ("frozen(shared, previous,", "frozen(shared, shared,"),
-            ('if phi_update == "frozen" and', "if False and"),
+            ('if public_classes_update == "frozen" and', "if False and"),
             (
                 "personal_variables=variable_split.personal_variables(end),",
                 "personal_variables=variable_split.personal_variables(start),",
@@ -63,7 +63,7 @@ MUTANTS = [
         [
             ("whole if share else", "whole if True else"),
             ("            return server\n", "            pass\n"),
-            ("        if first_previous:\n", "        if False:\n"),
+            ("        if initial_previous_model:\n", "        if False:\n"),
             ("        if begin:\n", "        if False:\n"),
         ],
     ),
@@ -205,8 +205,8 @@ MUTANTS = [
         "federated/test_servers_golden.py",
         [
             ("square * jnp.sign(v - square)", "square * jnp.sign(square - v)"),
-            ("second * v + (1 - second) * square", "v + (1 - second) * square"),
-            ("(jnp.sqrt(v) + tau)", "jnp.sqrt(v + tau)"),
+            ("b2 * v + (1 - b2) * square", "v + (1 - b2) * square"),
+            ("(jnp.sqrt(v) + eps)", "jnp.sqrt(v + eps)"),
         ],
     ),
     Mutants(
@@ -217,12 +217,12 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/algorithms/penalties.py",
         "contracts/test_ranges.py",
-        [('{"strength": (0, jnp.inf)}', '{"strength": (-9, jnp.inf)}')],
+        [("{name: (0, jnp.inf)}", "{name: (-9, jnp.inf)}")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/server_optimizers.py",
         "contracts/test_ranges.py",
-        [('"tau": POSITIVE', '"tau": (0, jnp.inf)')],
+        [('"eps": POSITIVE', '"eps": (0, jnp.inf)')],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/feddyn.py",
@@ -250,7 +250,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/afl.py",
         MORE_ROUNDS,
         [
-            ("domain_rate * mean_loss", "-domain_rate * mean_loss"),
+            ("domain_learning_rate * mean_loss", "-domain_learning_rate * mean_loss"),
             ("alpha * number", "number"),
             (
                 "jnp.concatenate([server.counts[1:], counts[None]])",
@@ -321,7 +321,7 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/perfedavg.py",
         MORE_ROUNDS,
         [
-            ("value - inner_rate * push", "value - push"),
+            ("value - inner_learning_rate * push", "value - push"),
             ("for sign in (-1, 1)", "for sign in (1, -1)"),
             ("client.batch(size * step + i)", "client.batch(size * step)"),
         ],
@@ -473,7 +473,7 @@ MUTANTS = [
         MORE_ROUNDS,
         [
             ("margin=1 - margin", "margin=margin"),
-            ("strength * rate * gradient", "strength * gradient"),
+            ("lam * server_learning_rate * gradient", "lam * gradient"),
         ],
     ),
     Mutants(

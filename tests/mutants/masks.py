@@ -9,7 +9,10 @@ MUTANTS = [
         "fedfr_jax/data/augment/face_mask.py",
         DRAWN,
         [
-            ("kind < surface, SURFACE, TEMPLATE", "kind < surface, TEMPLATE, TEMPLATE"),
+            (
+                "kind < surface_fraction, SURFACE, TEMPLATE",
+                "kind < surface_fraction, TEMPLATE, TEMPLATE",
+            ),
             ("coin < probability, drawn", "coin > probability, drawn"),
             ("i == BARE, 0, share", "i == BARE, share, share"),
             ("is_known, landmarks", "~is_known, landmarks"),

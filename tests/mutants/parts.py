@@ -60,7 +60,12 @@ MUTANTS = [
     Mutants(
         f"{ALGORITHMS}mime.py",
         PARTS,
-        [('optax.tree.scale(server_rate, change["params"])', 'change["params"]')],
+        [
+            (
+                'optax.tree.scale(server_learning_rate, change["params"])',
+                'change["params"]',
+            )
+        ],
     ),
     Mutants(
         f"{ALGORITHMS}perfedavg.py",
@@ -75,7 +80,7 @@ MUTANTS = [
     Mutants(
         f"{ALGORITHMS}fedaws.py",
         PARTS,
-        [("fedavg(local, weigh=weigh)", "fedavg(local)")],
+        [("fedavg(local, weighting=weighting)", "fedavg(local)")],
     ),
     Mutants(f"{ALGORITHMS}phases.py", PARTS, [("x * n.astype(x.dtype)", "x")]),
     Mutants(
@@ -84,7 +89,7 @@ MUTANTS = [
         [
             ("wanted, unbiased=True)", "wanted)"),
             ("softmax_entropy(logits).mean", "feature_entropy(logits).mean"),
-            ('check_whole(f"{SECTION}.most", settings["most"], 2)', "pass"),
+            ('check_whole(f"{SECTION}.max_images", settings["max_images"], 2)', "pass"),
         ],
     ),
     Mutants(
@@ -118,6 +123,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/data/partition/quantity_skew.py",
         DEFAULTS,
-        [("least: int = 5", "least: int = 10")],
+        [("min_examples: int = 5", "min_examples: int = 10")],
     ),
 ]

@@ -57,7 +57,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/plan/stages.py",
         "plan/test_plan.py::test_classes_in_whole_chunks_fill_what_is_free",
-        [("min(trainer.settings.class_chunk or 1, each)", "1")],
+        [("min(trainer.settings.class_chunk_size or 1, each)", "1")],
     ),
     Mutants(
         "fedfr_jax/runs/loop.py",

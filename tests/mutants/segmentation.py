@@ -148,7 +148,10 @@ MUTANTS = [
         [
             ("return margin / temperature", "return margin * temperature"),
             ("jnp.log(jnp.maximum(margin, 0) + TINY)", "jnp.log(margin + TINY)"),
-            ('return [sum(logs)] if combine == "product" else logs', "return logs"),
+            (
+                'return [sum(logs)] if attention_combination == "product" else logs',
+                "return logs",
+            ),
             ('"apm": [apm]', '"apm": [lpm]'),
         ],
     ),

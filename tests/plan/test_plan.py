@@ -30,9 +30,9 @@ CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base"
 SPLIT = {
     "num_clients": 2,
     "ids_per_client": 3,
-    "num_global_ids": 16,
+    "num_public_ids": 16,
     "client_images": (10, 20),
-    "global_images": (6, 10),
+    "public_images": (6, 10),
     "num_test_images": 4,
     "num_unseen_ids": 6,
 }
@@ -71,14 +71,18 @@ def experiment_of(config):
 def lowered(config, name):
     """A stage's program, its examples on the devices."""
     blind = without_files(sections(config), say=lambda text: None)
-    table = {**blind["federation"], "table": "device"}
+    table = {**blind["federation"], "data_placement": "device"}
     with mesh.use_described(jax.devices(), memory=10**12):
         experiment = TASKS["faces"]({**blind, "federation": table})
         (program,) = stage_programs(experiment, name).values()
     return program
 
 
-ZERO3 = {"sharding": (("kernel", "zero3"),), "class_parallel": True, "class_chunk": 2}
+ZERO3 = {
+    "sharding": (("kernel", "zero3"),),
+    "class_parallel": True,
+    "class_chunk_size": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ ZERO3 = {"sharding": (("kernel", "zero3"),), "class_parallel": True, "class_chun
             id="zero1",
             marks=pytest.mark.slow,
         ),
-        pytest.param("pretrained", faces({**ZERO3, "micro_batches": 2}), id="zero3"),
+        pytest.param("pretrained", faces({**ZERO3, "gradient_accumulation_steps": 2}), id="zero3"),
         pytest.param(
             "fedavg", faces(fedavg=FEDAVG), id="fedavg", marks=pytest.mark.slow
         ),
@@ -133,7 +137,7 @@ def test_what_fits_fits_and_a_little_more_does_not():
         assert planned.examples == 2**30 > small.capacity  # of the stream alone
         assert planned.fits["batch_size"] == 0 and not planned.has_room
     experiment = experiment._replace(
-        federation=experiment.federation._replace(table_gib=2**-8)
+        federation=experiment.federation._replace(stream_buffer_gib=2**-8)
     )
     planned = plan_stage(experiment, "pretrained", small, table="stream")
     needs_of = needs_function(experiment, "pretrained")
@@ -144,12 +148,12 @@ def test_what_fits_fits_and_a_little_more_does_not():
 
 def test_classes_in_whole_chunks_fill_what_is_free():
     """Their memory rises in stairs of 8 devices x 1,024 classes."""
-    chunked = faces({"class_parallel": True, "class_chunk": 1024})
+    chunked = faces({"class_parallel": True, "class_chunk_size": 1024})
     chunked["model"] = SMALL
-    chunked["partition"] = {**chunked["partition"], "num_global_ids": 20_000}
+    chunked["partition"] = {**chunked["partition"], "num_public_ids": 20_000}
     experiment = experiment_of(chunked)
     experiment = experiment._replace(
-        federation=experiment.federation._replace(table_gib=0)
+        federation=experiment.federation._replace(stream_buffer_gib=0)
     )
     device = DEVICES["h200"]._replace(memory=2e9)
     planned = plan_stage(experiment, "pretrained", device, table="stream")
@@ -181,12 +185,12 @@ def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
 )
 def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit):
     config = faces(fedavg=FEDAVG)
-    many = {"num_clients": 400, "client_images": (2000, 3000), "num_global_ids": 4000}
+    many = {"num_clients": 400, "client_images": (2000, 3000), "num_public_ids": 4000}
     config["partition"] = {**config["partition"], **many, "ids_per_client": 1}
     config["model"] = SMALL
     experiment = experiment_of(config)
     device = DEVICES["v100"]._replace(memory=gigabytes * 1e9)
-    few = experiment.federation._replace(table_gib=0)
+    few = experiment.federation._replace(stream_buffer_gib=0)
     experiment = experiment._replace(federation=few)
     planned = plan_stage(experiment, name, device, table="stream")
     needs_of = needs_function(experiment, name)
@@ -198,7 +202,10 @@ def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit)
 
 
 def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
-    views = {"flip": 0.5, "augment": ({"name": "face_mask", "fixed": True},)}
+    views = {
+        "flip_probability": 0.5,
+        "augment": ({"name": "face_mask", "fixed_per_image": True},),
+    }
     wide = {**SMALL, "widths": (16, 32)}
     teacher = {"weights": str(tmp_path / "run"), "model": wide}
     (tmp_path / "run").mkdir()
@@ -259,7 +266,7 @@ def test_a_plan_is_for_other_devices_than_this_machines():
     words = ["plan", "--config=demo", "--methods=pretrained", "--num_devices=4"]
     few = {"data.num_identities": 24, "data.images_per_identity": 4}
     few |= {"partition.num_clients": 2, "partition.ids_per_client": 4}
-    few |= {"partition.num_global_ids": 10, "partition.num_unseen_ids": 6}
+    few |= {"partition.num_public_ids": 10, "partition.num_unseen_ids": 6}
     few |= {"pretrain.batch_size": 8, "data.image_size": 28}
     few |= {"model.blocks": (0,), "model.widths": (4,)}
     words += [f"--config.{key}={value}" for key, value in few.items()]
@@ -350,7 +357,12 @@ def test_a_plan_refuses_what_a_run_would(nothing_read):
     for section, key, value, message in (
         ("evaluation", "far", 0.1, "config.evaluation must have keys of"),
         ("partition", "num_unseen_ids", 0, "num_unseen_ids must be at least 2"),
-        ("federation", "table", "disk", "config.federation.table must be one of"),
+        (
+            "federation",
+            "data_placement",
+            "disk",
+            "config.federation.data_placement must be one of",
+        ),
     ):
         config = faces(fedavg=FEDAVG)
         config[section] = {**config[section], key: value}

@@ -30,21 +30,21 @@ from fedfr_jax.runs.stage_setup import build_stage_simulation
 
 CLASSES = {
     "task": "classification",
-    "data": {"name": "blank", "num_identities": 4, "image_size": 8},
+    "data": {"name": "fake_data", "num_identities": 4, "image_size": 8},
     "partition": {"num_clients": 8},
     "model": {"name": "logistic"},
-    "federation": {"batch_size": 4, "local_epochs": 1, "flip": 0.0},
+    "federation": {"batch_size": 4, "local_epochs": 1, "flip_probability": 0.0},
     "methods": {
         "fedavg": {"learning_rate": 0.1},
         "merged": {"kind": "central", "batch_size": 8},
     },
 }
 FACES = {
-    "data": {"name": "blank", "num_identities": 40, "image_size": 8},
+    "data": {"name": "fake_data", "num_identities": 40, "image_size": 8},
     "partition": {
         "num_clients": 2,
         "ids_per_client": 2,
-        "num_global_ids": 32,
+        "num_public_ids": 32,
         "num_unseen_ids": 2,
     },
     "model": {"name": "cnn", "widths": (8, 16), "embedding_dim": 16},
@@ -87,7 +87,7 @@ def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
         trainer.init(jax.random.key(0))
     )
     of_first = lambda x: x.addressable_shards[0].data.nbytes
-    images = trainer.dataset.example_bytes * FACES["partition"]["num_global_ids"] * 10
+    images = trainer.dataset.example_bytes * FACES["partition"]["num_public_ids"] * 10
     needed = sum(map(of_first, jax.tree.leaves(state)))
     rest = step.compile().memory_analysis().argument_size_in_bytes - needed
     # Beside the state: a device's share of an epoch's images, with numbers of rows.
@@ -95,7 +95,7 @@ def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():
 
 
 def test_a_device_too_small_is_said_to_be():
-    on_device = {**CLASSES["federation"], "table": "device"}
+    on_device = {**CLASSES["federation"], "data_placement": "device"}
     with use_described(jax.devices(), memory=1000):
         experiment = build({**CLASSES, "federation": on_device})
         found = compile_stages(experiment, ["fedavg"])["fedavg"]["round"]

@@ -63,11 +63,11 @@ def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
     with pytest.raises(ValueError, match=both):
         begin(70 * 480)
     with pytest.raises(ValueError, match="of which 87 fit"):
-        begin(70 * 480, class_chunk=4)  # whose logits are few
+        begin(70 * 480, class_chunk_size=4)  # whose logits are few
     with pytest.raises(ValueError, match="of which 72 .*set class_parallel=True"):
         begin(72 * (768 + 96), class_parallel=False)
     with pytest.raises(ValueError, match="of which 1.. fit"):
-        begin(70 * 480, class_rate=0.1)  # of the rows that are drawn alone
+        begin(70 * 480, class_sample_rate=0.1)  # of the rows that are drawn alone
 
 
 def test_a_label_that_is_no_class_of_the_table_is_refused_before_training(tmp_path):

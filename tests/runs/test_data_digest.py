@@ -131,7 +131,7 @@ def test_images_without_a_use_do_not_count(folder):
 
 
 def test_drawn_images_are_called_after_their_rows_and_are_not_drawn():
-    source = open_source("faces_synthetic", num_identities=2, images_per_identity=2)
+    source = open_source("synthetic_faces", num_identities=2, images_per_identity=2)
     source = source._replace(read=None)
     digest = data_digest.digest_source(source)
     assert digest.names == ["image 0", "image 1", "image 2", "image 3"]
@@ -145,11 +145,11 @@ def test_parts_of_a_join_keep_their_names_and_contents(folder, tmp_path):
         "drawn": {"name": "arrays", "path": tmp_path / "set.npz"},
         "mine": {"name": "folder", "path": folder, "image_size": 4},
     }
-    first = data_digest.digest_source(open_source("join", parts=parts))
+    first = data_digest.digest_source(open_source("concat", sources=parts))
     assert first.names[3:5] == ["drawn/image 3", "mine/a/0.bmp"]
     picture(folder / "a" / "0.bmp", 200)
     found = data_digest.difference(
-        first, data_digest.digest_source(open_source("join", parts=parts))
+        first, data_digest.digest_source(open_source("concat", sources=parts))
     )
     assert found.startswith("1 with other contents (mine/a/0.bmp: ")
 

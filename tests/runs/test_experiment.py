@@ -29,10 +29,12 @@ from tests.tasks.faces import given
 
 
 def test_lanes_are_a_number_or_auto():
-    check_federation(call("federation", Federation, {"lanes": "auto"}), 5)
+    check_federation(call("federation", Federation, {"clients_per_device": "auto"}), 5)
     for wrong, rule in [("many", "a number or auto"), (0, "at least 1")]:
-        federation = call("federation", Federation, {"lanes": wrong})
-        with pytest.raises(ValueError, match=f"config.federation.lanes must be {rule}"):
+        federation = call("federation", Federation, {"clients_per_device": wrong})
+        with pytest.raises(
+            ValueError, match=f"config.federation.clients_per_device must be {rule}"
+        ):
             check_federation(federation, 5)
     with pytest.raises(ValueError, match="config.federation.rounds must be a whole"):
         call("federation", Federation, {"rounds": "auto"})
@@ -71,10 +73,10 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         given.method_of(
             model,
             num_classes=3,
-            public=False,
+            use_public_data=False,
             contrastive_weight=0.0,
             branch=None,
-            adapt={"epochs": 1},
+            adaptation={"epochs": 1},
         )
         for _ in range(2)
     )
@@ -83,8 +85,10 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
 
     def fake(sim, server, store, cohort):
         name = "im2col" if sim.algorithm is other.algorithm else "auto"
-        asked.append((name, sim.mesh.size, sim.lanes))
-        spent = (2.0 if name == "auto" else 1.0) / sim.lanes + 0.1 * sim.mesh.size
+        asked.append((name, sim.mesh.size, sim.clients_per_device))
+        spent = (
+            2.0 if name == "auto" else 1.0
+        ) / sim.clients_per_device + 0.1 * sim.mesh.size
         return spent * len(cohort.ids)
 
     monkeypatch.setattr(autotune, "seconds", fake)
@@ -95,8 +99,13 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         "final_simulation",
         lambda sim, last_round: adapting.append(last_round) or last(sim, last_round),
     )
-    settings = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
-    federation = Federation(**settings, lanes="auto")
+    settings = {
+        "rounds": 1,
+        "local_epochs": 1,
+        "batch_size": 4,
+        "flip_probability": 0.0,
+    }
+    federation = Federation(**settings, clients_per_device="auto")
     whole = experiment(federation, devices=2, judge=seen.append)
     backbone = model.init(jax.random.key(0))
     params = {"backbone": backbone["params"], "phi": None}
@@ -107,10 +116,14 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     fewer = [("im2col", 1, lanes) for lanes in (2, 4)]
     assert asked == [*tried, *fewer]
     assert adapting == [other.final_adaptation] * 2 + [plain.final_adaptation]
-    line = "lanes: 4, implementation: im2col, devices: 1 "
+    line = "clients_per_device: 4, conv_implementation: im2col, devices: 1 "
     assert capsys.readouterr().out.count(f"{line}(measured") == 2
     kept = json.loads((tmp_path / "a" / "lanes.json").read_text())
-    assert kept == {"implementation": "im2col", "devices": 1, "lanes": 4}
+    assert kept == {
+        "conv_implementation": "im2col",
+        "devices": 1,
+        "clients_per_device": 4,
+    }
     # Judged on all devices, wherever it was trained.
     assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
@@ -137,13 +150,13 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
     assert "fedavg" in said and "0.8125" in said
 
 
-SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip": 0.0}
+SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip_probability": 0.0}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run_level")
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
-    settings = {**SETTINGS, "reduction": "canonical", "shards": 2}
+    settings = {**SETTINGS, "reproducible_sum": True, "num_partial_sums": 2}
     federation = call("federation", Federation, settings)
     check_federation(federation, 5)
     algorithm, variables = toys.fedavg_toy()
@@ -205,22 +218,28 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
 
 def test_the_last_round_adds_up_as_the_rounds_do():
     algorithm, _ = toys.fedavg_toy()
-    for canonical in ({}, {"reduction": "canonical", "shards": 3}):
+    for canonical in ({}, {"reproducible_sum": True, "num_partial_sums": 3}):
         sim = build_simulation(
             algorithm, toys.feed(), *toys.problem(), mesh=make_mesh(2), **canonical
         )
         last = final_simulation(sim, FinalAdaptation(algorithm, 1))
-        assert last.shards == sim.shards == canonical.get("shards")
+        assert (
+            last.num_partial_sums
+            == sim.num_partial_sums
+            == canonical.get("num_partial_sums")
+        )
 
 
 @pytest.mark.parametrize(
     "wrong, rule",
     [
-        ({"reduction": "pairwise"}, r"reduction must be one of .'sum', 'canonical'."),
-        ({"reduction": "canonical", "shards": 0}, "shards must be at least 1"),
+        ({"reproducible_sum": "pairwise"}, "reproducible_sum must be true or false"),
+        (
+            {"reproducible_sum": True, "num_partial_sums": 0},
+            "num_partial_sums must be at least 1",
+        ),
     ],
 )
-def test_an_unknown_reduction_or_no_shard_is_refused(wrong, rule):
-    federation = call("federation", Federation, wrong)
+def test_an_unknown_sum_or_no_partial_sum_is_refused(wrong, rule):
     with pytest.raises(ValueError, match=f"config.federation.{rule}, got"):
-        check_federation(federation, 5)
+        check_federation(call("federation", Federation, wrong), 5)

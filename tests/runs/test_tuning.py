@@ -54,15 +54,17 @@ class Toy:
             sim.population,
             mesh=first_devices(sim.mesh, setting.devices),
             cohort_size=sim.cohort_size,
-            lanes=setting.lanes,
-            reduction="canonical" if sim.shards else "sum",
-            shards=sim.shards or 8,
+            clients_per_device=setting.clients_per_device,
+            reproducible_sum=sim.num_partial_sums is not None,
+            num_partial_sums=sim.num_partial_sums or 8,
         )
         self.settings[made.programs] = setting
         return made
 
     def seconds(self, sim, server, store, cohort):
-        setting = self.settings[sim.programs]._replace(lanes=sim.lanes)
+        setting = self.settings[sim.programs]._replace(
+            clients_per_device=sim.clients_per_device
+        )
         assert sim.mesh.size == (setting.devices or self.sim.mesh.size)
         assert {len(x.devices()) for x in jax.tree.leaves(server)} == {sim.mesh.size}
         self.timed.append(setting)
@@ -71,8 +73,8 @@ class Toy:
     def tune(self, **options):
         given = {**QUIET, **options}
         setting, sim = autotune.tune(self.make, self.server, self.store, **given)
-        assert self.settings[sim.programs] == setting._replace(lanes=1)
-        assert sim.lanes == setting.lanes
+        assert self.settings[sim.programs] == setting._replace(clients_per_device=1)
+        assert sim.clients_per_device == setting.clients_per_device
         return setting
 
 
@@ -82,22 +84,27 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_a_setting_is_measured_once_and_remembered(tmp_path, monkeypatch):
-    took, said = (lambda setting: 2.0 / setting.lanes), []
+    took, said = (lambda setting: 2.0 / setting.clients_per_device), []
     toys_of = {"first": {}, "again": {}, "other": {"personal": "head"}}
     for name, options in toys_of.items():
         toy = Toy(monkeypatch, took, **options)
-        assert toy.tune(lanes=(1, 2, 4), say=said.append) == TuningChoice(lanes=2)
+        assert toy.tune(lanes=(1, 2, 4), say=said.append) == TuningChoice(
+            clients_per_device=2
+        )
         # No lane without a client, and of an equal program none again.
-        settings = [TuningChoice(lanes=1), TuningChoice(lanes=2)]
+        settings = [
+            TuningChoice(clients_per_device=1),
+            TuningChoice(clients_per_device=2),
+        ]
         assert toy.timed == ([] if name == "again" else settings)
-    begin = "lanes: 2 (measured ms per client, lanes 1 "
+    begin = "clients_per_device: 2 (measured ms per client, clients_per_device 1 "
     assert said[0] == said[1] and said[0].startswith(begin)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
     assert len(known) == 2
 
 
 def lanes_of(name, *counts, devices=0):
-    return [TuningChoice(name, devices, lanes=count) for count in counts]
+    return [TuningChoice(name, devices, clients_per_device=count) for count in counts]
 
 
 def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_devices(
@@ -105,7 +112,11 @@ def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_d
 ):
     each = {"auto": 3.0, "im2col": 2.0, "slow": 7.0}
     on = {0: 1.0, 2: 0.5, 1: 0.7}
-    took = lambda s: each[s.implementation] * on[s.devices] * (1 + 0.1 * (s.lanes != 2))
+    took = lambda s: (
+        each[s.conv_implementation]
+        * on[s.devices]
+        * (1 + 0.1 * (s.clients_per_device != 2))
+    )
     toy = Toy(monkeypatch, took, devices=4, cohort_size=5)
     monkeypatch.setattr(autotune, "max_clients_per_device", lambda sim, devices=0: 4)
     assert toy.tune(implementations=each, lanes=(1, 2, 4)) == TuningChoice(
@@ -122,10 +133,12 @@ def test_implementations_are_tried_with_lanes_and_the_fastest_of_them_on_fewer_d
 
 
 def test_a_implementation_is_not_given_up_because_another_has_more_lanes(monkeypatch):
-    took = lambda s: {"auto": 10.0, "im2col": 6.0}[s.implementation] / s.lanes
+    took = lambda s: (
+        {"auto": 10.0, "im2col": 6.0}[s.conv_implementation] / s.clients_per_device
+    )
     toy = Toy(monkeypatch, took, cohort_size=5)
     best = toy.tune(implementations=("auto", "im2col"), lanes=(1, 2, 4))
-    assert best == TuningChoice("im2col", lanes=4)
+    assert best == TuningChoice("im2col", clients_per_device=4)
 
 
 def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch):
@@ -134,8 +147,8 @@ def test_fewer_devices_are_tried_with_more_lanes_on_the_same_clients(monkeypatch
     toy = Toy(monkeypatch, None, devices=4, cohort_size=5)
 
     def took(sim, server, store, cohort):
-        asked.append((sim.mesh.size, sim.lanes, len(cohort.ids)))
-        return 1.0 * sim.mesh.size / sim.lanes
+        asked.append((sim.mesh.size, sim.clients_per_device, len(cohort.ids)))
+        return 1.0 * sim.mesh.size / sim.clients_per_device
 
     monkeypatch.setattr(autotune, "seconds", took)
     assert toy.tune(lanes=(1, 2, 4)) == TuningChoice("auto", 1, 4)
@@ -155,14 +168,16 @@ def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatc
 def test_nothing_is_measured_for_canonical_sums(monkeypatch):
     """Whose bits would depend on the lanes that won on this machine."""
     toy, said = Toy(monkeypatch), []
-    toy.sim = toy.sim._replace(shards=1)  # `make` then asks for canonical sums
+    toy.sim = toy.sim._replace(
+        num_partial_sums=1
+    )  # `make` then asks for canonical sums
     assert toy.tune(say=said.append) == TuningChoice()
-    assert not toy.timed and "lanes: 1 (canonical sums" in said[0]
+    assert not toy.timed and "clients_per_device: 1 (canonical sums" in said[0]
 
 
 def test_a_single_choice_is_taken_as_it_is(monkeypatch):
     toy = Toy(monkeypatch, lambda setting: 1 / 0, cohort_size=5)
-    assert toy.tune(lanes=(4,)) == TuningChoice(lanes=4)
+    assert toy.tune(lanes=(4,)) == TuningChoice(clients_per_device=4)
 
 
 def test_a_choice_is_of_as_many_clients_as_the_cohort_has(monkeypatch):
@@ -170,15 +185,21 @@ def test_a_choice_is_of_as_many_clients_as_the_cohort_has(monkeypatch):
     monkeypatch.setattr(autotune, "CLIENTS", 1)
     counts = []
     for cohort_size in (5, 2, 5, 2):
-        toy = Toy(monkeypatch, lambda s: 1 / s.lanes, cohort_size=cohort_size)
-        assert toy.tune(lanes=(1, 2, 4)).lanes == min(cohort_size, 4)
+        toy = Toy(
+            monkeypatch, lambda s: 1 / s.clients_per_device, cohort_size=cohort_size
+        )
+        assert toy.tune(lanes=(1, 2, 4)).clients_per_device == min(cohort_size, 4)
         counts.append(len(toy.timed))
     assert counts == [3, 2, 0, 0]  # both are remembered
 
 
 def test_a_setting_changes_the_last_bits_at_most(monkeypatch):
     toy, ends = Toy(monkeypatch, devices=2), []
-    for setting in (TuningChoice(), TuningChoice(devices=1), TuningChoice(lanes=3)):
+    for setting in (
+        TuningChoice(),
+        TuningChoice(devices=1),
+        TuningChoice(clients_per_device=3),
+    ):
         sim = toy.make(setting)
         server = put_on_mesh(sim.mesh, toy.server)
         ends.append(
@@ -211,7 +232,7 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
         population,
         mesh=make_mesh(1),
         cohort_size=2,
-        lanes=setting.lanes,
+        clients_per_device=setting.clients_per_device,
     )
     sim, asked = make(TuningChoice()), []
     server = start_simulation(sim, variables)
@@ -227,7 +248,7 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
     own = np.arange(population.offsets[2])
     np.testing.assert_array_equal(np.unique(np.concatenate(rows_read)), own)
     spent = min(asked[1:4]), min(asked[5:])
-    assert chosen == TuningChoice(lanes=1 + int(np.argmin(spent)))
+    assert chosen == TuningChoice(clients_per_device=1 + int(np.argmin(spent)))
     sims = sim, make(TuningChoice(), waves=2)  # another stream
     assert len({autotune.fingerprint([x], server, store) for x in sims}) == 2
 
@@ -243,11 +264,13 @@ def test_a_stream_is_measured_on_the_rows_of_the_clients_that_are_timed(monkeypa
 )
 def test_more_lanes_are_tried_until_they_do_not_pay_or_fit(monkeypatch, times, asked):
     seconds = dict(zip((1, 2, 4, 8), times, strict=True))
-    toy = Toy(monkeypatch, lambda setting: seconds[setting.lanes])
+    toy = Toy(monkeypatch, lambda setting: seconds[setting.clients_per_device])
     space = autotune.TuningSpace(("auto",), (), (1, 2, 4, 8))
     monkeypatch.setattr(autotune, "max_clients_per_device", lambda sim, devices=0: 8)
     spent = autotune.measure(toy.make, toy.server, None, toy.sim, space)
-    assert spent == {TuningChoice(lanes=x): np.float32(seconds[x]) for x in asked}
+    assert spent == {
+        TuningChoice(clients_per_device=x): np.float32(seconds[x]) for x in asked
+    }
 
 
 @pytest.mark.parametrize("each, timed", [(1.0, {1}), (0.02, {3}), (1e-9, {4})])
@@ -273,8 +296,8 @@ def test_an_accelerator_is_tried_with_more_lanes_than_a_cpu_and_whole(monkeypatc
         sim = types.SimpleNamespace(mesh=mesh)
         return autotune.build_space(sim, ("auto",))
 
-    assert space("cpu").lanes == (1, 2, 4, 8, 16)
-    assert space("gpu").lanes == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert space("cpu").clients_per_device == (1, 2, 4, 8, 16)
+    assert space("gpu").clients_per_device == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     assert space("cpu").devices == (4, 2, 1) and space("cpu", 3).devices == (1,)
     wholes = space("cpu", 1), space("gpu"), space("cpu", model=2)
     assert all(x.devices == () for x in wholes)
@@ -297,9 +320,9 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         setting = toy.tune(implementations=names, kept=kept, say=said.append)
         assert setting == wanted
     begins = [
-        "lanes: 2, implementation: im2col, devices: 1 (measured",
-        "lanes: 2, implementation: im2col, devices: 1 (as this run began",
-        "lanes: 1 (the only",
+        "clients_per_device: 2, conv_implementation: im2col, devices: 1 (measured",
+        "clients_per_device: 2, conv_implementation: im2col, devices: 1 (as this run began",
+        "clients_per_device: 1 (the only",
     ]
     assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins
     assert json.loads(kept.read_text()) == TuningChoice()._asdict()
@@ -308,15 +331,24 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "held, wanted",
     [
-        ('{"lanes": 2}', TuningChoice(lanes=2)),  # of before there were implementations
-        ('{"devices": 1, "lanes": 3}', TuningChoice(devices=1, lanes=3)),
-        ('{"lanes": 3}', None),  # too many for two devices
-        ('{"implementation": "forgotten", "lanes": 2}', None),
-        ('{"devices": 2, "lanes": 2}', TuningChoice(lanes=2)),  # all of them
-        ('{"devices": 3, "lanes": 1}', None),
-        ('{"devices": -1, "lanes": 2}', None),
-        ('{"lanes": null}', None),
-        ('{"lanes": "2"}', None),
+        (
+            '{"clients_per_device": 2}',
+            TuningChoice(clients_per_device=2),
+        ),  # of before there were implementations
+        (
+            '{"devices": 1, "clients_per_device": 3}',
+            TuningChoice(devices=1, clients_per_device=3),
+        ),
+        ('{"clients_per_device": 3}', None),  # too many for two devices
+        ('{"conv_implementation": "forgotten", "clients_per_device": 2}', None),
+        (
+            '{"devices": 2, "clients_per_device": 2}',
+            TuningChoice(clients_per_device=2),
+        ),  # all of them
+        ('{"devices": 3, "clients_per_device": 1}', None),
+        ('{"devices": -1, "clients_per_device": 2}', None),
+        ('{"clients_per_device": null}', None),
+        ('{"clients_per_device": "2"}', None),
         ("[]", None),
         ("", None),
         ("{}", None),
@@ -327,7 +359,9 @@ def test_what_a_run_has_kept_is_taken_or_measured_anew(
 ):
     kept = tmp_path / "lanes.json"
     kept.write_text(held)
-    toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
+    toy = Toy(
+        monkeypatch, lambda s: 1.0 + s.clients_per_device, devices=2, cohort_size=4
+    )
     assert toy.tune(kept=kept) == (wanted or TuningChoice())
     assert bool(toy.timed) == (wanted is None)
     assert TuningChoice(**json.loads(kept.read_text())) == (wanted or TuningChoice())
@@ -337,14 +371,16 @@ def test_fewer_devices_are_not_kept_where_they_would_not_be_tried(
     tmp_path, monkeypatch
 ):
     kept = tmp_path / "lanes.json"
-    kept.write_text('{"devices": 1, "lanes": 1}')
+    kept.write_text('{"devices": 1, "clients_per_device": 1}')
     monkeypatch.setattr(autotune, "_is_cpu", lambda mesh: False)
-    toy = Toy(monkeypatch, lambda s: 1.0 + s.lanes, devices=2, cohort_size=4)
+    toy = Toy(
+        monkeypatch, lambda s: 1.0 + s.clients_per_device, devices=2, cohort_size=4
+    )
     assert toy.tune(kept=kept) == TuningChoice() and toy.timed
 
 
 def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):
-    took = lambda s: 1.0 + s.lanes
+    took = lambda s: 1.0 + s.clients_per_device
     folder = tmp_path / "fedfr_jax"
     folder.mkdir()
     (folder / "tuned.json").write_text('{"half')
@@ -404,7 +440,11 @@ def out_of_reach(**fields):
     honest = sim.algorithm.client_update
     algorithm = sim.algorithm._replace(client_update=client_update)
     table, population = toys.problem()
-    options = {"mesh": sim.mesh, "cohort_size": 3, "lanes": sim.lanes}
+    options = {
+        "mesh": sim.mesh,
+        "cohort_size": 3,
+        "clients_per_device": sim.clients_per_device,
+    }
     return build_simulation(
         algorithm, sim.batching, table, population, **options
     ), server
@@ -425,7 +465,7 @@ def test_lanes_that_do_not_fit_are_not_chosen():
 @pytest.mark.parametrize(
     "personal, most_lanes, message",
     [
-        ("", 2, "lanes must .*, got 4: .* at most 2 lanes fit"),
+        ("", 2, "clients_per_device must .*, got 4: .* at most 2 lanes fit"),
         ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
     ],
 )

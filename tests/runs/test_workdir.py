@@ -20,7 +20,7 @@ CONFIG = {
     "seed": 0,
     "model": {"depth": 20},
     "pretrain": {"epochs": 3, "checkpoint_every": 1},
-    "federation": {"rounds": 3, "lanes": 1},
+    "federation": {"rounds": 3, "clients_per_device": 1},
     "evaluation": {"fars": [0.1]},
     "methods": {"fedavg": {}, "fedfr": {"scale": 30}, "central": {"kind": "central"}},
 }
@@ -76,7 +76,10 @@ def set_aside(folder, name):
         ({"methods__central__epochs": 1}, ["pretrained", "fedavg", "fedfr"]),
         ({"methods__mine": {}}, list(STAGES)),
         ({"evaluation__fars": [0.2]}, list(STAGES)),
-        ({"federation__lanes": "auto", "pretrain__checkpoint_every": 2}, list(STAGES)),
+        (
+            {"federation__clients_per_device": "auto", "pretrain__checkpoint_every": 2},
+            list(STAGES),
+        ),
     ],
 )
 def test_a_changed_setting_leaves_the_stages_that_it_does_not_touch(
@@ -220,8 +223,8 @@ def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
     "schedule, goes_on",
     [
         ({}, False),  # a cosine over all epochs
-        ({"milestones": (0.9,), "warmup": 0.1}, False),  # in the fifth of six
-        ({"milestones": (1.0,), "warmup": 0.0}, True),  # constant
+        ({"milestones": (0.9,), "warmup_fraction": 0.1}, False),  # in the fifth of six
+        ({"milestones": (1.0,), "warmup_fraction": 0.0}, True),  # constant
     ],
 )
 def test_more_epochs_go_on_where_the_rates_so_far_stay(schedule, goes_on, folder):
@@ -274,9 +277,9 @@ LEFT_AS_THEY_ARE = {
     "federation": {
         "checkpoint_every",
         "evaluate_every",
-        "lanes",
-        "table",
-        "table_gib",
+        "clients_per_device",
+        "data_placement",
+        "stream_buffer_gib",
     },
     "pretrain": {"checkpoint_every"},
 }

@@ -47,7 +47,7 @@ def squares(model):
 
 def value_of(params, weight=0.5):
     loss = with_contrastive_loss(
-        squares, MODEL, contrastive_weight=weight, temperature=0.25
+        squares, MODEL, contrastive_weight=weight, contrastive_temperature=0.25
     )
     own = {"params": params}
     return loss(own, BATCH, None, received=RECEIVED, previous=PREVIOUS)

@@ -27,16 +27,28 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"name": "vit", "depth": 4097, "patch": 4}, r"depth must .*4096\], got 4097"),
+        (
+            {"name": "vit", "depth": 4097, "patch_size": 4},
+            r"depth must .*4096\], got 4097",
+        ),
         ({"name": "sphereface", "blocks": (4097,)}, r"blocks must lie in \[0, 4096"),
-        ({"name": "mlp", "hidden": 0}, r"hidden must lie in \[1, 65536\], got 0"),
-        ({"name": "leaf_femnist", "hidden": 0}, "hidden must lie in .*got 0"),
+        (
+            {"name": "mlp", "hidden_dim": 0},
+            r"hidden_dim must lie in \[1, 65536\], got 0",
+        ),
+        ({"name": "leaf_femnist", "hidden_dim": 0}, "hidden_dim must lie in .*got 0"),
         (
             {"name": "cnn", "embedding_dim": 0, "num_classes": 3},
             "embedding_dim must lie in .*got 0",
         ),
-        ({"name": "resnet", "groups": -1, "num_classes": 3}, "groups must .*got -1"),
-        ({"name": "mobilenet", "groups": 10**12}, "groups must lie in .*got 10000"),
+        (
+            {"name": "resnet", "norm_groups": -1, "num_classes": 3},
+            "norm_groups must .*got -1",
+        ),
+        (
+            {"name": "mobilenet", "norm_groups": 10**12},
+            "norm_groups must lie in .*got 10000",
+        ),
         (
             {"name": "segmenter", "encoder": {**ENCODER, "widths": (8, 0)}},
             r"encoder.widths must lie in .*got \(8, 0\)",
@@ -50,7 +62,7 @@ def test_a_size_that_no_network_has_is_refused_before_one_is_made(settings, mess
 
 def test_sizes_at_their_bounds_and_multipliers_are_taken():
     check_layers("model", {"name": "iresnet", "depth": max(DEPTHS)})
-    most = {"name": "mlp", "hidden": 2**16, "num_classes": 3}
+    most = {"name": "mlp", "hidden_dim": 2**16, "num_classes": 3}
     assert build_network(most, SHAPE)[1].shape == (1, 3)
     none = {"name": "sphereface", "blocks": (0,), "widths": (1,), "embedding_dim": 1}
     assert build_network(none, SHAPE)[1].shape == (1, 1)

@@ -23,13 +23,13 @@ from tests.federated import toys
 PEOPLE, CAMERAS, SHAPE = 10, 2, (8, 8, 3)
 TRUNK = {"blocks": (1, 1), "widths": (4, 8), "remat": True}
 CIFAR = {**TRUNK, "stem": "cifar"}
-IDS = {"num_clients": 2, "ids_per_client": 2, "num_global_ids": 4, "num_unseen_ids": 2}
+IDS = {"num_clients": 2, "ids_per_client": 2, "num_public_ids": 4, "num_unseen_ids": 2}
 DEALT = {"name": "iid", "num_clients": 2}
 TASKS = {  # sections `model` and `partition`
     "faces": ({"name": "iresnet", **TRUNK, "embedding_dim": 8}, IDS),
     "classification": ({"name": "resnet", **CIFAR}, DEALT),
     "segmentation": ({"encoder": {"name": "resnet", **CIFAR}, "width": 4}, DEALT),
-    "reid": ({"depth": 18, **CIFAR, "bottleneck": 4}, {"name": "by_camera"}),
+    "reid": ({"depth": 18, **CIFAR, "neck_dim": 4}, {"name": "by_camera"}),
 }
 
 
@@ -57,9 +57,9 @@ def config(task, **more):
     row = {"algorithm": "fedavg", "learning_rate": 0.1, **more}
     return {
         "task": task,
-        "data": {"name": "opened", "source": everything()},
+        "data": {"name": "source_object", "source": everything()},
         "partition": partition,
-        "model": {**model, "dtype": "bfloat16", "implementation": "xla"},
+        "model": {**model, "dtype": "bfloat16", "conv_implementation": "xla"},
         "pretrain": {"batch_size": 8} if task == "faces" else {},
         "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
         "methods": {"row": {**row, "momentum": 0.0, "weight_decay": 0.0}},
@@ -126,5 +126,5 @@ def test_statistics_that_are_not_averaged_are_not_in_what_is(task):
     every = averaged(task, "average")
     statistics = {name for name in every if "batch_stats" in name}
     assert any(name.endswith("/var") for name in statistics)
-    for batch_stats in ("local", "first"):
+    for batch_stats in ("local", "random_client"):
         assert averaged(task, batch_stats) == every - statistics

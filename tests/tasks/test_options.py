@@ -97,7 +97,7 @@ def test_an_optimizer_of_optax_is_named_with_its_settings(given, optimizer):
 def test_a_layer_may_have_a_rate_of_its_own():
     """Momentum and decay do not know the rate, so a factor of the step is one of it."""
     settings = {"momentum": 0.9, "weight_decay": 0.01, "optimizer": NESTEROV}
-    given = {"layer_rates": {"^a$": 0.1}, **settings}
+    given = {"learning_rate_multipliers": {"^a$": 0.1}, **settings}
     found = steps(local(**given).optimizer(RATE))
     slow = steps(local(**settings).optimizer(0.1 * RATE))
     fast = steps(local(**settings).optimizer(RATE))
@@ -105,9 +105,11 @@ def test_a_layer_may_have_a_rate_of_its_own():
     np.testing.assert_allclose(found["a"], slow["a"], rtol=1e-6)
     np.testing.assert_allclose(found["b"], fast["b"], rtol=1e-6)
     with pytest.raises(ValueError, match="must match a leaf such as .*stem"):
-        steps(local(layer_rates={"stem": 0.1}).optimizer(RATE))
-    with pytest.raises(ValueError, match="layer_rates of a must be at least 0"):
-        local(layer_rates={"a": -1.0})
+        steps(local(learning_rate_multipliers={"stem": 0.1}).optimizer(RATE))
+    with pytest.raises(
+        ValueError, match="learning_rate_multipliers of a must be at least 0"
+    ):
+        local(learning_rate_multipliers={"a": -1.0})
 
 
 def test_a_gradient_is_clipped_before_anything_else():
@@ -180,9 +182,9 @@ def maker(name, options, **facts):
 
 
 def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
-    make, keys = maker("fedprox", {"strength": 0.5, "learning_rate": 0.1})
-    assert make.keywords == {"strength": 0.5}
-    assert keys == {"server_optimizer", "strength", "weigh"}
+    make, keys = maker("fedprox", {"mu": 0.5, "learning_rate": 0.1})
+    assert make.keywords == {"mu": 0.5}
+    assert keys == {"server_optimizer", "mu", "weighting"}
 
 
 @pytest.mark.parametrize("name", ["fedavgg", {}, ["fedavg"], None])
@@ -190,8 +192,8 @@ def test_a_row_names_a_known_algorithm(name):
     rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"
     with pytest.raises(ValueError, match=rule):
         algorithm_of("methods.x", {"algorithm": name}, "fedavg")
-    row = {"algorithm": "fedprox", "strength": 0.5}
-    assert algorithm_of("methods.x", row, "fedavg") == ("fedprox", {"strength": 0.5})
+    row = {"algorithm": "fedprox", "mu": 0.5}
+    assert algorithm_of("methods.x", row, "fedavg") == ("fedprox", {"mu": 0.5})
     assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {})
 
 
@@ -201,8 +203,8 @@ def test_a_key_of_both_goes_to_both():
 
 
 def test_facts_of_the_data_go_to_who_asks():
-    make, _ = maker("scaffold", {"server_rate": 0.5}, num_clients=7)
-    assert make.keywords == {"server_rate": 0.5, "num_clients": 7}
+    make, _ = maker("scaffold", {"server_learning_rate": 0.5}, num_clients=7)
+    assert make.keywords == {"server_learning_rate": 0.5, "num_clients": 7}
     make, _ = maker("fedavg", {}, num_clients=7)
     assert make.keywords == {}
 
@@ -218,7 +220,7 @@ def test_a_server_optimizer_is_named(given):
 @pytest.mark.parametrize(
     "name, options, rule",
     [
-        ("fedprox", {}, "config.methods.x needs the key strength"),
+        ("fedprox", {}, "config.methods.x needs the key mu"),
         ("afl", {}, "config.methods.x: algorithm afl needs one set of classes for all"),
         (
             "fedavg",

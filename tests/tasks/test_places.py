@@ -12,20 +12,25 @@ from fedfr_jax.tasks.places import paths_in, with_paths, without_places
 CONFIG = {
     "task": "faces",
     "data": {
-        "name": "join",
-        "parts": {
+        "name": "concat",
+        "sources": {
             "a": {"name": "lfw", "data_dir": "lfw", "pairs": "pairs.txt"},
-            "b": {"name": "folder", "path": "~/b", "landmarks": "b.csv", "naming": "x"},
+            "b": {
+                "name": "folder",
+                "path": "~/b",
+                "landmarks": "b.csv",
+                "filename_pattern": "x",
+            },
             "c": {"name": "tfds", "dataset": "x", "data_dir": "gs://bucket/x"},
         },
     },
-    "partition": {"name": "by_owner", "owners": "owners.npz:who"},
+    "partition": {"name": "natural", "client_ids": "owners.npz:who"},
     "model": {"name": "reid", "weights": "r50.pth"},
     "pretrain": {"init": "~/runs/first", "epochs": 3},
     "evaluation": {
         "pairs": {"source": {"name": "lfw", "data_dir": "lfw", "pairs": "pairs.txt"}},
         "templates": {"path": "IJBC", "media": "meta/media.txt"},
-        "search": "tinyface",
+        "identification": "tinyface",
         "representation": {"reference": "runs/central"},
     },
     "methods": {
@@ -38,16 +43,16 @@ def test_every_path_is_absolute_and_nothing_else_changes():
     found = dict(paths_in(with_paths(CONFIG)))
     here, home = os.getcwd(), os.path.expanduser("~")
     assert found == {
-        ("data", "parts", "a", "data_dir"): f"{here}/lfw",
-        ("data", "parts", "b", "path"): f"{home}/b",
-        ("data", "parts", "b", "landmarks"): f"{here}/b.csv",
-        ("data", "parts", "c", "data_dir"): "gs://bucket/x",
-        ("partition", "owners"): f"{here}/owners.npz:who",
+        ("data", "sources", "a", "data_dir"): f"{here}/lfw",
+        ("data", "sources", "b", "path"): f"{home}/b",
+        ("data", "sources", "b", "landmarks"): f"{here}/b.csv",
+        ("data", "sources", "c", "data_dir"): "gs://bucket/x",
+        ("partition", "client_ids"): f"{here}/owners.npz:who",
         ("model", "weights"): f"{here}/r50.pth",
         ("pretrain", "init"): f"{home}/runs/first",
         ("evaluation", "pairs", "source", "data_dir"): f"{here}/lfw",
         ("evaluation", "templates", "path"): f"{here}/IJBC",
-        ("evaluation", "search"): f"{here}/tinyface",
+        ("evaluation", "identification"): f"{here}/tinyface",
         ("evaluation", "representation", "reference"): f"{here}/runs/central",
         ("methods", "a", "distill", "cache"): f"{here}/t.npy",
         ("methods", "a", "distill", "teacher", "weights"): f"{here}/runs/big",
@@ -68,7 +73,7 @@ def test_a_cache_that_is_only_read_stays_so():
 def test_the_place_of_the_data_alone_is_no_part_of_what_a_run_is():
     moved = with_paths(CONFIG, lambda path: f"elsewhere/{path}")
     assert without_places(moved)["data"] == without_places(CONFIG)["data"]
-    assert without_places(moved)["partition"] == {"name": "by_owner"}
+    assert without_places(moved)["partition"] == {"name": "natural"}
     assert without_places(moved)["model"] != without_places(CONFIG)["model"]
 
 

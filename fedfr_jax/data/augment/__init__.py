@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedfr_jax.data.augment.composition import batched, compose, identity
 from fedfr_jax.data.augment.face_mask import face_mask
-from fedfr_jax.data.augment.geometry import affine, mirror, pad_and_crop
-from fedfr_jax.data.augment.photometric import camera_statistics, color, normalize
-from fedfr_jax.data.augment.random_erasing import erase
+from fedfr_jax.data.augment.geometry import affine, horizontal_flip, pad_and_crop
+from fedfr_jax.data.augment.photometric import (
+    camera_statistics,
+    color_jitter,
+    normalize,
+)
+from fedfr_jax.data.augment.random_erasing import random_erasing
 from fedfr_jax.schema import choose, naming, register
 from fedfr_jax.types import Augment
 
@@ -19,12 +23,12 @@ __all__ = [
     "batched",
     "camera_statistics",
     "build_augment",
-    "color",
+    "color_jitter",
     "compose",
-    "erase",
+    "random_erasing",
     "face_mask",
     "identity",
-    "mirror",
+    "horizontal_flip",
     "normalize",
     "pad_and_crop",
     "register_augment",
@@ -33,16 +37,17 @@ __all__ = [
 AUGMENTS = {
     "affine": affine,
     "camera_statistics": camera_statistics,
-    "color": color,
-    "erase": erase,
+    "color_jitter": color_jitter,
     "face_mask": face_mask,
+    "horizontal_flip": horizontal_flip,
     "identity": identity,
-    "mirror": mirror,
     "normalize": normalize,
     "pad_and_crop": pad_and_crop,
+    "random_erasing": random_erasing,
 }
-# Their numbers are pixels in [0, 255]; so are those of `erase` where it fills in noise.
-ON_BYTES = ("camera_statistics", "color", "face_mask")
+# Their numbers are pixels in [0, 255]; so are those of `random_erasing` where it
+# fills in noise.
+ON_BYTES = ("camera_statistics", "color_jitter", "face_mask")
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:
@@ -55,19 +60,19 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
 
 
 def build_augment(
-    settings: Sequence[str | Mapping], *, flip: float | None = None
+    settings: Sequence[str | Mapping], *, flip_probability: float | None = None
 ) -> Augment:
     """The augments that a configuration lists, one after the other.
 
-    >>> build_augment(["mirror"]).num_views
+    >>> build_augment(["horizontal_flip"]).num_views
     2
-    >>> build_augment(["mirror", {"name": "affine", "rotation": 10}]).num_views
+    >>> build_augment(["horizontal_flip", {"name": "affine", "degrees": 10}]).num_views
     0
 
     Args:
       settings: names of AUGMENTS, or mappings with a "name" and the factory's
         settings. `normalize` comes last when it is not listed.
-      flip: probability of a mirror before all of them.
+      flip_probability: probability of a mirror before all of them.
 
     Raises:
       ValueError: for an unknown name or setting, with the known ones, or one that is
@@ -76,8 +81,8 @@ def build_augment(
     if not isinstance(settings, Sequence) or isinstance(settings, str):
         raise ValueError(f"config.augment must be a list, got {settings!r}.")
     parts, names = [], []
-    if flip is not None:
-        parts.append(mirror(probability=flip))
+    if flip_probability is not None:
+        parts.append(horizontal_flip(probability=flip_probability))
     for place, entry in enumerate(settings):
         section = f"augment[{place}]"
         given = {"name": entry} if isinstance(entry, str) else entry
@@ -99,5 +104,7 @@ def build_augment(
 
 def _is_on_bytes(given: Mapping) -> bool:
     """Whether an entry of a configuration needs pixels that are not normalized yet."""
-    fills_noise = given["name"] == "erase" and given.get("fill", "random") == "random"
+    fills_noise = (
+        given["name"] == "random_erasing" and given.get("fill", "random") == "random"
+    )
     return given["name"] in ON_BYTES or fills_noise

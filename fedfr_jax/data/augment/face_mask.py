@@ -324,14 +324,14 @@ def _cloth(key, u, t, frame):
 
 
 BARE, TEMPLATE, SURFACE = 0, 1, 2
-FRACTIONS = {"probability": (0, 1), "surface": (0, 1)}
+FRACTIONS = {"probability": (0, 1), "surface_fraction": (0, 1)}
 
 
 def face_mask(
     *,
     probability: float = 0.35,
-    surface: float = 0.5,
-    fixed: bool = False,
+    surface_fraction: float = 0.5,
+    fixed_per_image: bool = False,
     keep_clean: bool = False,
     seed: int = 0,
 ) -> Augment:
@@ -344,22 +344,22 @@ def face_mask(
 
     Args:
       probability: of a mask, in [0, 1].
-      surface: share of surface-like masks among them; the others are template-like.
-      fixed: whether an image always gets the same mask of either kind, a function of
+      surface_fraction: share of surface-like masks among them; the others are template-like.
+      fixed_per_image: whether an image always gets the same mask of either kind, a function of
         its pixels and `seed`: then there are three views (none, template-like and
         surface-like) whose features can be kept.
       keep_clean: whether inputs keep the image without its mask, as "clean".
-      seed: of the masks when `fixed`.
+      seed: of the masks when `fixed_per_image`.
 
     Raises:
       ValueError: for a number out of its range, or targets with a mask already.
     """
-    given = {"probability": probability, "surface": surface}
+    given = {"probability": probability, "surface_fraction": surface_fraction}
     check_numbers("face_mask's ", given, FRACTIONS)
 
     def draw(key):
         coin, kind = jax.random.uniform(key, (2,), jnp.float32)
-        drawn = jnp.where(kind < surface, SURFACE, TEMPLATE)
+        drawn = jnp.where(kind < surface_fraction, SURFACE, TEMPLATE)
         return jnp.where(coin < probability, drawn, BARE).astype(jnp.int32)
 
     def own_key(image):
@@ -374,7 +374,9 @@ def face_mask(
     def apply(key, inputs, targets):
         if "mask" in targets:
             raise ValueError("face_mask's targets must have no mask yet, but they do.")
-        mask_key = own_key(inputs["image"]) if fixed else jax.random.fold_in(key, 1)
+        mask_key = (
+            own_key(inputs["image"]) if fixed_per_image else jax.random.fold_in(key, 1)
+        )
         inputs, share = covered(draw(key), mask_key, inputs)
         mask = (share >= 0.5).astype(jnp.uint8)
         masked = jnp.any(mask == 1).astype(jnp.int32)
@@ -386,7 +388,7 @@ def face_mask(
     def plain(inputs):
         return {**inputs, "clean": inputs["image"]} if keep_clean else inputs
 
-    if fixed:
+    if fixed_per_image:
         return Augment(apply, num_views=3, apply_view=view, sample_view=draw)
     return Augment(apply, deterministic=plain)
 

@@ -37,7 +37,7 @@ from fedfr_jax.data.augment.composition import (
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Augment
 
-BOUNDS = {"rotation": (0, 180), "shear": (0, 80), "shift": (0, 1), "fill": FINITE}
+BOUNDS = {"degrees": (0, 180), "shear": (0, 80), "translate": (0, 1), "fill": FINITE}
 SMALLEST = 2**-10  # scale
 
 
@@ -54,12 +54,12 @@ class AffineMap(NamedTuple):
 
 def affine(
     *,
-    rotation: float = 0.0,
+    degrees: float = 0.0,
     scale: float | tuple[float, float] = 0.0,
-    shift: float = 0.0,
+    translate: float = 0.0,
     shear: float = 0.0,
     fill: float = 0.0,
-    ignore: int = 255,
+    ignore_index: int = 255,
 ) -> Augment:
     """Shear, scale and rotate about the center, then shift, each drawn uniformly.
 
@@ -67,20 +67,20 @@ def affine(
     pixel.
 
     Args:
-      rotation: largest angle in degrees, either way, in [0, 180].
+      degrees: largest angle in degrees, either way, in [0, 180].
       scale: (low, high), or a fraction below 1: 0.1 is (0.9, 1.1).
-      shift: largest shift as a fraction of width and height, in [0, 1].
+      translate: largest shift as a fraction of width and height, in [0, 1].
       shear: largest angle in degrees by which upright lines lean, in [0, 80].
       fill: what comes into the image from outside.
-      ignore: what comes into the mask from outside.
+      ignore_index: what comes into the mask from outside.
     """
-    given = {"rotation": rotation, "shear": shear, "shift": shift}
+    given = {"degrees": degrees, "shear": shear, "translate": translate}
     check_numbers("affine's ", {**given, "fill": fill}, BOUNDS)
     scale = _scale_range(scale)
 
     def draw(key, height, width):
-        low = [-rotation, -shear, scale[0], -shift * width, -shift * height]
-        high = [rotation, shear, scale[1], shift * width, shift * height]
+        low = [-degrees, -shear, scale[0], -translate * width, -translate * height]
+        high = [degrees, shear, scale[1], translate * width, translate * height]
         low, high = np.array(low, np.float32), np.array(high, np.float32)
         drawn = jax.random.uniform(key, (5,), jnp.float32, low, high)
         angle, lean, size, dx, dy = drawn
@@ -95,7 +95,7 @@ def affine(
             targets,
             image=lambda image: interpolate(image, x, y, fill),
             landmarks=lambda points: move_points(forward, points, height, width),
-            mask=lambda mask: nearest(mask, x, y, ignore),
+            mask=lambda mask: nearest(mask, x, y, ignore_index),
         )
 
     has_effect = any(given.values()) or scale != (1, 1)
@@ -160,7 +160,7 @@ def _between(first, second, share):
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
     """The mask's [H, W] pixels nearest to x, y [H, W]; `ignore` around it."""
-    framed = _frame(mask, constant("affine's ignore", ignore, mask.dtype))
+    framed = _frame(mask, constant("affine's ignore_index", ignore, mask.dtype))
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
     return _pixels(framed, column, row)
@@ -183,8 +183,8 @@ FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth
 MODES = ("constant", "reflect")
 
 
-def mirror(
-    *, probability: float = 0.5, swap: tuple[int, ...] | None = FIVE_POINTS
+def horizontal_flip(
+    *, probability: float = 0.5, landmark_swap: tuple[int, ...] | None = FIVE_POINTS
 ) -> Augment:
     """Mirror left-right. View 0 is the example as it is, view 1 mirrored.
 
@@ -193,11 +193,13 @@ def mirror(
 
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
-      swap: for each landmark, which one it is called after mirroring: a left eye
+      landmark_swap: for each landmark, which one it is called after mirroring: a left eye
         becomes a right one. None when landmarks have no sides.
     """
-    check_numbers("mirror's ", {"probability": probability}, {"probability": (0, 1)})
-    _check_swap(swap)
+    check_numbers(
+        "horizontal_flip's ", {"probability": probability}, {"probability": (0, 1)}
+    )
+    _check_swap(landmark_swap)
 
     def mirrored(inputs, targets):
         width = inputs["image"].shape[1]
@@ -205,7 +207,7 @@ def mirror(
             inputs,
             targets,
             image=lambda image: image[:, ::-1],
-            landmarks=lambda points: _mirror_points(points, width, swap),
+            landmarks=lambda points: _mirror_points(points, width, landmark_swap),
             mask=lambda mask: mask[:, ::-1],
         )
 
@@ -237,7 +239,10 @@ def _check_swap(swap):
         return
     is_mutual = all(j in range(len(swap)) and swap[j] == i for i, j in enumerate(swap))
     if not is_mutual:
-        raise ValueError(f"mirror's swap must exchange pairs of 0, 1, ..., got {swap}.")
+        raise ValueError(
+            "horizontal_flip's landmark_swap must exchange pairs of 0, 1, ..., got "
+            f"{swap}."
+        )
 
 
 def _mirror_points(points, width, swap):
@@ -248,13 +253,14 @@ def _mirror_points(points, width, swap):
         return points
     if len(swap) != len(points):
         raise ValueError(
-            f"mirror's swap must name all {len(points)} landmarks, got {swap}."
+            f"horizontal_flip's landmark_swap must name all {len(points)} landmarks, "
+            f"got {swap}."
         )
     return jnp.stack([points[i] for i in swap])
 
 
 def pad_and_crop(
-    *, padding: int, fill: float = 0.0, mode: str = "constant", ignore: int = 255
+    *, padding: int, fill: float = 0.0, mode: str = "constant", ignore_index: int = 255
 ) -> Augment:
     """Pad every side and cut the old size out anywhere: a shift by whole pixels.
 
@@ -262,7 +268,7 @@ def pad_and_crop(
       padding: pixels on every side, at least 0.
       fill: what the image is padded with in the mode "constant".
       mode: "constant", or "reflect" to pad image and mask with their own mirror image.
-      ignore: what the mask is padded with in the mode "constant".
+      ignore_index: what the mask is padded with in the mode "constant".
     """
     given = {"padding": padding, "fill": fill}
     bounds = {"padding": (0, math.inf), "fill": FINITE}
@@ -282,7 +288,11 @@ def pad_and_crop(
         return cut(image, start, constant("pad_and_crop's fill", fill, image.dtype))
 
     def cut_mask(mask, start):
-        return cut(mask, start, constant("pad_and_crop's ignore", ignore, mask.dtype))
+        return cut(
+            mask,
+            start,
+            constant("pad_and_crop's ignore_index", ignore_index, mask.dtype),
+        )
 
     def apply(key, inputs, targets):
         # The padded image's row and column that come first.

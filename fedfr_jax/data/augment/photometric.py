@@ -82,7 +82,7 @@ def _per_channel(what, value, num_channels):
     return value[None, None]
 
 
-def color(
+def color_jitter(
     *,
     brightness: float = 0.0,
     contrast: float = 0.0,
@@ -101,8 +101,8 @@ def color(
       hue: x in [0, 0.5] turns the hue by as much of a full circle, either way.
     """
     factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-    check_numbers("color's ", factors, dict.fromkeys(factors, NOT_NEGATIVE))
-    check_numbers("color's ", {"hue": hue}, {"hue": (0, 0.5)})
+    check_numbers("color_jitter's ", factors, dict.fromkeys(factors, NOT_NEGATIVE))
+    check_numbers("color_jitter's ", {"hue": hue}, {"hue": (0, 0.5)})
     high = np.array([1 + x for x in factors.values()] + [hue], np.float32)
     low = np.array([max(0, 1 - x) for x in factors.values()] + [-hue], np.float32)
 
@@ -112,8 +112,8 @@ def color(
         def change(image):
             if image.shape[-1] != 3 and (saturation or hue):
                 raise ValueError(
-                    "color's saturation and hue must be given images with 3 channels, "
-                    f"got {image.shape[-1]}."
+                    "color_jitter's saturation and hue must be given images with 3 "
+                    f"channels, got {image.shape[-1]}."
                 )
             values = image.astype(jnp.float32)
             if brightness:

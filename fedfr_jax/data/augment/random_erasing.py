@@ -1,7 +1,7 @@
 """Random erasing: one rectangle of the image is painted over.
 
 Zhong, Zheng, Kang, Li, Yang, "Random Erasing Data Augmentation", AAAI 2020,
-arXiv:1708.04896, algorithm 1. The law "paper" is theirs: an aspect uniform in its
+arXiv:1708.04896, algorithm 1. The sampling "paper" is theirs: an aspect uniform in its
 range, drawn again until the rectangle fits. "log" has two deviations: the aspect is
 uniform in its logarithm, so that tall and wide are as frequent, and brought to the
 nearest one that fits.
@@ -28,39 +28,43 @@ FILLS = ("mean", "random")
 TRIES = 16  # of "paper", all at once; on 256 x 128 one in eighteen does not fit
 
 
-def erase(
+def random_erasing(
     *,
     probability: float = 0.5,
-    area: tuple[float, float] = (0.02, 0.4),
-    aspect: tuple[float, float] = (0.3, 1 / 0.3),
+    scale: tuple[float, float] = (0.02, 0.4),
+    ratio: tuple[float, float] = (0.3, 1 / 0.3),
     fill: float | str = "random",
-    law: str = "log",
+    sampling: str = "log",
 ) -> Augment:
     """Paint over one rectangle; landmarks and mask stay. Ranges are the paper's.
 
     Args:
       probability: of erasing, in [0, 1].
-      area: (low, high) fraction of the image that is erased, drawn uniformly.
-      aspect: (low, high) height over width, in [0.01, 100].
+      scale: (low, high) fraction of the image that is erased, drawn uniformly.
+      ratio: (low, high) height over width, in [0.01, 100].
       fill: a number, "mean" for the image's own mean of each channel, or "random" for
         noise in [0, 255], so before `normalize`.
-      law: of the aspect, a name of RECTANGLES.
+      sampling: of the aspect, a name of RECTANGLES.
     """
-    check_numbers("erase's ", {"probability": probability}, {"probability": (0, 1)})
-    check_pair("erase's ", "area", area, (0, 1))
-    check_pair("erase's ", "aspect", aspect, (0.01, 100))
-    check_choice("erase's law", law, RECTANGLES)
+    check_numbers(
+        "random_erasing's ", {"probability": probability}, {"probability": (0, 1)}
+    )
+    check_pair("random_erasing's ", "scale", scale, (0, 1))
+    check_pair("random_erasing's ", "ratio", ratio, (0.01, 100))
+    check_choice("random_erasing's sampling", sampling, RECTANGLES)
     if isinstance(fill, str) and fill not in FILLS:
-        raise ValueError(f"erase's fill must be a number or in {FILLS}, got {fill!r}.")
+        raise ValueError(
+            f"random_erasing's fill must be a number or in {FILLS}, got {fill!r}."
+        )
     if not isinstance(fill, str):
-        check_numbers("erase's ", {"fill": fill}, {"fill": FINITE})
+        check_numbers("random_erasing's ", {"fill": fill}, {"fill": FINITE})
 
     def apply(key, inputs, targets):
         rectangle_key, noise_key = jax.random.split(key)
 
         def change(image):
-            ranges = probability, area, aspect
-            inside = RECTANGLES[law](rectangle_key, image.shape, *ranges)
+            ranges = probability, scale, ratio
+            inside = RECTANGLES[sampling](rectangle_key, image.shape, *ranges)
             return jnp.where(inside[..., None], paint(noise_key, image, fill), image)
 
         return change_image(inputs, change), targets
@@ -83,7 +87,7 @@ def rectangle(key, shape, probability, area, aspect) -> jax.Array:
 
 
 def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
-    """The same by the law "paper"."""
+    """The same by the sampling "paper"."""
     height, width, _ = shape
     size_key, place_key = jax.random.split(key)
     size, slant = jax.random.uniform(size_key, (2, TRIES), jnp.float32)
@@ -122,7 +126,7 @@ def paint(key: jax.Array, image: jax.Array, fill: float | str) -> jax.Array:
     if fill == "mean":
         mean = image.astype(jnp.float32).mean(axis=(0, 1), keepdims=True)
         return jnp.broadcast_to(store(mean, image.dtype), image.shape)
-    return jnp.full(image.shape, constant("erase's fill", fill, image.dtype))
+    return jnp.full(image.shape, constant("random_erasing's fill", fill, image.dtype))
 
 
 def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

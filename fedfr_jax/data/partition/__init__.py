@@ -53,8 +53,8 @@ PARTITIONS: dict[str, Callable] = {
     "by_class": by_class,
     "dirichlet": dirichlet,
     "shards": shards,
-    "by_owner": natural,
-    "quantity": quantity_skew,
+    "natural": natural,
+    "quantity_skew": quantity_skew,
     "lognormal_sizes": lognormal_sizes,
     "power_law": power_law,
 }

@@ -40,17 +40,17 @@ def by_identity(
     *,
     num_clients: int,
     ids_per_client: int | Sequence[int],
-    num_global_ids: int,
+    num_public_ids: int,
     num_unseen_ids: int = 0,
-    num_kept_ids: int = 0,
+    num_trained_public_ids: int = 0,
     min_images: int = 4,
-    global_min_images: int = 0,
+    public_min_images: int = 0,
     max_images: int = 0,
     train_fraction: float = 0.6,
     client_ids_from: np.ndarray | None = None,
-    global_ids_from: np.ndarray | None = None,
+    public_ids_from: np.ndarray | None = None,
     unseen_ids_from: np.ndarray | None = None,
-    is_validation: bool = False,
+    use_validation_split: bool = False,
     names: IdentityNames | None = None,
     seed: int = 0,
 ) -> IdentityPartition:
@@ -63,19 +63,19 @@ def by_identity(
       labels: [T] int identity of each row, >= 0; gaps are allowed.
       num_clients: N, >= 1.
       ids_per_client: identities of each client, one number or N of them, each >= 1.
-      num_global_ids: K_g, identities of the public set; 0 makes it empty.
+      num_public_ids: K_g, identities of the public set; 0 makes it empty.
       num_unseen_ids: K_u, identities of the set that no training sees.
-      num_kept_ids: the first identities of the public set that are trained on, the
+      num_trained_public_ids: the first identities of the public set that are trained on, the
         others are left out: laws in people keep their unseen ones; 0 keeps all.
       min_images: a client's identity has at least this many images, >= 2.
-      global_min_images: the same for the global and unseen sets; 0 takes min_images.
+      public_min_images: the same for the global and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
       train_fraction: share of an identity's images that is trained on, in (0, 1);
         both sides get at least one image. With names it is each image's probability.
       client_ids_from: [M] bool identities that clients may hold; None for all.
-      global_ids_from: [M] bool, the same for the global set.
+      public_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
-      is_validation: True leaves the test images and the unseen identities alone, to
+      use_validation_split: True leaves the test images and the unseen identities alone, to
         choose settings without them: clients are tested on a part of their training
         images, cut as the whole was, and the last global identities are the unseen.
       names: of images and identities, which a source that has names gives; None draws
@@ -88,10 +88,10 @@ def by_identity(
     """
     labels = check_labels(labels)
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
-    public_min = global_min_images or min_images
-    _check_images(min_images, global_min_images, max_images, train_fraction)
-    num_validation = num_unseen_ids if is_validation else 0
-    _check_public(num_global_ids, num_kept_ids, num_validation)
+    public_min = public_min_images or min_images
+    _check_images(min_images, public_min_images, max_images, train_fraction)
+    num_validation = num_unseen_ids if use_validation_split else 0
+    _check_public(num_public_ids, num_trained_public_ids, num_validation)
     keys, order = _keys_and_order(labels, names, max_images, seed)
     grouped = group(labels, keys, max_images)
     counts = grouped.counts
@@ -103,12 +103,12 @@ def by_identity(
             _pool(counts >= min_images, client_ids_from, "client_ids_from"),
         ),
         IdentityRequest(
-            "num_global_ids or global_min_images",
-            num_global_ids,
-            _pool(counts >= public_min, global_ids_from, "global_ids_from"),
+            "num_public_ids or public_min_images",
+            num_public_ids,
+            _pool(counts >= public_min, public_ids_from, "public_ids_from"),
         ),
         IdentityRequest(
-            "num_unseen_ids or global_min_images",
+            "num_unseen_ids or public_min_images",
             num_unseen_ids,
             _pool(counts >= public_min, unseen_ids_from, "unseen_ids_from"),
         ),
@@ -122,15 +122,15 @@ def by_identity(
 
     used = grouped.used(mine)
     num_train = train_part(used, train_fraction)
-    if is_validation:
+    if use_validation_split:
         if num_train.min() < 2:
             raise ValueError(
                 "min_images must leave every identity two training images with "
-                f"is_validation, got {min_images}."
+                f"use_validation_split, got {min_images}."
             )
         used, num_train = num_train, train_part(num_train, train_fraction**2)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
-    public = public[: num_kept_ids or len(public)]
+    public = public[: num_trained_public_ids or len(public)]
     cut = IdentitySplit(np.zeros_like(used), num_train, num_train, used - num_train)
     fewest = min(min_images, public_min)
     return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
@@ -163,11 +163,11 @@ def ms1m(
     *,
     num_clients: int = 40,
     ids_per_client: int = 100,
-    num_global_ids: int = 6000,
+    num_public_ids: int = 6000,
     num_unseen_ids: int = 0,
     num_test_images: int = 40,
     client_images: tuple[int, int] = (100, 110),
-    global_images: tuple[int, int] = (60, 80),
+    public_images: tuple[int, int] = (60, 80),
     seed: int = 100,
 ) -> IdentityPartition:
     """The split of FedFR's experiments on MS1M-ArcFace (85,742 identities).
@@ -176,18 +176,18 @@ def ms1m(
     of images is strictly inside `client_images`, the first N * ids_per_client of
     them; their first `num_test_images` images in file order are tested, the rest
     trained. The last half gives the global set: those strictly inside
-    `global_images`, with all their images. The paper's generic set is IJB-C; here
+    `public_images`, with all their images. The paper's generic set is IJB-C; here
     `num_unseen_ids` more identities of the global kind may stand in for it.
 
     Args:
       labels: [T] int identity of each row in file order, >= 0.
       num_clients: N, >= 1.
       ids_per_client: identities of each client, >= 1.
-      num_global_ids: K_g.
+      num_public_ids: K_g.
       num_unseen_ids: K_u, taken after the global ones.
       num_test_images: test images per client identity, in [1, client_images[0]].
       client_images: open interval of the images of a client's identity.
-      global_images: open interval of the images of a global identity.
+      public_images: open interval of the images of a global identity.
       seed: of Python's own generator; 100 in the paper.
 
     Raises:
@@ -201,10 +201,10 @@ def ms1m(
             f"num_test_images must lie in [1, {client_images[0]}] (client_images), "
             f"got {num_test_images}."
         )
-    if min(num_global_ids, num_unseen_ids) < 0:
+    if min(num_public_ids, num_unseen_ids) < 0:
         raise ValueError(
-            "num_global_ids and num_unseen_ids must not be negative, "
-            f"got {num_global_ids} and {num_unseen_ids}."
+            "num_public_ids and num_unseen_ids must not be negative, "
+            f"got {num_public_ids} and {num_unseen_ids}."
         )
     # Equal keys: a stable sort keeps the file order.
     grouped = group(labels, np.zeros(len(labels)))
@@ -220,16 +220,16 @@ def ms1m(
             & _choose_among(shuffled[:half], len(counts)),
         ),
         IdentityRequest(
-            "num_global_ids or num_unseen_ids (or widen global_images)",
-            num_global_ids + num_unseen_ids,
-            _ids_within(counts, global_images)
+            "num_public_ids or num_unseen_ids (or widen public_images)",
+            num_public_ids + num_unseen_ids,
+            _ids_within(counts, public_images)
             & _choose_among(shuffled[half:], len(counts)),
         ),
     )
     used = grouped.used(mine)
     held = np.full_like(used, num_test_images)
     cut = IdentitySplit(held, used - held, np.zeros_like(used), held)
-    public, unseen = np.split(public, [num_global_ids])
+    public, unseen = np.split(public, [num_public_ids])
     return assemble(grouped, sizes, mine, public, unseen, cut, 0)
 
 
@@ -248,7 +248,7 @@ def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
 def _check_images(min_images, public_min, max_images, train_fraction):
     rules = {
         "min_images": (min_images, min_images >= 2, "be at least 2"),
-        "global_min_images": (public_min, public_min >= 0, "be at least 0"),
+        "public_min_images": (public_min, public_min >= 0, "be at least 0"),
         "max_images": (
             max_images,
             max_images == 0 or 2 <= max_images < 2**31,
@@ -261,17 +261,17 @@ def _check_images(min_images, public_min, max_images, train_fraction):
             raise ValueError(f"{key} must {rule}, got {value}.")
 
 
-def _check_public(num_global_ids, num_kept_ids, num_validation):
-    num_trained = num_global_ids - num_validation
-    if num_kept_ids and not 0 < num_kept_ids <= num_trained:
+def _check_public(num_public_ids, num_trained_public_ids, num_validation):
+    num_trained = num_public_ids - num_validation
+    if num_trained_public_ids and not 0 < num_trained_public_ids <= num_trained:
         raise ValueError(
-            f"num_kept_ids must lie in [0, {num_trained}], as many public people as "
-            f"are trained on, got {num_kept_ids}."
+            f"num_trained_public_ids must lie in [0, {num_trained}], as many public people as "
+            f"are trained on, got {num_trained_public_ids}."
         )
-    if num_validation > num_global_ids:
+    if num_validation > num_public_ids:
         raise ValueError(
-            "num_unseen_ids must not exceed num_global_ids with is_validation, got "
-            f"{num_validation} and {num_global_ids}."
+            "num_unseen_ids must not exceed num_public_ids with use_validation_split, got "
+            f"{num_validation} and {num_public_ids}."
         )
 
 

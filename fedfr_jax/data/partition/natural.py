@@ -18,7 +18,7 @@ from fedfr_jax.schema import check_whole
 def natural(
     labels: np.ndarray,
     *,
-    owners: np.ndarray | str | os.PathLike,
+    client_ids: np.ndarray | str | os.PathLike,
     num_clients: int | None = None,
     is_test: np.ndarray | None = None,
     test_fraction: float = 0.2,
@@ -28,11 +28,11 @@ def natural(
 
     Args:
       labels: [T] int class in [0, M); every class has a training row.
-      owners: [T] int or str, whom each row belongs to (a writer, a rater), or
+      client_ids: [T] int or str, whom each row belongs to (a writer, a rater), or
         "<file>.npz:<key>" (see `read_client_ids`); a source that knows gives its own.
-        Clients are numbered in the order of the sorted owners.
-      num_clients: N owners drawn at random; None takes all.
-      is_test: [T] bool, the set's own test part: owners' own test rows. None holds
+        Clients are numbered in the order of the sorted client_ids.
+      num_clients: N client_ids drawn at random; None takes all.
+      is_test: [T] bool, the set's own test part: client_ids' own test rows. None holds
         rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
@@ -41,13 +41,13 @@ def natural(
       ValueError: settings out of range, or a class or client without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
-    client = read_client_ids(owners, len(labels))
+    client = read_client_ids(client_ids, len(labels))
     num_owners = int(client.max()) + 1
     num_clients = num_owners if num_clients is None else num_clients
     check_whole("num_clients", num_clients, 1)
     if num_clients > num_owners:
         raise ValueError(
-            f"num_clients must be at most {num_owners} (the owners), got {num_clients}."
+            f"num_clients must be at most {num_owners} (the client_ids), got {num_clients}."
         )
     rng = np.random.default_rng(seed)
     number = np.full(num_owners, UNASSIGNED)
@@ -57,12 +57,12 @@ def natural(
 
 
 def read_client_ids(
-    owners: np.ndarray | str | os.PathLike, num_rows: int
+    client_ids: np.ndarray | str | os.PathLike, num_rows: int
 ) -> np.ndarray:
-    """Number the owners of T rows from 0 in sorted order.
+    """Number the client_ids of T rows from 0 in sorted order.
 
     Args:
-      owners: [T] int or str; or "<file>.npz:<key>", where "<key>+<key>" is one array
+      client_ids: [T] int or str; or "<file>.npz:<key>", where "<key>+<key>" is one array
         after the other (a training and a test part).
       num_rows: T.
 
@@ -72,12 +72,12 @@ def read_client_ids(
     Raises:
       ValueError: for an unreadable file, or not one owner for each row.
     """
-    found = np.asarray(owners)
-    if isinstance(owners, str | os.PathLike):
-        found = _read_npz(os.fspath(owners))
+    found = np.asarray(client_ids)
+    if isinstance(client_ids, str | os.PathLike):
+        found = _read_npz(os.fspath(client_ids))
     if found.shape != (num_rows,) or found.dtype.kind not in "iuSU":
         raise ValueError(
-            f"owners must be {num_rows} integers or words, one for each row, got "
+            f"client_ids must be {num_rows} integers or words, one for each row, got "
             f"shape {found.shape} of {found.dtype}."
         )
     return np.unique(found, return_inverse=True)[1]
@@ -91,6 +91,6 @@ def _read_npz(text):
             return np.concatenate([stored[key] for key in keys.split("+")])
     except DAMAGED as error:
         raise ValueError(
-            f"owners must be an array or <file>.npz:<key>, got {text} "
+            f"client_ids must be an array or <file>.npz:<key>, got {text} "
             f"({type(error).__name__}: {error})."
         ) from error

@@ -47,7 +47,7 @@ def quantity_skew(
     labels: np.ndarray,
     *,
     num_clients: int,
-    law: str = "power",
+    distribution: str = "power",
     skew: float = 1.0,
     min_examples: int = 1,
     is_test: np.ndarray | None = None,
@@ -59,7 +59,7 @@ def quantity_skew(
     Args:
       labels: [T] int class in [0, M); every class has a training row.
       num_clients: N.
-      law: power or lognormal.
+      distribution: power or lognormal.
       skew: >= 0, of the law; 0 makes all clients equal.
       min_examples: rows that every client has at least, >= 1: training rows, or with
         `is_test` None training and held-out rows together (2 for one of each kind).
@@ -74,13 +74,13 @@ def quantity_skew(
     """
     check_whole("num_clients", num_clients, 1)
     check_whole("min_examples", min_examples, 1)
-    check_choice("law", law, DISTRIBUTIONS)
+    check_choice("distribution", distribution, DISTRIBUTIONS)
     if not 0 <= skew < math.inf:
         raise ValueError(f"skew must be finite and not negative, got {skew}.")
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
     rng = np.random.default_rng(seed)
-    sizes = DISTRIBUTIONS[law](rng, num_clients, float(skew))
+    sizes = DISTRIBUTIONS[distribution](rng, num_clients, float(skew))
     free = len(rows.assigned) - num_clients * min_examples
     # Evenly spaced points on [0, 1) from a random start: sizes rounded fairly.
     ends = np.floor(free * np.cumsum(sizes) / sizes.sum() + rng.random())
@@ -101,7 +101,7 @@ def power_law(
     *,
     num_clients: int = 1000,
     classes_per_client: int = 2,
-    least: int = 5,
+    min_examples: int = 5,
     sigma: float = 2.0,
     is_test: np.ndarray | None = None,
     test_fraction: float = 0.1,
@@ -124,17 +124,17 @@ def power_law(
     Raises:
       ValueError: settings out of range, or a class with too few rows.
     """
-    check_ranges("", locals(), {"sigma": (0, math.inf), "least": (1, math.inf)})
+    check_ranges("", locals(), {"sigma": (0, math.inf), "min_examples": (1, math.inf)})
     rows = rows_to_assign(labels, is_test, test_fraction)
     classes = _classes(rows, num_clients, classes_per_client)
     sizes = np.bincount(rows.labels[rows.assigned], minlength=rows.num_classes)
     owned = num_clients * classes_per_client // rows.num_classes
-    if sizes.min() < owned * least:
+    if sizes.min() < owned * min_examples:
         raise ValueError(
-            f"least must be at most {sizes.min() // owned} for the {owned} clients of "
-            f"class {sizes.argmin()}, which has the fewest rows, got {least}."
+            f"min_examples must be at most {sizes.min() // owned} for the {owned} clients of "
+            f"class {sizes.argmin()}, which has the fewest rows, got {min_examples}."
         )
-    counts = power_law_counts(sizes, classes, least, sigma, seed)
+    counts = power_law_counts(sizes, classes, min_examples, sigma, seed)
     return _assign(rows, classes, counts, seed)
 
 

@@ -30,38 +30,38 @@ class ClientOfImage(NamedTuple):
 
 
 def by_camera(
-    seen: TrainingLabels, *, groups: Sequence[Sequence[int]] | None = None
+    seen: TrainingLabels, *, camera_groups: Sequence[Sequence[int]] | None = None
 ) -> ClientOfImage:
     """A client for each camera, or for each group of cameras of one data set.
 
     People whom several cameras saw are with several clients.
 
     Args:
-      groups: numbers of the cameras of each client; nobody trains on the images of
+      camera_groups: numbers of the cameras of each client; nobody trains on the images of
         other cameras. None gives every camera a client.
 
     Raises:
       ValueError: for a camera in two groups, one that saw nobody to train on, or groups
         of several data sets.
     """
-    if groups is None:
+    if camera_groups is None:
         keys = np.stack([seen.domains, seen.cameras], axis=1)
         found, client = np.unique(keys, axis=0, return_inverse=True)
         prefixes = [f"{name} " if len(seen.names) > 1 else "" for name in seen.names]
         names = [f"{prefixes[domain]}camera {camera}" for domain, camera in found]
         return ClientOfImage(client, tuple(names))
     known = np.unique(seen.cameras).tolist()
-    listed = [camera for group in groups for camera in group]
+    listed = [camera for group in camera_groups for camera in group]
     is_fit = len(set(listed)) == len(listed) and set(listed) <= set(known)
     if not is_fit or len(seen.names) > 1:
         raise ValueError(
-            f"groups must hold cameras of one data set (of {known}), each once, got "
-            f"{[list(group) for group in groups]} of {', '.join(seen.names)}."
+            f"camera_groups must hold cameras of one data set (of {known}), each once, got "
+            f"{[list(group) for group in camera_groups]} of {', '.join(seen.names)}."
         )
     client = np.full(len(seen.cameras), UNASSIGNED)
-    for number, group in enumerate(groups):
+    for number, group in enumerate(camera_groups):
         client[np.isin(seen.cameras, list(group))] = number
-    names = ["cameras " + " ".join(map(str, group)) for group in groups]
+    names = ["cameras " + " ".join(map(str, group)) for group in camera_groups]
     return ClientOfImage(client, tuple(names))
 
 

@@ -59,13 +59,13 @@ __all__ = [
 ]
 
 
-def join(*, parts: Mapping[str, Mapping]) -> Source:
+def concat(*, sources: Mapping[str, Mapping]) -> Source:
     """Several sources as one, see `concat_sources`.
 
     Args:
-      parts: {part: {"name": a key of SOURCES, and that source's settings}}.
+      sources: {part: {"name": a key of SOURCES, and that source's settings}}.
     """
-    return concat_sources({part: open_source(**of) for part, of in parts.items()})
+    return concat_sources({part: open_source(**of) for part, of in sources.items()})
 
 
 def source_object(*, source: Source) -> Source:
@@ -77,13 +77,13 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "3dpes": three_dpes,
     "arrays": arrays,
     "bin_pairs": bin_pairs,
-    "blank": fake_data,
     "camvid": camvid,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "concat": concat,
     "cuhk01": cuhk01,
     "cuhk03_np": cuhk03_np,
-    "faces_synthetic": synthetic_faces,
+    "fake_data": fake_data,
     "fashion_mnist": fashion_mnist,
     "fei": fei,
     "femnist10": femnist10,
@@ -92,20 +92,20 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "ilids": ilids,
     "image_classes": image_classes,
     "image_masks": image_masks,
-    "join": join,
     "lfw": lfw,
     "listed_pairs": listed_pairs,
     "market1501": market1501,
     "mnist": mnist,
     "msmt17": msmt17,
     "omniglot": omniglot,
-    "opened": source_object,
     "orl": orl,
     "packed": packed,
     "prid2011": prid2011,
     "recordio": recordio,
     "reid_csv": reid_csv,
+    "source_object": source_object,
     "synthetic": synthetic,
+    "synthetic_faces": synthetic_faces,
     "table": table,
     "tfds": tfds,
     "viper": viper,

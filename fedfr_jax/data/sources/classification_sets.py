@@ -232,7 +232,7 @@ def image_classes(
         path,
         image_size=image_size,
         channels=channels,
-        naming=rf"(?:.*/)?{parts}/(?P<identity>[^/]+)/[^/]+",
+        filename_pattern=rf"(?:.*/)?{parts}/(?P<identity>[^/]+)/[^/]+",
         min_images=min_images,
     )
     for name, is_there in (

@@ -27,7 +27,7 @@ SCORES = 5
 def flickr_aes(
     data_dir: str | os.PathLike,
     *,
-    images: str = "40K",
+    image_folder: str = "40K",
     ratings: str = RATINGS,
     image_size: int | tuple[int, int] = 224,
     min_ratings: int = 60,
@@ -38,7 +38,7 @@ def flickr_aes(
 
     Args:
       data_dir: folder of the ratings file and of the images.
-      images: folder or .zip in `data_dir` with the images that the file names.
+      image_folder: folder or .zip in `data_dir` with the images that the file names.
       ratings: csv in `data_dir` with the columns of COLUMNS.
       image_size: side or (H, W) in pixels, to which images are stretched.
       min_ratings, max_ratings: of a rater, both included.
@@ -64,7 +64,7 @@ def flickr_aes(
     rows = np.flatnonzero(is_kept[rater])
     shape = (*parse_size(image_size), 3)
     listed = [names[row] for row in rows]
-    loose = listed_images(pathlib.Path(data_dir, images), listed, shape)
+    loose = listed_images(pathlib.Path(data_dir, image_folder), listed, shape)
     return Source(
         read=loose.read,
         labels=(scores[rows] - 1).astype(np.int32),

@@ -44,8 +44,8 @@ def folder(
     *,
     image_size: int | tuple[int, int] | None,
     channels: int = 3,
-    naming: str = "directory",
-    under: str = "",
+    filename_pattern: str = "directory",
+    subfolder: str = "",
     landmarks: str | os.PathLike | None = None,
     align: bool = False,
     min_images: int = 1,
@@ -57,9 +57,9 @@ def folder(
       image_size: side or (H, W) in pixels; images are stretched to it. None is the
         size of the first image.
       channels: 1 for gray, 3 for color.
-      naming: a key of NAMINGS, or a regular expression over the whole relative path
+      filename_pattern: a key of NAMINGS, or a regular expression over the whole relative path
         with a group `identity` and perhaps groups `camera` and `test`.
-      under: only files below this sub-folder, such as "train".
+      subfolder: only files below this sub-folder, such as "train".
       landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
         `read_landmarks`).
       align: warp each face to the ArcFace template; needs landmarks.
@@ -70,7 +70,7 @@ def folder(
         missing landmark row, too few identities, or (when read) an unreadable image.
     """
     source, _ = _open_folder(
-        path, image_size, channels, naming, under, landmarks, align
+        path, image_size, channels, filename_pattern, subfolder, landmarks, align
     )
     return keep_identities(source, min_images, str(path))
 
@@ -103,7 +103,7 @@ def fei(
         archive_in(data_dir),
         image_size=image_size,
         channels=channels,
-        naming="subject-view",
+        filename_pattern="subject-view",
         min_images=min_images,
     )
 
@@ -238,7 +238,7 @@ def _size_of_first(files):
 def _index(files, naming, path, under):
     if naming not in NAMINGS and "(?P<identity>" not in naming:
         raise ValueError(
-            f"naming must be one of {', '.join(NAMINGS)} or a regular expression with "
+            f"filename_pattern must be one of {', '.join(NAMINGS)} or a regular expression with "
             f"a group `identity`, got {naming}."
         )
     pattern = re.compile(NAMINGS.get(naming, naming))

@@ -171,13 +171,13 @@ def pack(
     source: Source,
     folder: str | os.PathLike,
     *,
-    shard_bytes: int = MAX_FILE_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write `source` into `folder`, or go on where an earlier call was killed.
 
     Args:
-      shard_bytes: most bytes of images in a file; a shard has one image at least.
+      max_file_bytes: most bytes of images in a file; a shard has one image at least.
       say: takes a line per shard written.
 
     Raises:
@@ -186,7 +186,7 @@ def pack(
     folder, num_images = pathlib.Path(folder), len(source.labels)
     folder.mkdir(parents=True, exist_ok=True)
     image_bytes = int(np.prod(source.image_shape))
-    rows_per_shard = min(max(shard_bytes // image_bytes, 1), num_images)
+    rows_per_shard = min(max(max_file_bytes // image_bytes, 1), num_images)
     arrays = load_arrays(source)
     head = {
         "format": FORMAT,

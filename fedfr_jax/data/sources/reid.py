@@ -189,11 +189,11 @@ def market1501(
     path: str | os.PathLike,
     *,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
-    under: str = "",
+    subfolder: str = "",
     folders: Mapping[str, str] | None = None,
     test_identities: int | float | None = None,
     seed: int | None = None,
-    distractor: str | None = "0000",
+    distractor_identity: str | None = "0000",
     separate_ids: bool = False,
 ) -> Source:
     """Images named <person>_c<camera>..., in the set's three folders or in one.
@@ -203,12 +203,12 @@ def market1501(
         passed over; where none is, all images are one set.
       image_size: side or (H, W), to which images are resized; None takes images of
         one size as they are.
-      under: only files below this sub-folder.
+      subfolder: only files below this sub-folder.
       folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
       test_identities: of a set without those folders, how many people are tested (see
         `reid.held_out_roles`), a number or a share in (0, 1); None trains on everybody.
       seed: draws those people; None takes the last by name.
-      distractor: identity of strangers in the gallery, where it has no query; it is a
+      distractor_identity: identity of strangers in the gallery, where it has no query; it is a
         person among queries, in training and in a set of one folder. None where it is
         a person in the gallery too, as in MSMT17.
       separate_ids: True where training and tested people are both numbered from 0, as
@@ -218,7 +218,7 @@ def market1501(
       ValueError: naming the file, for a name without person or camera, a person to
         train on and to be tested, or (when read) an unreadable image.
     """
-    files = open_files(path, under=under)
+    files = open_files(path, under=subfolder)
     names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
     people, cameras = zip(*(_parse_name(name, path) for name in names), strict=True)
     if roles is None:
@@ -232,7 +232,7 @@ def market1501(
         people = [_split_identities(*of) for of in zip(people, roles, strict=True)]
     listing = Listing(names, people, cameras, roles)
     asked = {who for who, role in zip(people, roles, strict=True) if role == QUERY}
-    check_disjoint(listing, files, strangers={distractor} - asked)
+    check_disjoint(listing, files, strangers={distractor_identity} - asked)
     return reid_source(files, listing, image_size, path)
 
 
@@ -249,7 +249,9 @@ def cuhk03_np(
       boxes: "detected", or "labeled" by hand.
       image_size: side or (H, W), to which images are resized.
     """
-    return market1501(data_dir, under=boxes, image_size=image_size, distractor=None)
+    return market1501(
+        data_dir, subfolder=boxes, image_size=image_size, distractor_identity=None
+    )
 
 
 def _by_folder(names, folders):

@@ -69,7 +69,7 @@ def detect_encoding(
     if isinstance(classes, Mapping):
         if first:
             raise ValueError(
-                f"first must be 0 where classes have numbers ({classes}), got {first}."
+                f"first_class must be 0 where classes have numbers ({classes}), got {first}."
             )
         numbers = [classes[name] for name in names]
         order = sorted(range(len(names)), key=lambda i: numbers[i])
@@ -87,7 +87,7 @@ def detect_encoding(
     for number in void:
         if not 0 <= number <= 255 or number in numbers:
             raise ValueError(
-                "void must be numbers in [0, 255] other than the classes' "
+                "ignore_values must be numbers in [0, 255] other than the classes' "
                 f"{_preview(numbers)}, got {number}."
             )
     return MaskEncoding(tuple(names), tuple(numbers), tuple(void))
@@ -246,8 +246,8 @@ def image_masks(
     channels: int = 3,
     images: str = IMAGES,
     masks: str = MASKS,
-    first: int = 0,
-    void: Sequence[int] = (IGNORE_INDEX,),
+    first_class: int = 0,
+    ignore_values: Sequence[int] = (IGNORE_INDEX,),
     labels: str = "largest",
     background: Sequence[str] = (),
 ) -> Source:
@@ -264,8 +264,8 @@ def image_masks(
       channels: 1 for gray, 3 for color.
       images, masks: see above; the default is images/<name> and masks/<name>, the test
         part below images/test/ and masks/test/.
-      first: number of the first class.
-      void: numbers of pixels that belong to no class.
+      first_class: number of the first class.
+      ignore_values: numbers of pixels that belong to no class.
       labels: what an image as a whole is labeled with, for partitions: "largest", the
         class of most of its pixels (see `largest_classes`), or "identity", the group.
       background: classes that are the largest only where there is no other.
@@ -276,7 +276,10 @@ def image_masks(
         no mask has.
     """
     check_choice("labels", labels, LABELS)
-    stored, channels = detect_encoding(classes, first, void), check_channels(channels)
+    stored, channels = (
+        detect_encoding(classes, first_class, ignore_values),
+        check_channels(channels),
+    )
     files = open_files(path)
     matches = _match_masks(files, images, "images", path)
     pairs = _match_masks(files, masks, "masks", path)
@@ -342,7 +345,7 @@ def camvid(
         images=rf"(?:.*/)?(?:{one_of(train)}|(?P<test>{one_of(test)}))"
         r"/(?P<pair>(?P<identity>[^/_]+)[^/]*)\.[^./]+",
         masks=rf"(?:.*/)?(?:{one_of([*train, *test])})annot/(?P<pair>[^/]+)\.[^./]+",
-        void=(len(CAMVID),),
+        ignore_values=(len(CAMVID),),
         labels=labels,
         background=background,
     )

@@ -26,22 +26,22 @@ DIM, CLASSES = 60, 10
 
 
 def synthetic(
-    *, alpha: float = 1.0, beta: float = 1.0, num_users: int = 30, seed: int = 0
+    *, alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, seed: int = 0
 ) -> Source:
     """All users' vectors, float32 [60], and whose they are.
 
     Args:
       alpha, beta: at least 0; of W_k and b_k, and of x.
-      num_users: each has 50 vectors and a lognormal(4, 2) number more.
+      num_clients: each has 50 vectors and a lognormal(4, 2) number more.
       seed: of the legacy generator.
 
     Raises:
       ValueError: when a number is out of its range.
     """
     bounds = {"alpha": (0, math.inf), "beta": (0, math.inf)}
-    bounds |= {"num_users": (1, 10_000), "seed": (0, math.inf)}
+    bounds |= {"num_clients": (1, 10_000), "seed": (0, math.inf)}
     check_ranges("", locals(), bounds)
-    users = list(draw_clients(alpha, beta, num_users, np.random.RandomState(seed)))
+    users = list(draw_clients(alpha, beta, num_clients, np.random.RandomState(seed)))
     inputs = np.concatenate([x for x, _ in users]).astype(np.float32)
     labels = np.concatenate([y for _, y in users]).astype(np.int32)
     return Source(
@@ -49,7 +49,7 @@ def synthetic(
         labels=labels,
         names=tuple(str(c) for c in range(CLASSES)),
         image_shape=(DIM,),
-        client_ids=np.repeat(np.arange(num_users), [len(y) for _, y in users]),
+        client_ids=np.repeat(np.arange(num_clients), [len(y) for _, y in users]),
     )
 
 
@@ -73,9 +73,9 @@ def fake_data(
     images_per_identity: int = 10,
     image_size: int | tuple[int, int] = 112,
     channels: int = 3,
-    cameras: int = 0,
+    num_cameras: int = 0,
     test_identities: int = 1,
-    pixel_classes: int = 0,
+    num_pixel_classes: int = 0,
 ) -> Source:
     """Black uint8 images [H, W, C], so many of each identity.
 
@@ -84,17 +84,17 @@ def fake_data(
       images_per_identity: at least 1.
       image_size: side, or (H, W).
       channels: C.
-      cameras: take turns over an identity's images; at least 2 make a set for
+      num_cameras: take turns over an identity's images; at least 2 make a set for
         re-identification, 0 none.
       test_identities: of such a set, the last ones: a query each, and a gallery.
-      pixel_classes: of masks, all of class 0; 0 gives none.
+      num_pixel_classes: of masks, all of class 0; 0 gives none.
 
     Raises:
       ValueError: when a number is out of its range.
     """
     bounds = dict.fromkeys(("num_identities", "images_per_identity"), (1, math.inf))
-    bounds |= {"channels": (1, 16), "cameras": (0, math.inf)}
-    bounds |= {"pixel_classes": (0, 255), "test_identities": (1, num_identities)}
+    bounds |= {"channels": (1, 16), "num_cameras": (0, math.inf)}
+    bounds |= {"num_pixel_classes": (0, 255), "test_identities": (1, num_identities)}
     check_ranges("", locals(), bounds)
     shape = (*parse_size(image_size), channels)
     labels = np.repeat(np.arange(num_identities, dtype=np.int32), images_per_identity)
@@ -102,7 +102,7 @@ def fake_data(
     is_test = labels >= num_identities - test_identities
     masks = Masks(
         read=lambda rows: np.zeros((len(rows), *shape[:2]), np.uint8),
-        class_names=tuple(f"class {i}" for i in range(pixel_classes)),
+        class_names=tuple(f"class {i}" for i in range(num_pixel_classes)),
     )
     roles = np.where(is_test, np.where(place == 0, QUERY, GALLERY), TRAIN)
     return Source(
@@ -110,7 +110,7 @@ def fake_data(
         labels=labels,
         names=tuple(map(str, range(num_identities))),
         image_shape=shape,
-        cameras=place % cameras if cameras else None,
-        masks=masks if pixel_classes else None,
-        roles=roles.astype(np.uint8) if cameras else None,
+        cameras=place % num_cameras if num_cameras else None,
+        masks=masks if num_pixel_classes else None,
+        roles=roles.astype(np.uint8) if num_cameras else None,
     )

@@ -122,7 +122,9 @@ def relu_sum(margin: jax.Array, temperature: float) -> jax.Array:
 ATTENTIONS = {"softmax": softmax, "relu_sum": relu_sum}
 
 
-def logarithms(temperature: float, norm: str, combine: str) -> Callable:
+def logarithms(
+    temperature: float, attention: str, attention_combination: str
+) -> Callable:
     """(LPM, APM) of one shape -> list of logs, for the attentions that they make.
 
     Raises:
@@ -130,12 +132,12 @@ def logarithms(temperature: float, norm: str, combine: str) -> Callable:
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}.")
-    check_choice("norm", norm, ATTENTIONS)
-    check_choice("combine", combine, COMBINATIONS)
+    check_choice("attention", attention, ATTENTIONS)
+    check_choice("attention_combination", attention_combination, COMBINATIONS)
 
     def logs_of(lpm, apm):
-        chosen = {"lpm": [lpm], "apm": [apm]}.get(combine, [lpm, apm])
-        logs = [ATTENTIONS[norm](x, temperature) for x in chosen]
-        return [sum(logs)] if combine == "product" else logs
+        chosen = {"lpm": [lpm], "apm": [apm]}.get(attention_combination, [lpm, apm])
+        logs = [ATTENTIONS[attention](x, temperature) for x in chosen]
+        return [sum(logs)] if attention_combination == "product" else logs
 
     return logs_of

@@ -95,26 +95,26 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
-def equally(client: Client) -> jax.Array:
+def uniform(client: Client) -> jax.Array:
     """Aggregation weight 1: the mean is over clients, not over examples."""
     del client
     return jnp.float32(1)
 
 
-def by_examples(client: Client) -> jax.Array:
+def by_num_examples(client: Client) -> jax.Array:
     """Aggregation weight n_k: the client's own examples."""
     return client.num_examples.astype(jnp.float32)
 
 
-WEIGHTS = {"examples": by_examples, "equally": equally}
+WEIGHTS = {"num_examples": by_num_examples, "uniform": uniform}
 
 
-def weight_of(weigh: str | Callable) -> Callable:
+def weight_of(weighting: str | Callable) -> Callable:
     """A name of WEIGHTS, or a function, as client -> weight [].
 
     Raises:
       ValueError: for an unknown name.
     """
-    if not callable(weigh):
-        check_choice("weigh", weigh, WEIGHTS)
-    return weigh if callable(weigh) else WEIGHTS[weigh]
+    if not callable(weighting):
+        check_choice("weighting", weighting, WEIGHTS)
+    return weighting if callable(weighting) else WEIGHTS[weighting]

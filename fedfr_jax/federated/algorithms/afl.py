@@ -82,8 +82,8 @@ def afl(
     local: LocalTraining,
     *,
     num_classes: int,
-    domain_rate: float = 0.1,
-    window: int = 1,
+    domain_learning_rate: float = 0.1,
+    domain_window_size: int = 1,
     domain_of: Callable | None = None,
 ) -> Algorithm:
     """Agnostic averaging.
@@ -91,14 +91,18 @@ def afl(
     Args:
       local: with a loss that is a mean over the batch's valid examples.
       num_classes: D >= 1; the domains are the classes unless `domain_of` is given.
-      domain_rate: of the domains' shares, >= 0.
-      window: W >= 1, rounds over which domains are counted.
+      domain_learning_rate: of the domains' shares, >= 0.
+      domain_window_size: W >= 1, rounds over which domains are counted.
       domain_of: batch -> [B] int32 domain of each example, in [0, D).
 
     Raises:
       ValueError: when a number is out of its range.
     """
-    bounds = {"num_classes": 1, "domain_rate": 0, "window": 1}  # at least
+    bounds = {
+        "num_classes": 1,
+        "domain_learning_rate": 0,
+        "domain_window_size": 1,
+    }  # at least
     check_ranges("", locals(), {name: (x, jnp.inf) for name, x in bounds.items()})
     domain_of = domain_of or (lambda batch: batch.labels)
     loss_fn = as_aux_loss(local.loss)
@@ -130,12 +134,12 @@ def afl(
         stats, clients, loss, counts = result.sums
         mean = {**result.aggregate, "batch_stats": trees.divide(stats, clients)}
         mean_loss = loss / jnp.maximum(counts, 1)
-        share = jax.nn.softmax(jnp.log(server.share) + domain_rate * mean_loss)
+        share = jax.nn.softmax(jnp.log(server.share) + domain_learning_rate * mean_loss)
         counts = jnp.concatenate([server.counts[1:], counts[None]])
         return Server(trees.add(server.variables, mean), share, counts)
 
     def init(variables):
-        counts = jnp.ones((window, num_classes))
+        counts = jnp.ones((domain_window_size, num_classes))
         return Server(variables, counts[0] / num_classes, counts)
 
     return fedavg(local)._replace(

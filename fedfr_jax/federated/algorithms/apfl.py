@@ -42,20 +42,20 @@ def apfl(
     *,
     alpha: float = 0.5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "equally",
+    weighting: str | Callable = "uniform",
 ) -> Algorithm:
     """FedAvg of y; v and alpha stay with the client.
 
     Args:
       alpha: a new client's share of its own model, in [0, 1].
-      server_optimizer, weigh: see `fedavg`.
+      server_optimizer, weighting: see `fedavg`.
 
     Raises:
       ValueError: when `alpha` is out of its range.
     """
     check_ranges("", {"alpha": alpha}, {"alpha": (0, 1)})
-    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    weight = weight_of(weigh)
+    global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    weight = weight_of(weighting)
 
     def mixed_loss(variables, batch, key, *, other):
         mixed = {**variables, "params": mix(variables["params"], other)}

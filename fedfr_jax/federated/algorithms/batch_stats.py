@@ -14,15 +14,16 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, PyTree
 
-BATCH_STATS_MODES = ("average", "local", "first")
+BATCH_STATS_MODES = ("average", "local", "random_client")
 
 
 def with_batch_stats(algorithm: Algorithm, how: str) -> Algorithm:
-    """`algorithm` with running statistics averaged, kept by clients or of the first.
+    """`algorithm` with running statistics averaged, kept, or a random client's.
 
     Args:
-      how: average (as algorithms do), local (each client keeps its own) or first (the
-        server takes those of the one who `is_first`, as FedReID's released code).
+      how: average (as algorithms do), local (each client keeps its own) or
+        random_client (the server takes those of one client of the cohort, as FedReID's
+        released code).
 
     Raises:
       ValueError: for another word.

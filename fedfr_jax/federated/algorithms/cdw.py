@@ -71,10 +71,12 @@ def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
     return distance
 
 
-def training_weight(weigh: str | Callable, model: Model, train_mode: bool) -> Callable:
+def training_weight(
+    weighting: str | Callable, model: Model, train_mode: bool
+) -> Callable:
     """(key, start, end, client) -> weight [] by distance, or as `weight_of` says."""
-    if weigh != DISTANCE:
-        weight = weight_of(weigh)
+    if weighting != DISTANCE:
+        weight = weight_of(weighting)
         return lambda key, start, end, client: weight(client)
     distance = update_distance(model, train_mode=train_mode)
 

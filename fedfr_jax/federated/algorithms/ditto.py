@@ -3,7 +3,7 @@
 Li et al. 2021, arXiv:2012.04221, algorithm 1: the global model is FedAvg's, and each
 client trains v_k on F_k(v) + lambda / 2 ||v - w||^2 with w the received model. The same
 batches train both, one training after the other; the authors' code alternates batch by
-batch and averages with equal weights (`weigh=equally`).
+batch and averages with equal weights (`weighting="uniform"`).
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ from fedfr_jax.types import Algorithm, LocalTraining
 def ditto(
     local: LocalTraining,
     *,
-    strength: float = 1.0,
+    lam: float = 1.0,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """FedAvg, and a personal model of all leaves per client.
 
     Args:
       local: used for both models.
-      strength: lambda >= 0, the pull of the personal model to the global one.
-      server_optimizer, weigh: see `fedavg`.
+      lam: lambda >= 0, the pull of the personal model to the global one.
+      server_optimizer, weighting: see `fedavg`.
 
     Raises:
-      ValueError: when `strength` is negative.
+      ValueError: when `lam` is negative.
     """
-    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    train_own = build_local_training(proximal(local, strength))
+    global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    train_own = build_local_training(proximal(local, lam, "lam"))
 
     def client_update(key, server, own, client):
         nothing = global_part.init_personal(key, server)

@@ -31,19 +31,19 @@ def fedavg(
     local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Federated averaging.
 
     Args:
       local: a client's training, or a function like what `build_local_training` gives.
       server_optimizer: acts on minus the mean change; None adds the change.
-      weigh: examples, equally, or client -> weight [].
+      weighting: num_examples, uniform, or client -> weight [].
 
     Raises:
       ValueError: for an unknown weight.
     """
-    train, weight = build_local_training(local), weight_of(weigh)
+    train, weight = build_local_training(local), weight_of(weighting)
     optimizer = server_optimizer or optax.identity()
 
     def init(variables):

@@ -2,7 +2,8 @@
 
 Yu, Rawat, Menon, Kumar 2020, arXiv:2004.10342, algorithm 1: clients pull features to
 the row of their own class (`losses.spreadout.class_hinge`), and after averaging the
-server steps down rate * strength * grad sum_{c != c'} max(0, margin - d(w_c, w_c'))^2
+server steps down
+server_learning_rate * lam * grad sum_{c != c'} max(0, margin - d(w_c, w_c'))^2
 with d = 1 - cosine. Of a classifier's kernel [D, M] the rows are the columns.
 """
 
@@ -22,9 +23,9 @@ def fedaws(
     spreadout: Callable,
     classes: str,
     margin: float = 0.9,
-    strength: float = 10.0,
-    rate: float = 0.1,
-    weigh: str | Callable = "examples",
+    lam: float = 10.0,
+    server_learning_rate: float = 0.1,
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """FedAvg, then a step of the server on the class rows.
 
@@ -33,20 +34,26 @@ def fedaws(
       spreadout: (rows [M, D], margin=cosine from which two are too near) -> [].
       classes: regular expression that matches one leaf [D, M].
       margin: least distance of two classes, in [0, 2].
-      strength, rate: lambda and eta >= 0, whose product is the step.
-      weigh: see `fedavg`.
+      lam, server_learning_rate: lambda and eta >= 0, whose product is the step.
+      weighting: see `fedavg`.
 
     Raises:
       ValueError: when a number is out of its range; when the leaf is not one.
     """
-    values = {"margin": margin, "strength": strength, "rate": rate}
+    values = {
+        "margin": margin,
+        "lam": lam,
+        "server_learning_rate": server_learning_rate,
+    }
     some = (0, float("inf"))
-    check_ranges("", values, {"margin": (0, 2), "strength": some, "rate": some})
-    base, select = fedavg(local, weigh=weigh), trees.matching(classes)
+    check_ranges(
+        "", values, {"margin": (0, 2), "lam": some, "server_learning_rate": some}
+    )
+    base, select = fedavg(local, weighting=weighting), trees.matching(classes)
     gradient = jax.grad(lambda kernel: spreadout(kernel.T, margin=1 - margin))
 
     def apart(kernel):
-        return kernel - strength * rate * gradient(kernel)
+        return kernel - lam * server_learning_rate * gradient(kernel)
 
     def init(variables):
         found = _select_classes(select, variables)

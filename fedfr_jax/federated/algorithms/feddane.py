@@ -25,19 +25,19 @@ from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def feddane(
-    local: LocalTraining, *, strength: float, weigh: str | Callable = "examples"
+    local: LocalTraining, *, mu: float, weighting: str | Callable = "num_examples"
 ) -> Algorithm:
     """Federated Newton-type averaging.
 
     Args:
       local: with a loss that is a mean over the batch's valid examples.
-      strength: mu >= 0.
-      weigh: see `fedavg`.
+      mu: mu >= 0.
+      weighting: see `fedavg`.
 
     Raises:
-      ValueError: when `strength` is negative.
+      ValueError: when `mu` is negative.
     """
-    fit = build_local_training(with_correction(proximal(local, strength)))
+    fit = build_local_training(with_correction(proximal(local, mu)))
     gradient = cohort_gradient(local)
 
     def train(key, variables, client):
@@ -46,7 +46,7 @@ def feddane(
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 
-    algorithm = fedavg(train, weigh=weigh)
+    algorithm = fedavg(train, weighting=weighting)
     return algorithm._replace(
         prepare=prepare_gradient(local), needs=("server_classifier",)
     )

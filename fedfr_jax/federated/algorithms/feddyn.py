@@ -16,7 +16,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import equally
+from fedfr_jax.federated.aggregation.mean import uniform
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import build_local_training
@@ -35,14 +35,14 @@ def feddyn(
     local: LocalTraining,
     *,
     num_clients: int,
-    strength: float = 0.1,
+    alpha: float = 0.1,
     mean_examples: float | None = None,
 ) -> Algorithm:
     """Dynamic regularization; clients count equally.
 
     Args:
       num_clients: N >= 1.
-      strength: a > 0.
+      alpha: a > 0.
       mean_examples: of a client; when given, client k pulls with a mean_examples / n_k,
         as in the authors' code, where the paper has a for everybody.
 
@@ -50,10 +50,10 @@ def feddyn(
       ValueError: when a number is out of its range.
     """
     given = 1.0 if mean_examples is None else mean_examples
-    values = {"strength": strength, "mean_examples": given}
+    values = {"alpha": alpha, "mean_examples": given}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
     check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
-    train = build_local_training(proximal(local, strength))
+    train = build_local_training(proximal(local, alpha, "alpha"))
 
     def pull_of(client):
         if mean_examples is None:
@@ -70,7 +70,7 @@ def feddyn(
         drift = jax.tree.map(jnp.add, drift, change["params"])
         own = variable_split.personal_variables(end)
         return ClientOutput(
-            change, equally(client), drift, metrics, personal_variables=own
+            change, uniform(client), drift, metrics, personal_variables=own
         )
 
     def server_update(server, result):

@@ -10,9 +10,9 @@ backbone that it trained last, as in MOON. FedAvg on faces is this algorithm wit
 of local classes only and no preparation.
 
 Deviations, all options: the official code throws the averaged Phi_g away
-(`phi_update="frozen"`), and starts the contrastive term from a random previous network
-(`first_previous`); here the default averages, and starts from the global network. The
-paper weighs clients by their local images (`weigh="local"`); the default counts the
+(`public_classes_update="frozen"`), and starts the contrastive term from a random previous network
+(`initial_previous_model`); here the default averages, and starts from the global network. The
+paper weighs clients by their local images (`weighting="num_examples"`); the default counts the
 hard negatives too, as the official code does.
 
 Adapt every client's network once, alone, after the last federated round.
@@ -34,10 +34,12 @@ from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import Algorithm, Client, ClientOutput, LocalTraining, PyTree
 
-PUBLIC_CLASS_UPDATES = ("averaged", "frozen")
+PUBLIC_CLASS_UPDATES = ("average", "frozen")
 WEIGHTS = {
-    "local": lambda client: client.num_examples,
-    "local+extra": lambda client: client.num_examples + client.num_added,
+    "num_examples": lambda client: client.num_examples,
+    "num_examples+hard_negatives": lambda client: (
+        client.num_examples + client.num_added
+    ),
 }
 
 
@@ -46,9 +48,9 @@ def fedfr(
     *,
     frozen: Callable | None = None,
     prepare: Callable | None = None,
-    phi_update: str = "averaged",
-    first_previous: Callable | None = None,
-    weigh: str = "local+extra",
+    public_classes_update: str = "average",
+    initial_previous_model: Callable | None = None,
+    weighting: str = "num_examples+hard_negatives",
     begin: Callable | None = None,
     share: bool = True,
 ) -> Algorithm:
@@ -60,11 +62,11 @@ def fedfr(
         the loss gets as `frozen`, made once before the client trains; None gives it
         None.
       prepare: see `Algorithm`, or None.
-      phi_update: averaged (the paper) or frozen (the official code).
-      first_previous: key -> backbone variables a client starts from as its previous
+      public_classes_update: average (the paper) or frozen (the official code).
+      initial_previous_model: key -> backbone variables a client starts from as its previous
         one; None takes the global backbone.
-      weigh: aggregation weight, a client's `local` (paper) or `local+extra` (official
-        code) number of examples.
+      weighting: aggregation weight, "num_examples" of a client (paper) or
+        "num_examples+hard_negatives" (official code).
       begin: (backbone variables, params, client) -> the params that the client's round
         starts from; None starts from what there is.
       share: False trains every client alone, from its previous backbone; the server
@@ -73,14 +75,14 @@ def fedfr(
     Raises:
       ValueError: for an unknown option.
     """
-    check_choice("phi_update", phi_update, PUBLIC_CLASS_UPDATES)
-    check_choice("weigh", weigh, WEIGHTS)
+    check_choice("public_classes_update", public_classes_update, PUBLIC_CLASS_UPDATES)
+    check_choice("weighting", weighting, WEIGHTS)
     base, train = fedavg(local), build_local_training(local)
 
     def init_personal(key, server):
         shared = backbone_of(variable_split.merge_personal_variables(server.variables))
-        if first_previous:
-            return scanned_blocks.unstack_like(first_previous(key), shared)
+        if initial_previous_model:
+            return scanned_blocks.unstack_like(initial_previous_model(key), shared)
         return shared
 
     def start_of(variables: PyTree, previous: PyTree, client: Client) -> PyTree:
@@ -102,7 +104,7 @@ def fedfr(
         end, metrics = train(key, start, client, frozen=known)
         return ClientOutput(
             update=variable_split.update_of(end, server.variables),
-            weight=WEIGHTS[weigh](client).astype(jnp.float32),
+            weight=WEIGHTS[weighting](client).astype(jnp.float32),
             personal=backbone_of(variable_split.merge_personal_variables(end)),
             metrics=metrics,
             personal_variables=variable_split.personal_variables(end),
@@ -112,7 +114,7 @@ def fedfr(
         if not share:
             return server
         new = base.server_update(server, result).variables
-        if phi_update == "frozen" and "phi" in new["params"]:
+        if public_classes_update == "frozen" and "phi" in new["params"]:
             params = {**new["params"], "phi": server.variables["params"]["phi"]}
             new = {**new, "params": params}
         return server._replace(variables=new)

@@ -70,11 +70,11 @@ def fedmargin(
     model: Model,
     measure: str = "displacement",
     temperature: float = 1.0,
-    normalize: bool = True,
-    norm: str = "softmax",
-    combine: str = "mean",
-    weigh: str | Callable = "equally",
-    momentum: float = 0.0,
+    normalize_features: bool = True,
+    attention: str = "softmax",
+    attention_combination: str = "mean",
+    weighting: str | Callable = "uniform",
+    prototype_momentum: float = 0.0,
 ) -> Algorithm:
     """Attention by the displacement of prototypes.
 
@@ -82,21 +82,29 @@ def fedmargin(
       model: with `features`; its output has M numbers for M classes.
       measure: displacement, hypothesis or relative, see `margins`.
       temperature: T > 0; a small one leaves one client.
-      normalize: take features at unit length.
-      norm: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
-      combine: mean or product (normalized) of both attentions; lpm or apm for one.
-      weigh: examples multiplies a client's attention by them, see `fedavg`.
-      momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
+      normalize_features: take features at unit length.
+      attention: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
+      attention_combination: mean or product (normalized) of both attentions; lpm or apm for one.
+      weighting: examples multiplies a client's attention by them, see `fedavg`.
+      prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 
     Raises:
       ValueError: for an unknown word, or a number out of its range.
     """
-    base, train, weight = fedavg(local), build_local_training(local), weight_of(weigh)
-    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
+    base, train, weight = (
+        fedavg(local),
+        build_local_training(local),
+        weight_of(weighting),
+    )
+    check_ranges(
+        "",
+        {"prototype_momentum": prototype_momentum},
+        {"prototype_momentum": BELOW_ONE},
+    )
     measured = build_measure(measure)
-    logs_of = logarithms(temperature, norm, combine)
+    logs_of = logarithms(temperature, attention, attention_combination)
     values = prototypes.class_values(
-        model.apply_with_features, model.embedding_dim, normalize
+        model.apply_with_features, model.embedding_dim, normalize_features
     )
     # Compiled once for each feed and mesh.
     mean_values = functools.cache(functools.partial(build_dataset_mean, values))
@@ -135,7 +143,9 @@ def fedmargin(
     def server_update(server, result):
         variables = trees.add(server.variables, result.aggregate)
         seen = _like(server.prototypes, prototypes.prototype_of_class(*result.sums))
-        moved = prototypes.update_prototypes(server.prototypes, seen, momentum)
+        moved = prototypes.update_prototypes(
+            server.prototypes, seen, prototype_momentum
+        )
         return Server(variables, moved)
 
     def report(server, result):

@@ -47,38 +47,36 @@ def fednova(
     local: LocalTraining,
     *,
     momentum: float = 0.0,
-    strength: float = 0.0,
-    weigh: str | Callable = "examples",
+    mu: float = 0.0,
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Normalized averaging.
 
     Args:
       local: SGD, whose momentum is told here too: it decides how steps count.
       momentum: rho in [0, 1).
-      strength: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
+      mu: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
         none.
-      weigh: see `fedavg`.
+      weighting: see `fedavg`.
 
     Raises:
       ValueError: for a number out of its range, or momentum and a proximal term at
         once.
     """
     check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
-    if momentum and strength:
-        raise ValueError(f"momentum must be 0 with strength, got {momentum}.")
-    if strength:
+    if momentum and mu:
+        raise ValueError(f"momentum must be 0 with mu, got {momentum}.")
+    if mu:
         check_rate(local)
-    train = (
-        proximal_training(local, strength) if strength else build_local_training(local)
-    )
-    weight = weight_of(weigh)
+    train = proximal_training(local, mu) if mu else build_local_training(local)
+    weight = weight_of(weighting)
 
     def norm_of(client):
         steps = client.num_steps.astype(jnp.result_type(float))
-        if strength:
-            return proximal_norm(
-                strength * learning_rate_at(local, client, jnp.int32(0))
-            )(steps)
+        if mu:
+            return proximal_norm(mu * learning_rate_at(local, client, jnp.int32(0)))(
+                steps
+            )
         return momentum_norm(momentum)(steps) if momentum else sgd_norm(steps)
 
     def client_update(key, server, personal, client):

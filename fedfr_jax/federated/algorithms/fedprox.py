@@ -14,9 +14,9 @@ from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
-def proximal_training(local: LocalTraining, strength: float) -> Callable:
-    """`build_local_training` with a pull of `strength` (mu) to what it starts from."""
-    train = build_local_training(proximal(local, strength))
+def proximal_training(local: LocalTraining, mu: float) -> Callable:
+    """`build_local_training` with a pull of `mu` (mu) to what it starts from."""
+    train = build_local_training(proximal(local, mu))
 
     def train_near(key, variables, client, **round_args):
         return train(key, variables, client, anchor=variables["params"], **round_args)
@@ -27,18 +27,18 @@ def proximal_training(local: LocalTraining, strength: float) -> Callable:
 def fedprox(
     local: LocalTraining,
     *,
-    strength: float,
+    mu: float,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Federated averaging of proximal local training.
 
     Args:
-      strength: mu >= 0.
-      server_optimizer, weigh: see `fedavg`.
+      mu: mu >= 0.
+      server_optimizer, weighting: see `fedavg`.
 
     Raises:
-      ValueError: when `strength` is negative.
+      ValueError: when `mu` is negative.
     """
-    train = proximal_training(local, strength)
-    return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
+    train = proximal_training(local, mu)
+    return fedavg(train, server_optimizer=server_optimizer, weighting=weighting)

@@ -23,14 +23,14 @@ def fedrep(
     *,
     head: str,
     head_epochs: int,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """`head_epochs` of the head, the round's other epochs of the body.
 
     Args:
       head: regular expression over leaf paths such as `params/head`, not of all params.
       head_epochs: >= 1, fewer than those of any round.
-      weigh: see `fedavg`.
+      weighting: see `fedavg`.
 
     Raises:
       ValueError: for head_epochs below 1; once `init` has seen the leaves, for a head
@@ -39,7 +39,7 @@ def fedrep(
     check_ranges("", {"head_epochs": head_epochs}, {"head_epochs": (1, math.inf)})
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))
-    kept = with_personal_layers(fedavg(train, weigh=weigh), head)
+    kept = with_personal_layers(fedavg(train, weighting=weighting), head)
 
     def init(variables):
         server = kept.init(variables)

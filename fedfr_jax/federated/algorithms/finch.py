@@ -76,7 +76,7 @@ def finch(
     model: Model,
     shared: PublicImages,
     num_clients: int,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
     """Federated averaging inside clusters; the judged network is the clients' mean.
@@ -85,7 +85,7 @@ def finch(
       model: with `features`, of [b, D].
       shared: public images, of which a round's first batch is looked at.
       num_clients: N >= 1.
-      weigh: distance, see `cdw`, or as of `fedavg`.
+      weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: of networks that are weighed, see `cdw`.
 
     Raises:
@@ -94,7 +94,7 @@ def finch(
     check_public_images(model, shared)
     check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
     train, look = build_local_training(local), features_of_images(model, shared)
-    weight = training_weight(weigh, model, train_mode)
+    weight = training_weight(weighting, model, train_mode)
 
     def init(variables):
         copies = lambda x: jnp.broadcast_to(x[None], (num_clients, *x.shape))

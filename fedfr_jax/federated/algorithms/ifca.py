@@ -24,14 +24,14 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import cluster_mean, equally, weight_of
+from fedfr_jax.federated.aggregation.mean import cluster_mean, uniform, weight_of
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree, as_aux_loss
 
 
-def num_clusters(models: PyTree) -> int:
+def count_clusters(models: PyTree) -> int:
     """J of `models` [J, ...]."""
     return len(jax.tree.leaves(variable_split.shared(models))[0])
 
@@ -42,33 +42,37 @@ def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
     return {**models, **one}
 
 
-def perturbed_copies(variables: PyTree, groups: int, spread: float) -> PyTree:
-    """`groups` copies [J, ...] of variables, the params of each a little different.
+def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
+    """`num_clusters` copies [J, ...] of variables, the params of each a little different.
 
-    Normal noise of `spread` times the standard deviation of each leaf is added.
+    Normal noise of `init_noise` times the standard deviation of each leaf is added.
     """
     random = np.random.default_rng(0)
 
     def stack(x):
-        noise = random.standard_normal((groups, *x.shape)).astype(x.dtype)
-        return x[None] + spread * jnp.std(x) * noise
+        noise = random.standard_normal((num_clusters, *x.shape)).astype(x.dtype)
+        return x[None] + init_noise * jnp.std(x) * noise
 
-    copy = lambda x: jnp.broadcast_to(x[None], (groups, *x.shape))
+    copy = lambda x: jnp.broadcast_to(x[None], (num_clusters, *x.shape))
     return {
         "params": jax.tree.map(stack, variables["params"]),
         "batch_stats": jax.tree.map(copy, variables["batch_stats"]),
     }
 
 
-def build_clustered(client_update: Callable, groups: int, spread: float) -> Algorithm:
+def build_clustered(
+    client_update: Callable, num_clusters: int, init_noise: float
+) -> Algorithm:
     """J models, of which each client remembers one; the judged one is their mean.
 
     Raises:
-      ValueError: when `groups` or `spread` is out of range.
+      ValueError: when `num_clusters` or `init_noise` is out of range.
     """
-    check_ranges("", locals(), {"groups": (1, jnp.inf), "spread": (0, jnp.inf)})
+    check_ranges(
+        "", locals(), {"num_clusters": (1, jnp.inf), "init_noise": (0, jnp.inf)}
+    )
     draw = lambda key, models: jax.random.randint(
-        key, (), 0, num_clusters(models), jnp.int32
+        key, (), 0, count_clusters(models), jnp.int32
     )
 
     def network(models):
@@ -76,7 +80,7 @@ def build_clustered(client_update: Callable, groups: int, spread: float) -> Algo
         return {**models, **mean}
 
     return Algorithm(
-        init=lambda variables: perturbed_copies(variables, groups, spread),
+        init=lambda variables: perturbed_copies(variables, num_clusters, init_noise),
         init_personal=draw,
         client_update=client_update,
         aggregator=cluster_mean(),
@@ -92,7 +96,7 @@ def only_one(models: PyTree) -> PyTree:
     """Raise ValueError for links with a state, which is of one server model."""
     raise ValueError(
         "aggregation must have no link that keeps a center, such as centered_clip or "
-        f"rfa, with several server models, got {num_clusters(models)} of them."
+        f"rfa, with several server models, got {count_clusters(models)} of them."
     )
 
 
@@ -103,7 +107,7 @@ def cluster_metrics(
     metrics = {**metrics, "group": group.astype(jnp.float32)}
     own = variable_split.personal_variables(end)
     change = variable_split.update_of(end, cluster_model(models, group))
-    weights = jnp.zeros(num_clusters(models), weight.dtype).at[group].set(weight)
+    weights = jnp.zeros(count_clusters(models), weight.dtype).at[group].set(weight)
     return ClientOutput(change, weights, group, metrics, personal_variables=own)
 
 
@@ -117,26 +121,26 @@ def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
 def ifca(
     local: LocalTraining,
     *,
-    groups: int = 2,
-    spread: float = 0.05,
-    weigh: str | Callable = "equally",
+    num_clusters: int = 2,
+    init_noise: float = 0.05,
+    weighting: str | Callable = "uniform",
 ) -> Algorithm:
     """Clustering by loss.
 
     Args:
-      groups: J >= 1.
-      spread: see `several`.
-      weigh: see `fedavg`.
+      num_clusters: J >= 1.
+      init_noise: see `perturbed_copies`.
+      weighting: see `fedavg`.
     """
     train, loss_fn = build_local_training(local), as_aux_loss(local.loss)
-    weight = weight_of(weigh)
+    weight = weight_of(weighting)
 
     def client_update(key, models, group, client):
         del group
         network = lambda j: variable_split.merge_personal_variables(
             cluster_model(models, j)
         )
-        every = jnp.arange(num_clusters(models), dtype=jnp.int32)
+        every = jnp.arange(count_clusters(models), dtype=jnp.int32)
         losses_of = lambda batch: jax.lax.map(
             lambda j: loss_fn(network(j), batch, key)[0], every
         )
@@ -144,28 +148,35 @@ def ifca(
         end, metrics = train(key, cluster_model(models, group), client)
         return cluster_metrics(models, group, end, metrics, weight(client))
 
-    return build_clustered(client_update, groups, spread)
+    return build_clustered(client_update, num_clusters, init_noise)
 
 
 def hypcluster(
-    local: LocalTraining, *, groups: int = 2, spread: float = 0.05
+    local: LocalTraining, *, num_clusters: int = 2, init_noise: float = 0.05
 ) -> Algorithm:
     """`ifca` of clients that count by examples."""
-    return ifca(local, groups=groups, spread=spread, weigh="examples")
+    return ifca(
+        local,
+        num_clusters=num_clusters,
+        init_noise=init_noise,
+        weighting="num_examples",
+    )
 
 
-def fesem(local: LocalTraining, *, groups: int = 2, spread: float = 0.05) -> Algorithm:
+def fesem(
+    local: LocalTraining, *, num_clusters: int = 2, init_noise: float = 0.05
+) -> Algorithm:
     """Multi-center federated learning: clustering by distance of params.
 
     Args:
-      groups, spread: as for `ifca`.
+      num_clusters, init_noise: as for `ifca`.
     """
     train = build_local_training(local)
 
     def client_update(key, models, group, client):
         end, metrics = train(key, cluster_model(models, group), client)
         return cluster_metrics(
-            models, nearest_model(models, end), end, metrics, equally(client)
+            models, nearest_model(models, end), end, metrics, uniform(client)
         )
 
-    return build_clustered(client_update, groups, spread)
+    return build_clustered(client_update, num_clusters, init_noise)

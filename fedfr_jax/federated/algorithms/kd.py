@@ -31,7 +31,7 @@ from fedfr_jax.federated.algorithms.public_data import (
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training, sgd
 from fedfr_jax.scanned_blocks import unstack_like
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.schema import BELOW_ONE, check_ranges
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTree
 
 
@@ -96,12 +96,12 @@ def kd(
     *,
     model: Model,
     shared: PublicImages,
-    every: int = 10,
+    distill_every: int = 10,
     normalize: bool = True,
-    rate: float = 5e-4,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    weigh: str = "examples",
+    distill_learning_rate: float = 5e-4,
+    distill_momentum: float = 0.9,
+    distill_weight_decay: float = 5e-4,
+    weighting: str = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
     """FedAvg whose server learns from its clients' mean features.
@@ -109,24 +109,31 @@ def kd(
     Args:
       model: with `features`, of [b, D].
       shared: the images.
-      every: rounds between distillations, the first after so many.
+      distill_every: rounds between distillations, the first after so many.
       normalize: targets are means of features at unit length; the server's are not.
-      rate, momentum, weight_decay: of the server's SGD, with Nesterov's momentum.
-      weigh: distance, see `cdw`, or as of `fedavg`.
+      distill_learning_rate, distill_momentum, distill_weight_decay: of the server's SGD, with Nesterov's momentum.
+      weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: teachers, and networks that are weighed, run as in training.
 
     Raises:
       ValueError: for a number out of its range, or images that do not fit.
     """
     some = (0, math.inf)
-    bounds = {"every": (1, math.inf), "rate": some, "weight_decay": some}
-    check_ranges("", locals(), bounds)  # momentum's are of `sgd`
+    bounds = {
+        "distill_every": (1, math.inf),
+        "distill_learning_rate": some,
+        "distill_momentum": BELOW_ONE,
+        "distill_weight_decay": some,
+    }
+    check_ranges("", locals(), bounds)
     check_public_images(model, shared)
     base, train = fedavg(local), build_local_training(local)
-    weight = training_weight(weigh, model, train_mode)
+    weight = training_weight(weighting, model, train_mode)
     look = features_of_images(model, shared, train_mode=train_mode, normalize=normalize)
-    is_due = lambda round: jax.lax.rem(round + 1, jnp.int32(every)) == 0
-    optimizer = sgd(momentum=momentum, weight_decay=weight_decay, nesterov=True)(rate)
+    is_due = lambda round: jax.lax.rem(round + 1, jnp.int32(distill_every)) == 0
+    optimizer = sgd(
+        momentum=distill_momentum, weight_decay=distill_weight_decay, nesterov=True
+    )(distill_learning_rate)
     learn = build_distillation(model, shared, optimizer)
 
     def prepare(server, context):

@@ -49,16 +49,16 @@ def mimelite(
     local: LocalTraining,
     *,
     server_momentum: float = 0.9,
-    server_rate: float = 1.0,
-    weigh: str | Callable = "examples",
+    server_learning_rate: float = 1.0,
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """MimeLite: local steps with the server's momentum.
 
     Args:
       local: plain SGD, with a loss that is a mean over the batch's valid examples.
       server_momentum: b in [0, 1).
-      server_rate: eta_s >= 0, on params.
-      weigh: see `fedavg`.
+      server_learning_rate: eta_s >= 0, on params.
+      weighting: see `fedavg`.
 
     Raises:
       ValueError: when a number is out of its range.
@@ -69,15 +69,19 @@ def mimelite(
         correction = optax.tree.scale(server_momentum, server.momentum)
         return train(key, server.variables, client, correction=correction)
 
-    return frozen_momentum(push, local, server_momentum, server_rate, weigh)
+    return frozen_momentum(
+        push, local, server_momentum, server_learning_rate, weighting
+    )
 
 
-def frozen_momentum(push, local, momentum, server_rate, weigh) -> Algorithm:
+def frozen_momentum(
+    push, local, momentum, server_learning_rate, weighting
+) -> Algorithm:
     """Of Mime too: `push(key, server, client)` trains, the server moves m."""
-    values = {"server_momentum": momentum, "server_rate": server_rate}
-    bounds = {"server_momentum": BELOW_ONE, "server_rate": (0, jnp.inf)}
+    values = {"server_momentum": momentum, "server_learning_rate": server_learning_rate}
+    bounds = {"server_momentum": BELOW_ONE, "server_learning_rate": (0, jnp.inf)}
     check_ranges("", values, bounds)
-    gradient, weight = cohort_gradient(local), weight_of(weigh)
+    gradient, weight = cohort_gradient(local), weight_of(weighting)
 
     def client_update(key, server, personal, client):
         start = server.variables
@@ -93,7 +97,10 @@ def frozen_momentum(push, local, momentum, server_rate, weigh) -> Algorithm:
 
     def server_update(server, result):
         change, mean = result.aggregate
-        change = {**change, "params": optax.tree.scale(server_rate, change["params"])}
+        change = {
+            **change,
+            "params": optax.tree.scale(server_learning_rate, change["params"]),
+        }
         move = lambda m, g: g.astype(m.dtype) + momentum * m
         variables = trees.add(server.variables, change)
         return Server(variables, jax.tree.map(move, server.momentum, mean))
@@ -113,8 +120,8 @@ def mime(
     local: LocalTraining,
     *,
     server_momentum: float = 0.9,
-    server_rate: float = 1.0,
-    weigh: str | Callable = "examples",
+    server_learning_rate: float = 1.0,
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Mime; arguments, ranges and errors are those of `mimelite`."""
     train = build_local_training(with_correction(minus_anchor(local)))
@@ -126,7 +133,9 @@ def mime(
         fixed = {"correction": correction, "anchor": start["params"]}
         return train(key, start, client, **fixed)
 
-    algorithm = frozen_momentum(push, local, server_momentum, server_rate, weigh)
+    algorithm = frozen_momentum(
+        push, local, server_momentum, server_learning_rate, weighting
+    )
     return algorithm._replace(
         prepare=prepare_gradient(local), needs=("server_classifier",)
     )

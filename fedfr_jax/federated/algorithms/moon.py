@@ -21,16 +21,16 @@ def moon(
     local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Model-contrastive federated averaging.
 
     Args:
       local: its loss takes variables `received` and `previous` as keywords.
-      server_optimizer, weigh: see `fedavg`.
+      server_optimizer, weighting: see `fedavg`.
     """
-    base = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    train, weight = build_local_training(local), weight_of(weigh)
+    base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    train, weight = build_local_training(local), weight_of(weighting)
 
     def client_update(key, server, previous, client):
         received = variable_split.merge_personal_variables(server.variables)

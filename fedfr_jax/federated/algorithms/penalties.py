@@ -69,7 +69,7 @@ def prepare_gradient(local: LocalTraining) -> Callable:
     return prepare
 
 
-def proximal(local: LocalTraining, strength: float) -> LocalTraining:
+def proximal(local: LocalTraining, strength: float, name: str = "mu") -> LocalTraining:
     """Loss + strength / 2 ||params - anchor||^2; `anchor` is like the shared params.
 
     `pull` [], another keyword of the loss, is a client's own factor of the strength.
@@ -78,9 +78,9 @@ def proximal(local: LocalTraining, strength: float) -> LocalTraining:
     equation 2; Ditto and pFedMe pull a personal model alike.
 
     Raises:
-      ValueError: when `strength` is negative.
+      ValueError: when `strength` is negative; it says the `name` of its key.
     """
-    check_ranges("", {"strength": strength}, {"strength": (0, jnp.inf)})
+    check_ranges("", {name: strength}, {name: (0, jnp.inf)})
     loss_fn = as_aux_loss(local.loss)
 
     def loss_near(variables, batch, key, *, anchor, pull=1.0, **round_args):

@@ -25,35 +25,35 @@ BATCHES = {"fo": 2, "hf": 3}  # of a step
 def perfedavg(
     local: LocalTraining,
     *,
-    inner_rate: float,
+    inner_learning_rate: float,
     order: str = "fo",
-    difference: float = 1e-3,
+    hf_delta: float = 1e-3,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "equally",
+    weighting: str | Callable = "uniform",
 ) -> Algorithm:
     """Personalized federated averaging.
 
     Args:
       local: its rate is that of the outer step (beta in the paper).
-      inner_rate: a > 0, of the step that clients take to make the model their own.
+      inner_learning_rate: a > 0, of the step that clients take to make the model their own.
       order: fo or hf.
-      difference: d > 0 of hf.
-      server_optimizer, weigh: see `fedavg`.
+      hf_delta: d > 0 of hf.
+      server_optimizer, weighting: see `fedavg`.
 
     Raises:
       ValueError: for another word, or a number out of its range.
     """
     check_choice("order", order, BATCHES)
-    values = {"inner_rate": inner_rate, "difference": difference}
+    values = {"inner_learning_rate": inner_learning_rate, "hf_delta": hf_delta}
     check_ranges("", values, dict.fromkeys(values, POSITIVE))
     fit = build_local_training(
-        local._replace(loss=meta_loss(local, inner_rate, difference))
+        local._replace(loss=meta_loss(local, inner_learning_rate, hf_delta))
     )
 
     def train(key, variables, client):
         return fit(key, variables, split_batches(client, BATCHES[order]))
 
-    return fedavg(train, server_optimizer=server_optimizer, weigh=weigh)
+    return fedavg(train, server_optimizer=server_optimizer, weighting=weighting)
 
 
 def split_batches(client: Client, size: int) -> Client:
@@ -65,7 +65,9 @@ def split_batches(client: Client, size: int) -> Client:
     )
 
 
-def meta_loss(local: LocalTraining, inner_rate: float, difference: float) -> Callable:
+def meta_loss(
+    local: LocalTraining, inner_learning_rate: float, hf_delta: float
+) -> Callable:
     """loss(variables, [B0, B1] or [B0, B1, B2], key), whose gradient is the outer one.
 
     Its value is the loss of B1 after the inner step.
@@ -84,16 +86,16 @@ def meta_loss(local: LocalTraining, inner_rate: float, difference: float) -> Cal
         inner, _ = gradient(variables, here, first, key)
         step = lambda x, rate, d: jax.tree.map(lambda a, b: a - rate * b, x, d)
         outer = lambda params: at(variables, params, second, key)
-        value, aux = outer(step(params, inner_rate, inner))
+        value, aux = outer(step(params, inner_learning_rate, inner))
         if not third:
             return value, aux
-        along, _ = jax.grad(outer, has_aux=True)(step(here, inner_rate, inner))
+        along, _ = jax.grad(outer, has_aux=True)(step(here, inner_learning_rate, inner))
         ends = [
-            gradient(variables, step(here, sign * difference, along), *third, key)[0]
+            gradient(variables, step(here, sign * hf_delta, along), *third, key)[0]
             for sign in (-1, 1)
         ]
-        bend = jax.tree.map(lambda a, b: (a - b) / (2 * difference), *ends)
+        bend = jax.tree.map(lambda a, b: (a - b) / (2 * hf_delta), *ends)
         push = jnp.asarray(optax.tree.vdot(bend, params) - optax.tree.vdot(bend, here))
-        return value - inner_rate * push.astype(value.dtype), aux
+        return value - inner_learning_rate * push.astype(value.dtype), aux
 
     return loss

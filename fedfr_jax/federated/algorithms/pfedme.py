@@ -32,31 +32,33 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 def pfedme(
     local: LocalTraining,
     *,
-    personal_rate: float,
-    strength: float = 15.0,
+    personal_learning_rate: float,
+    lam: float = 15.0,
     inner_steps: int = 5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weigh: str | Callable = "examples",
+    weighting: str | Callable = "num_examples",
 ) -> Algorithm:
     """Personalized federated learning with Moreau envelopes.
 
     Args:
       local: its learning rate is eta, that of u; its optimizer is of the inner steps.
-      personal_rate: eta_p > 0, that of theta.
-      strength: lambda >= 0.
+      personal_learning_rate: eta_p > 0, that of theta.
+      lam: lambda >= 0.
       inner_steps: K >= 1.
       server_optimizer: `optax.sgd(beta)`; None is beta = 1.
-      weigh: see `fedavg`.
+      weighting: see `fedavg`.
 
     Raises:
       ValueError: when a number is out of its range, or `local` has no learning rate.
     """
-    bounds = {"personal_rate": POSITIVE, "inner_steps": (1, jnp.inf)}
+    bounds = {"personal_learning_rate": POSITIVE, "inner_steps": (1, jnp.inf)}
     check_ranges("", locals(), bounds)
     check_rate(local)
-    global_part = fedavg(local, server_optimizer=server_optimizer, weigh=weigh)
-    weight = weight_of(weigh)
-    inner_local = proximal(local, strength)._replace(learning_rate=personal_rate)
+    global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    weight = weight_of(weighting)
+    inner_local = proximal(local, lam, "lam")._replace(
+        learning_rate=personal_learning_rate
+    )
     inner_step = local_step(inner_local)
 
     def client_update(key, server, own, client):
@@ -71,7 +73,7 @@ def pfedme(
                 return inner_step(inner_key, theta, client, batch, step, anchor=u)
 
             theta, metrics = jax.lax.scan(inner, theta, jnp.arange(inner_steps))
-            pull = strength * learning_rate_at(local, client, step)
+            pull = lam * learning_rate_at(local, client, step)
             approach = lambda x, t: x - pull.astype(x.dtype) * (x - t)
             near = variable_split.select_like(u, theta.variables["params"])
             u = jax.tree.map(approach, u, near)

@@ -14,7 +14,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import equally, weighted_mean
+from fedfr_jax.federated.aggregation.mean import uniform, weighted_mean
 from fedfr_jax.federated.algorithms.penalties import with_correction
 from fedfr_jax.federated.local import build_local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
@@ -30,7 +30,7 @@ class Server(NamedTuple):
 
 
 def scaffold(
-    local: LocalTraining, *, num_clients: int, server_rate: float = 1.0
+    local: LocalTraining, *, num_clients: int, server_learning_rate: float = 1.0
 ) -> Algorithm:
     """Stochastic controlled averaging; clients count equally.
 
@@ -38,13 +38,13 @@ def scaffold(
       local: plain SGD, which the method is defined for: momentum would make the control
         more than the mean gradient.
       num_clients: N >= 1; the server's control moves by K / N of the mean gain.
-      server_rate: eta_g >= 0, on params.
+      server_learning_rate: eta_g >= 0, on params.
 
     Raises:
       ValueError: when a number is out of its range, or `local` has no learning rate,
         its optimizer having one.
     """
-    bounds = {"num_clients": (1, jnp.inf), "server_rate": (0, jnp.inf)}
+    bounds = {"num_clients": (1, jnp.inf), "server_learning_rate": (0, jnp.inf)}
     check_ranges("", locals(), bounds)
     check_rate(local)
     train = build_local_training(with_correction(local))
@@ -71,12 +71,12 @@ def scaffold(
         own = jax.tree.map(jnp.add, control, gain)
         update, leaves = (change, gain), variable_split.personal_variables(end)
         return ClientOutput(
-            update, equally(client), own, metrics, personal_variables=leaves
+            update, uniform(client), own, metrics, personal_variables=leaves
         )
 
     def server_update(server, result):
         change, gain = result.aggregate
-        params = optax.tree.scale(server_rate, change["params"])
+        params = optax.tree.scale(server_learning_rate, change["params"])
         variables = trees.add(server.variables, {**change, "params": params})
         share = result.num_received / num_clients
         move = lambda c, g: c + share * g.astype(c.dtype)

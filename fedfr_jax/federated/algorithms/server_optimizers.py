@@ -3,7 +3,7 @@
 Reddi et al. 2021, arXiv:2003.00295, algorithm 2, as optax transformations for
 `fedavg(server_optimizer=...)`, which hands them minus the mean change D:
 m = b1 m + (1 - b1) D, w+ = w + rate m / (sqrt(v) + tau), and v as each name says.
-There is no bias correction; the paper asks for v_-1 >= tau^2, here `initial` (0, as in
+There is no bias correction; the paper asks for v_-1 >= tau^2, here `initial_accumulator_value` (0, as in
 most code). FedAvgM is Hsu et al. 2019, arXiv:1909.06335.
 """
 
@@ -42,75 +42,99 @@ def fedavgm(
 
 
 def fedadagrad(
-    learning_rate: float, *, first: float = 0.9, tau: float = 1e-3, initial: float = 0.0
+    learning_rate: float,
+    *,
+    b1: float = 0.9,
+    eps: float = 1e-3,
+    initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
     """v + D^2. Settings are those of `adaptive`."""
     rule = lambda v, square: v + square
-    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
+    return adaptive(
+        rule,
+        learning_rate,
+        b1=b1,
+        eps=eps,
+        initial_accumulator_value=initial_accumulator_value,
+    )
 
 
 def fedadam(
     learning_rate: float,
     *,
-    second: float = 0.99,
-    first: float = 0.9,
-    tau: float = 1e-3,
-    initial: float = 0.0,
+    b2: float = 0.99,
+    b1: float = 0.9,
+    eps: float = 1e-3,
+    initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    """b2 v + (1 - b2) D^2, b2 = `second` in [0, 1). Settings are of `adaptive`."""
-    check_ranges("", {"second": second}, {"second": BELOW_ONE})
-    rule = lambda v, square: second * v + (1 - second) * square
-    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
+    """b2 v + (1 - b2) D^2, b2 = `b2` in [0, 1). Settings are of `adaptive`."""
+    check_ranges("", {"b2": b2}, {"b2": BELOW_ONE})
+    rule = lambda v, square: b2 * v + (1 - b2) * square
+    return adaptive(
+        rule,
+        learning_rate,
+        b1=b1,
+        eps=eps,
+        initial_accumulator_value=initial_accumulator_value,
+    )
 
 
 def fedyogi(
     learning_rate: float,
     *,
-    second: float = 0.99,
-    first: float = 0.9,
-    tau: float = 1e-3,
-    initial: float = 0.0,
+    b2: float = 0.99,
+    b1: float = 0.9,
+    eps: float = 1e-3,
+    initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    """v - (1 - b2) D^2 sign(v - D^2), b2 = `second` in [0, 1). See `adaptive`."""
-    check_ranges("", {"second": second}, {"second": BELOW_ONE})
-    rule = lambda v, square: v - (1 - second) * square * jnp.sign(v - square)
-    return adaptive(rule, learning_rate, first=first, tau=tau, initial=initial)
+    """v - (1 - b2) D^2 sign(v - D^2), b2 = `b2` in [0, 1). See `adaptive`."""
+    check_ranges("", {"b2": b2}, {"b2": BELOW_ONE})
+    rule = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
+    return adaptive(
+        rule,
+        learning_rate,
+        b1=b1,
+        eps=eps,
+        initial_accumulator_value=initial_accumulator_value,
+    )
 
 
 def adaptive(
     rule: Callable,
     learning_rate: float,
     *,
-    first: float = 0.9,
-    tau: float = 1e-3,
-    initial: float = 0.0,
+    b1: float = 0.9,
+    eps: float = 1e-3,
+    initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
     """Step rate m / (sqrt(v) + tau) with v moved by `rule: (v, D^2) -> v`.
 
     Args:
       learning_rate: >= 0.
-      first: b1, the decay of m in [0, 1).
-      tau: degree of adaptivity, > 0.
-      initial: v before the first round, >= 0.
+      b1: b1, the decay of m in [0, 1).
+      eps: degree of adaptivity, > 0.
+      initial_accumulator_value: v before the first round, >= 0.
 
     Raises:
       ValueError: when a number is out of its range.
     """
-    bounds = {"learning_rate": (0, jnp.inf), "initial": (0, jnp.inf)}
-    check_ranges("", locals(), {**bounds, "first": BELOW_ONE, "tau": POSITIVE})
+    bounds = {"learning_rate": (0, jnp.inf), "initial_accumulator_value": (0, jnp.inf)}
+    check_ranges("", locals(), {**bounds, "b1": BELOW_ONE, "eps": POSITIVE})
 
     def init(params):
-        start = jax.tree.map(lambda x: jnp.full_like(x, initial), params)
+        start = jax.tree.map(
+            lambda x: jnp.full_like(x, initial_accumulator_value), params
+        )
         return Moments(optax.tree.zeros_like(params), start)
 
     def update(descent, state, params=None):
         del params
-        decay = lambda m, d: first * m + (1 - first) * d.astype(m.dtype)
+        decay = lambda m, d: b1 * m + (1 - b1) * d.astype(m.dtype)
         mean = jax.tree.map(decay, state.mean, descent)
         square = jax.tree.map(
             lambda v, d: rule(v, jnp.square(d).astype(v.dtype)), state.square, descent
         )
-        step = lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau)
+        step = lambda m, v: -learning_rate * m / (jnp.sqrt(v) + eps)
         return jax.tree.map(step, mean, square), Moments(mean, square)
 
     return optax.GradientTransformation(init, update)

@@ -32,7 +32,7 @@ def check_stragglers(
     """
     ratio = stragglers.ratio
     if not 0 <= ratio < 1:
-        raise ValueError(f"stragglers must lie in [0, 1), got {ratio}.")
+        raise ValueError(f"straggler_fraction must lie in [0, 1), got {ratio}.")
     if ratio and least_epochs < 2 and not stragglers.are_dropped:
         raise ValueError(
             f"local_epochs must be at least 2 with stragglers, got {least_epochs}."

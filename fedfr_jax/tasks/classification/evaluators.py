@@ -166,14 +166,14 @@ class EvaluationConfig(NamedTuple):
     batch_size: int = 64  # test images at once on a device
     target_accuracy: float | None = None  # the table names the first round that has it
     # Every client's network is judged after training on the client's images as well:
-    # keys of `local_of`, `epochs` and `moves`, a pattern of the leaves that train.
+    # keys of `local_of`, `epochs` and `trainable`, a pattern of the leaves that train.
     finetune: Mapping | None = None
     # AMM of the one network's features of `most` test images; with a `reference`, the
     # work folder of a run such as a central one, MMD to its last row's network.
     representation: Mapping | None = None
 
 
-FINETUNE = {"epochs": 1, "moves": ""}  # with the keys of `local_of`
+FINETUNE = {"epochs": 1, "trainable": ""}  # with the keys of `local_of`
 
 
 def build_evaluators(
@@ -231,9 +231,9 @@ def _finetuning(settings, model, first) -> tuple:
         )
     settings = {**FINETUNE, **settings}
     check_whole(f"config.{section}.epochs", settings["epochs"], 1)
-    epochs, moves = settings.pop("epochs"), settings.pop("moves")
+    epochs, moves = settings.pop("epochs"), settings.pop("trainable")
     local = call(section, local_of, settings, cross_entropy(model))
-    with naming(f"config.{section}.moves"):
+    with naming(f"config.{section}.trainable"):
         jax.eval_shape(lambda params: trainable(moves, params)[0], first["params"])
     return build_finetuning(local, moves), epochs
 

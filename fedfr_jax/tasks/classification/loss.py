@@ -80,12 +80,12 @@ def with_metrics(
     return masked_mean(values, batch.is_valid), accuracy
 
 
-def class_pull(model: Model, *, target: float = 0.9) -> Callable:
+def class_pull(model: Model, *, target_cosine: float = 0.9) -> Callable:
     """FedAwS's loss: features near the row of their own class.
 
     Args:
       model: its last block is a linear classifier, whose kernel [D, M] has the rows.
-      target: cosine from which the loss is zero, in [-1, 1].
+      target_cosine: cosine from which the loss is zero, in [-1, 1].
 
     Returns:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
@@ -93,7 +93,7 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
     Raises:
       ValueError: when target is out of range, or the network has no features.
     """
-    check_ranges("", {"target": target}, {"target": (-1, 1)})
+    check_ranges("", {"target_cosine": target_cosine}, {"target_cosine": (-1, 1)})
     check_features(model, "fedaws")
 
     def loss_fn(variables, batch, key):
@@ -101,7 +101,7 @@ def class_pull(model: Model, *, target: float = 0.9) -> Callable:
             variables, batch.model_inputs, True, key=key
         )
         rows = variables["params"][model.blocks[-1]]["kernel"].T
-        values = class_hinge(seen, rows[batch.labels], target=target)
+        values = class_hinge(seen, rows[batch.labels], target=target_cosine)
         accuracy = with_metrics(logits, batch)[1]
         value = masked_mean(values, batch.is_valid)
         return value, (stats, {"accuracy": accuracy})

@@ -81,9 +81,9 @@ class Distill(NamedTuple):
     weight: float
     teacher: Teacher | None
     cache: str | DummyTeacher | None  # file of embeddings, made if missing
-    sees: str  # the student's image, or the one without its mask
-    unlabeled: float  # share of the images whose labels are not used
-    unlabeled_from: str | None = None  # part of the source that has no labels
+    teacher_input: str  # the student's image, or the one without its mask
+    unlabeled_fraction: float  # share of the images whose labels are not used
+    unlabeled_source: str | None = None  # part of the source that has no labels
 
 
 def distill(
@@ -92,9 +92,9 @@ def distill(
     weight: float = 9.0,
     teacher: Mapping | None = None,
     cache: str | os.PathLike | DummyTeacher | None = None,
-    sees: str = "same",
-    unlabeled: float = 0.0,
-    unlabeled_from: str | None = None,
+    teacher_input: str = "same",
+    unlabeled_fraction: float = 0.0,
+    unlabeled_source: str | None = None,
 ) -> Distill:
     """The key `distill` of a row or of `pretrain`.
 
@@ -108,9 +108,9 @@ def distill(
         as exact, once for every image and view.
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
-      sees: "same" as the student, or "clean": without the mask that it sees.
-      unlabeled: share of the images, drawn by their rows, that count as unlabeled.
-      unlabeled_from: part of a joined source whose images have no labels, in central
+      teacher_input: "same" as the student, or "clean": without the mask that it sees.
+      unlabeled_fraction: share of the images, drawn by their rows, that count as unlabeled.
+      unlabeled_source: part of a joined source whose images have no labels, in central
         training: its public people (whoever each folder is called after) are no
         classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
 
@@ -118,15 +118,19 @@ def distill(
       ValueError: for an option out of range, neither teacher nor cache, or a teacher
         that does not fit its file or the student.
     """
-    bounds = {"weight": (0, math.inf), "unlabeled": (0, 1)}
-    check_ranges("", {"weight": weight, "unlabeled": unlabeled}, bounds)
-    check_choice("sees", sees, TEACHER_INPUTS)
+    bounds = {"weight": (0, math.inf), "unlabeled_fraction": (0, 1)}
+    check_ranges(
+        "", {"weight": weight, "unlabeled_fraction": unlabeled_fraction}, bounds
+    )
+    check_choice("teacher_input", teacher_input, TEACHER_INPUTS)
     if teacher is None and cache is None:
         raise ValueError("teacher or cache must be given, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)
     if cache is not None and not isinstance(cache, DummyTeacher):
         cache = str(cache)
-    return Distill(weight, opened, cache, sees, unlabeled, unlabeled_from)
+    return Distill(
+        weight, opened, cache, teacher_input, unlabeled_fraction, unlabeled_source
+    )
 
 
 def open_distill(section: str, settings: Mapping | None, model: Model):
@@ -203,7 +207,7 @@ def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callabl
         backbone = {**variables, "params": variables["params"]["backbone"]}
         features, stats = model.apply(backbone, batch.images, True, key=key)
         known = model._replace(apply=lambda *_, **__: (features, stats))
-        seen = labeled_only(batch, told.unlabeled)
+        seen = labeled_only(batch, told.unlabeled_fraction)
         total, (stats, metrics) = as_aux_loss(loss_of(known))(
             variables, seen, key, **round_args
         )
@@ -226,11 +230,11 @@ def labeled_only(batch: Batch, unlabeled: float) -> Batch:
 def count_distilled(told: Distill | None) -> Callable[[Batch], Batch] | None:
     """A whole batch -> the same, which knows how many labels it uses; None where all
     images have one. Else each part of the batch would divide by its own number."""
-    if told is None or not (told.unlabeled or told.unlabeled_from):
+    if told is None or not (told.unlabeled_fraction or told.unlabeled_source):
         return None
 
     def counted(batch: Batch) -> Batch:
-        is_used = labeled_only(batch, told.unlabeled).is_valid
+        is_used = labeled_only(batch, told.unlabeled_fraction).is_valid
         share = jnp.maximum(is_used.sum(), 1).astype(jnp.float32) / len(is_used)
         share = jnp.broadcast_to(share, is_used.shape)
         return batch._replace(targets={**batch.targets, COUNTED: share})
@@ -250,11 +254,13 @@ def with_live_teacher(told: Distill) -> Callable:
     """batch -> the teacher's embeddings [B, D], computed in the step."""
 
     def teach(batch: Batch) -> jax.Array:
-        if told.sees == "clean" and "clean" not in batch.inputs:
+        if told.teacher_input == "clean" and "clean" not in batch.inputs:
             raise ValueError(
-                "distill.sees must be same without face_mask's keep_clean, got clean."
+                "distill.teacher_input must be same without face_mask's keep_clean, got clean."
             )
-        images = batch.inputs["clean"] if told.sees == "clean" else batch.images
+        images = (
+            batch.inputs["clean"] if told.teacher_input == "clean" else batch.images
+        )
         return told.teacher.model.apply(told.teacher.variables, images, False)[0]
 
     return teach
@@ -272,7 +278,11 @@ def with_cached_targets(batch: Batch) -> jax.Array:
 
 LOOKED_AT = 1024  # images whose pixels are in a digest
 CHUNK = 1 << 14  # images between writes
-NUM_CHECKED = ("probability", "surface", "keep_clean")  # say nothing of a view's pixels
+NUM_CHECKED = (
+    "probability",
+    "surface_fraction",
+    "keep_clean",
+)  # say nothing of a view's pixels
 BELONGS_TO = {
     "images": "this source's images",
     "views": "this row's views",
@@ -317,7 +327,9 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
     """
     listed = json.loads(json.dumps(settings.augment))
     names = [entry if isinstance(entry, str) else entry["name"] for entry in listed]
-    augment = build_data_augment(settings.flip, json.dumps(settings.augment))
+    augment = build_data_augment(
+        settings.flip_probability, json.dumps(settings.augment)
+    )
     if not Batching(1, augment).num_views:
         raise ValueError(
             "distill.cache must come with an augment whose views are counted, such as "
@@ -325,7 +337,7 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
         )
     if sees == "same":
         return _views(settings, listed)
-    if "face_mask" in names and "mirror" in names[names.index("face_mask") :]:
+    if "face_mask" in names and "horizontal_flip" in names[names.index("face_mask") :]:
         raise ValueError(f"augment must have mirror before face_mask, got {names}.")
     others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
     return _views(settings, others)
@@ -333,7 +345,8 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
 
 def _views(settings, listed):
     feed = Batching(
-        settings.batch_size, build_data_augment(settings.flip, json.dumps(listed))
+        settings.batch_size,
+        build_data_augment(settings.flip_probability, json.dumps(listed)),
     )
     entries = [{"name": x} if isinstance(x, str) else x for x in listed]
     kept = [{k: v for k, v in x.items() if k not in NUM_CHECKED} for x in entries]
@@ -455,7 +468,12 @@ def cache_embeddings(
             )
         with naming(f"config.{section}"):
             kept = _is_valid(
-                one, cached_views(settings, one.sees), source, rows, model, mesh
+                one,
+                cached_views(settings, one.teacher_input),
+                source,
+                rows,
+                model,
+                mesh,
             )
         file = one.cache
     if kept is None:

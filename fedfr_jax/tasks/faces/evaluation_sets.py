@@ -230,10 +230,10 @@ def pair_list(
     *,
     path: str | os.PathLike | None = None,
     source: Mapping | None = None,
-    development: Mapping | None = None,
+    threshold_pairs: Mapping | None = None,
     fars: float | Sequence[float] = (1e-3, 1e-2),
     folds: int = 10,
-    flip: bool = True,
+    flip_test: bool = True,
 ) -> EvaluationFiles:
     """Images of pairs; "accuracy", "tar@far=..." at thresholds of the other folds.
 
@@ -245,12 +245,12 @@ def pair_list(
       source: instead, a source that has pairs, such as
         {"name": "lfw", "data_dir": ..., "pairs": "pairs.txt"}, or own images and a list
         of theirs, {"name": "listed_pairs", "path": ..., "pairs": ...}.
-      development: a source of other pairs, which set the thresholds: then the list is
+      threshold_pairs: a source of other pairs, which set the thresholds: then the list is
         one fold, such as LFW's pairsDevTest.txt after pairsDevTrain.txt.
       fars: rates in (0, 1).
       folds: contiguous parts of the list, at least 2, each with pairs of both kinds;
-        not looked at with `development`.
-      flip: whether the features of mirror images are added.
+        not looked at with `threshold_pairs`.
+      flip_test: whether the features of mirror images are added.
 
     Raises:
       ValueError: for a file that cannot be read or folds without one kind of pair.
@@ -263,8 +263,8 @@ def pair_list(
     given = {"name": "bin_pairs", "path": str(path)} if source is None else source
     fars = build_rates(f"{PAIRS_SECTION}.fars", fars)
     lists = [_open(given, image_shape, "source")]
-    if development is not None:
-        lists.insert(0, _open(development, image_shape, "development"))
+    if threshold_pairs is not None:
+        lists.insert(0, _open(threshold_pairs, image_shape, "threshold_pairs"))
     count_of = _counter(lists, folds)
     with naming(f"config.{PAIRS_SECTION}"):  # once, with all pairs equally far
         fold_tar(count_of([np.zeros(len(one.pairs.is_same)) for one in lists]), 0.5)
@@ -280,16 +280,18 @@ def pair_list(
         return images
 
     def metrics(features):
-        summed = flip_sum(features[:, 0], features[:, 1]) if flip else features[:, 0]
+        summed = (
+            flip_sum(features[:, 0], features[:, 1]) if flip_test else features[:, 0]
+        )
         summed, distances = np.asarray(summed), []
         for (_, place), start in zip(found, starts, strict=False):
             distances.append(pair_distances(summed[start + place.reshape(-1)]))
         # Of two lists, the second is judged at thresholds of the first.
-        judged = slice(None) if development is None else slice(1, None)
+        judged = slice(None) if threshold_pairs is None else slice(1, None)
         return _rates(count_of(distances), fars, judged)
 
     passed_over = "\n".join(one.passed_over for one in lists if one.passed_over)
-    return EvaluationFiles(read, int(starts[-1]), flip, metrics, passed_over)
+    return EvaluationFiles(read, int(starts[-1]), flip_test, metrics, passed_over)
 
 
 def _counter(lists: Sequence[Source], folds: int):
@@ -339,7 +341,7 @@ def _open(settings: Mapping, image_shape, key: str) -> Source:
     return source
 
 
-IDENTIFICATION_SECTION = "evaluation.search"
+IDENTIFICATION_SECTION = "evaluation.identification"
 LISTS = ("probe_img_ID_pairs.mat", "gallery_match_img_ID_pairs.mat")  # TinyFace's
 
 
@@ -351,7 +353,7 @@ def identification_set(
     gallery: str = "Gallery_Match",
     distractors: str | None = "Gallery_Distractor",
     ranks: int | Sequence[int] = (1, 5, 10, 20),
-    flip: bool = True,
+    flip_test: bool = True,
 ) -> EvaluationFiles:
     """Images of probes and of a gallery; "rank@1", ..., shares of the probes.
 
@@ -364,7 +366,7 @@ def identification_set(
       probes, gallery: folders or .zip files below it.
       distractors: of people whom nobody seeks; None for none.
       ranks: k of the top k.
-      flip: whether the features of mirror images are added.
+      flip_test: whether the features of mirror images are added.
 
     Raises:
       ValueError: for a folder that is missing or empty, a listed image that it does not
@@ -410,7 +412,7 @@ def identification_set(
         )
 
     passed_over = "\n".join(one.passed_over for one in loose if one.passed_over)
-    return EvaluationFiles(read, int(ends[-1]), flip, metrics, passed_over)
+    return EvaluationFiles(read, int(ends[-1]), flip_test, metrics, passed_over)
 
 
 def _read_list(path, folder: str, listed: str) -> dict[str, str]:
@@ -454,9 +456,9 @@ def template_set(
     gallery: str | Sequence[str] = GALLERY,
     probes: str | None = "meta/ijbc_1N_probe_mixed.csv",
     align: bool = True,
-    faceness: bool = True,
-    flip: bool = False,
-    keep_norm: bool = True,
+    use_detector_score: bool = True,
+    flip_test: bool = False,
+    use_norm_score: bool = True,
     fars: float | Sequence[float] = FARS,
     fpirs: float | Sequence[float] = (1e-2, 1e-1),
     ranks: int | Sequence[int] = (1, 5, 10),
@@ -476,14 +478,14 @@ def template_set(
       images: directory or .zip of loose face crops.
       media: image, template and medium per line.
       landmarks: image, five points in the crop and detector score per line; None when
-        neither `align` nor `faceness` needs them.
+        neither `align` nor `use_detector_score` needs them.
       pairs: two templates and 1 or 0 per line; None leaves 1:1 out.
       gallery: csv files of templates and subjects, searched as one.
       probes: csv file of templates and subjects; None leaves 1:N out.
       align: whether faces are warped to the ArcFace template, otherwise stretched.
-      faceness: whether images are weighed by their detector scores.
-      flip: whether the features of mirror images are added.
-      keep_norm: False normalizes the feature of each image.
+      use_detector_score: whether images are weighed by their detector scores.
+      flip_test: whether the features of mirror images are added.
+      use_norm_score: False normalizes the feature of each image.
       fars: rates in (0, 1) of 1:1.
       fpirs: rates in (0, 1) of 1:N, false positives per probe.
       ranks: k of the top k of 1:N.
@@ -497,7 +499,7 @@ def template_set(
         with naming(file):
             listed = read_template_media(file)
         points, weights = None, None
-        if align or faceness:
+        if align or use_detector_score:
             file = existing_files(f"{TEMPLATES_SECTION}.landmarks", path, landmarks)
             points, weights = _landmarks_of(file, listed.names)
         folder = pathlib.Path(str(path), str(images))
@@ -526,15 +528,15 @@ def template_set(
     def metrics(features):
         weighed = weigh_images(
             features[:, 0],
-            flipped=features[:, 1] if flip else None,
-            detector_scores=weights if faceness else None,
-            keep_norm=keep_norm,
+            flipped=features[:, 1] if flip_test else None,
+            detector_scores=weights if use_detector_score else None,
+            keep_norm=use_norm_score,
         )
         found = aggregate_templates(weighed, listed.template_ids, listed.media_ids)
         return {name: value for score in scores for name, value in score(found).items()}
 
     return EvaluationFiles(
-        loose.read, len(listed.names), flip, metrics, loose.passed_over
+        loose.read, len(listed.names), flip_test, metrics, loose.passed_over
     )
 
 

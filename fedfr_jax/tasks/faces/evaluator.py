@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import compose, face_mask, mirror
+from fedfr_jax.data.augment import compose, face_mask, horizontal_flip
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import place_examples
@@ -114,7 +114,7 @@ MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
 FILES = {
     "pairs": ("pairs_", pair_list),
-    "search": ("search_", identification_set),
+    "identification": ("identification_", identification_set),
     "templates": ("ijb_", template_set),
 }
 
@@ -131,11 +131,11 @@ class FaceEvaluator:
       pairs: settings of `pair_list`, or its path alone, whose metrics "pairs_..." join
         the generic ones; None leaves it out.
       templates: settings of `template_set`, or its path alone, likewise "ijb_...".
-      search: settings of `identification_set`, or its path alone, likewise
-      "search_...".
-      masked: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
+      identification: settings of `identification_set`, or its path alone, likewise
+        "identification_...".
+      masked_fars: rates in (0, 1) of "mfr_..." on the unseen identities with masks, see
         `masked_scores`; None leaves it out.
-      personalized: thresholds of personalized 1:1, a key of CLIENT_VERIFICATIONS: exact
+      client_thresholds: of personalized 1:1, a key of CLIENT_VERIFICATIONS: exact
         order statistics, or the released evaluation's bins.
       negatives: of personalized 1:1, "all": pairs of an image of the client with any
         other identity, as the released code; "other_clients": of other clients only.
@@ -155,35 +155,41 @@ class FaceEvaluator:
         fpirs: float | Sequence[float] = (1e-2, 1e-1),
         pairs: str | os.PathLike | Mapping | None = None,
         templates: str | os.PathLike | Mapping | None = None,
-        search: str | os.PathLike | Mapping | None = None,
-        masked: float | Sequence[float] | None = None,
-        personalized: str = "exact",
+        identification: str | os.PathLike | Mapping | None = None,
+        masked_fars: float | Sequence[float] | None = None,
+        client_thresholds: str = "exact",
         negatives: str = ALL,
         seed: int = 0,
     ):
         check_choice(
-            "config.evaluation.personalized", personalized, CLIENT_VERIFICATIONS
+            "config.evaluation.client_thresholds",
+            client_thresholds,
+            CLIENT_VERIFICATIONS,
         )
         check_choice("config.evaluation.negatives", negatives, NEGATIVES)
         check_ranges(
             "config.evaluation.", {"batch_size": batch_size}, {"batch_size": AT_ONCE}
         )
-        verify = CLIENT_VERIFICATIONS[personalized]
+        verify = CLIENT_VERIFICATIONS[client_thresholds]
         self._verify = functools.partial(verify, negatives=negatives)
         self._negatives = negatives
         self._task, self._mesh = task, mesh
         self._batch_size, self._compiled = batch_size, {}
         self._plain = normalization(task.alignment)
-        self._mirrored = compose(mirror(), self._plain)
-        self._covered = compose(face_mask(fixed=True), self._plain)
+        self._mirrored = compose(horizontal_flip(), self._plain)
+        self._covered = compose(face_mask(fixed_per_image=True), self._plain)
         self._fars = build_rates("evaluation.fars", fars)
         self._fpirs = build_rates("evaluation.fpirs", fpirs)
-        self._masked = None
-        if masked is not None:
-            self._masked = build_rates("evaluation.masked", masked)
+        self._masked_fars = None
+        if masked_fars is not None:
+            self._masked_fars = build_rates("evaluation.masked_fars", masked_fars)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
         self._files = _open_files(
-            task, mesh, pairs=pairs, search=search, templates=templates
+            task,
+            mesh,
+            pairs=pairs,
+            identification=identification,
+            templates=templates,
         )
         self._tables = (
             place_examples(task.table, mesh),
@@ -234,7 +240,7 @@ class FaceEvaluator:
             seen = self._mirrored if files.is_mirrored else self._plain
             found = files.metrics(self._views(embed, variables, table, rows, seen))
             metrics |= {f"{prefix}{name}": value for name, value in found.items()}
-        if self._masked is not None:
+        if self._masked_fars is not None:
             metrics |= self._of_masked(embed, variables)
         return Evaluation(metrics, curves={"roc": roc_curve(features, labels)})
 
@@ -245,7 +251,7 @@ class FaceEvaluator:
         views = self._views(embed, variables, self._tables[1], rows, self._covered)
         kind = 1 + np.arange(len(labels)) % 2
         masked = views[np.arange(len(labels)), kind]
-        found = masked_scores(views[:, 0], masked, labels, fprs=self._masked)
+        found = masked_scores(views[:, 0], masked, labels, fprs=self._masked_fars)
         return {f"mfr_{name}": value for name, value in found.items()}
 
     def personalized(

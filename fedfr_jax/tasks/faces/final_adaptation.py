@@ -61,13 +61,13 @@ def build_face_adaptation(
     Raises:
       ValueError: for an unknown kind, or a margin loss that keeps or learns numbers.
     """
-    check_choice("adapt.kind", kind, KINDS)
+    check_choice("adaptation.kind", kind, KINDS)
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
     rule = build_rule(margin_loss, scale, margin, None)
     if rule and not rule.is_plain:
         raise ValueError(
-            "adapt.margin_loss must be a softmax without numbers of its own, got "
+            "adaptation.margin_loss must be a softmax without numbers of its own, got "
             f"{margin_loss!r}."
         )
     finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)

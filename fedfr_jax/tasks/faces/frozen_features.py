@@ -208,7 +208,7 @@ def prepare_features(
     Raises:
       ValueError: for an unknown level.
     """
-    check_choice("hard_negatives", level, LEVELS)
+    check_choice("hard_negative_level", level, LEVELS)
 
     @cache  # compiled once for each feed and mesh
     def functions(feed, mesh):

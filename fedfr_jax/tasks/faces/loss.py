@@ -174,7 +174,7 @@ def build_branch_loss(
 
 
 HINGE = "class_hinge"  # beside the names of LOSSES
-REWEIGHTS = ("mended", "official")
+REWEIGHTS = ("corrected", "official")
 
 
 def init_local(
@@ -275,15 +275,15 @@ def face_loss(
     margin: float = 0.4,
     margin_options: Mapping | None = None,
     contrastive_weight: float = 0.0,
-    temperature: float = 0.5,
+    contrastive_temperature: float = 0.5,
     branch: str | None = None,
     branch_weight: float = 10.0,
     branch_options: Mapping | None = None,
     converter: str = "linear",
     detach_branch: bool = False,
-    reweight: str | None = None,
+    branch_reweighting: str | None = None,
     num_clients: int = 0,
-    interclass_threshold: float | None = None,
+    interclass_filtering_threshold: float | None = None,
 ) -> Callable:
     """Loss of `LocalTraining` over params {"backbone", "phi", "head", "branch",
     "margin"}.
@@ -305,25 +305,27 @@ def face_loss(
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before what clients share: the backbone,
         and the public classes of cosface_all.
-      reweight: None, or repeat logits to imitate the softmax over the classes of all
-        `num_clients` (`repeat_others`): mended, or official, which cuts the gradient of
+      branch_reweighting: None, or repeat logits to imitate the softmax over the classes of all
+        `num_clients` (`repeat_others`): corrected, or official, which cuts the gradient of
         L_cos as the released `--reweight_cosface` does.
-      interclass_threshold: cosine above which another class of an example is taken for
+      interclass_filtering_threshold: cosine above which another class of an example is taken for
         label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
       ValueError: for an unknown margin loss, branch, converter, reweight or option of
         the branch, an option out of range, or a reweight without clients.
     """
-    _check_choices(margin_loss, branch, converter, reweight, num_clients)
+    _check_choices(margin_loss, branch, converter, branch_reweighting, num_clients)
     rule = build_rule(margin_loss, scale, margin, margin_options)
-    _check_rule(rule, margin_loss, branch, reweight)
+    _check_rule(rule, margin_loss, branch, branch_reweighting)
     first = {"scale": scale, "margin": margin, **(margin_options or {})}
     branch_values = compute_branch_values(branch, branch_options, margin_loss, first)
     branch_loss = build_branch_loss(branch, branch_values, converter, detach_branch)
-    repeats = num_clients - 1 if reweight else 0
-    is_cut = reweight == "official"
-    first_term = get_first_term(rule, margin, interclass_threshold, repeats, is_cut)
+    repeats = num_clients - 1 if branch_reweighting else 0
+    is_cut = branch_reweighting == "official"
+    first_term = get_first_term(
+        rule, margin, interclass_filtering_threshold, repeats, is_cut
+    )
 
     def loss_fn(variables, batch, key, *, frozen=None):
         params, stats = variables["params"], variables["batch_stats"]
@@ -352,7 +354,7 @@ def face_loss(
                 features,
                 frozen.global_features(batch),
                 frozen.previous_features(batch),
-                temperature=temperature,
+                temperature=contrastive_temperature,
             )
             metrics["contrastive"] = masked_mean(per_example, batch.is_valid)
             total += contrastive_weight * metrics["contrastive"]
@@ -369,7 +371,7 @@ def face_loss(
 def get_first_term(
     rule: Margin | None,
     margin: float,
-    interclass_threshold: float | None,
+    interclass_filtering_threshold: float | None,
     repeats: int,
     is_cut: bool,
 ) -> Callable:
@@ -377,7 +379,7 @@ def get_first_term(
 
     Args:
       rule: of the softmax, or None for class_hinge, to a cosine of 1 - `margin`.
-      interclass_threshold: see `face_loss`.
+      interclass_filtering_threshold: see `face_loss`.
       repeats: of logits of other classes, 0 without reweighting.
       is_cut: the released reweighting, which cuts the gradient.
     """
@@ -387,8 +389,10 @@ def get_first_term(
             own = jax.lax.stop_gradient(weights)[labels]
             return class_hinge(features, own, target=1.0 - margin), numbers
         cosines = cosine(features, weights)
-        if interclass_threshold is not None:
-            cosines = interclass_filter(cosines, labels, threshold=interclass_threshold)
+        if interclass_filtering_threshold is not None:
+            cosines = interclass_filter(
+                cosines, labels, threshold=interclass_filtering_threshold
+            )
         seen = margin_inputs(features, cosines, labels, batch.is_valid, key)
         numbers = updated_state(rule, numbers, seen)
         found = logits(rule, cosines, labels, seen, numbers)
@@ -423,23 +427,23 @@ def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, use)
 
 
-def _check_choices(margin_loss, branch, converter, reweight, num_clients):
+def _check_choices(margin_loss, branch, converter, branch_reweighting, num_clients):
     check_choice("margin_loss", margin_loss, (*LOSSES, HINGE))
     check_choice("branch", branch, (None, *BRANCHES))
     check_choice("converter", converter, CONVERTERS)
-    check_choice("reweight", reweight, (None, *REWEIGHTS))
-    if reweight and num_clients < 1:
+    check_choice("branch_reweighting", branch_reweighting, (None, *REWEIGHTS))
+    if branch_reweighting and num_clients < 1:
         raise ValueError(
-            f"num_clients must be at least 1 with reweight, got {num_clients}."
+            f"num_clients must be at least 1 with branch_reweighting, got {num_clients}."
         )
 
 
-def _check_rule(rule, margin_loss, branch, reweight):
+def _check_rule(rule, margin_loss, branch, branch_reweighting):
     """Some branches and the reweighting are made for a plain softmax."""
     is_softmax = rule is not None and rule.loss is softmax
     is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
-    if (reweight and not is_softmax) or is_unfit:
+    if (branch_reweighting and not is_softmax) or is_unfit:
         raise ValueError(
             "margin_loss must be a softmax without numbers of its own with branch "
-            f"{branch} and reweight {reweight}, got {margin_loss!r}."
+            f"{branch} and branch_reweighting {branch_reweighting}, got {margin_loss!r}."
         )

@@ -3,10 +3,10 @@
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic
 network, what the algorithm deploys at a client the personalized one. FedFR's terms are
-for an algorithm that asks for frozen features, as FedFR does: `public` adds the global
+for an algorithm that asks for frozen features, as FedFR does: `use_public_data` adds the global
 data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
 customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local training
-`share=False`; `adapt` appends the adaptation of Yu et al. to a method without a branch.
+`share=False`; `adaptation` appends the adaptation of Yu et al. to a method without a branch.
 """
 
 import inspect
@@ -58,8 +58,8 @@ from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
 BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
 # Keys that look at the leaves of a backbone, which then is not packed.
-NAMED_LEAVES = {"aggregation", "draw", "finetune_epochs", "layer_rates", "optimizer"}
-NAMED_LEAVES |= {"personal"}
+NAMED_LEAVES = {"aggregation", "init_per_client", "personal_epochs", "optimizer"}
+NAMED_LEAVES |= {"learning_rate_multipliers", "personal"}
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 DEFAULTS = {
     "learning_rate": 1e-3,
@@ -72,29 +72,33 @@ class FaceTerms(NamedTuple):
     """Keys of a method of faces: its margin, then FedFR's terms.
 
     The defaults are FedFR's paper's, or the released code's where it says nothing, but
-    for `first_previous`, which is ours (the code takes a random network).
+    for `initial_previous_model`, which is ours (the code takes a random network).
     """
 
     margin_loss: str = "cosface"  # this and the next three: see `face_loss`
     scale: float = 30.0
     margin: float = 0.4
     margin_options: Mapping | None = None
-    public: bool = True  # train on the public classes too, with hard negatives
-    threshold: float | None = 0.4  # cosine above which they are hard; None: none is
+    use_public_data: bool = True  # train on the public classes too, with hard negatives
+    hard_negative_threshold: float | None = (
+        0.4  # cosine above which they are hard; None: none is
+    )
     max_hard_negatives: int = 0  # of a client; 0 has no limit
-    hard_negatives: str = "image"  # by image, or by class with all its images
+    hard_negative_level: str = "image"  # by image, or by class with all its images
     contrastive_weight: float = 5.0  # this and the next seven: see `face_loss`
-    temperature: float = 0.5
+    contrastive_temperature: float = 0.5
     branch: str | None = "bce"
     branch_weight: float = 10.0
     branch_options: Mapping | None = None
     converter: str = "linear"
     detach_branch: bool = False
-    reweight: str | None = None
-    first_previous: str = "global"  # or random, the previous network of a new client
+    branch_reweighting: str | None = None
+    initial_previous_model: str = (
+        "global"  # or random, the previous network of a new client
+    )
     # Start all class embeddings from mean features of the pretrained network, not from
     # N(0, 0.01^2) and the pretrained head.
-    init_fc: bool = False
+    init_head_from_class_means: bool = False
     # Cosine above which the server pushes the classes of a cohort's clients apart after
     # a round; None does not. Its options are `steps`, `learning_rate`, `momentum` and
     # `weight_decay` of `spread`.
@@ -102,18 +106,20 @@ class FaceTerms(NamedTuple):
     spreadout_options: Mapping | None = None
     # `epochs` of a last round, and the keywords of `build_face_adaptation`; None for
     # none.
-    adapt: Mapping | None = None
+    adaptation: Mapping | None = None
 
 
 MARGIN = FaceTerms._fields[:4]
-PLAIN = FaceTerms(public=False, contrastive_weight=0.0, branch=None)
+PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
 class FaceMethod(NamedTuple):
     """A federated method, before there are images."""
 
     trainer: FederatedTrainer
-    init_fc: bool = False  # start it from the public classes' mean features
+    init_head_from_class_means: bool = (
+        False  # start it from the public classes' mean features
+    )
     distill: Distill | None = None  # its teacher
 
 
@@ -196,8 +202,8 @@ def face_method(
             of = of._replace(facts={**of.facts, **offers})
         trainer = federated_trainer(section, options, of)
         algorithm, last = trainer.algorithm, None
-        if terms.adapt is not None:
-            last = last_round(terms.adapt, section, options, of, model)
+        if terms.adaptation is not None:
+            last = last_round(terms.adaptation, section, options, of, model)
         if apart := spread_apart(terms.spreadout, terms.spreadout_options):
             algorithm = fedface(algorithm, apart, num_clients=num_clients)
     if is_packed:
@@ -210,7 +216,9 @@ def face_method(
         global_model=lambda server: of.network(algorithm.global_model(server)),
         final_adaptation=last,
     )
-    return FaceMethod(trainer, terms.init_fc and terms.public, told)
+    return FaceMethod(
+        trainer, terms.init_head_from_class_means and terms.use_public_data, told
+    )
 
 
 def _defaults(options: Mapping) -> Mapping:
@@ -235,7 +243,7 @@ def _context(
         model.embedding_dim,
         branch=terms.branch,
         converter=terms.converter,
-        std=0.0 if terms.init_fc else 0.01,
+        std=0.0 if terms.init_head_from_class_means else 0.01,
         others=learned(rule, num_classes),
     )
     loss_of = _loss_of(terms, told, num_clients)
@@ -245,7 +253,7 @@ def _context(
         own = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), own)
         own |= learned(rule, num_classes)
         params = {"backbone": variables["params"]["backbone"], **own}
-        if terms.public:
+        if terms.use_public_data:
             params["phi"] = variables["params"]["phi"]
         return {**with_start(variables, rule), "params": params}
 
@@ -284,13 +292,13 @@ def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callab
         margin=terms.margin,
         margin_options=terms.margin_options,
         contrastive_weight=terms.contrastive_weight,
-        temperature=terms.temperature,
+        contrastive_temperature=terms.contrastive_temperature,
         branch=terms.branch,
         branch_weight=terms.branch_weight,
         branch_options=terms.branch_options,
         converter=terms.converter,
         detach_branch=terms.detach_branch,
-        reweight=terms.reweight,
+        branch_reweighting=terms.branch_reweighting,
         num_clients=num_clients,
     )
     return partial(with_distillation, loss_of, told=told) if told else loss_of
@@ -301,14 +309,14 @@ def _offers(
 ) -> dict:
     """What FedFR asks for."""
     embed = backbone_features(model)
-    threshold = terms.threshold if terms.public else None
+    threshold = terms.hard_negative_threshold if terms.use_public_data else None
     prepare = None
     if terms.contrastive_weight or threshold is not None:
         prepare = prepare_features(
             embed,
             threshold=threshold,
             capacity=terms.max_hard_negatives,
-            level=terms.hard_negatives,
+            level=terms.hard_negative_level,
         )
 
     def drawn(key: jax.Array) -> PyTree:
@@ -319,28 +327,37 @@ def _offers(
         "identities": True,
         "frozen": previous_features(embed) if terms.contrastive_weight else None,
         "prepare": prepare,
-        "first_previous": drawn if terms.first_previous == "random" else None,
-        "begin": class_mean_start(embed) if terms.init_fc else None,
+        "initial_previous_model": drawn
+        if terms.initial_previous_model == "random"
+        else None,
+        "begin": class_mean_start(embed) if terms.init_head_from_class_means else None,
     }
 
 
 def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
     """Raise ValueError for options that exclude each other."""
     share, how = options.get("share", True), options.get("batch_stats", "average")
-    is_random = terms.first_previous == "random"
-    check_choice("first_previous", terms.first_previous, ("global", "random"))
+    is_random = terms.initial_previous_model == "random"
+    check_choice(
+        "initial_previous_model", terms.initial_previous_model, ("global", "random")
+    )
     if not share and is_random:
-        raise ValueError("first_previous must be global with share=False, got random.")
-    for name, value in (("adapt", terms.adapt), ("spreadout", terms.spreadout)):
+        raise ValueError(
+            "initial_previous_model must be global with share=False, got random."
+        )
+    for name, value in (
+        ("adaptation", terms.adaptation),
+        ("spreadout", terms.spreadout),
+    ):
         if not share and value is not None:
             raise ValueError(f"share must be True with {name}, got False.")
-    if terms.adapt is not None and terms.branch is not None:
-        raise ValueError(f"branch must be None with adapt, got {terms.branch!r}.")
+    if terms.adaptation is not None and terms.branch is not None:
+        raise ValueError(f"branch must be None with adaptation, got {terms.branch!r}.")
     if how != "average" and not share:
         raise ValueError(f"share must be True with batch_stats {how}, got False.")
-    if how == "local" and (terms.adapt is not None or is_random):
+    if how == "local" and (terms.adaptation is not None or is_random):
         raise ValueError(
-            "batch_stats must be average or first with adapt, or a first_previous that "
+            "batch_stats must be average or random_client with adaptation, or a initial_previous_model that "
             "is random, got 'local'."
         )
 
@@ -373,9 +390,9 @@ def last_round(
       of range.
     """
     known = {"epochs", *inspect.signature(build_face_adaptation).parameters}
-    check_keys("adapt", settings, known - {"algorithm", "model"})
+    check_keys("adaptation", settings, known - {"algorithm", "model"})
     settings = {"epochs": 5, **settings}
-    check_numbers("adapt.", settings)
+    check_numbers("adaptation.", settings)
     epochs = settings.pop("epochs")
     around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
     algorithm = federated_trainer(section, options, of, around).algorithm

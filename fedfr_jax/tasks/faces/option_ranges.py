@@ -27,13 +27,14 @@ BOUNDS = {
     "spreadout": COSINE,
     "steps": NOT_NEGATIVE,
     "t": (1, math.inf),
+    "contrastive_temperature": POSITIVE,
     "temperature": POSITIVE,
-    "threshold": COSINE,
+    "hard_negative_threshold": COSINE,
     "weight": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
 }
 WHOLE = ("decay_epochs", "epochs", "groups", "max_hard_negatives", "steps")
-MAY_BE_NONE = ("spreadout", "threshold")
+MAY_BE_NONE = ("spreadout", "hard_negative_threshold")
 
 
 def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
@@ -41,7 +42,7 @@ def check_numbers(prefix: str, options: Mapping[str, Any]) -> None:
     fraction where whole numbers are wanted.
 
     Args:
-      prefix: goes before the names in the message, as in "adapt.".
+      prefix: goes before the names in the message, as in "adaptation.".
       options: those without a range are not looked at.
     """
     is_none = lambda name: options[name] is None and name in MAY_BE_NONE

@@ -106,7 +106,7 @@ def class_parallel_loss(
     model: Model,
     rule: Margin,
     *,
-    interclass_threshold: float | None = None,
+    interclass_filtering_threshold: float | None = None,
     chunk: int = 0,
     dtype: Any = None,
 ) -> Callable:
@@ -118,7 +118,7 @@ def class_parallel_loss(
 
     Args:
       rule: a softmax; its numbers move by the whole batch.
-      interclass_threshold: see `interclass_filter`.
+      interclass_filtering_threshold: see `interclass_filter`.
       chunk, dtype: see `ClassSoftmax`.
     """
 
@@ -129,7 +129,7 @@ def class_parallel_loss(
         numbers = numbers_of(stats) if rule.state else {}
         valid = gather_losses(batch.is_valid)
         asked = build_class_softmax(
-            rule, numbers, sampling_key(key, 1), interclass_threshold, valid
+            rule, numbers, sampling_key(key, 1), interclass_filtering_threshold, valid
         )
         asked = asked._replace(chunk=chunk, dtype=dtype)
         losses, (numbers, penalty) = class_losses(
@@ -150,7 +150,7 @@ def build_class_softmax(
     rule: Margin,
     numbers: PyTree,
     key: jax.Array | None = None,
-    interclass_threshold: float | None = None,
+    interclass_filtering_threshold: float | None = None,
     is_valid: jax.Array | None = None,
 ) -> ClassSoftmax:
     """What the rule tells the softmax; beside logits the numbers after the batch and
@@ -166,9 +166,9 @@ def build_class_softmax(
         state = updated_state(rule, numbers, seen)
 
         def others(cosines):
-            if interclass_threshold is not None:
+            if interclass_filtering_threshold is not None:
                 nobody = jnp.full(len(cosines), -1, jnp.int32)
-                threshold = {"threshold": interclass_threshold}
+                threshold = {"threshold": interclass_filtering_threshold}
                 cosines = interclass_filter(cosines, nobody, **threshold)
             if rule.others is not None:
                 cosines = rule.others(cosines, seen, state)
@@ -212,7 +212,7 @@ def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
     Raises:
       ValueError: when no public identity is of that part, or all are.
     """
-    p, key = task.partition, "config.pretrain.distill.unlabeled_from"
+    p, key = task.partition, "config.pretrain.distill.unlabeled_source"
     is_none = names_from(tuple(names[i] for i in p.public_identities), part, key)
     if is_none.all():
         raise ValueError(f"{key} must leave public people with labels, got {part!r}.")
@@ -290,7 +290,7 @@ def public_training(
         cut over devices.
     """
     first_row = len(task.train_identities)
-    if part := (settings.distill or {}).get("unlabeled_from"):
+    if part := (settings.distill or {}).get("unlabeled_source"):
         task = without_labels(task, names, part)
     identities = task.partition.public_identities
     rule = margin_rule(settings)
@@ -335,7 +335,7 @@ def build_public_loss(
       ValueError: for a margin loss that cannot be cut.
     """
     count = num_devices(settings, mesh)
-    size = group_size(settings.batch_norm, count)
+    size = group_size(settings.sync_batch_norm, count)
     if size > 1:
         model = stats_over_group(model, StatsGroup(size, group_mean(size, count)))
     if rule and rule.state:
@@ -349,7 +349,7 @@ def build_public_loss(
             scale=settings.scale,
             margin=settings.margin,
             margin_options=settings.margin_options,
-            interclass_threshold=settings.interclass_threshold,
+            interclass_filtering_threshold=settings.interclass_filtering_threshold,
         )
     if told:
         make = partial(with_distillation, make, told=told)
@@ -372,8 +372,8 @@ def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Calla
     return partial(
         class_parallel_loss,
         rule=rule,
-        interclass_threshold=settings.interclass_threshold,
-        chunk=settings.class_chunk,
+        interclass_filtering_threshold=settings.interclass_filtering_threshold,
+        chunk=settings.class_chunk_size,
         dtype=settings.class_dtype,
     )
 
@@ -381,7 +381,7 @@ def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Calla
 def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
     """Rows of the table of classes on all devices together."""
     count = num_devices(settings, mesh)
-    return count * rows_per_device(num_classes, count, settings.class_chunk)
+    return count * rows_per_device(num_classes, count, settings.class_chunk_size)
 
 
 def margin_rule(settings: Training) -> Margin | None:

@@ -99,7 +99,7 @@ def build_images(parts: FaceConfig) -> FaceData:
         parts.partition,
         parts.stream_bytes,
         with_landmarks=has_masks(parts),
-        judged_landmarks=parts.settings["evaluation"].get("masked") is not None,
+        judged_landmarks=parts.settings["evaluation"].get("masked_fars") is not None,
         how=build_preprocessing(parts.settings, parts.source, pretrains=pretrains),
     )
 
@@ -126,12 +126,12 @@ def plan(settings: Mapping) -> FaceConfig:
     partition = split(settings["partition"], source)
     model = build_model(settings["model"], source)
     methods = methods_of(settings, model, partition)
-    if federation.lanes == AUTO:
+    if federation.clients_per_device == AUTO:
         names = by_conv_implementation(settings["model"])
         implementations = {
             name: methods_of(
                 settings,
-                build_model({**settings["model"], "implementation": name}, source),
+                build_model({**settings["model"], "conv_implementation": name}, source),
                 partition,
             )
             for name in names
@@ -192,9 +192,9 @@ def check_unlabeled(told: Sequence) -> None:
       told: `distill` of pretraining and of all rows of clients.
     """
     told = [one._asdict() if isinstance(one, Distill) else one or {} for one in told]
-    if len(told) > 1 and any(one.get("unlabeled_from") for one in told):
+    if len(told) > 1 and any(one.get("unlabeled_source") for one in told):
         raise ValueError(
-            "distill.unlabeled_from must come with central rows alone, got rows of "
+            "distill.unlabeled_source must come with central rows alone, got rows of "
             "clients."
         )
 
@@ -291,4 +291,8 @@ def build_trainer(
         return method.trainer.init_variables({**variables, "params": params})
 
     trainer = method.trainer._replace(apply_global=embed)
-    return trainer._replace(init_variables=start) if method.init_fc else trainer
+    return (
+        trainer._replace(init_variables=start)
+        if method.init_head_from_class_means
+        else trainer
+    )

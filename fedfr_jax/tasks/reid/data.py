@@ -72,7 +72,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
 
     Args:
       settings: "name", one of SCENARIOS or of the partitions that split classes, with
-        its settings; and "leave_out", a domain or several that no client trains on.
+        its settings; and "held_out_domains", a domain or several that no client trains on.
 
     Raises:
       ValueError: for a source without roles or cameras, an unknown domain, clients
@@ -80,7 +80,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
     """
     check_source(source)
     names, domain = test_domains(source)
-    left_out = _left_out(settings.get("leave_out", ()), names)
+    left_out = _left_out(settings.get("held_out_domains", ()), names)
     is_person = np.array([not is_nobody(name) for name in source.names])[source.labels]
     is_held = np.array([name not in left_out for name in names])
     rows = np.flatnonzero((source.roles == TRAIN) & is_person & is_held[domain])
@@ -89,7 +89,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
     seen = TrainingLabels(
         source.labels[rows], source.cameras[rows], number[domain[rows]], kept
     )
-    scenario = {k: v for k, v in settings.items() if k != "leave_out"}
+    scenario = {k: v for k, v in settings.items() if k != "held_out_domains"}
     owners = client_assignment(scenario, seen)
     rows, client = _grouped(rows, owners)
     labels, num_classes = client_classes(client, source.labels[rows], len(owners.names))
@@ -180,12 +180,12 @@ def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _left_out(given: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
-    """The domains of config.partition.leave_out."""
+    """The domains of config.partition.held_out_domains."""
     is_text = has_kind(str | tuple[str, ...], given)
     left_out = {given} if isinstance(given, str) else set(given if is_text else ())
     if not is_text or not left_out < set(names):
         raise ValueError(
-            f"config.partition.leave_out must leave some of the data sets "
+            f"config.partition.held_out_domains must leave some of the data sets "
             f"{', '.join(names)}, got {given!r}."
         )
     return left_out
@@ -199,7 +199,7 @@ def _grouped(rows, owners):
         empty = [n for n, c in zip(owners.names, counts, strict=True) if not c]
         raise ValueError(
             "config.partition must give every client an image to train on, got none "
-            f"for {', '.join(empty)} (leave_out takes data sets to be tested only)."
+            f"for {', '.join(empty)} (held_out_domains takes data sets to be tested only)."
         )
     is_held = owners.client != UNHELD
     rows, client = rows[is_held], owners.client[is_held]

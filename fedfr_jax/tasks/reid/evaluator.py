@@ -12,7 +12,7 @@ Every client's local model: what its own training makes of what it was handed.
 
 FedPav judges the models (w_k, v_k) right after local training beside the aggregate.
 Nobody keeps them for that: they are what a round of local training after the last one
-leaves. That training is of its own settings, those of config.evaluation.local, and the
+leaves. That training is of its own settings, those of config.evaluation.local_training, and the
 same for every row: what an algorithm adds to a client's training is left out, such as
 FedProx's proximal term, so that rows differ in what they hand to the clients alone.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, place_examples, stream
 from fedfr_jax.evaluation.rerank import check_reranking, k_reciprocal_rerank
@@ -66,29 +66,37 @@ class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation; the defaults are what most papers report."""
 
     batch_size: int = 64  # test images at once on a device
-    flip: bool = True  # features are sums with those of mirror images
+    flip_test: bool = True  # features are sums with those of mirror images
     ranks: tuple[int, ...] = (1, 5, 10)
     average_precision: str = "standard"  # or "official", see retrieval.py
-    divide_by: str = "valid"  # means over queries with a match; "all": FedReID's code
+    average_over: str = (
+        "valid"  # means over queries with a match; "all": FedReID's code
+    )
     single_digit_camera: bool = False  # FedReID's bug: camera 15 is taken for camera 1
-    single_shot: int = 0  # galleries of one image of each person for CMC; 0: the whole
+    single_gallery_shot_trials: int = (
+        0  # galleries of one image of each person for CMC; 0: the whole
+    )
     rerank: bool | Mapping = False  # or settings of rerank.py: {"k1", "k2", "weight"}
-    pictures: int = 8  # queries on the page that is drawn in the end; 0 draws none
-    personalized_in_rounds: bool = False  # a test per client, or only in the end
-    local: Mapping | None = None  # clients train before a test, see local_models.py
+    num_visualized: int = (
+        8  # queries on the page that is drawn in the end; 0 draws none
+    )
+    personalized_every_evaluation: bool = False  # a test per client, or only in the end
+    local_training: Mapping | None = (
+        None  # clients train before a test, see local_models.py
+    )
 
 
 def build_evaluation(settings: Mapping) -> EvaluationConfig:
     """config.evaluation, checked."""
     evaluating = call("evaluation", EvaluationConfig, settings)
     bounds = {"batch_size": AT_ONCE, "ranks": (1, math.inf)}
-    bounds |= {"single_shot": (0, 10**4), "pictures": (0, 100)}
+    bounds |= {"single_gallery_shot_trials": (0, 10**4), "num_visualized": (0, 100)}
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)
     if not evaluating.ranks:
         raise ValueError("config.evaluation.ranks must have a rank, got ().")
     for key, known in (
         ("average_precision", AVERAGE_PRECISIONS),
-        ("divide_by", DIVISORS),
+        ("average_over", DIVISORS),
     ):
         check_choice(f"config.evaluation.{key}", evaluating._asdict()[key], known)
     return evaluating
@@ -156,7 +164,7 @@ class ReidEvaluator:
         self._images = images._replace(table=place_examples(images.table, mesh))
         self._mesh, self._evaluating, self._compiled = mesh, evaluating, {}
         plain = plain or normalize()
-        augment = compose(mirror(), plain) if evaluating.flip else plain
+        augment = compose(horizontal_flip(), plain) if evaluating.flip_test else plain
         self._feed = Batching(evaluating.batch_size, augment)
         self._key = jax.random.key(seed)
         self._rerank = evaluating.rerank
@@ -178,7 +186,7 @@ class ReidEvaluator:
     @property
     def evaluators(self) -> dict[str, Evaluator]:
         """Generic and personalized."""
-        in_rounds = self._evaluating.personalized_in_rounds
+        in_rounds = self._evaluating.personalized_every_evaluation
         return {
             "generic": Evaluator(self.generic),
             "personalized": Evaluator(self.personalized, during_training=in_rounds),
@@ -223,10 +231,10 @@ class ReidEvaluator:
         found = rank_gallery(
             scores, *people, average_precision=evaluating.average_precision
         )
-        if draws := evaluating.single_shot:
+        if draws := evaluating.single_gallery_shot_trials:
             hits = first_hits(scores, *people, self._key, draws=draws)
             found = found._replace(first_hit=hits)
-        return summary(found, ranks=evaluating.ranks, divide_by=evaluating.divide_by)
+        return summary(found, ranks=evaluating.ranks, divide_by=evaluating.average_over)
 
     def people(self, name: str) -> tuple[IdentityLabels, IdentityLabels]:
         """Who is on a domain's queries and in its gallery."""
@@ -287,13 +295,13 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
     return Evaluation(metrics, per_client)
 
 
-PERSONAL = ("epochs", "identities")
+PERSONAL = ("epochs", "identities_per_batch")
 
 
 def build_client_training(
     settings: Mapping, model: Model
 ) -> tuple[Algorithm, int, int]:
-    """(algorithm, epochs, identities of a batch or 0) of config.evaluation.local.
+    """(algorithm, epochs, identities of a batch or 0) of config.evaluation.local_training.
 
     Args:
       settings: those two, and keys of `local_of` and of `reid_loss`.
@@ -301,17 +309,19 @@ def build_client_training(
     Raises:
       ValueError: for an unknown key, a number out of its range, or several processes.
     """
-    section = "evaluation.local"
+    section = "evaluation.local_training"
     if jax.process_count() > 1:  # each would have the rows of some clients only
         raise ValueError(
             f"config.{section} must be left out in a run of several processes, got "
             f"{dict(settings)}."
         )
-    settings = {"epochs": 1, "identities": 0, **settings}
+    settings = {"epochs": 1, "identities_per_batch": 0, **settings}
     epochs, identities = (settings.pop(key) for key in PERSONAL)
-    numbers = {"epochs": epochs, "identities": identities}
+    numbers = {"epochs": epochs, "identities_per_batch": identities}
     check_ranges(
-        f"config.{section}.", numbers, {"epochs": (1, 1e6), "identities": (0, math.inf)}
+        f"config.{section}.",
+        numbers,
+        {"epochs": (1, 1e6), "identities_per_batch": (0, math.inf)},
     )
     of_loss = {k: settings.pop(k) for k in keywords(reid_loss) if k in settings}
     loss = call(section, reid_loss, of_loss, model)

@@ -92,7 +92,8 @@ def images_per_identity(batch_size: int, identities: int) -> int:
     is_number = isinstance(identities, int) and identities > 0
     if not is_number or batch_size % identities:
         raise ValueError(
-            f"identities must be a number that divides the batch of {batch_size}, got "
+            "identities_per_batch must be a number that divides the batch of "
+            f"{batch_size}, got "
             f"{identities!r}."
         )
     return batch_size // identities

@@ -37,7 +37,9 @@ from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, 
 class Batches(NamedTuple):
     """Keys of a row beside those of its loss."""
 
-    identities: int = 0  # P of batches of P identities with as many images each
+    identities_per_batch: int = (
+        0  # P of batches of P identities with as many images each
+    )
 
 
 class Parts(NamedTuple):
@@ -105,10 +107,10 @@ def trainers_of(
         }
 
     trainers = made(network)
-    if parts.federation.lanes == AUTO:
+    if parts.federation.clients_per_device == AUTO:
         names = by_conv_implementation(network)
         implementations = {
-            name: made({**network, "implementation": name}) for name in names
+            name: made({**network, "conv_implementation": name}) for name in names
         }
         trainers = with_implementations(trainers, implementations)
     return trainers
@@ -168,7 +170,7 @@ def trainer_of(
     """
     options, section = dict(options), f"config.methods.{name}"
     own = {key: options.pop(key) for key in Batches._fields if key in options}
-    identities = call(f"methods.{name}", Batches, own).identities
+    identities = call(f"methods.{name}", Batches, own).identities_per_batch
     if options.get("kind") == "central":
         if "augment" in options:
             options["augment"] = fill_statistics(options["augment"], parts.statistics)
@@ -188,7 +190,7 @@ def trainer_of(
     if identities:
         with naming(section):
             epochs = int(np.max(parts.federation.epochs_of(trainer)))
-            epochs += options.get("finetune_epochs", 0)
+            epochs += options.get("personal_epochs", 0)
             algorithm = parts.balanced(trainer.algorithm, identities, epochs)
         trainer = trainer._replace(algorithm=algorithm)
     return trainer

@@ -21,11 +21,11 @@ from fedfr_jax.types import TRAIN, Source
 
 
 class PublicDataConfig(NamedTuple):
-    """Keys of config.partition.public, of which `share` or `source` is given."""
+    """Keys of config.partition.public, of which `fraction` or `source` is given."""
 
-    share: float = 0.0  # of the people to train on, who are taken from the clients
+    fraction: float = 0.0  # of the people to train on, who are taken from the clients
     source: Mapping = MappingProxyType({})  # as config.data: all of its images
-    most: int = 0  # images at most, drawn at random; 0 takes all
+    max_images: int = 0  # images at most, drawn at random; 0 takes all
     batch_size: int = 32
     seed: int = 0
 
@@ -38,23 +38,27 @@ def build_public_data(
     None without `settings`.
 
     Raises:
-      ValueError: for both a share and a source, or neither; images of another shape; or
+      ValueError: for both a fraction and a source, or neither; images of another shape; or
         no image.
     """
     check_source(source)
     if not settings:
         return source, None
     public = call("partition.public", PublicDataConfig, settings)
-    bounds = {"share": (0, 0.9), "most": (0, math.inf), "batch_size": (2, AT_ONCE[1])}
+    bounds = {
+        "fraction": (0, 0.9),
+        "max_images": (0, math.inf),
+        "batch_size": (2, AT_ONCE[1]),
+    }
     check_ranges("config.partition.public.", public._asdict(), bounds)
-    if bool(public.share) == bool(public.source):
+    if bool(public.fraction) == bool(public.source):
         raise ValueError(
-            "config.partition.public must have a share or a source, got "
-            f"{'both' if public.share else 'neither'}."
+            "config.partition.public must have a fraction or a source, got "
+            f"{'both' if public.fraction else 'neither'}."
         )
     rng, given = np.random.default_rng(public.seed), source
-    if public.share:
-        source, rows = held_back(source, public.share, rng)
+    if public.fraction:
+        source, rows = held_back(source, public.fraction, rng)
     else:
         given = open_data(public.source)
         both = filter(None, (source.passed_over, given.passed_over))
@@ -65,8 +69,8 @@ def build_public_data(
             f"config.partition.public must give images {source.image_shape}, got "
             f"{len(rows)} of {given.image_shape}."
         )
-    if 0 < public.most < len(rows):
-        rows = np.sort(rng.choice(rows, public.most, replace=False))
+    if 0 < public.max_images < len(rows):
+        rows = np.sort(rng.choice(rows, public.max_images, replace=False))
     return source, keep_rows(given, rows)
 
 

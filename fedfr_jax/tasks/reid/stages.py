@@ -85,7 +85,7 @@ def reid(settings: Mapping) -> Experiment:
     )
     trainers = trainers_of(settings, parts)
     judged = build_evaluation_set(source, split, most)
-    how = build_preprocessing(settings, source)._replace(mirrored=evaluating.flip)
+    how = build_preprocessing(settings, source)._replace(mirrored=evaluating.flip_test)
     evaluators = build_evaluators(
         settings, evaluating, judged, source, parts, train, how
     )
@@ -126,12 +126,14 @@ def build_evaluators(
     found["personalized"] = cache_first_call(
         found["personalized"], num_clients, classifier
     )
-    if evaluating.pictures:
+    if evaluating.num_visualized:
         found["pictures"] = retrieval_sheets(
-            judge, judged, source.names, evaluating.pictures
+            judge, judged, source.names, evaluating.num_visualized
         )
-    if evaluating.local:
-        found["local"] = client_training(evaluating.local, model, parts, judge, train)
+    if evaluating.local_training:
+        found["local"] = client_training(
+            evaluating.local_training, model, parts, judge, train
+        )
     return found
 
 
@@ -183,7 +185,7 @@ def stage_with_classes(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
 def client_training(
     after: Mapping, model: Model, parts: Parts, judge: ReidEvaluator, train
 ) -> Evaluator:
-    """The evaluator of config.evaluation.local."""
+    """The evaluator of config.evaluation.local_training."""
     algorithm, epochs, identities = build_client_training(after, model)
     if identities:
         algorithm = parts.balanced(algorithm, identities, epochs)

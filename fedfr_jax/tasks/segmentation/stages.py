@@ -57,7 +57,9 @@ class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
     batch_size: int = 16  # test images at once on a device
-    pictures: int = 4  # test images that are drawn when a row has ended; 0 draws none
+    num_visualized: int = (
+        4  # test images that are drawn when a row has ended; 0 draws none
+    )
     target_miou: float | None = None  # the table names the first round that has it
     # AMM of the one network's features of `most` test pixels; with a `reference`, the
     # work folder of a run such as a central one, MMD to its last row's network.
@@ -113,7 +115,7 @@ def segmentation(settings: Mapping) -> Experiment:
 def build_evaluation(settings: Mapping) -> EvaluationConfig:
     """config.evaluation, checked."""
     evaluating = call("evaluation", EvaluationConfig, settings)
-    bounds = {"batch_size": AT_ONCE, "pictures": (0, 100)}
+    bounds = {"batch_size": AT_ONCE, "num_visualized": (0, 100)}
     if evaluating.target_miou is not None:
         bounds["target_miou"] = (0, 1)
     check_ranges("config.evaluation.", evaluating._asdict(), bounds)
@@ -195,10 +197,10 @@ def build_evaluators(
     if of_features is not None:
         given = of.model, judged.table, mesh, feed
         evaluators["representation"] = representation(*given, **of_features)
-    if evaluating.pictures:
+    if evaluating.num_visualized:
         colors = source.masks.class_colors
         colors = palette(len(judged.classes)) if colors is None else colors
-        colors, count = np.array(colors, np.uint8), evaluating.pictures
+        colors, count = np.array(colors, np.uint8), evaluating.num_visualized
         evaluators["pictures"] = prediction_images(
             of.model, judged, feed, colors, count
         )

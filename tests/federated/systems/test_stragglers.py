@@ -102,11 +102,20 @@ def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stragglers": 1.0}, r"stragglers must lie in \[0, 1\), got 1.0"),
-        ({"stragglers": -0.1}, r"stragglers must lie in \[0, 1\), got -0.1"),
-        ({"stragglers": 0.5, "local_epochs": 1}, "local_epochs must be at least 2"),
         (
-            {"stragglers": 0.8, "drop_stragglers": True, "cohort_size": 2},
+            {"straggler_fraction": 1.0},
+            r"straggler_fraction must lie in \[0, 1\), got 1.0",
+        ),
+        (
+            {"straggler_fraction": -0.1},
+            r"straggler_fraction must lie in \[0, 1\), got -0.1",
+        ),
+        (
+            {"straggler_fraction": 0.5, "local_epochs": 1},
+            "local_epochs must be at least 2",
+        ),
+        (
+            {"straggler_fraction": 0.8, "drop_stragglers": True, "cohort_size": 2},
             "must leave a client of 2, got a ratio of 0.8",
         ),
     ],

@@ -31,7 +31,7 @@ from tests.tasks.classification.test_stages import build_one, config
 quarters = test_stages.path
 
 RESNET = MODELS["resnet"]((8, 8, 1), num_classes=3, blocks=(1, 1), widths=(4, 8))
-MLP = MODELS["mlp"]((4, 4, 1), hidden=6, num_classes=3)
+MLP = MODELS["mlp"]((4, 4, 1), hidden_dim=6, num_classes=3)
 
 
 def chosen(model, given):
@@ -205,7 +205,7 @@ WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
     ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
     ({"personal": {"blocks": True}}, r"blocks must lie in \[0, 2\] .*got True"),
-    ({"personal": {"blocks": 1}, "finetune_epochs": 1.5}, "a whole number.*got 1.5"),
+    ({"personal": {"blocks": 1}, "personal_epochs": 1.5}, "a whole number.*got 1.5"),
     ({"batch_stats": "local"}, "batch norms must be in the network, got none"),
     (
         {"personal": {"all_but_blocks": 0}},
@@ -226,28 +226,46 @@ WRONG = [
         "head_epochs must be fewer than the 3 local epochs of a round, .* got 5",
     ),
     (
-        {"optimizer": {"name": "sgd", "weight_decay": 0.1, "decays": "kernl"}},
+        {
+            "optimizer": {
+                "name": "sgd",
+                "weight_decay": 0.1,
+                "weight_decay_mask": "kernl",
+            }
+        },
         "must match a leaf.*got 'kernl'",
     ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
     ({"frozen": {"batch_norms": True}}, "frozen must be of"),
-    ({"algorithm": "moon", "temperature": 0.0}, "temperature must be positive"),
+    (
+        {"algorithm": "moon", "contrastive_temperature": 0.0},
+        "contrastive_temperature must be positive",
+    ),
     ({"algorithm": "moon", "contrastive_weight": -1.0}, "contrastive_weight must"),
     ({"contrastive_weight": 1.0}, "must have keys of .*contrastive_weight"),
     ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
     ({"algorithm": "fedaws", "margin": 3.0}, r"margin must lie in \[0, 2\], got 3"),
-    ({"algorithm": "feddyn", "strength": 0.0}, "strength must be positive, got 0"),
+    ({"algorithm": "feddyn", "alpha": 0.0}, "alpha must be positive, got 0"),
     ({"algorithm": "mime", "server_momentum": 2.0}, "server_momentum must lie in"),
-    ({"algorithm": "afl", "window": 0}, "window must be at least 1, got 0"),
+    (
+        {"algorithm": "afl", "domain_window_size": 0},
+        "domain_window_size must be at least 1, got 0",
+    ),
     ({"algorithm": "perfedavg"}, "needs the key inner_rate"),
-    ({"algorithm": "perfedavg", "inner_rate": 0.1, "order": "so"}, "order must be one"),
+    (
+        {"algorithm": "perfedavg", "inner_learning_rate": 0.1, "order": "so"},
+        "order must be one",
+    ),
     ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
     ({"aggregation": ("median", "mean")}, "aggregation.name must be one of"),
     (
         {"aggregation": {"name": "krum", "num_malicious_clients": -1}},
         "num_malicious_clients must be at least 0, got -1",
     ),
-    ({"aggregation": {"name": "median", "weigh": "examples"}}, "got 'weigh'"),
+    (
+        {"aggregation": {"name": "median", "weighting": "num_examples"}},
+        "got 'weighting'",
+    ),
     ({"aggregation": 3}, "aggregation must be .*got 3"),
     ({"aggregation": ("median", "rfa")}, "must end with link 1"),
     ({"algorithm": "ifca", "aggregation": "median"}, "must leave the last place"),
@@ -264,7 +282,7 @@ def test_a_wrong_setting_is_refused_by_its_row(quarters, row, rule):
 
 
 KRUM, BULYAN = {"name": "krum", "num_malicious_clients": 1}, {"name": "bulyan"}
-DROPPED = {"stragglers": 0.5, "drop_stragglers": True, "local_epochs": 2}
+DROPPED = {"straggler_fraction": 0.5, "drop_stragglers": True, "local_epochs": 2}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +307,7 @@ def test_a_cohort_too_small_for_a_row_is_refused_before_any_row_trains(
         **row,
         "aggregation": {**KRUM, "num_malicious_clients": 0},
     }
-    given["federation"] |= {"stragglers": 0.0}
+    given["federation"] |= {"straggler_fraction": 0.0}
     build(given)
 
 
@@ -298,7 +316,7 @@ def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
         "fedavg": {},
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {**FEDREP, "head_epochs": 1},
-        "ifca": {"algorithm": "ifca", "groups": 2},
+        "ifca": {"algorithm": "ifca", "num_clusters": 2},
     }
     rows = {name: {**RATE, **row} for name, row in rows.items()}
     stages = build(config(quarters, methods=rows)).stages
@@ -307,7 +325,7 @@ def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
 
 
 def test_a_model_of_the_config_may_have_a_projection(quarters):
-    model = {"name": "mlp", "hidden": 8, "projection": 3}
+    model = {"name": "mlp", "hidden_dim": 8, "projection": 3}
     trainer = build(config(quarters, model=model)).stages["fedavg"].trainer
     kernel = trainer.init_variables(None)["params"]["classifier"]["kernel"]
     assert kernel.shape == (3, 4)

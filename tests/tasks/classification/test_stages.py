@@ -54,12 +54,12 @@ def config(path, **sections):
             "num_clients": NUM_CLIENTS,
             "classes_per_client": 2,
         },
-        "model": {"name": "mlp", "hidden": 8},
+        "model": {"name": "mlp", "hidden_dim": 8},
         "federation": {
             "rounds": 3,
             "local_epochs": 2,
             "batch_size": 8,
-            "flip": 0.0,
+            "flip_probability": 0.0,
             "evaluate_every": 1,
         },
         "evaluation": {},
@@ -82,7 +82,7 @@ def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     with jax.numpy_dtype_promotion("standard"):
         run_experiment(build(first), tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(first))  # as `fedfr train` does
-    given = {"reference": str(tmp_path), "most": 20}
+    given = {"reference": str(tmp_path), "max_images": 20}
     experiments = [
         build(config(path, evaluation={"representation": told})) for told in ({}, given)
     ]
@@ -96,7 +96,7 @@ def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     start = experiments[0].stages["fedavg"].trainer.init_variables(None)
     others = experiments[1].task.evaluators["representation"]
     assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
-    other = {"name": "mlp", "hidden": 9}
+    other = {"name": "mlp", "hidden_dim": 9}
     evaluation = {"representation": given}
     with pytest.raises(ValueError, match="reference: weights must fit the network"):
         build(config(path, model=other, evaluation=evaluation))
@@ -107,7 +107,12 @@ METHODS = {
     "fedper": {**RATE, "personal": {"blocks": 1}},
     "local": {**RATE, "personal": "."},
     "scaffold": {**RATE, "algorithm": "scaffold"},
-    "central": {"kind": "central", "epochs": 8, "batch_size": 16, "flip": 0.0},
+    "central": {
+        "kind": "central",
+        "epochs": 8,
+        "batch_size": 16,
+        "flip_probability": 0.0,
+    },
 }
 
 
@@ -215,7 +220,7 @@ def test_all_rows_start_from_the_same_network(finished):
 def test_streamed_images_give_the_same_numbers(finished, path, tmp_path):
     _, _, found = finished
     given = config(path)
-    given["federation"] = {**given["federation"], "table": "stream"}
+    given["federation"] = {**given["federation"], "data_placement": "stream"}
     streamed = run(build(given), tmp_path)
     for name, of in streamed["fedavg"].items():
         expected = found["fedavg"][name]
@@ -240,7 +245,7 @@ def test_test_images_of_the_set_itself_are_those_that_are_judged(path):
 # --- Clients that never take part, and fine-tuning
 
 OUTSIDE = {
-    "fedper": {**RATE, "personal": {"blocks": 1}, "finetune_epochs": 1},
+    "fedper": {**RATE, "personal": {"blocks": 1}, "personal_epochs": 1},
     "central": {**METHODS["central"], "epochs": 24},
 }
 
@@ -309,7 +314,7 @@ def test_clients_outside_are_judged_by_what_a_new_one_would_be_handed(path, outs
 
 def test_fine_tuning_one_layer_leaves_the_others(path):
     """The judged networks of a round without aggregation, by hand."""
-    finetune = {"epochs": 1, "learning_rate": 0.2, "moves": "classifier"}
+    finetune = {"epochs": 1, "learning_rate": 0.2, "trainable": "classifier"}
     task = build(config(path, evaluation={"finetune": finetune})).task
     first = build(config(path)).stages["fedavg"].trainer
     seen = []
@@ -356,7 +361,7 @@ def test_fine_tuning_starts_from_every_clients_own_network(path):
 STATISTICS = {
     "average": {"learning_rate": 0.3, "batch_stats": "average"},
     "local": {"learning_rate": 0.3, "batch_stats": "local"},
-    "first": {"learning_rate": 0.3, "batch_stats": "first"},
+    "first": {"learning_rate": 0.3, "batch_stats": "random_client"},
     "fedbn": {"learning_rate": 0.3, "personal": "bn"},
 }
 
@@ -418,7 +423,7 @@ def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(path):
 
 def test_a_source_that_is_open_already_is_taken_as_it_is(path):
     source = open_data({"name": "arrays", "path": str(path)})
-    opened = config(path, data={"name": "opened", "source": source})
+    opened = config(path, data={"name": "source_object", "source": source})
     assert plain({"a": [source]})["a"][0] is source
     facts = [build(given).task.data_report for given in (opened, config(path))]
     assert facts[0] == facts[1]
@@ -429,7 +434,7 @@ def build_one(path, row):
 
 
 def test_a_drawn_head_is_another_one_for_every_new_client(path):
-    row = {**RATE, "personal": "classifier", "draw": True}
+    row = {**RATE, "personal": "classifier", "init_per_client": True}
     trainer = build_one(path, row).stages["row"].trainer
     first = trainer.init_variables(None)
     server = trainer.algorithm.init(first)
@@ -449,9 +454,12 @@ WRONG_SETTINGS = [
     ({**RATE, "personal": {}}, "personal must have one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression, got '\('"),
-    ({**RATE, "draw": True}, "draw must .*personal"),
-    ({**RATE, "draw": None}, "draw must be true or false, got None"),
-    ({**RATE, "finetune_epochs": ()}, r"epochs must be a whole number, got \(\)"),
+    ({**RATE, "init_per_client": True}, "init_per_client must .*personal"),
+    (
+        {**RATE, "init_per_client": None},
+        "init_per_client must be true or false, got None",
+    ),
+    ({**RATE, "personal_epochs": ()}, r"epochs must be a whole number, got \(\)"),
 ]
 ROWS = [
     ({**RATE, "personal": {"blocks": 3}}, r"blocks must lie in \[0, 2\] .*got 3"),
@@ -462,7 +470,7 @@ ROWS = [
     ({**RATE, "algorithm": "fedprox"}, "needs the key strength"),
     ({**RATE, "algorithm": "kd"}, r"needs public data, .* offer \(reid does\)"),
     ({**RATE, "algorithm": "fedfr"}, r"needs public identities .*\(faces does\)"),
-    ({**RATE, "strength": 0.1}, "must have keys of .*got 'strength'"),
+    ({**RATE, "mu": 0.1}, "must have keys of .*got 'mu'"),
     ({"learning_rat": 0.1}, "did you mean learning_rate"),
     ({}, "must have the key learning_rate, got none"),
     ({**RATE, "optimizer": "adamm"}, "optimizer must be a name of optax's"),
@@ -472,28 +480,28 @@ ROWS = [
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
     (
-        {"kind": "central", "layer_rates": {"stemm": 0.1}},
-        "layer_rates: path pattern must match a leaf",
+        {"kind": "central", "learning_rate_multipliers": {"stemm": 0.1}},
+        "learning_rate_multipliers: path pattern must match a leaf",
     ),
     (
         {"kind": "central", "sharding": (("nosuch", "zero3"),)},
         "sharding: path pattern must match a leaf.*got 'nosuch'",
     ),
     (
-        {"kind": "central", "freeze": "nosuch"},
+        {"kind": "central", "frozen": "nosuch"},
         "freeze: path pattern must match a leaf.*got 'nosuch'",
     ),
     ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
-    ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
+    ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
     (
-        {**RATE, "personal": "classifier", "finetune_epochs": -1},
-        "finetune_epochs must be a whole number of at least 1, got -1",
+        {**RATE, "personal": "classifier", "personal_epochs": -1},
+        "personal_epochs must be a whole number of at least 1, got -1",
     ),
     (
-        {**RATE, "personal": "fc", "finetune_epochs": 1, "algorithm": "scaffold"},
-        "finetune_epochs must go with the algorithm fedavg, got 'scaffold'",
+        {**RATE, "personal": "fc", "personal_epochs": 1, "algorithm": "scaffold"},
+        "personal_epochs must go with the algorithm fedavg, got 'scaffold'",
     ),
     *WRONG_SETTINGS,
 ]
@@ -510,7 +518,7 @@ FACES = {
     "name": "by_identity",
     "num_clients": 1,
     "ids_per_client": 1,
-    "num_global_ids": 1,
+    "num_public_ids": 1,
     "num_unseen_ids": 1,
 }
 OWNERS = [i % CLASSES for i in range(160)]  # each has the images of one class
@@ -519,7 +527,7 @@ SECTIONS = [
     ({"partition": FACES}, "partition.name must split classes, got 'by_identity'"),
     ({"partition": {"name": "by_clas"}}, "partition.name must be one of .*by_class"),
     (
-        {"partition": {"name": "by_owner", "owners": OWNERS, "num_clients": 1}},
+        {"partition": {"name": "natural", "client_ids": OWNERS, "num_clients": 1}},
         r"partition must leave every class .*got none of '\d' \(3 such of 4\)",
     ),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
@@ -562,7 +570,7 @@ SECTIONS = [
         "evaluation.finetune.epochs must be a whole number of at least 1, got 0",
     ),
     (
-        {"evaluation": {"finetune": {"moves": "conv", **RATE}}},
+        {"evaluation": {"finetune": {"trainable": "conv", **RATE}}},
         "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
     ),
     (

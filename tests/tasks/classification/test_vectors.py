@@ -17,7 +17,7 @@ from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.tasks.evaluators import representation
 from fedfr_jax.types import Dataset, TrainedModels
 
-DECAY = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}
+DECAY = {"name": "sgd", "weight_decay": 1e-3, "weight_decay_mask": "kernel$"}
 SHAPES = {"kernel": (60, 10), "bias": (10,)}
 ROW = {"algorithm": "fedmargin", "learning_rate": 0.01, "optimizer": DECAY}
 
@@ -26,16 +26,16 @@ def config(**sections):
     return {
         "task": "classification",
         "seed": 0,
-        "data": {"name": "synthetic", "num_users": 8, "seed": 4},
-        "partition": {"name": "by_owner", "test_fraction": 0.1},
+        "data": {"name": "synthetic", "num_clients": 8, "seed": 4},
+        "partition": {"name": "natural", "test_fraction": 0.1},
         "model": {"name": "logistic"},
         "federation": {
             "rounds": 4,
             "cohort_size": 4,
             "local_epochs": 3,
             "batch_size": 10,
-            "flip": 0.0,
-            "stragglers": 0.5,
+            "flip_probability": 0.0,
+            "straggler_fraction": 0.5,
             "evaluate_every": 1,
         },
         "evaluation": {},
@@ -61,19 +61,35 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
-        ("federation", {"flip": 0.5}, "flip must be off for data that are no images"),
-        ("federation", {"stragglers": 1.5}, r"stragglers must lie in \[0, 1\)"),
+        (
+            "federation",
+            {"flip_probability": 0.5},
+            "flip_probability must be off for data that are no images",
+        ),
+        (
+            "federation",
+            {"straggler_fraction": 1.5},
+            r"straggler_fraction must lie in \[0, 1\)",
+        ),
         ("methods", {"fedmargin": {**ROW, "temperature": 0.0}}, "must be positive"),
         (
             "methods",
             {"fedmargin": {**ROW, "local_epochs": 1}},
             "^config.methods.fedmargin: local_epochs must be at least 2",
         ),
-        ("methods", {"fedmargin": {**ROW, "norm": "max"}}, "norm must be one of"),
-        ("methods", {"fedmargin": {**ROW, "combine": "sum"}}, "combine must be one of"),
+        (
+            "methods",
+            {"fedmargin": {**ROW, "attention": "max"}},
+            "attention must be one of",
+        ),
+        (
+            "methods",
+            {"fedmargin": {**ROW, "attention_combination": "sum"}},
+            "attention_combination must be one of",
+        ),
         (
             "evaluation",
-            {"representation": {"most": 2.5}},
+            {"representation": {"max_images": 2.5}},
             "representation.most must be a whole number of at least 2, got 2.5",
         ),
         (
@@ -92,7 +108,7 @@ def test_a_mistake_is_found_before_anything_is_trained(section, change, message)
 def test_fedmargins_own_sizes_are_a_logistic_regression_in_all_rows_but_two(name):
     of = plain(load(find(f"fedmargin/{name}")))
     assert of["model"] == {"name": "logistic"}
-    small = {"data": {**config()["data"], "num_users": 12}}
+    small = {"data": {**config()["data"], "num_clients": 12}}
     built = build({**of, **small, "partition": config()["partition"]})
     rows = base.fedmargin_rows(1).keys() - {"fedper", "fedrep"}
     assert built.stages.keys() == rows | {"central"}
@@ -102,7 +118,7 @@ def test_fedmargins_own_sizes_are_a_logistic_regression_in_all_rows_but_two(name
 
 
 def test_features_are_judged_beside_those_of_a_reference():
-    model = MODELS["mlp"]((4, 4, 1), hidden=6, num_classes=3)
+    model = MODELS["mlp"]((4, 4, 1), hidden_dim=6, num_classes=3)
     rng = np.random.default_rng(0)
     images = rng.normal(size=(50, 4, 4, 1)).astype(np.float32)
     labels = rng.integers(0, 3, 50).astype(np.int32)

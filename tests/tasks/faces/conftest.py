@@ -24,7 +24,7 @@ def task():
         labels,
         num_clients=3,
         ids_per_client=SIZES,
-        num_global_ids=4,
+        num_public_ids=4,
         num_unseen_ids=3,
     )
     return build_face_data(source, partition)

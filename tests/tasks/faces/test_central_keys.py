@@ -32,7 +32,7 @@ def lowered(dtype, **pretrain):
     partition = partition_of(labels, is_test, [[0], [1]], **who)
     settings = {"pretrain": {"batch_size": BATCH, **pretrain}, "methods": {}}
     sizes = {"blocks": (1,), "widths": (4,), "embedding_dim": DIM, "dtype": dtype}
-    network = iresnet((8, 8, 3), **sizes, implementation="xla")
+    network = iresnet((8, 8, 3), **sizes, conv_implementation="xla")
     given = network, source_of(images, labels), partition
     experiment = experiment_of(settings, *given, grid=(DEVICES, 1))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
@@ -43,15 +43,20 @@ def lowered(dtype, **pretrain):
     "key, before, pattern, more",
     [
         # Mean and variance of each layer, there and back.
-        ({"batch_norm": "sync"}, {}, "stablehlo.all_reduce", 4 * NORMS),
-        ({"batch_norm": 2}, {}, r"= dense<\[\[0, 1\], \[2, 3\]\]>", 4 * NORMS),
-        ({"micro_batches": 2}, {}, "stablehlo.while", 1),
+        ({"sync_batch_norm": True}, {}, "stablehlo.all_reduce", 4 * NORMS),
+        ({"sync_batch_norm": 2}, {}, r"= dense<\[\[0, 1\], \[2, 3\]\]>", 4 * NORMS),
+        ({"gradient_accumulation_steps": 2}, {}, "stablehlo.while", 1),
         # The sum of the last layer's gradient.
         ({"reduce_dtype": "bfloat16"}, {}, r"}\) : \(tensor<64x6xbf16>\)", 1),
         ({"class_dtype": "bfloat16"}, CUT, "dot_general.*16x6xbf16.*6x10xbf16", 1),
-        ({"class_chunk": 5}, CUT, "dot_general.*-> tensor<16x5xf32>", 2),
+        ({"class_chunk_size": 5}, CUT, "dot_general.*-> tensor<16x5xf32>", 2),
         # Three rows of ten are drawn, beside those of the batch's own classes.
-        ({"class_rate": (0.3, 1.0)}, CUT, "dot_general.*-> tensor<16x19xf32>", 1),
+        (
+            {"class_sample_rate": (0.3, 1.0)},
+            CUT,
+            "dot_general.*-> tensor<16x19xf32>",
+            1,
+        ),
     ],
     ids=lambda x: next(iter(x), "") if isinstance(x, dict) else "",
 )

@@ -31,11 +31,11 @@ OPTIONS = {  # beside what a row must have: what it is more interesting with
         "server_optimizer": {"name": "fedadam", "learning_rate": 0.01},
         "aggregation": ("centered_clip", "attention"),
     },
-    "fedprox": {"weigh": "equally"},
-    "pfedme": {"strength": 1.0},
-    "perfedavg": {"inner_rate": 0.005},
+    "fedprox": {"weighting": "uniform"},
+    "pfedme": {"lam": 1.0},
+    "perfedavg": {"inner_learning_rate": 0.005},
     "scaffold": {"momentum": 0.0},
-    "ifca": {"groups": 3},
+    "ifca": {"num_clusters": 3},
 }
 REFUSED = {  # and what they need
     "afl": "one set of classes for all clients",
@@ -54,7 +54,7 @@ def row_of(name):
     return {"algorithm": name, **required(name, HEAD), **OPTIONS.get(name, {})}
 
 
-PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
+PLAIN = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 
 
 def small_model():
@@ -104,7 +104,7 @@ def _run(task, options, rounds, lanes):
         task.population,
         mesh=make_mesh(1),
         local_epochs=2,
-        lanes=lanes,
+        clients_per_device=lanes,
     )
     server = start_simulation(sim, method.trainer.init_variables(START))
     store = open_store(sim, server)
@@ -165,15 +165,15 @@ def test_fedavg_is_the_fedavg_row_of_fedfr(task, lanes):
 
 
 def test_fedprox_without_strength_is_fedavg(task):
-    _, near, _, _ = run(task, {"algorithm": "fedprox", "strength": 0.0}, rounds=2)
+    _, near, _, _ = run(task, {"algorithm": "fedprox", "mu": 0.0}, rounds=2)
     _, plain, _, _ = run(task, {"algorithm": "fedavg"}, rounds=2)
     assert_close(near.inner.variables, plain.inner.variables)
 
 
 def test_groups_of_one_are_fedavg_of_equal_clients(task):
-    one = {"algorithm": "ifca", "groups": 1, "spread": 0.0}
+    one = {"algorithm": "ifca", "num_clusters": 1, "init_noise": 0.0}
     method, models, _, _ = run(task, one)
-    _, plain, _, _ = run(task, {"algorithm": "fedavg", "weigh": "equally"})
+    _, plain, _, _ = run(task, {"algorithm": "fedavg", "weighting": "uniform"})
     backbone = plain.inner.variables["params"]["backbone"]
     assert_close(method.trainer.global_model(models)["params"], backbone)
 
@@ -196,7 +196,7 @@ def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     assert_close(stats(own[2]), stats(alone))  # as if there were nobody else
     assert_close(generic(own)["batch_stats"], BACKBONE["batch_stats"])
     averaged = run(task, PLAIN)
-    first = run(task, {**PLAIN, "batch_stats": "first"})
+    first = run(task, {**PLAIN, "batch_stats": "random_client"})
     assert_close(generic(first)["params"], generic(averaged)["params"])
     chosen = random_client(np.arange(3), 0, 0)
     assert_close(generic(first)["batch_stats"]["mean"], stats(first[2])[chosen])
@@ -261,8 +261,8 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
         "personal": "backbone/last",
         "frozen": "backbone/kernel",
         "optimizer": {"name": "rmsprop", "decay": 0.8},
-        "layer_rates": {"head": 0.1},
-        "finetune_epochs": 1,
+        "learning_rate_multipliers": {"head": 0.1},
+        "personal_epochs": 1,
         "batch_stats": "local",
     }
     _, server, rows, outcome = run(task, {"algorithm": "fedavg", **keys})
@@ -286,22 +286,43 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
     ("options", "says"),
     [
         ({"algorithm": "fedavg", "contrastive_weight": 1.0}, "got 'contrastive_weight"),
-        ({"algorithm": "moon", "temperature": 0.0}, "temperature must be"),
+        (
+            {"algorithm": "moon", "contrastive_temperature": 0.0},
+            "contrastive_temperature must be",
+        ),
         ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must lie in"),
         ({"algorithm": "fedavg", "frozen": "backbone/lost"}, "must match a leaf such"),
-        ({"algorithm": "fedavg", "draw": True}, "draw must go with personal leaves"),
+        (
+            {"algorithm": "fedavg", "init_per_client": True},
+            "init_per_client must go with personal leaves",
+        ),
         ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
-        ({"batch_stats": "first", "share": False}, "share must be True with batch"),
-        ({"batch_stats": "local", "branch": None, "adapt": {}}, "be average or first"),
+        (
+            {"batch_stats": "random_client", "share": False},
+            "share must be True with batch",
+        ),
+        (
+            {"batch_stats": "local", "branch": None, "adaptation": {}},
+            "be average or random_client",
+        ),
         ({"algorithm": "fedsgd"}, "algorithm must be one of .*'fedfr'"),
-        ({"algorithm": "fedprox"}, "needs the key strength"),
-        ({"algorithm": "fedavg", "branch": "bce"}, "keys of .*'weigh'.*got 'branch'"),
-        ({"algorithm": "fedavg", "groups": 2}, "got 'groups'"),
-        ({"algorithm": "fedavg", "weigh": "size"}, "weigh must be one of"),
-        ({"algorithm": "fednova", "momentum": 0.9, "strength": 1.0}, "with strength"),
+        ({"algorithm": "fedprox"}, "needs the key mu"),
+        (
+            {"algorithm": "fedavg", "branch": "bce"},
+            "keys of .*'weighting'.*got 'branch'",
+        ),
+        ({"algorithm": "fedavg", "num_clusters": 2}, "got 'num_clusters'"),
+        ({"algorithm": "fedavg", "weighting": "size"}, "weighting must be one of"),
+        ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "with mu"),
         ({"algorithm": "fedavg", "margin_loss": "l2"}, "margin_loss must be one of"),
-        ({"algorithm": "ifca", "groups": 0}, "groups must be at least 1, got 0"),
-        ({"algorithm": "fesem", "spread": -0.1}, "spread must be at least 0, got -0.1"),
+        (
+            {"algorithm": "ifca", "num_clusters": 0},
+            "num_clusters must be at least 1, got 0",
+        ),
+        (
+            {"algorithm": "fesem", "init_noise": -0.1},
+            "init_noise must be at least 0, got -0.1",
+        ),
     ],
 )
 def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):

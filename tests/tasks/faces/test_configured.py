@@ -75,7 +75,7 @@ def pretrained(experiment, folder):
 def test_images_are_mirrored_as_often_as_the_config_says(tmp_path, section, train):
     epochs = {"federation": "local_epochs", "pretrain": "epochs"}[section]
     seen = []
-    settings = {"batch_size": 16, "flip": FLIP, epochs: 4}
+    settings = {"batch_size": 16, "flip_probability": FLIP, epochs: 4}
     train(built(seen, **{section: settings}), tmp_path)
     left = np.concatenate(seen)
     assert len(left) == 4 * 64 and set(left) == {-1.0, 1.0}
@@ -130,19 +130,19 @@ LOSS = {
     "scale": 20.0,
     "margin": 0.3,
     "contrastive_weight": 2.0,
-    "temperature": 0.7,
+    "contrastive_temperature": 0.7,
     "branch": "cosface",
     "branch_weight": 3.0,
     "branch_options": {"margin": 0.1},
     "converter": "bottleneck",
     "detach_branch": True,
-    "reweight": "mended",
+    "branch_reweighting": "corrected",
     "num_clients": 5,
 }
 NEGATIVES = {
-    "threshold": ("threshold", 0.1),
+    "hard_negative_threshold": ("threshold", 0.1),
     "max_hard_negatives": ("capacity", 7),
-    "hard_negatives": ("level", "class"),
+    "hard_negative_level": ("level", "class"),
 }
 
 

@@ -28,32 +28,32 @@ EXPECTED = {
         **COSFACE,
         **OPTIONS,
         **BRANCH,
-        "public": True,
-        "threshold": 0.4,
+        "use_public_data": True,
+        "hard_negative_threshold": 0.4,
         "max_hard_negatives": 0,
         "contrastive_weight": 5.0,
-        "temperature": 0.5,
+        "contrastive_temperature": 0.5,
         "branch": "bce",
         "branch_options": None,
-        "reweight": None,
-        "first_previous": "global",
-        "hard_negatives": "image",
-        "init_fc": False,
+        "branch_reweighting": None,
+        "initial_previous_model": "global",
+        "hard_negative_level": "image",
+        "init_head_from_class_means": False,
         "spreadout": None,
         "spreadout_options": None,
-        "adapt": None,
+        "adaptation": None,
     },
     face_loss: {
         **COSFACE,
         **OPTIONS,
         **BRANCH,
         "contrastive_weight": 0.0,
-        "temperature": 0.5,
+        "contrastive_temperature": 0.5,
         "branch": None,
         "branch_options": None,
-        "reweight": None,
+        "branch_reweighting": None,
         "num_clients": 0,
-        "interclass_threshold": None,
+        "interclass_filtering_threshold": None,
     },
     binary_branch: {
         "class_mask": None,
@@ -85,11 +85,11 @@ EXPECTED = {
     ms1m: {
         "num_clients": 40,
         "ids_per_client": 100,
-        "num_global_ids": 6000,
+        "num_public_ids": 6000,
         "num_unseen_ids": 0,
         "num_test_images": 40,
         "client_images": (100, 110),
-        "global_images": (60, 80),
+        "public_images": (60, 80),
         "seed": 100,
     },
     Training: {
@@ -97,30 +97,30 @@ EXPECTED = {
         "batch_size": 64,
         "optimizer": "sgd",
         "learning_rate": 0.05,
-        "warmup": 0.05,
-        "warmup_from": 0.0,
+        "warmup_fraction": 0.05,
+        "warmup_start_factor": 0.0,
         "milestones": (),
-        "rate_per": "step",
+        "schedule_unit": "step",
         "weight_decay": 5e-4,
-        "layer_rates": None,
+        "learning_rate_multipliers": None,
         "clip_norm": 0.0,
         **COSFACE,
         **OPTIONS,
-        "interclass_threshold": None,
-        "flip": 0.5,
+        "interclass_filtering_threshold": None,
+        "flip_probability": 0.5,
         "augment": (),
         "checkpoint_every": 1,
-        "base_batch": 0,
-        "micro_batches": 1,
-        "batch_norm": "local",
+        "base_batch_size": 0,
+        "gradient_accumulation_steps": 1,
+        "sync_batch_norm": False,
         "sharding": (),
         "reduce_dtype": None,
         "class_parallel": False,
-        "class_chunk": 0,
+        "class_chunk_size": 0,
         "class_dtype": None,
-        "class_rate": 1.0,
+        "class_sample_rate": 1.0,
         "init": None,
-        "freeze": "",
+        "frozen": "",
         "distill": None,
         "gate_weight": 1.0,
     },
@@ -128,31 +128,35 @@ EXPECTED = {
         "rounds": 20,
         "cohort_size": 0,
         "local_epochs": (10, 8, 6, 4),  # E <- max(4, E - 2)
-        "stragglers": 0.0,
+        "straggler_fraction": 0.0,
         "drop_stragglers": False,
         "batch_size": 64,
         "drop_last": False,
-        "flip": 0.5,
+        "flip_probability": 0.5,
         "augment": (),
-        "lanes": 1,
-        "reduction": "sum",
-        "shards": 8,
+        "clients_per_device": 1,
+        "reproducible_sum": False,
+        "num_partial_sums": 8,
         "model_shards": 1,
         "evaluate_every": 0,
         "checkpoint_every": 1,
-        "table": "auto",
-        "table_gib": 1.0,
+        "data_placement": "auto",
+        "stream_buffer_gib": 1.0,
     },
 }
 SHARED = {"learning_rate": 2e-3}
-FEDAVG = {"public": False, "contrastive_weight": 0.0, "branch": None}
+FEDAVG = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 ADAPT = {"epochs": 5}
 ROWS = {
     "local": {**SHARED, **FEDAVG, "share": False},
     "fedavg": {**SHARED, **FEDAVG},
     "fedface": {
         **{**SHARED, **FEDAVG, "margin_loss": "class_hinge", "margin": 0.1},
-        **{"init_fc": True, "spreadout": 0.3, "spreadout_options": {"steps": 10}},
+        **{
+            "init_head_from_class_means": True,
+            "spreadout": 0.3,
+            "spreadout_options": {"steps": 10},
+        },
     },
     "spreadout": {**SHARED, **FEDAVG, "spreadout": 0.4},
     "local_equal": {**SHARED, **FEDAVG, "share": False, "local_epochs": (6, 5)},
@@ -160,14 +164,14 @@ ROWS = {
     "local_negatives": {
         **{**SHARED, "contrastive_weight": 0.0, "branch": None, "share": False},
     },
-    "branch_only": {**SHARED, "public": False, "contrastive_weight": 0.0},
-    "no_images": {**SHARED, "public": False},
+    "branch_only": {**SHARED, "use_public_data": False, "contrastive_weight": 0.0},
+    "no_images": {**SHARED, "use_public_data": False},
     "no_contrastive": {**SHARED, "contrastive_weight": 0.0},
-    "moon": {**SHARED, "public": False, "branch": None},
+    "moon": {**SHARED, "use_public_data": False, "branch": None},
     "hard_negatives": {**SHARED, "contrastive_weight": 0.0, "branch": None},
     "contrastive": {**SHARED, "branch": None},
-    "finetune": {**SHARED, "branch": None, "adapt": {**ADAPT, "kind": "finetune"}},
-    "distill": {**SHARED, "branch": None, "adapt": {**ADAPT, "kind": "distill"}},
+    "finetune": {**SHARED, "branch": None, "adaptation": {**ADAPT, "kind": "finetune"}},
+    "distill": {**SHARED, "branch": None, "adaptation": {**ADAPT, "kind": "distill"}},
     "cosface_branch": {**SHARED, "branch": "cosface", "branch_weight": 1.0},
     "fedfr": SHARED,
     "central": {"kind": "central", "epochs": 3},
@@ -205,7 +209,7 @@ def test_every_row_of_the_tables_switches_what_its_name_says():
 def test_the_rates_that_are_judged_suit_sets_of_some_thousand_images():
     judged = defaults(FaceEvaluator)
     assert (judged["fars"], judged["fpirs"]) == ((1e-3, 1e-2), (1e-2, 1e-1))
-    assert judged["personalized"] == "exact"
+    assert judged["client_thresholds"] == "exact"
 
 
 PAPER = {
@@ -229,7 +233,7 @@ PAPER = {
 PAPER_ROW = {
     "learning_rate": 1e-3,
     "decay_epochs": (8, 6, 4, 3),
-    "threshold": 0.4,
+    "hard_negative_threshold": 0.4,
     "contrastive_weight": 5.0,
     "branch_weight": 10.0,
 }
@@ -238,7 +242,7 @@ DEMO = {
     "partition": {
         "num_clients": 10,
         "ids_per_client": 10,
-        "num_global_ids": 200,
+        "num_public_ids": 200,
         "num_unseen_ids": 60,
     },
     "pretrain": {"epochs": 6, "learning_rate": 2e-3, "optimizer": "adam"},
@@ -250,7 +254,7 @@ DEMO = {
     },
     "methods": {
         "fedavg": {**RATE, **FEDAVG},
-        "fedfr": {**RATE, "threshold": 0.5, "max_hard_negatives": 120},
+        "fedfr": {**RATE, "hard_negative_threshold": 0.5, "max_hard_negatives": 120},
     },
 }
 
@@ -263,7 +267,7 @@ def test_the_papers_config_and_the_demo_by_value():
     assert rows["fedavg"] == {**PAPER_ROW, **FEDAVG}
     assert rows["fedavg_equal"]["local_epochs"] == (15, 12, 9, 6)
     assert rows["cosface_branch"]["branch_weight"] == 1.0
-    assert rows["finetune"]["adapt"] == {
+    assert rows["finetune"]["adaptation"] == {
         **ADAPT,
         "learning_rate": 1e-3,
         "kind": "finetune",

@@ -34,7 +34,10 @@ from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 SHAPE, DIM = (16, 16, 1), 5
 TINY = {"name": "sphereface", "blocks": (1,), "widths": (4,), "embedding_dim": DIM}
-VIEWS = {"flip": 0.5, "augment": [{"name": "face_mask", "fixed": True}]}
+VIEWS = {
+    "flip_probability": 0.5,
+    "augment": [{"name": "face_mask", "fixed_per_image": True}],
+}
 
 
 def linear():
@@ -57,7 +60,12 @@ def linear():
 
 def told(**others):
     teacher = d.Teacher(linear(), linear().init(jax.random.key(7)))
-    known = {"weight": 9.0, "cache": None, "sees": "same", "unlabeled": 0.0}
+    known = {
+        "weight": 9.0,
+        "cache": None,
+        "teacher_input": "same",
+        "unlabeled_fraction": 0.0,
+    }
     return d.Distill(**{**known, "teacher": teacher, **others})
 
 
@@ -133,7 +141,7 @@ def test_images_without_labels_are_taught_in_the_same_step():
     assert_allclose(total, by_hand(variables, batch, 9.0, has_label), rtol=1e-5)
     grads = jax.jit(jax.grad(lambda v: loss(v, batch, None)[0]))(variables)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-    nobody = loss_of(told(unlabeled=1.0))
+    nobody = loss_of(told(unlabeled_fraction=1.0))
     grads = jax.jit(jax.grad(lambda v: nobody(v, batch, None)[0]))(variables)["params"]
     assert_array_equal(grads["head"], 0)
     assert np.abs(grads["backbone"]["kernel"]).max() > 0
@@ -176,8 +184,8 @@ def cache(tmp_path_factory):
 
 def views(sees="same", **mask):
     """Those of the cache, unless the mask's settings are others."""
-    mask = {"name": "face_mask", "fixed": True, **mask}
-    settings = Training(batch_size=8, flip=0.5, augment=(mask,))
+    mask = {"name": "face_mask", "fixed_per_image": True, **mask}
+    settings = Training(batch_size=8, flip_probability=0.5, augment=(mask,))
     return kept.cached_views(settings, sees)
 
 
@@ -209,10 +217,15 @@ def test_kept_embeddings_are_the_teachers_in_every_view(cache):
 
 def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     source = faces()
-    mask = {"name": "face_mask", "fixed": True, "keep_clean": True, "probability": 1}
-    settings = Training(batch_size=8, flip=0.5, augment=(mask,))
+    mask = {
+        "name": "face_mask",
+        "fixed_per_image": True,
+        "keep_clean": True,
+        "probability": 1,
+    }
+    settings = Training(batch_size=8, flip_probability=0.5, augment=(mask,))
     batch = augmented(source, settings)
-    teach = d.with_live_teacher(told(sees="clean"))(batch)
+    teach = d.with_live_teacher(told(teacher_input="clean"))(batch)
     bare = batch._replace(inputs={"image": batch.inputs["clean"]})
     assert_array_equal(teach, d.with_live_teacher(told())(bare))
     clean = kept.cached_views(settings, "clean")
@@ -223,7 +236,7 @@ def test_a_teacher_of_clean_images_sees_what_is_under_the_mask(tmp_path):
     batch = batch._replace(targets={**batch.targets, d.KNOWN: table})
     assert_allclose(d.with_cached_targets(batch), unit(np.asarray(teach)), atol=2e-3)
     with pytest.raises(ValueError, match="must be same without face_mask's keep_clean"):
-        d.with_live_teacher(told(sees="clean"))(batch_of())
+        d.with_live_teacher(told(teacher_input="clean"))(batch_of())
 
 
 def test_a_cache_of_other_images_or_sizes_is_refused(cache, tmp_path):
@@ -255,7 +268,7 @@ def test_a_file_beside_a_new_cache_stays_as_it_is(tmp_path):
 
 
 def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
-    often = views(probability=0.1, surface=1.0)  # the same masks, less often
+    often = views(probability=0.1, surface_fraction=1.0)  # the same masks, less often
     kept.read_cache(cache, faces(), linear(), often, told().teacher)
     with pytest.raises(ValueError, match="must belong to this row's views"):
         kept.read_cache(cache, faces(), linear(), views(seed=1))
@@ -273,7 +286,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
     opened = d.distill(student, teacher={"weights": str(path), "model": TINY})
     jax.tree.map(assert_array_equal, opened.teacher.variables, variables)
-    assert (opened.weight, opened.unlabeled) == (9.0, 0.0)
+    assert (opened.weight, opened.unlabeled_fraction) == (9.0, 0.0)
     other = {**TINY, "embedding_dim": 8}
     with pytest.raises(ValueError, match="must be the student's 5, got 8"):
         d.distill(student, teacher={"weights": str(path), "model": other})
@@ -286,10 +299,10 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="teacher or cache must be given"):
         d.distill(student)
     with pytest.raises(ValueError, match="config.pretrain.distill: sees must be one"):
-        d.open_distill("pretrain", {"cache": "x", "sees": "masks"}, student)
+        d.open_distill("pretrain", {"cache": "x", "teacher_input": "masks"}, student)
 
 
-MIRRORED = {"flip": 0.5}  # two views, which compile in no time
+MIRRORED = {"flip_probability": 0.5}  # two views, which compile in no time
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +322,7 @@ def semi_supervised(cache, grid=(1, 1), more=None, **settings):
     is_test = np.arange(28) % 4 == 3
     who = {"public": (4, 2, 3), "unseen": (5, 6)}
     partition = partition_of(source.labels, is_test, [[0], [1]], **who)
-    told = {"cache": str(cache), "unlabeled_from": "nobody", **settings}
+    told = {"cache": str(cache), "unlabeled_source": "nobody", **settings}
     pretrain = {"epochs": 2, "batch_size": 4, "distill": told, **MIRRORED}
     pretrain |= {"class_parallel": grid != (1, 1), **(more or {})}
     given = {"pretrain": pretrain, "methods": {}}
@@ -334,17 +347,19 @@ def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
     assert trainer.sharded_classes.names == ("known/2", "known/3")
     assert [x.shape for x in trained] == [(2, DIM)] * 2
     assert np.isfinite(trained).all()
-    with pytest.raises(ValueError, match="unlabeled_from must be a part of"):
-        semi_supervised(mirrored, unlabeled_from="others")
-    check_unlabeled([{"unlabeled_from": "nobody"}])
+    with pytest.raises(ValueError, match="unlabeled_source must be a part of"):
+        semi_supervised(mirrored, unlabeled_source="others")
+    check_unlabeled([{"unlabeled_source": "nobody"}])
     with pytest.raises(ValueError, match="must come with central rows alone"):
-        check_unlabeled([{"unlabeled_from": "nobody"}, None])
+        check_unlabeled([{"unlabeled_source": "nobody"}, None])
 
 
 def magface(cache, folder, grid=(1, 1), **keys):
     """Variables after a training of which a third of the labels are not used."""
     more = {"margin_loss": "magface", **keys}
-    return pretrained(semi_supervised(cache, grid, more, unlabeled=0.3), folder)
+    return pretrained(
+        semi_supervised(cache, grid, more, unlabeled_fraction=0.3), folder
+    )
 
 
 @pytest.fixture(scope="module")
@@ -357,12 +372,14 @@ def whole(mirrored, tmp_path_factory):
     [
         pytest.param(2, {"class_parallel": False}, marks=pytest.mark.slow),
         (4, {"class_parallel": False}),  # one image each, some without a label
-        (1, {"class_parallel": False, "micro_batches": 4}),
+        (1, {"class_parallel": False, "gradient_accumulation_steps": 4}),
         pytest.param(
-            2, {"class_parallel": False, "micro_batches": 2}, marks=pytest.mark.slow
+            2,
+            {"class_parallel": False, "gradient_accumulation_steps": 2},
+            marks=pytest.mark.slow,
         ),
         pytest.param(2, {}, marks=pytest.mark.slow),
-        (2, {"micro_batches": 2}),
+        (2, {"gradient_accumulation_steps": 2}),
     ],
 )
 def test_images_without_labels_weigh_the_same_on_any_number_of_devices(
@@ -405,7 +422,7 @@ def test_clients_learn_from_the_servers_teacher_without_labels(
     partition = partition_of(source.labels, is_test, [[0], [1, 2]], **who)
     row = base.FEDAVG if algorithm == "fedfr" else {"algorithm": algorithm}
     row = {**row, "learning_rate": 0.5, "weight_decay": 0.0, "momentum": 0.0}
-    row["distill"] = {"cache": str(mirrored), "weight": 1.0, "unlabeled": 1.0}
+    row["distill"] = {"cache": str(mirrored), "weight": 1.0, "unlabeled_fraction": 1.0}
     settings = {
         "methods": {"taught": row},
         "federation": {"batch_size": 4, "local_epochs": 8, **MIRRORED},

@@ -114,7 +114,7 @@ def test_a_class_that_an_example_resembles_too_much_is_left_out():
         softmax_loss(row[is_class], place[label], 30.0, 0.4)
         for row, label in zip(cosine, labels, strict=True)
     ]
-    loss = face_loss(MODEL, interclass_threshold=0.2)
+    loss = face_loss(MODEL, interclass_filtering_threshold=0.2)
     found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
     np.testing.assert_allclose(found, np.mean(np.array(values)[IS_VALID]), rtol=1e-5)
 
@@ -188,14 +188,17 @@ def test_fedface_pulls_features_to_class_embeddings_that_stay():
     assert found == pytest.approx(each[IS_VALID].mean(), rel=1e-5)
     assert not gradient["head"].any() and not gradient["phi"].any()
     assert gradient["backbone"].any()
-    for other in ({"branch": "cosface"}, {"reweight": "mended", "num_clients": 2}):
+    for other in (
+        {"branch": "cosface"},
+        {"branch_reweighting": "corrected", "num_clients": 2},
+    ):
         with pytest.raises(ValueError, match="margin_loss must be a softmax"):
             face_loss(MODEL, margin_loss="class_hinge", **other)
 
 
 def test_a_mended_reweight_counts_public_classes_once_for_each_other_client():
     params, batch = problem()
-    options = {"reweight": "mended", "num_clients": 4}
+    options = {"branch_reweighting": "corrected", "num_clients": 4}
     loss = face_loss(MODEL, margin_loss="cosface", scale=8.0, margin=0.1, **options)
     found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
     weights = np.concatenate([params["head"][:OWN], params["phi"]])

@@ -18,7 +18,7 @@ from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 RATE = {"learning_rate": 1e-3, "weight_decay": 0.0}
-CURRICULAR = {"margin_loss": "curricularface", "margin_options": {"rate": 1.0}}
+CURRICULAR = {"margin_loss": "curricularface", "margin_options": {"ema_rate": 1.0}}
 
 
 def linear_model():
@@ -76,11 +76,11 @@ def played(experiment, variables, folder, row):
 
 
 def test_a_central_row_of_another_loss_has_its_own_options():
-    given = {"margin_loss": "adaface", "margin_options": {"rate": 0.1}}
+    given = {"margin_loss": "adaface", "margin_options": {"ema_rate": 0.1}}
     row = lambda **own: build_method(
         "row", {"kind": "central", **own}, given, linear_model(), None
     )
-    assert row(scale=9.0).margin_options == {"rate": 0.1}
+    assert row(scale=9.0).margin_options == {"ema_rate": 0.1}
     assert row(margin_loss="magface").margin_options is None
 
 
@@ -115,7 +115,7 @@ def found_in(tree, name):
 def test_any_algorithm_carries_numbers_and_keeps_what_is_learned(tmp_path, statistics):
     classical = {
         "algorithm": "fedprox",
-        "strength": 0.1,
+        "mu": 0.1,
         "batch_stats": statistics,
         **RATE,
     }

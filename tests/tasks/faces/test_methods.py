@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.augment import compose, mirror, normalize
+from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -32,28 +32,31 @@ from fedfr_jax.types import Batch, Cohort, Model
 from tests.tasks.faces import given
 
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
-PLAIN = {"public": False, "contrastive_weight": 0.0, "branch": None}
-ADDED = {"contrastive_weight": 0.0, "branch": None, "threshold": 0.0}
+PLAIN = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
+ADDED = {"contrastive_weight": 0.0, "branch": None, "hard_negative_threshold": 0.0}
 ROWS = {
     "fedavg": PLAIN,
     "hard negatives": ADDED,
     "contrastive": {**ADDED, "contrastive_weight": 5.0},
-    "fedfr": {"threshold": 0.0},
-    "cosface branch": {"threshold": 0.0, "branch": "cosface"},
-    "cosface on all": {"threshold": 0.0, "branch": "cosface_all"},
-    "moon": {**PLAIN, "contrastive_weight": 5.0, "first_previous": "random"},
-    "class level": {**ADDED, "hard_negatives": "class"},
-    "init_fc": {"threshold": 0.0, "init_fc": True},
+    "fedfr": {"hard_negative_threshold": 0.0},
+    "cosface branch": {"hard_negative_threshold": 0.0, "branch": "cosface"},
+    "cosface on all": {"hard_negative_threshold": 0.0, "branch": "cosface_all"},
+    "moon": {**PLAIN, "contrastive_weight": 5.0, "initial_previous_model": "random"},
+    "class level": {**ADDED, "hard_negative_level": "class"},
+    "init_head_from_class_means": {
+        "hard_negative_threshold": 0.0,
+        "init_head_from_class_means": True,
+    },
     "local only": {**PLAIN, "share": False},
     "fedface": {**PLAIN, "spreadout": 0.0},
-    "finetune": {**ADDED, "adapt": {"kind": "finetune", "epochs": 2}},
-    "distill": {**ADDED, "adapt": {"kind": "distill", "epochs": 2}},
+    "finetune": {**ADDED, "adaptation": {"kind": "finetune", "epochs": 2}},
+    "distill": {**ADDED, "adaptation": {"kind": "distill", "epochs": 2}},
     "official": {
-        "threshold": 0.0,
-        "phi_update": "frozen",
-        "first_previous": "random",
+        "hard_negative_threshold": 0.0,
+        "public_classes_update": "frozen",
+        "initial_previous_model": "random",
         "decay_epochs": (8, 6, 4, 3),
-        "weigh": "local+extra",
+        "weighting": "num_examples+hard_negatives",
     },
 }
 
@@ -82,7 +85,7 @@ def decode(images):
 
 
 SCALED = normalize(mean=0, std=255)
-MIRRORED = compose(mirror(), SCALED)
+MIRRORED = compose(horizontal_flip(), SCALED)
 
 
 def method_of(options):
@@ -101,7 +104,12 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), lanes=1):
         method = method_of(options)
         feed, mesh = Batching(8, MIRRORED), make_mesh(1)
         sim = build_simulation(
-            method.algorithm, feed, task.table, task.population, mesh=mesh, lanes=lanes
+            method.algorithm,
+            feed,
+            task.table,
+            task.population,
+            mesh=mesh,
+            clients_per_device=lanes,
         )
         last = method.final_adaptation and final_simulation(
             sim, method.final_adaptation
@@ -164,8 +172,8 @@ def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
 
 
 def test_a_threshold_of_one_or_none_selects_nothing(task):
-    _, none, _, first = run(task, {**ADDED, "threshold": None})
-    _, one, _, second = run(task, {**ADDED, "threshold": 1.0})
+    _, none, _, first = run(task, {**ADDED, "hard_negative_threshold": None})
+    _, one, _, second = run(task, {**ADDED, "hard_negative_threshold": 1.0})
     assert not any(o.num_added.any() for o in [*first, *second])
     assert_same(none, one)
     _, _, _, some = run(task, ADDED)
@@ -192,13 +200,13 @@ def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
 
 def test_reweighting_trains_otherwise_and_officially_not_at_all(task):
     ends = {}
-    for kind in (None, "mended", "official"):
-        options = {**PLAIN, "weight_decay": 0.0, "reweight": kind}
+    for kind in (None, "corrected", "official"):
+        options = {**PLAIN, "weight_decay": 0.0, "branch_reweighting": kind}
         _, server, _, _ = run(task, options, rounds=1)
         ends[kind] = given.backbone(server)["params"]["kernel"]
     np.testing.assert_array_equal(ends["official"], BACKBONE["params"]["kernel"])
-    assert differs(ends["mended"], BACKBONE["params"]["kernel"])
-    assert differs(ends["mended"], ends[None])
+    assert differs(ends["corrected"], BACKBONE["params"]["kernel"])
+    assert differs(ends["corrected"], ends[None])
 
 
 def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(task):
@@ -210,7 +218,7 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
         return MODEL.apply(variables, x, train)
 
     counted = MODEL._replace(apply=apply)
-    method = given.method_of(counted, num_classes=3, threshold=0.0)
+    method = given.method_of(counted, num_classes=3, hard_negative_threshold=0.0)
     feed, tables = Batching(8, MIRRORED), (task.table, task.population)
     sim = build_simulation(
         method.algorithm, feed, *tables, mesh=make_mesh(1), local_epochs=5
@@ -228,14 +236,16 @@ def test_frozen_networks_see_an_image_and_flip_once_a_round_whatever_the_epochs(
 def test_phi_is_averaged_or_frozen(task):
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     _, averaged, _, _ = run(task, ADDED)
-    _, frozen, _, _ = run(task, {**ADDED, "phi_update": "frozen"}, rounds=1)
+    _, frozen, _, _ = run(task, {**ADDED, "public_classes_update": "frozen"}, rounds=1)
     np.testing.assert_array_equal(given.phi(frozen), phi)
     assert differs(given.phi(averaged), phi)
 
 
 def test_weights_count_hard_negatives_or_not(task):
-    _, extra, _, outcomes = run(task, {**ADDED, "weigh": "local+extra"}, rounds=1)
-    _, local, _, _ = run(task, {**ADDED, "weigh": "local"}, rounds=1)
+    _, extra, _, outcomes = run(
+        task, {**ADDED, "weighting": "num_examples+hard_negatives"}, rounds=1
+    )
+    _, local, _, _ = run(task, {**ADDED, "weighting": "num_examples"}, rounds=1)
     assert len(set(np.diff(task.population.offsets).tolist())) > 1
     assert outcomes[0].num_added.any()
     assert differs(extra, local)
@@ -247,7 +257,7 @@ def test_the_first_previous_network_is_the_global_or_a_random_one(task):
     options = {**PLAIN, "contrastive_weight": 1e-9}
     _, _, _, same = run(task, options, **once)
     np.testing.assert_allclose(same[0].metrics["contrastive"], np.log(2), atol=1e-6)
-    _, _, _, other = run(task, {**options, "first_previous": "random"}, **once)
+    _, _, _, other = run(task, {**options, "initial_previous_model": "random"}, **once)
     assert (np.abs(other[0].metrics["contrastive"] - np.log(2)) > 1e-3).all()
 
 
@@ -306,8 +316,10 @@ def test_rows_stand_for_their_class_and_padding_for_nothing():
 
 def test_init_fc_starts_from_the_pretrained_class_means(task):
     frozen = {"learning_rate": 0.0, "weight_decay": 0.0}
-    method = given.method_of(MODEL, num_classes=3, **{**ROWS["init_fc"], **frozen})
-    assert method.init_fc
+    method = given.method_of(
+        MODEL, num_classes=3, **{**ROWS["init_head_from_class_means"], **frozen}
+    )
+    assert method.init_head_from_class_means
     mesh = make_mesh(2)
     phi = public_means(MODEL, task, mesh, BACKBONE, 8)
     sim = build_simulation(
@@ -336,8 +348,10 @@ def test_init_fc_starts_from_the_pretrained_class_means(task):
 
 
 def test_a_head_that_was_trained_is_not_started_again(task):
-    _, _, once, _ = run(task, ROWS["init_fc"], rounds=1)
-    _, _, twice, _ = run(task, ROWS["init_fc"], rounds=2, local_epochs=(2, 0))
+    _, _, once, _ = run(task, ROWS["init_head_from_class_means"], rounds=1)
+    _, _, twice, _ = run(
+        task, ROWS["init_head_from_class_means"], rounds=2, local_epochs=(2, 0)
+    )
     assert_same(given.own(once)["head"], given.own(twice)["head"])
 
 
@@ -372,7 +386,7 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
     assert not outcomes[-1].num_added.any()
     # From the global network: a rate of zero leaves every client with exactly that.
     still = {"kind": kind, "learning_rate": 0.0, "epochs": 1}
-    _, server, same, _ = run(task, {**ADDED, "adapt": still})
+    _, server, same, _ = run(task, {**ADDED, "adaptation": still})
     for c in range(3):
         row = jax.tree.map(lambda x, c=c: x[c], given.previous(same))
         assert_same(row, given.backbone(server))
@@ -381,7 +395,7 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
 def test_a_perfect_student_has_nothing_to_distil(task):
     still = {"alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
     for kind in ("distill", "distill_classes", "angular"):
-        _, _, _, outcomes = run(task, {**ADDED, "adapt": {**still, "kind": kind}})
+        _, _, _, outcomes = run(task, {**ADDED, "adaptation": {**still, "kind": kind}})
         term = "angular" if kind == "angular" else "loss"
         np.testing.assert_allclose(outcomes[-1].metrics[term], 0, atol=1e-4)
 
@@ -453,14 +467,26 @@ def test_backbone_features_ignore_the_branch(task):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"adapt": {}}, "branch must be None with adapt"),
-        ({**PLAIN, "adapt": {"kind": "prune"}}, "adapt.kind must be one of"),
-        ({**PLAIN, "adapt": {"rate": 1}}, "adapt must have keys of .'alpha', 'epochs'"),
-        ({"hard_negatives": "pixel"}, "hard_negatives must be one of"),
-        ({**PLAIN, "share": False, "first_previous": "random"}, "must be global"),
+        ({"adaptation": {}}, "branch must be None with adaptation"),
+        ({**PLAIN, "adaptation": {"kind": "prune"}}, "adaptation.kind must be one of"),
+        (
+            {**PLAIN, "adaptation": {"rate": 1}},
+            "adaptation must have keys of .'alpha', 'epochs'",
+        ),
+        ({"hard_negative_level": "pixel"}, "hard_negative_level must be one of"),
+        (
+            {**PLAIN, "share": False, "initial_previous_model": "random"},
+            "must be global",
+        ),
         ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
-        ({"reweight": "mended"}, "num_clients must be at least 1 with reweight, got 0"),
-        ({**PLAIN, "share": False, "adapt": {}}, "share must be True with adapt"),
+        (
+            {"branch_reweighting": "corrected"},
+            "num_clients must be at least 1 with branch_reweighting, got 0",
+        ),
+        (
+            {**PLAIN, "share": False, "adaptation": {}},
+            "share must be True with adaptation",
+        ),
         ({**PLAIN, "share": False, "spreadout": 0.4}, "must be True with spreadout"),
         ({"branch_options": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
         ({"branch": "cosface", "branch_options": {"t": 3}}, ".'margin', 'scale'., got"),
@@ -474,12 +500,16 @@ def test_backbone_features_ignore_the_branch(task):
         ({"margin_loss": "adaface", "margin_options": {"h": 0.0}}, "h must be positi"),
         ({"margin_loss": "class_hinge", "margin_options": {"h": 1}}, "keys of .., got"),
         (
-            {"margin_loss": "uniface", "reweight": "mended", "num_clients": 3},
+            {
+                "margin_loss": "uniface",
+                "branch_reweighting": "corrected",
+                "num_clients": 3,
+            },
             "margin_loss must be a softmax",
         ),
         (
-            {**PLAIN, "adapt": {"margin_loss": "adaface"}},
-            "adapt.margin_loss must be a softmax",
+            {**PLAIN, "adaptation": {"margin_loss": "adaface"}},
+            "adaptation.margin_loss must be a softmax",
         ),
         (
             {"spreadout_options": {"steps": 3}},
@@ -505,8 +535,14 @@ def test_options_that_exclude_each_other_are_refused(options, message):
     "options, message",
     [
         ({"max_hard_negatives": -1}, "max_hard_negatives must be at least 0, got -1."),
-        ({"temperature": 0}, "temperature must be positive, got 0."),
-        ({"threshold": 7}, "threshold must lie in [-1, 1], got 7."),
+        (
+            {"contrastive_temperature": 0},
+            "contrastive_temperature must be positive, got 0.",
+        ),
+        (
+            {"hard_negative_threshold": 7},
+            "hard_negative_threshold must lie in [-1, 1], got 7.",
+        ),
         ({"decay_epochs": -1}, "decay_epochs must be at least 0, got -1."),
         ({"decay_epochs": (3, -2)}, "decay_epochs must be at least 0, got (3, -2)."),
         ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
@@ -530,16 +566,16 @@ def test_options_that_exclude_each_other_are_refused(options, message):
             "spreadout_options.steps must be at least 0, got -1.",
         ),
         (
-            {"branch": None, "adapt": {"epochs": -3}},
-            "adapt.epochs must be at least 0, got -3.",
+            {"branch": None, "adaptation": {"epochs": -3}},
+            "adaptation.epochs must be at least 0, got -3.",
         ),
         (
-            {"branch": None, "adapt": {"epochs": 2.5}},
-            "adapt.epochs must be a whole number, got 2.5.",
+            {"branch": None, "adaptation": {"epochs": 2.5}},
+            "adaptation.epochs must be a whole number, got 2.5.",
         ),
         (
-            {"branch": None, "adapt": {"temperature": 0.0}},
-            "adapt.temperature must be positive, got 0.0.",
+            {"branch": None, "adaptation": {"temperature": 0.0}},
+            "adaptation.temperature must be positive, got 0.0.",
         ),
     ],
 )
@@ -567,5 +603,5 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
 
 
 def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():
-    method = given.method_of(MODEL, num_classes=3, branch=None, adapt={})
+    method = given.method_of(MODEL, num_classes=3, branch=None, adaptation={})
     assert method.final_adaptation.epochs == 5

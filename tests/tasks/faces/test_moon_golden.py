@@ -46,10 +46,10 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
         num_classes=2,
         num_clients=2,
         learning_rate=0.01,
-        public=False,
+        use_public_data=False,
         branch=None,
         contrastive_weight=5.0,
-        first_previous="random",
+        initial_previous_model="random",
     )
     sim = build_simulation(
         method.algorithm,

@@ -69,7 +69,7 @@ def judged(released, folder, how):
         "evaluation": {
             "fars": FARS,
             "fpirs": tuple(released["tpir_fpir"].tolist()),
-            "personalized": how,
+            "client_thresholds": how,
         },
     }
     images, labels, is_test = images_of(released)

@@ -16,10 +16,14 @@ SETTINGS = {
     "epochs": 2,
     "batch_size": 8,
     "learning_rate": 0.01,
-    "flip": 0.0,
-    "warmup": 0.0,
+    "flip_probability": 0.0,
+    "warmup_fraction": 0.0,
 }
-CUT = {"class_parallel": True, "class_chunk": 2, "sharding": (("kernel", "zero3"),)}
+CUT = {
+    "class_parallel": True,
+    "class_chunk_size": 2,
+    "sharding": (("kernel", "zero3"),),
+}
 
 
 def network():
@@ -64,7 +68,7 @@ def close(actual, expected):
 
 def test_the_whole_mesh_trains_what_one_device_trains(tmp_path):
     plain = pretrained(tmp_path / "plain")
-    cut = pretrained(tmp_path / "cut", (2, 2), micro_batches=2, **CUT)
+    cut = pretrained(tmp_path / "cut", (2, 2), gradient_accumulation_steps=2, **CUT)
     assert cut["params"]["phi"].shape == (len(PUBLIC), 6)
     close(cut, plain)
 
@@ -97,7 +101,7 @@ def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
 
 
 def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
-    settings = {"interclass_threshold": 0.2, "scale": 8.0}
+    settings = {"interclass_filtering_threshold": 0.2, "scale": 8.0}
     plain = pretrained(tmp_path / "plain", **settings)
     close(pretrained(tmp_path / "cut", (4, 1), **CUT, **settings), plain)
     of_all = pretrained(tmp_path / "of all", scale=8.0)
@@ -108,12 +112,24 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        ({"class_rate": 0.1}, "class_rate must not be set without class_parallel"),
-        ({"class_parallel": True, "class_rate": (0.1, 0.0)}, "class_rate must lie in"),
-        ({"micro_batches": 3}, "batch_size must be a multiple of 12 devices"),
+        (
+            {"class_sample_rate": 0.1},
+            "class_sample_rate must not be set without class_parallel",
+        ),
+        (
+            {"class_parallel": True, "class_sample_rate": (0.1, 0.0)},
+            "class_sample_rate must lie in",
+        ),
+        (
+            {"gradient_accumulation_steps": 3},
+            "batch_size must be a multiple of 12 devices",
+        ),
         ({"sharding": (("kernel", "zero4"),)}, "sharding must have rules of .*zero4"),
         ({"sharding": ("kernel",)}, r"sharding must have \(pattern, rule\) pairs"),
-        ({"batch_norm": "global"}, "batch_norm must be local, sync or a divisor of"),
+        (
+            {"sync_batch_norm": "global"},
+            "sync_batch_norm must be False, True or a divisor of",
+        ),
         ({"reduce_dtype": "float16"}, "reduce_dtype must be one of .None, 'bfloat16'"),
         ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'adam_coupled', "),
     ],
@@ -128,7 +144,7 @@ def test_a_setting_out_of_its_range_is_refused(wrong, says):
     "wrong, says",
     [
         ({"sharding": (("kernels", "zero3"),)}, "such as .*backbone/kernel"),
-        ({"freeze": "nothing"}, "config.pretrain.freeze: .*such as .*backbone/kernel"),
+        ({"frozen": "nothing"}, "config.pretrain.frozen: .*such as .*backbone/kernel"),
         ({**CUT, "margin_loss": "uniface"}, "margin_loss must be a softmax"),
     ],
 )

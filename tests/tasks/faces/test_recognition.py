@@ -33,7 +33,7 @@ def source():
 def task():
     made, images = source()
     partition = by_identity(
-        made.labels, num_clients=3, ids_per_client=2, num_global_ids=4, num_unseen_ids=4
+        made.labels, num_clients=3, ids_per_client=2, num_public_ids=4, num_unseen_ids=4
     )
     return build_face_data(made, partition), images
 
@@ -147,7 +147,7 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
 def test_unseen_people_are_judged_with_masks_too(task):
     """A network that sees foreheads only loses nothing; one that sees chins does."""
     task, _ = task
-    judge = FaceEvaluator(task, make_mesh(1), masked=(0.1, 1e-5), fars=(0.1,))
+    judge = FaceEvaluator(task, make_mesh(1), masked_fars=(0.1, 1e-5), fars=(0.1,))
     rows = np.arange(36) // 6
     networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
     upper, lower = (
@@ -162,8 +162,8 @@ def test_unseen_people_are_judged_with_masks_too(task):
         assert "mfr_score@fpr=1e-05~" in found
         assert standard == pytest.approx(1 - found["tar@far=1e-01"])
     assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
-    with pytest.raises(ValueError, match="config.evaluation.masked must lie in"):
-        FaceEvaluator(task, make_mesh(1), masked=1.5)
+    with pytest.raises(ValueError, match="config.evaluation.masked_fars must lie in"):
+        FaceEvaluator(task, make_mesh(1), masked_fars=1.5)
 
 
 def test_judged_masks_lie_where_the_landmarks_are():
@@ -180,7 +180,7 @@ def test_judged_masks_lie_where_the_landmarks_are():
     chin = jnp.eye(256)[:, np.arange(256) // 16 > 10]
     lost = []  # by masks alone
     for points in (None, aligned, aligned + np.float32([0, 9])):
-        settings = {"methods": {}, "evaluation": {"masked": 0.1}}
+        settings = {"methods": {}, "evaluation": {"masked_fars": 0.1}}
         given = source._replace(landmarks=points)
         built = experiment_of(settings, model, given, split)
         judge = built.task.evaluators["generic"].evaluate

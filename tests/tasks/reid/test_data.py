@@ -49,7 +49,7 @@ def test_a_client_for_each_camera_shares_people_with_the_others():
 
 def test_groups_of_cameras_may_be_of_unequal_size_and_leave_one_out():
     source = crossed(num_cameras=4)
-    split = build_split({**BY_CAMERA, "groups": [[4], [1, 3]]}, source)
+    split = build_split({**BY_CAMERA, "camera_groups": [[4], [1, 3]]}, source)
     check(split, source)
     assert [cameras for _, cameras in held(split, source)] == [{4}, {1, 3}]
     assert report(split, source)["unheld"] == 12  # of camera 2
@@ -112,7 +112,7 @@ def test_a_client_for_each_data_set_is_tested_on_its_own():
 @pytest.mark.parametrize("left_out", ["b", ["b"]])
 def test_a_data_set_that_is_left_out_is_only_tested(left_out):
     source = three_sets()
-    split = build_split({"name": "by_dataset", "leave_out": left_out}, source)
+    split = build_split({"name": "by_dataset", "held_out_domains": left_out}, source)
     check(split, source)
     assert split.client_names == ("a", "c") and split.unseen == ("b",)
     assert tuple(split.tests) == ("a", "b", "c")
@@ -177,13 +177,21 @@ def only_tested(source):
         (BY_CAMERA, lambda s: s._replace(cameras=None), "got one without cameras"),
         (BY_CAMERA, no_test, "must have queries and a gallery .*test_identities"),
         (BY_CAMERA, no_match, "queries of a must include one .* got none of 9"),
-        ({"name": "by_dataset"}, only_tested, "got none for a .leave_out"),
+        ({"name": "by_dataset"}, only_tested, "got none for a .held_out_domains"),
         ({"name": "by_cam"}, None, "partition.name must be one of .*'by_camera'"),
-        ({"name": "by_dataset", "leave_out": "d"}, None, "sets a, b, c, got 'd'"),
-        ({"name": "by_dataset", "leave_out": 3}, None, "sets a, b, c, got 3"),
-        ({"name": "by_dataset", "leave_out": "abc"}, None, "sets a, b, c, got 'abc'"),
+        (
+            {"name": "by_dataset", "held_out_domains": "d"},
+            None,
+            "sets a, b, c, got 'd'",
+        ),
+        ({"name": "by_dataset", "held_out_domains": 3}, None, "sets a, b, c, got 3"),
+        (
+            {"name": "by_dataset", "held_out_domains": "abc"},
+            None,
+            "sets a, b, c, got 'abc'",
+        ),
         ({"name": "by_identity", "num_clients": 11}, None, "at most 10 .* got 11"),
-        ({**BY_CAMERA, "groups": [[1]]}, None, "of one data set .* of a, b, c"),
+        ({**BY_CAMERA, "camera_groups": [[1]]}, None, "of one data set .* of a, b, c"),
     ],
 )
 def test_what_is_no_scenario_is_refused(settings, change, message):
@@ -194,8 +202,8 @@ def test_what_is_no_scenario_is_refused(settings, change, message):
 
 @pytest.mark.parametrize("groups", [[[1], [1, 2]], [[1], [7]], [[1], []]])
 def test_groups_of_unknown_shared_or_no_cameras_are_refused(groups):
-    with pytest.raises(ValueError, match="groups must hold|none for cameras "):
-        build_split({**BY_CAMERA, "groups": groups}, crossed())
+    with pytest.raises(ValueError, match="camera_groups must hold|none for cameras "):
+        build_split({**BY_CAMERA, "camera_groups": groups}, crossed())
 
 
 def test_prepare_tells_what_a_scenario_holds():

@@ -95,7 +95,7 @@ def test_domains_have_their_own_numbers_and_unseen_ones_another_mean():
     every = judge_of(source, BY_DATASET).generic(networks(None, generic=1)).metrics
     assert every["map"] == pytest.approx((every["a_map"] + every["b_map"]) / 2)
     assert not [key for key in every if key.startswith("unseen")]
-    settings = {**BY_DATASET, "leave_out": "b"}
+    settings = {**BY_DATASET, "held_out_domains": "b"}
     found = judge_of(source, settings).generic(networks(None, generic=1)).metrics
     assert found["unseen_map"] == found["b_map"] == every["b_map"]
     assert found["map"] == found["a_map"] == every["a_map"] != every["b_map"]
@@ -136,12 +136,12 @@ def test_settings_reach_the_protocol():
     cut = value(single_digit_camera=True).metrics
     assert cut["minp"] == pytest.approx((1 / 2 + 2 / 4) / 2)  # 12 is taken for 1
     assert set(value(ranks=(2,)).metrics) == {"rank2", "map", "minp"}
-    drawn = value(single_shot=7).metrics
+    drawn = value(single_gallery_shot_trials=7).metrics
     assert drawn["map"] == usual["map"] and drawn["rank1"] != usual["rank1"]
     ranked = value(rerank={"k1": 3, "k2": 1}).metrics
     assert set(ranked) == set(usual)
     missing = source._replace(labels=np.where(np.arange(7) == 4, 0, source.labels))
-    by = lambda how: judge_of(missing, divide_by=how).generic(networks(None)).metrics
+    by = lambda how: judge_of(missing, average_over=how).generic(networks(None)).metrics
     assert by("all")["rank1"] == by("valid")["rank1"] / 2
 
 
@@ -150,8 +150,8 @@ def test_settings_reach_the_protocol():
     [
         ({"average_precision": "mean"}, "average_precision must be one of .'standard'"),
         (
-            {"divide_by": "none"},
-            "divide_by must be one of .'valid', 'all'., got 'none'",
+            {"average_over": "none"},
+            "average_over must be one of .'valid', 'all'., got 'none'",
         ),
         ({"rank": 1}, "config.evaluation must have keys of .*did you mean ranks"),
         ({"ranks": (0,)}, "config.evaluation.ranks must be at least 1"),

@@ -16,7 +16,7 @@ from fedfr_jax.tasks.options import keywords, local_of
 from fedfr_jax.tasks.reid.evaluator import build_evaluation
 
 SETS = "msmt17 duke market cuhk03 prid2011 cuhk01 viper 3dpes ilids"
-TRAINING = "learning_rate layer_rates optimizer weight_decay".split()
+TRAINING = "learning_rate learning_rate_multipliers optimizer weight_decay".split()
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def defaults(function):
 
 
 def test_clients_are_the_nine_sets_for_300_rounds_of_an_epoch(config):
-    assert sorted(config["data"]["parts"]) == sorted(SETS.split())
+    assert sorted(config["data"]["sources"]) == sorted(SETS.split())
     assert config["partition"]["name"] == "by_dataset"
     assert "cuhk02" in str(config["partition"]["public"]["source"]["path"])
     federation = config["federation"]
@@ -77,19 +77,26 @@ def test_rates_are_a_tenth_below_the_neck_and_never_decay(config, round):
             step = steps[name]["kernel"][0]
             np.testing.assert_allclose(step, -rate * (slope + 0.9 * velocity), 1e-5)
     assert "decay_epochs" not in config["methods"]["fedpav"]
-    assert config["methods"]["merged"]["layer_rates"] == row["layer_rates"]
+    assert (
+        config["methods"]["merged"]["learning_rate_multipliers"]
+        == row["learning_rate_multipliers"]
+    )
 
 
 def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
     rows, evaluation = config["methods"], dict(config["evaluation"])
     clients = {name: row for name, row in rows.items() if "kind" not in row}
-    assert {row["batch_stats"] for row in clients.values()} == {"first"}
+    assert {row["batch_stats"] for row in clients.values()} == {"random_client"}
     made = {**defaults(kd), **rows["kd"]}
-    assert (made["every"], made["rate"], made["normalize"]) == (10, 5e-4, True)
-    assert (made["momentum"], made["weight_decay"]) == (0.9, 5e-4)
-    assert rows["kd_cdw"]["weigh"] == "distance"
-    after = evaluation.pop("local")
+    assert (
+        made["distill_every"],
+        made["distill_learning_rate"],
+        made["normalize"],
+    ) == (10, 5e-4, True)
+    assert (made["distill_momentum"], made["distill_weight_decay"]) == (0.9, 5e-4)
+    assert rows["kd_cdw"]["weighting"] == "distance"
+    after = evaluation.pop("local_training")
     assert dict(after).items() <= dict(rows["fedpav"]).items()
     judged = build_evaluation(evaluation)
-    assert judged.flip and judged.ranks == (1, 5, 10)
-    assert (judged.average_precision, judged.divide_by) == ("official", "all")
+    assert judged.flip_test and judged.ranks == (1, 5, 10)
+    assert (judged.average_precision, judged.average_over) == ("official", "all")

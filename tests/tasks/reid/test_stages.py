@@ -22,17 +22,27 @@ from tests.tasks.reid.given import crossed
 
 MODEL = {
     **{"blocks": (1,), "widths": (4,), "depth": 18, "stem": "cifar"},
-    **{"bottleneck": 4, "dropout": 0.0},
+    **{"neck_dim": 4, "dropout": 0.0},
 }
 ROWS = {
-    "fedpav": {"batch_stats": "first"},
-    "alone": {"personal": ".", "batch_stats": "first"},  # whose own they are
+    "fedpav": {"batch_stats": "random_client"},
+    "alone": {"personal": ".", "batch_stats": "random_client"},  # whose own they are
     "kd_cdw": {
-        **{"algorithm": "kd", "weigh": "distance", "every": 1, "rate": 0.01},
-        **{"triplet_weight": 1.0, "identities": 2},
+        **{
+            "algorithm": "kd",
+            "weighting": "distance",
+            "distill_every": 1,
+            "distill_learning_rate": 0.01,
+        },
+        **{"triplet_weight": 1.0, "identities_per_batch": 2},
     },
     "clusters": {"algorithm": "finch"},
-    "merged": {"kind": "central", "epochs": 1, "batch_size": 16, "identities": 4},
+    "merged": {
+        "kind": "central",
+        "epochs": 1,
+        "batch_size": 16,
+        "identities_per_batch": 4,
+    },
 }
 
 
@@ -54,14 +64,14 @@ def config(**others):
         "data": {"name": "crossed"},
         "partition": {
             "name": "by_camera",
-            "public": {"share": 0.25, "batch_size": 6},
+            "public": {"fraction": 0.25, "batch_size": 6},
         },
         "model": MODEL,
         "federation": {
             **{"rounds": 2, "local_epochs": 1, "batch_size": 4},
             "augment": ({"name": "camera_statistics", "probability": 1.0},),
         },
-        "evaluation": {"pictures": 0, "local": {"learning_rate": 0.05}},
+        "evaluation": {"num_visualized": 0, "local_training": {"learning_rate": 0.05}},
         "methods": rows,
     }
     return {**settings, **others}
@@ -116,7 +126,7 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
 
 def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
     shape = SOURCES["crossed"]().image_shape
-    trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
+    trunk = {k: v for k, v in MODEL.items() if k not in ("neck_dim", "dropout")}
     resnet = {**trunk, "num_classes": 5}
     variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
     tensors = to_torch("resnet", variables, shape, **resnet)
@@ -142,7 +152,7 @@ def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
 
 def test_every_row_starts_from_weights_that_convert_wrote(tmp_path):
     shape = SOURCES["crossed"]().image_shape
-    trunk = {k: v for k, v in MODEL.items() if k not in ("bottleneck", "dropout")}
+    trunk = {k: v for k, v in MODEL.items() if k not in ("neck_dim", "dropout")}
     resnet = {**trunk, "num_classes": 5}
     variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
     path = tmp_path / "resnet.npz"
@@ -166,8 +176,8 @@ def test_every_row_starts_from_weights_that_convert_wrote(tmp_path):
 
 def test_balanced_batches_are_listed_for_every_epoch_of_a_row():
     """Three of its own and one of the classifier alone, each of three batches."""
-    own = {**RATE, "identities": 2, "local_epochs": 3, "finetune_epochs": 1}
-    rows = {"one": {**RATE, "identities": 2}, "own": own}
+    own = {**RATE, "identities_per_batch": 2, "local_epochs": 3, "personal_epochs": 1}
+    rows = {"one": {**RATE, "identities_per_batch": 2}, "own": own}
     stages = build(config(methods=rows)).stages
     context = types.SimpleNamespace(cohort=Cohort(np.arange(3), 0))
 
@@ -215,14 +225,16 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
 
 def test_moon_trains_with_its_term(tmp_path):
     row = {**RATE, "algorithm": "moon", "contrastive_weight": 0.5}
-    experiment = build(config(methods={"moon": row}, evaluation={"pictures": 0}))
+    experiment = build(config(methods={"moon": row}, evaluation={"num_visualized": 0}))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
         run_experiment(experiment, tmp_path)
     lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
     terms = [found["contrastive"] for found in map(json.loads, lines)]
     assert len(terms) == 2 and all(np.isfinite(terms))
-    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
-        build(config(methods={"moon": {**row, "temperature": 0.0}}))
+    with pytest.raises(
+        ValueError, match="contrastive_temperature must be positive, got 0"
+    ):
+        build(config(methods={"moon": {**row, "contrastive_temperature": 0.0}}))
 
 
 @pytest.mark.parametrize(
@@ -230,47 +242,51 @@ def test_moon_trains_with_its_term(tmp_path):
     [
         (
             {"methods": {"x": {**RATE, "algorithm": "kd"}}},
-            "public data. Set config.partition.pub",
+            "public data. Set config.partition.public",
         ),
         (
             {"methods": {"x": {**RATE, "algorithm": {}}}},
             "^config.methods.x.algorithm must be one of .*got {}",
         ),
         (
-            {"methods": {"x": {**RATE, "identities": 3}}},
-            "methods.x: identities must be a number that divides the batch of 4",
+            {"methods": {"x": {**RATE, "identities_per_batch": 3}}},
+            "methods.x: identities_per_batch must be a number that divides the batch of 4",
         ),
         (
             {
-                "methods": {"x": {**RATE, "identities": 12}},
+                "methods": {"x": {**RATE, "identities_per_batch": 12}},
                 "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 12},
             },
             "camera 1 must have at least the 12 identities of a batch, got 8",
         ),
         (
-            {"partition": {"name": "by_camera", "public": {"most": 3}}},
-            "public must have a share or a source",
+            {"partition": {"name": "by_camera", "public": {"max_images": 3}}},
+            "config.partition.public must have a fraction or a source",
         ),
         ({"methods": {"x": {**RATE, "triplet_metric": "l1"}}}, "triplet_metric must"),
         (
             {
                 "methods": {"x": {**RATE, "local_epochs": 1}},
-                "federation": {"local_epochs": 2, "batch_size": 4, "stragglers": 0.5},
+                "federation": {
+                    "local_epochs": 2,
+                    "batch_size": 4,
+                    "straggler_fraction": 0.5,
+                },
             },
             "methods.x: local_epochs must be at least 2 with stragglers, got 1",
         ),
         ({"model": {"name": "segmenter"}}, "config.model must give a feature"),
         *[
             (
-                {"methods": {"x": {**RATE, "identities": value}}},
-                "^config.methods.x.identities must be a whole number, got",
+                {"methods": {"x": {**RATE, "identities_per_batch": value}}},
+                "^config.methods.x.identities_per_batch must be a whole number, got",
             )
             for value in ("", None, (), {})
         ],
         *[
             (
-                {"evaluation": {"local": value}},
-                "^config.evaluation.local must be a mapping or none, got",
+                {"evaluation": {"local_training": value}},
+                "^config.evaluation.local_training must be a mapping or none, got",
             )
             for value in (True, "x", "", 0, ())
         ],
@@ -282,7 +298,12 @@ def test_moon_trains_with_its_term(tmp_path):
             for value in (-1, 1e300)
         ],
         (
-            {"partition": {"name": "by_camera", "public": {"share": 0.5, "seed": -1}}},
+            {
+                "partition": {
+                    "name": "by_camera",
+                    "public": {"fraction": 0.5, "seed": -1},
+                }
+            },
             r"^config.partition.public.seed must be a whole number in \[0, 2..32\)",
         ),
     ],

@@ -73,10 +73,10 @@ def config(mask_set):
                 "rounds": 4,
                 "local_epochs": 8,
                 "batch_size": 4,
-                "flip": 0.5,
+                "flip_probability": 0.5,
                 "evaluate_every": 2,
             },
-            "evaluation": {"batch_size": 4, "pictures": 2},
+            "evaluation": {"batch_size": 4, "num_visualized": 2},
             "methods": {"fedavg": {"learning_rate": 0.3}},
             **sections,
         }

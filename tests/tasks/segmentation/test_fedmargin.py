@@ -44,7 +44,7 @@ def plain_prototypes(model, variables, dataset):
 
 def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
     given = config(methods={"row": ROW})
-    given["model"] |= {"norm": "group", "groups": 2}
+    given["model"] |= {"norm": "group", "norm_groups": 2}
     experiment = build(given)
     trainer, task = experiment.stages["row"].trainer, experiment.task
     sim = build_simulation(

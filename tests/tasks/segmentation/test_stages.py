@@ -103,8 +103,8 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
     path = str(tmp_path / "other.safetensors")
     write_weights(path, named_arrays(other))
-    told = {"most": 10**6, "reference": path}
-    evaluation = {"pictures": 0, "target_miou": 0.5, "representation": told}
+    told = {"max_images": 10**6, "reference": path}
+    evaluation = {"num_visualized": 0, "target_miou": 0.5, "representation": told}
     evaluators = build(config(evaluation=evaluation)).task.evaluators
     assert all(of.targets == {"mIoU": 0.5} for of in evaluators.values())
     judge = lambda x: evaluators["representation"].evaluate(
@@ -146,7 +146,7 @@ def test_another_run_is_a_reference_by_its_folder(config, finished):
     experiment, folder, _ = finished
     (folder / "config.json").write_text(json.dumps(config(methods=METHODS)))
     told = {"reference": str(folder)}
-    beside = build(config(evaluation={"pictures": 0, "representation": told}))
+    beside = build(config(evaluation={"num_visualized": 0, "representation": told}))
     central = load_models(experiment, "central", folder)  # the last row
     found = beside.task.evaluators["representation"].evaluate(central).metrics
     assert abs(found["mmd"]) < 1e-6 < found["amm"]
@@ -155,7 +155,7 @@ def test_another_run_is_a_reference_by_its_folder(config, finished):
 def test_a_stream_reads_the_same_examples(config):
     given = config()
     resident = build(given).task.dataset
-    given["federation"] |= {"table": "stream"}
+    given["federation"] |= {"data_placement": "stream"}
     streamed = build(given).task.dataset
     rows = np.array([20, 3, 4])
     read = streamed.take(rows)
@@ -172,9 +172,9 @@ def test_a_round_is_a_plain_loop_over_clients(config, tmp_path):
         "rounds": 1,
         "local_epochs": 3,
         "batch_size": 22,
-        "flip": 0.0,
+        "flip_probability": 0.0,
     }
-    given["model"] |= {"norm": "group", "groups": 2}
+    given["model"] |= {"norm": "group", "norm_groups": 2}
     given["partition"] |= {"num_clients": 2}
     given["methods"] = {"fedavg": {**RATE, "momentum": 0.9}}
     experiment, kept = build(given), []
@@ -221,7 +221,7 @@ def plain_round(apply, start, dataset, offsets):
 def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
     crop = {"name": "pad_and_crop", "padding": 3, "fill": 0}
     given = config()
-    given["federation"] |= {"flip": 1.0, "augment": (crop,)}
+    given["federation"] |= {"flip_probability": 1.0, "augment": (crop,)}
     feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (2, 12, 16), np.uint8)
     images = np.repeat(20 * mask[..., None] + 10, 3, axis=-1).astype(np.uint8)
@@ -241,7 +241,7 @@ def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
 def test_a_known_affine_takes_the_nearest_pixels_of_the_mask(config):
     given = config()
     twice = {"name": "affine", "scale": (2.0, 2.0)}
-    given["federation"] |= {"flip": 1.0, "augment": (twice,)}
+    given["federation"] |= {"flip_probability": 1.0, "augment": (twice,)}
     feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (1, 12, 16), np.uint8)
     images = np.zeros((1, 12, 16, 3), np.uint8)
@@ -284,14 +284,14 @@ ROWS = [
     ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),
     ({**RATE, "personal": "fc"}, "path pattern must match a leaf.*got 'fc'"),
     ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
-    ({**RATE, "draw": True}, "draw must .*personal"),
+    ({**RATE, "init_per_client": True}, "init_per_client must .*personal"),
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
     ({**RATE, "class_weights": (1.0, 2.0)}, "class_weights must be one for each of 3"),
     ({**RATE, "class_weights": (1, -1, 1)}, "class_weights must be at least 0"),
     ({"kind": "central", "class_weights": (0, 0, 0)}, "class_weights must .*not all 0"),
     ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
     ({**RATE, "local_epochs": ()}, "local_epochs must be a number, or one per round"),
-    ({**RATE, "finetune_epochs": 1}, "finetune_epochs must go with personal leaves"),
+    ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
     ({**RATE, "personal": {}}, "personal must have one key of"),
 ]
 
@@ -310,7 +310,10 @@ SECTIONS = [
     ({"model": {"num_classes": 7}}, r"model must .*\(12, 16, 3\), got \(12, 16, 7\)"),
     ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
     ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
-    ({"evaluation": {"pictures": -1}}, r"evaluation.pictures must lie in \[0, 100\]"),
+    (
+        {"evaluation": {"num_visualized": -1}},
+        r"evaluation.num_visualized must lie in \[0, 100\]",
+    ),
     (
         {"evaluation": {"batch_size": 0}},
         r"evaluation.batch_size must lie in \[1, 65536\]",

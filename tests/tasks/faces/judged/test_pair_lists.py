@@ -54,7 +54,7 @@ def test_pairs_are_judged_by_the_sum_with_mirror_images_unless_told(tmp_path):
     )
     assert given.is_mirrored
     assert given.metrics(views)["accuracy"] == expected["accuracy"]
-    single = pair_list(SHAPE, path=path, folds=5, flip=False)
+    single = pair_list(SHAPE, path=path, folds=5, flip_test=False)
     expected = verification.ten_fold(views[:, 0], is_same, folds=5)["accuracy"]
     assert not single.is_mirrored
     assert single.metrics(views[:, :1])["accuracy"] == expected
@@ -77,9 +77,9 @@ def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path
     given = pair_list(
         SHAPE,
         source=source("test.txt"),
-        development=source("dev.txt"),
+        threshold_pairs=source("dev.txt"),
         fars=(0.2, 0.4),
-        flip=False,
+        flip_test=False,
     )
     assert given.num_images == 24
     seen = given.read(np.array([23, 0, 13, 11]))
@@ -155,7 +155,12 @@ def test_personalized_thresholds_are_the_released_ones(golden, word):
     )
     fars, fpirs = (1e-1, 1e-2, 1e-3, 1e-4), tuple(released["tpir_fpir"])
     judge = FaceEvaluator(
-        task, make_mesh(2), fars=fars, fpirs=fpirs, batch_size=64, personalized=word
+        task,
+        make_mesh(2),
+        fars=fars,
+        fpirs=fpirs,
+        batch_size=64,
+        client_thresholds=word,
     )
     network = jnp.asarray(np.concatenate(features)[None])
     judged = judge.personalized(looked_up, None, network)

@@ -24,8 +24,8 @@ def broken(release, tmp_path_factory):
     "options, message",
     [
         (
-            {"personalized": "bins"},
-            r"evaluation.personalized must be one of \['binned', 'exact'\], got 'bins'",
+            {"client_thresholds": "bins"},
+            r"evaluation.client_thresholds must be one of \['binned', 'exact'\], got 'bins'",
         ),
         ({"pairs": 3}, "config.evaluation.pairs must be a path or a mapping, got 3"),
         ({"pairs": "none.bin"}, "config.evaluation.pairs.*none.bin"),
@@ -149,7 +149,12 @@ def test_protocols_that_judge_nothing_or_need_more_are_refused(release):
     with pytest.raises(ValueError, match="templates.fars must be one or more rates"):
         template_set(SHAPE, path=release, align=False, fars="few")
     bare = template_set(
-        SHAPE, path=release, landmarks=None, align=False, faceness=False, pairs=None
+        SHAPE,
+        path=release,
+        landmarks=None,
+        align=False,
+        use_detector_score=False,
+        pairs=None,
     )
     assert bare.num_images == 260
     one = template_set(SHAPE, path=release, pairs=None, gallery=META_G2)

@@ -37,18 +37,18 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     rng = np.random.default_rng(2)
     features = rng.normal(size=(14, 4)).astype(np.float32)
     features[4:8] += 0.3 * features[:4]
-    judge = FaceEvaluator(task, make_mesh(1), search=str(tmp_path), **SMALL)
+    judge = FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     scores = unit[:4] @ unit[4:].T
     ahead = (scores > np.diag(scores)[:, None]).sum(1)
     assert 0 < (ahead < 1).mean() < 1
     for k in (1, 5, 10, 20):
-        assert judged[f"search_rank@{k}"] == (ahead < k).mean()
+        assert judged[f"identification_rank@{k}"] == (ahead < k).mean()
     (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
     message = "hold every listed image" if listed else "a mate of every probe"
     with pytest.raises(ValueError, match=message):
-        FaceEvaluator(task, make_mesh(1), search=str(tmp_path), **SMALL)
+        FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
 
 
 def test_a_list_that_names_an_image_twice_is_refused(task, tmp_path):
@@ -58,4 +58,4 @@ def test_a_list_that_names_an_image_twice_is_refused(task, tmp_path):
     savemat(tmp_path / "probe_img_ID_pairs.mat", content)
     message = "probe_img_ID_pairs.mat must list each image once, got 00.png twice"
     with pytest.raises(ValueError, match=message):
-        FaceEvaluator(task, make_mesh(1), search=str(tmp_path), **SMALL)
+        FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)

@@ -67,7 +67,11 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
     features = released["image_features"].astype(np.float32)
     views = np.stack([features, features[:, ::-1] * 0.5], axis=1)
     for flip, faceness, keep_norm in [(True, False, False), (True, True, True)]:
-        options = {"flip": flip, "faceness": faceness, "keep_norm": keep_norm}
+        options = {
+            "flip_test": flip,
+            "use_detector_score": faceness,
+            "use_norm_score": keep_norm,
+        }
         given = template_set(
             SHAPE, path=release, align=False, probes=None, fars=0.1, **options
         )
@@ -89,7 +93,7 @@ def test_faceness_norms_and_mirror_images_count_as_told(released, release):
 
 def test_judged_features_are_of_the_image_and_its_mirror_image(task, release):
     features = np.random.default_rng(0).normal(size=(2, 260, 5)).astype(np.float32)
-    options = {"path": release, "align": False, "flip": True}
+    options = {"path": release, "align": False, "flip_test": True}
     judge = FaceEvaluator(task, make_mesh(2), templates=options, **SMALL)
     judged = judge.generic(looked_up, jnp.asarray(features)).metrics
     expected = template_set(SHAPE, **options).metrics(features.transpose(1, 0, 2))
@@ -128,7 +132,7 @@ def test_faces_are_aligned_by_the_landmarks_of_the_list(tmp_path):
     expected = folder(
         tmp_path / "loose_crop",
         image_size=24,
-        naming=r"(?P<identity>.+)\.png",
+        filename_pattern=r"(?P<identity>.+)\.png",
         landmarks=tmp_path / "a.csv",
         align=True,
     )

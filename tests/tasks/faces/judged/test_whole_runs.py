@@ -27,7 +27,7 @@ def get_config():
     config = base.get_config()
     config.data = {"name": "arrays", "path": "PATH/faces.npz"}
     config.partition = {
-        "num_clients": 2, "ids_per_client": 2, "num_global_ids": 4, "num_unseen_ids": 4,
+        "num_clients": 2, "ids_per_client": 2, "num_public_ids": 4, "num_unseen_ids": 4,
     }
     config.model = {
         "name": "sphereface", "blocks": (0,), "widths": (4,), "embedding_dim": 8,
@@ -124,8 +124,10 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
         assert actual == {f"ijb_{k}": pytest.approx(v) for k, v in expected.items()}
         assert 0 < actual["ijb_tar@far=1e-01"] < 1 and actual["ijb_rank@2"] > 0
         assert ("pairs_accuracy" in judged) == (made is built[1])
-    assert main(["evaluate", *words, "--config.evaluation.personalized=linear"]) == 2
-    message = "personalized must be one of ['binned', 'exact'], got 'linear'"
+    assert (
+        main(["evaluate", *words, "--config.evaluation.client_thresholds=linear"]) == 2
+    )
+    message = "client_thresholds must be one of ['binned', 'exact'], got 'linear'"
     assert message in capsys.readouterr().err
 
 
@@ -137,7 +139,7 @@ def test_a_run_is_judged_by_files_in_every_row(tiny):
     config.write_text(text.replace("methods = {}", "methods = {'fedavg': base.FEDAVG}"))
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
     files = f"--config.evaluation.templates={path / 'IJBC'}"
-    binned = "--config.evaluation.personalized=binned"
+    binned = "--config.evaluation.client_thresholds=binned"
     results = lambda name: json.loads((path / "run" / name).read_text())["methods"]
     assert main(["train", *words, files, binned]) == 0
     trained = results("summary.json")
