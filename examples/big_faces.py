@@ -25,14 +25,14 @@ def main(people=600, epochs=2, workdir=None):
     config = load(find("bigface/rendered"))
     with config.unlocked():
         config.data.num_identities = people + 204
-        config.partition.num_global_ids = people
+        config.partition.num_public_ids = people
         config.pretrain.epochs = epochs
     # What the config says about devices:
     #   class_parallel  every device holds a part of the class vectors of the softmax
-    #   class_rate      a step draws a third of the classes, the last epoch all of them
+    #   class_sample_rate      a step draws a third of the classes, the last epoch all of them
     #   sharding        gradients and optimizer state are split ("zero2")
     #   remat           activations of a block are computed again, not stored
-    for key in ("class_parallel", "class_rate", "sharding"):
+    for key in ("class_parallel", "class_sample_rate", "sharding"):
         print(f"{key}: {config.pretrain[key]}")
     print(f"devices: {jax.device_count()}")
     workdir = workdir or tempfile.mkdtemp()

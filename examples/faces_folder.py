@@ -21,7 +21,7 @@ from fedfr_jax.runs.experiment import run_experiment
 def render(folder, people=40, images=10):
     """Write images as folder/<person>/<number>.png, the layout that training reads."""
     faces = ff.open_source(
-        "faces_synthetic",
+        "synthetic_faces",
         num_identities=people,
         images_per_identity=images,
         image_size=32,
@@ -45,7 +45,7 @@ def main(folder=None, workdir=None, rounds=3, epochs=3):
         config.partition = {
             "num_clients": 4,
             "ids_per_client": 4,
-            "num_global_ids": 16,
+            "num_public_ids": 16,
             "num_unseen_ids": 8,
         }
         config.pretrain.epochs = epochs

@@ -34,7 +34,7 @@ def digits_by_client(num_clients=40):
 def main(rounds=20):
     """Train with and without personal layers; returns {name: mean client accuracy}."""
     train, test = digits_by_client()
-    model = ff.MODELS["mlp"]((64,), hidden=64, num_classes=10)
+    model = ff.MODELS["mlp"]((64,), hidden_dim=64, num_classes=10)
 
     def loss(variables, batch, key):
         logits, batch_stats = model.apply(variables, batch.images, True, key=key)

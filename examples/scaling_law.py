@@ -24,7 +24,7 @@ def teacher_labels(num_examples=8000, dim=16, classes=4):
 
 def train(data, test, hidden, rounds):
     """One federated run: (number of parameters, test error)."""
-    model = ff.MODELS["mlp"]((16,), hidden=hidden, num_classes=4)
+    model = ff.MODELS["mlp"]((16,), hidden_dim=hidden, num_classes=4)
 
     def loss(variables, batch, key):
         logits, batch_stats = model.apply(variables, batch.images, True, key=key)

@@ -265,7 +265,7 @@ def test_the_loss_falls():
     [
         ({"cohort_size": 5}, "cohort_size must lie in .*got 5"),
         ({"local_epochs": -1}, "local_epochs must not be negative"),
-        ({"clients_per_device": 0}, "lanes must be at least 1, got 0"),
+        ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
         ({"cohort_size": 0.1}, "cohort_size must be a whole number, got 0.1"),
         ({"cohort_size": True}, "cohort_size must be a whole number, got True"),
         ({"local_epochs": 1.5}, "local_epochs must be a whole number or .*, got 1.5"),

@@ -23,19 +23,19 @@ def get_config():
         "client": "client",
         "ignore": (),
     }
-    config.partition = {"name": "by_owner", "seed": config.get_ref("seed")}
+    config.partition = {"name": "natural", "seed": config.get_ref("seed")}
     config.model = {"name": "tabular", "hidden_dims": (32,)}
     config.federation = {
         "rounds": 10,
         "local_epochs": 2,
         "batch_size": 16,
-        "flip": 0.0,
+        "flip_probability": 0.0,
         "evaluate_every": 5,
     }
     rate = {"learning_rate": 0.05}
     config.methods = {
         "fedavg": rate,
-        "fedprox": {"algorithm": "fedprox", "strength": 0.1, **rate},
+        "fedprox": {"algorithm": "fedprox", "mu": 0.1, **rate},
         "fedper": {"personal": {"blocks": 1}, **rate},
         "local": {"personal": ".", **rate},
     }

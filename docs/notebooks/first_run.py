@@ -43,7 +43,7 @@ ax.set(xlabel="digit", ylabel="client", title="training examples")
 plt.show()
 
 # %%
-model = ff.MODELS["mlp"](x.shape[1:], hidden=32, num_classes=10)
+model = ff.MODELS["mlp"](x.shape[1:], hidden_dim=32, num_classes=10)
 
 
 def loss(variables, batch, key):

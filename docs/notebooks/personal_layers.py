@@ -33,7 +33,7 @@ train, test = (
     ff.FederatedDataset.from_client_ids(x[part], y[part], client_ids[part])
     for part in (~is_test, is_test)
 )
-model = ff.MODELS["mlp"]((64,), hidden=64, num_classes=10)
+model = ff.MODELS["mlp"]((64,), hidden_dim=64, num_classes=10)
 
 
 def loss(variables, batch, key):

@@ -33,7 +33,7 @@ labels = np.array(train.dataset.labels)
 end = train.population.offsets[BAD]
 labels[:end] = (labels[:end] + 1) % 10  # a consistent lie is worse than noise
 poisoned = train._replace(dataset=train.dataset.with_labels(labels))
-model = ff.MODELS["mlp"]((64,), hidden=32, num_classes=10)
+model = ff.MODELS["mlp"]((64,), hidden_dim=32, num_classes=10)
 
 
 def loss(variables, batch, key):

@@ -32,7 +32,7 @@ train, test = ff.FederatedDataset.from_partition(x, y, split)
 # %%
 def error_of(hidden, rounds=30):
     """A row of the table: size and test error of a federated run."""
-    model = ff.MODELS["mlp"]((16,), hidden=hidden, num_classes=4)
+    model = ff.MODELS["mlp"]((16,), hidden_dim=hidden, num_classes=4)
 
     def loss(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)

@@ -136,7 +136,7 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
     algorithm, variables, logits, feed = ours.classifier(work, model)
     if data.images.dtype == np.uint8:
         feed = feed._replace(augment=normalize())
-    options = {"lanes": cell.lanes, "mesh": make_mesh(1)}
+    options = {"clients_per_device": cell.lanes, "mesh": make_mesh(1)}
     return ours.build(work, data, (algorithm, variables, logits, feed), **options)[:2]
 
 

@@ -106,7 +106,7 @@ def build(work, data, made=None, **options):
 
     Args:
       made: what `classifier` or `faces` gives; None for the workload's own.
-      options: of `simulation`, such as lanes.
+      options: of `simulation`, such as clients_per_device.
     """
     algorithm, variables, logits, feed = made or maker(work)(work)
     num_rows = work.population * work.examples
@@ -136,11 +136,13 @@ def tuned(work, data, setting: TuningChoice):
     )
     made = maker(work)(work, network(work, **network_of))
     mesh = make_mesh(setting.devices)
-    return build(work, data, made, mesh=mesh, lanes=setting.lanes)
+    return build(
+        work, data, made, mesh=mesh, clients_per_device=setting.clients_per_device
+    )
 
 
 def choose(workload: str) -> TuningChoice:
-    """What lanes="auto" takes, measured by another process or remembered."""
+    """What clients_per_device="auto" takes, measured by another process or remembered."""
     command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return TuningChoice(*json.loads(out.splitlines()[-1]))

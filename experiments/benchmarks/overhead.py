@@ -30,7 +30,7 @@ def parse_arguments():
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--reduction", default="sum")
+    parser.add_argument("--reproducible_sum", action="store_true")
     results_file.add_flag(parser)
     return parser.parse_args()
 
@@ -97,7 +97,10 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     from fedfr_jax.federated.simulation import simulate_round
 
     sim, server, store = empty(
-        clients, args.devices, lanes=args.lanes, reduction=args.reduction
+        clients,
+        args.devices,
+        clients_per_device=args.lanes,
+        reproducible_sum=args.reproducible_sum,
     )
     apart, inside, run = [], [], sim.programs.run_whole
 

@@ -16,15 +16,15 @@ from fedfr_jax.data.partition import PARTITIONS
 
 SETTINGS = {
     "by_class": {"classes_per_client": 2},
-    "by_owner integers": {},  # and the owners
-    "by_owner words": {},
+    "natural integers": {},  # and the owners
+    "natural words": {},
     "by_identity": {"ids_per_client": 1, "num_public_ids": 6000},
     "dirichlet": {"alpha": 0.3},
     "iid": {},
     "lognormal_sizes": {"classes_per_client": 1, "mean": 0.0},
     "power_law": {"min_examples": 1},
     "quantity_skew": {},
-    "quantity lognormal": {"law": "lognormal"},
+    "quantity lognormal": {"distribution": "lognormal"},
     "shards": {},
 }
 
@@ -39,7 +39,7 @@ def main():
     for name in args.names.split(","):
         settings = {**SETTINGS[name], "num_clients": args.clients}
         if name.startswith("natural"):
-            settings["owners"] = owners_for(name, args.clients)
+            settings["client_ids"] = owners_for(name, args.clients)
         labels = labels_for(name, args.clients)
         begin = time.process_time()
         PARTITIONS[name.split()[0]](labels, **settings)

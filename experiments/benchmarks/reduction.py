@@ -86,7 +86,12 @@ def main():
 
     names = ("sum", "canonical")
     runs = {
-        name: mlp(args.clients, args.devices, lanes=args.lanes, reduction=name)
+        name: mlp(
+            args.clients,
+            args.devices,
+            clients_per_device=args.lanes,
+            reproducible_sum=name == "canonical",
+        )
         for name in names
     }
     spent = {name: [] for name in names}

@@ -70,7 +70,7 @@ def ours(args) -> float:
         Population(
             np.arange(0, len(images) + 1, each), np.full(clients, WORK["classes"])
         ),
-        **{"mesh": make_mesh(1), "lanes": args.ours},
+        **{"mesh": make_mesh(1), "clients_per_device": args.ours},
     )
     server = start_simulation(sim, model.init(jax.random.key(0)))
     store, spent = open_store(sim, server), []

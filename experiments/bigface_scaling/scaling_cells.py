@@ -11,7 +11,7 @@ from fedfr_jax.config.files import load
 CONFIG = pathlib.Path(__file__).resolve().parents[2] / "configs/bigface/scaling.py"
 WIDTHS = (4, 6, 8, 12, 20, 32)  # of the first stage: 28 k to 1.3 M parameters
 STUDENTS, MIDDLE, LARGEST = (4, 6, 8, 12), 12, WIDTHS[-1]
-FEWER, KEPT = (250, 500), "partition.num_kept_ids"  # people of 1,000
+FEWER, KEPT = (250, 500), "partition.num_trained_public_ids"  # people of 1,000
 RATIOS = (0.0, 0.1, 0.35, 0.5)
 RATIO = 0.35  # of every cell on rendered people that says nothing else
 SHALLOW, DEEP = (1, 1, 1, 1), (3, 4, 10, 2)
@@ -98,7 +98,7 @@ STAGES = 2  # of a toy's four
 TINY = {  # to see that everything runs
     "pretrain.epochs": 1,
     "pretrain.batch_size": 16,
-    "partition.num_global_ids": 12,
+    "partition.num_public_ids": 12,
     "partition.num_unseen_ids": 12,
 }
 TINY_PART = 50  # people for each of a toy's

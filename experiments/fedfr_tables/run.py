@@ -232,7 +232,7 @@ def chosen(folder: pathlib.Path) -> dict:
     numbers = [np.array(added(x))[i] for x, i in zip(lines, order, strict=True)]
     numbers = np.array(numbers, np.float64)  # [R, N]
     return {
-        "hard_negative_level": float(numbers.mean()),
+        "hard_negatives": float(numbers.mean()),
         "of_round": numbers.mean(axis=1).round(1).tolist(),
         "of_client": numbers.mean(axis=0).round(1).tolist(),
     }

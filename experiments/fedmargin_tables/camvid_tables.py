@@ -61,7 +61,7 @@ def as_classified(runs: list[dict], alpha: float) -> list[dict]:
     return [
         {
             **r,
-            "straggler_fraction": r["seed"],
+            "stragglers": r["seed"],
             "accuracy": r.get("generic"),
             "loss": 0.0,
         }

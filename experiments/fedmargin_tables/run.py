@@ -85,15 +85,15 @@ def run_set(name: str, args) -> list[dict]:
     methods = args.methods or list(config["methods"])
     found = []
     for seed in map(int, args.seeds):
-        seeded = with_federation({**config, "seed": seed}, stragglers=0.0)
+        seeded = with_federation({**config, "seed": seed}, straggler_fraction=0.0)
         central = central_run(name, seeded, args.workdir / name / f"seed{seed}")
         found.append(central.result)
         for ratio in map(float, args.stragglers):
-            straggling = with_federation(seeded, stragglers=ratio)
+            straggling = with_federation(seeded, straggler_fraction=ratio)
             folder = args.workdir / name / f"seed{seed}" / f"stragglers{ratio:g}"
             for method in methods:
                 run = one_run(name, straggling, method, folder, central.variables)
-                found.append({"seed": seed, "straggler_fraction": ratio, **run})
+                found.append({"seed": seed, "stragglers": ratio, **run})
                 print(tables.line(name, found[-1]), flush=True)
     return found
 

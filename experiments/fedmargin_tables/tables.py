@@ -90,7 +90,7 @@ def rounds_cell(row: dict) -> str:
 
 def over_stragglers(runs: list[dict], values: list[float]) -> tuple[float, float]:
     """Mean over seeds at each share of stragglers, then their mean and deviation."""
-    return spread(runs, values, "straggler_fraction")
+    return spread(runs, values, "stragglers")
 
 
 def spread(runs: list[dict], values: list[float], key: str) -> tuple[float, float]:
@@ -249,7 +249,7 @@ def place_of(run: dict) -> tuple:
     method = run["method"]
     order = [CENTRAL, *ORDER]
     rank = order.index(method) if method in order else len(order)
-    settings = run.get("straggler_fraction", -1.0), run.get("alpha", -1.0)
+    settings = run.get("stragglers", -1.0), run.get("alpha", -1.0)
     return run["seed"], *settings, rank, method
 
 
@@ -281,10 +281,8 @@ def draw(name: str, runs: list[dict], path: pathlib.Path) -> None:
     from matplotlib import pyplot
 
     panels = {"curve": "test accuracy", "amm": "AMM", "mmd": "MMD^2 to central"}
-    least = min(
-        (r["straggler_fraction"] for r in runs if "straggler_fraction" in r), default=0
-    )
-    plain = [r for r in runs if r.get("straggler_fraction") == least]
+    least = min((r["stragglers"] for r in runs if "stragglers" in r), default=0)
+    plain = [r for r in runs if r.get("stragglers") == least]
     panels = {key: text for key, text in panels.items() if any(key in r for r in plain)}
     size = (4 * len(panels) + 2, 3.6)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False)

@@ -31,7 +31,7 @@ def backbone_config(config):
 
 def first_part(config):
     """Section of the first of a case's parts."""
-    return next(iter(config.data.parts.values()))
+    return next(iter(config.data.sources.values()))
 
 
 def with_backbone(config, folder: pathlib.Path):

@@ -145,7 +145,7 @@ def train_stage(
         hypers=[dict(member.numbers.get(name, {})) for member in members],
         seeds=[e.seed for e in experiments],
         mesh=mesh,
-        lanes=federation.initial_clients_per_device,
+        clients_per_device=federation.initial_clients_per_device,
         **federation.options_of(trainers[0]),
     )
     with contextlib.ExitStack() as stack:

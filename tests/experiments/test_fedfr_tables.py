@@ -88,7 +88,7 @@ def test_the_branch_leaves_generic_as_it_is_within_a_point():
 def test_the_deviation_over_seeds_is_that_of_a_sample():
     text = orderings.table(runs_of(fedavg=(0.1, 0.2, 0.3)))
     assert "| 20.0 ± 10.0 |" in text.splitlines()[-1]
-    cost = {"hard_negative_level": 7.0, "images": 19.0, "steps": 5.0}
+    cost = {"hard_negatives": 7.0, "images": 19.0, "steps": 5.0}
     one = {"0": {"fedavg": row(personalized=0.2, **cost)}}
     assert "| 20.0 | 7 | 19 | 5 | 3 |" in orderings.table(one).splitlines()[-1]
 
@@ -234,7 +234,7 @@ def test_hard_negatives_are_kept_by_client_and_by_round(tmp_path):
     lines = [json.dumps(x) + "\n" for x in (CLIENT, second, adapted)]
     (tmp_path / "clients.jsonl").write_text("".join(lines))
     assert run.chosen(tmp_path) == {
-        "hard_negative_level": 6.0,
+        "hard_negatives": 6.0,
         "of_round": [6.0, 6.0],
         "of_client": [9.0, 3.0],
     }
@@ -256,12 +256,12 @@ def test_the_front_page_says_which_leads_are_significant():
 def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     names = ["pretrained", *map(thresholds.name_at, ("0.575", "0.6"))]
     runs = {"0": {name: row() for name in names}}
-    config = config_of(fedfr={"threshold": 0.4, "branch": "bce"})
+    config = config_of(fedfr={"hard_negative_threshold": 0.4, "branch": "bce"})
     found = thresholds.at_thresholds(config, ["0.575", "0.6"]).methods.to_dict()
     assert list(found) == names[1:] == ["t_HN=57_5", "t_HN=60"]
     assert [thresholds.threshold_of(name) for name in names[1:]] == [0.575, 0.6]
     assert found["t_HN=60"] == {
-        "threshold": 0.6,
+        "hard_negative_threshold": 0.6,
         "branch": "bce",
         "max_hard_negatives": 0,
     }

@@ -61,7 +61,7 @@ def folder(fedmargin_run, patch, tmp_path_factory):
 def found(fedmargin_run, folder):
     """{"central": its run, share of stragglers: FedAvg's run}."""
     runs = play(fedmargin_run, folder)
-    return {run.get("straggler_fraction", "central"): run for run in runs}
+    return {run.get("stragglers", "central"): run for run in runs}
 
 
 def config_of(runs, share):

@@ -9,7 +9,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedmargin_tables"
 
 
 def run(method, seed, ratio, curve, loss=1.0):
-    facts = {"method": method, "seed": seed, "straggler_fraction": ratio}
+    facts = {"method": method, "seed": seed, "stragglers": ratio}
     return {**facts, "curve": curve, "loss": loss}
 
 
@@ -66,7 +66,7 @@ def test_a_method_that_diverges_has_no_accuracy(tables):
     broken = {
         "method": "feddane",
         "seed": 0,
-        "straggler_fraction": 0.0,
+        "stragglers": 0.0,
         "diverged": "nan",
     }
     runs = [*RUNS, broken, run("feddane", 1, 0.0, [0.5])]

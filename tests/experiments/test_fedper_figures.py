@@ -219,7 +219,9 @@ def test_a_case_is_the_config_with_its_own_data_network_and_classes(case):
     whole = made.data.of if parts.n else made.data
     assert whole.name == parts.data and made.seed == made.partition.seed == 2
     assert made.data.get("per_class", 0) == parts.n
-    assert made.federation.get("flip") == (0.0 if parts.data == "mnist" else None)
+    assert made.federation.get("flip_probability") == (
+        0.0 if parts.data == "mnist" else None
+    )
     assert made.partition.classes_per_client == parts.k
     assert made.partition.num_clients - made.partition.get("unseen_clients", 0) == 10
     assert made.partition.get("unseen_clients", 0) == parts.unseen

@@ -168,11 +168,11 @@ def test_a_case_is_the_config_with_its_own_clients_rows_and_seed():
         assert {x.epochs for x in one.methods.values() if "kind" in x} <= {rounds}
     parts = made[cases.PARTS]
     assert parts.federation.rounds == 2 * config.federation.rounds
-    assert [p.seed for p in parts.data.parts.values()] == 6 * [2]
+    assert [p.seed for p in parts.data.sources.values()] == 6 * [2]
     assert made[cases.IDENTITY].partition.num_clients == 6
     assert made[cases.CENTER].model.neck == "bnneck"
     own = made[cases.OWN_STATISTICS]
-    assert own.data == parts.data and own.evaluation.personalized_in_rounds
+    assert own.data == parts.data and own.evaluation.personalized_every_evaluation
     assert config.seed == 0 and config.model.get("neck") is None  # as it was
 
 
@@ -181,7 +181,7 @@ def test_parts_share_nobody_and_see_by_their_own_cameras(monkeypatch):
     roles = np.where(people < 351, TRAIN, np.where(cameras % 2, QUERY, GALLERY))
     source = source_of(people, cameras, roles)
     monkeypatch.setitem(SOURCES, "market1501", lambda path, **_: source)
-    parts = market_parts.parts_of("there", (4, 2), seed=1)["parts"]
+    parts = market_parts.parts_of("there", (4, 2), seed=1)["sources"]
     seen, trained = [], []
     for name, of in parts.items():
         made = market_parts.market_part(**{k: v for k, v in of.items() if k != "name"})
@@ -241,11 +241,11 @@ def test_the_pretrained_cases_identities_are_apart_from_the_backbones():
     made = cases.config_of(config, cases.PRETRAINED, seed=2)
     assert made.federation.rounds == 30
     below = {"^(stem|stage)": 0.1}
-    for row in (*made.methods.values(), made.evaluation.local):
+    for row in (*made.methods.values(), made.evaluation.local_training):
         assert row.learning_rate_multipliers.to_dict() == below
-    assert {row.batch_stats for row in made.methods.values()} == {"first"}
+    assert {row.batch_stats for row in made.methods.values()} == {"random_client"}
     central = backbone.backbone_config(made)
-    intervals = [part.trained for part in made.data.parts.values()]
+    intervals = [part.trained for part in made.data.sources.values()]
     intervals += [central.data.trained, made.partition.public.source.trained]
     taken = [number for first, end in intervals for number in range(first, end)]
     assert sorted(taken) == list(range(501 - market_parts.TESTED))

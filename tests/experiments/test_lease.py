@@ -42,7 +42,7 @@ def test_a_case_that_hangs_keeps_its_rows(lease, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "HERE", tmp_path)
     rows = lease.run(lease.Case("slow", 2, ("hangs.py",)), 2, False)
     assert rows == [
-        {"case": "slow", "clients_per_device": 1},
+        {"case": "slow", "lanes": 1},
         {"case": "slow", "failure": "stopped after 2 s"},
     ]
 

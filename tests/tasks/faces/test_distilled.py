@@ -298,7 +298,9 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
         d.distill(student, teacher={"weights": str(path), "model": other})
     with pytest.raises(ValueError, match="teacher or cache must be given"):
         d.distill(student)
-    with pytest.raises(ValueError, match="config.pretrain.distill: sees must be one"):
+    with pytest.raises(
+        ValueError, match="config.pretrain.distill: teacher_input must be one"
+    ):
         d.open_distill("pretrain", {"cache": "x", "teacher_input": "masks"}, student)
 
 
