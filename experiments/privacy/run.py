@@ -81,7 +81,7 @@ def plain():
     return ff.fedavg(
         ff.LocalTraining(loss, learning_rate=CLIENT_RATE),
         server_optimizer=optax.sgd(SERVER_RATE, MOMENTUM),
-        weigh="equally",
+        weighting="uniform",
     )
 
 
@@ -146,7 +146,7 @@ def accuracy_of(data, test, noise: str, epsilon: float) -> dict:
 
 def cost(data) -> dict:
     """Seconds of a round, private and plain in turns, without what compiles."""
-    options = {"batch_size": 10, "cohort_size": COHORT, "lanes": LANES}
+    options = {"batch_size": 10, "cohort_size": COHORT, "clients_per_device": LANES}
     covered = ff.private(
         plain(), clip_norm=CLIP, noise_multiplier=1.0, cohort_size=COHORT, delta=DELTA
     )

@@ -232,7 +232,7 @@ TRAINED = MEMBERS.keys() - {*KEEPING, *IDLING} | PERSONAL
 COMPARED = {
     *("afl", "fedavg", "fedfr", "fedmargin", "finch", "ifca", "kd", "mime"),
     *("mimelite", "scaffold", "linked median", "linked rfa", "personal fedrep"),
-    *("first statistics", "local statistics"),
+    *("random_client statistics", "local statistics"),
 }
 
 

@@ -197,7 +197,7 @@ def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
             logs = logarithms(2.0, norm, combine)(lpm, apm)
             near(cohort_attention(counted_by(jnp.ones(4), logs)), want)
         options = {"attention": norm, "attention_combination": combine}
-        end = golden_round(arrays, **RAW, **options, temperature=2.0)  # of the last of them
+        end = golden_round(arrays, **RAW, **options, temperature=2.0)  # the last
     near(end.servers[0].variables["params"]["attention"], want)
     near(end.metrics["attention"], want)
 

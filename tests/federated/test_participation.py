@@ -52,9 +52,9 @@ def canonical():
         feed(),
         *problem(),
         mesh=make_mesh(2),
-        lanes=2,
-        reduction="canonical",
-        shards=2,
+        clients_per_device=2,
+        reproducible_sum=True,
+        num_partial_sums=2,
     )
     return sim, variables
 
@@ -135,7 +135,7 @@ def test_a_rule_that_needs_more_clients_than_arrive_keeps_the_server():
 
 
 QUICK = ("scaffold", "finch", "linked median")
-NAMES = [*contract.PLAIN, *contract.LINKED, "first statistics"]
+NAMES = [*contract.PLAIN, *contract.LINKED, "random_client statistics"]
 NAMES.remove("linked gaussian_noise")  # drawn alike, but its clients are few
 
 

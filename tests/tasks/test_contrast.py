@@ -12,7 +12,9 @@ from fedfr_jax.types import Model
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(3, 2, 2, 4)).astype(np.float32)
-BATCH = types.SimpleNamespace(images=IMAGES, is_valid=np.array([True, True, False]))
+BATCH = types.SimpleNamespace(
+    images=IMAGES, model_inputs=IMAGES, is_valid=np.array([True, True, False])
+)
 OWN, RECEIVED, PREVIOUS = (
     {"params": RNG.normal(size=(4, 5)).astype(np.float32)} for _ in range(3)
 )

@@ -82,7 +82,9 @@ def classification(settings: Mapping) -> Experiment:
         task=Task(
             dataset=clients.train,
             population=clients.population,
-            evaluators=judge(clients, others, mesh, feed, lanes=lanes, seed=seed),
+            evaluators=judge(
+                clients, others, mesh, feed, clients_per_device=lanes, seed=seed
+            ),
             **with_report(facts, format_class_report(facts), source.passed_over),
             preprocessing=how,
             classes=source.names,

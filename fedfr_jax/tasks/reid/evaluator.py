@@ -372,7 +372,7 @@ def local_models(
       algorithm: of `build_finetuning`.
       data, options: of the `build_simulation` that trains: feed, examples, population;
       mesh,
-        local_epochs, lanes, seed.
+        local_epochs, clients_per_device, seed.
     """
     kept = []
 

@@ -193,6 +193,6 @@ def client_training(
         *(judge, algorithm, parts.feed, train, build_population(parts.split)),
         mesh=parts.mesh,
         local_epochs=epochs,
-        lanes=parts.federation.initial_clients_per_device,
+        clients_per_device=parts.federation.initial_clients_per_device,
         seed=parts.seed,
     )

@@ -51,7 +51,7 @@ def audit(noise_multiplier):
     )
     population = Population(np.arange(total + 1), np.ones(total, np.int32))
     sim = build_simulation(
-        algorithm, feed(), data, population, mesh=make_mesh(1), lanes=42
+        algorithm, feed(), data, population, mesh=make_mesh(1), clients_per_device=42
     )
     variables = {"params": {"w": jnp.zeros(SIZE)}, "batch_stats": {}}
     server = start_simulation(sim, variables)

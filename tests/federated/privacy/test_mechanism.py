@@ -154,7 +154,7 @@ def test_without_noise_and_above_all_norms_it_is_the_mean_of_equals():
     updates = np.random.default_rng(0).normal(size=(4, 18))
     with jax.enable_x64(True):
         link = private_mean(Privacy(**settings(clip_norm=1e3, cohort_size=4)))
-        found = play_updates(updates, link, weigh="examples", rounds=2)
+        found = play_updates(updates, link, weighting="num_examples", rounds=2)
         close(flat(found.servers[1].inner.variables), 2 * updates.mean(0))
 
 
