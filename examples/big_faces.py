@@ -29,7 +29,8 @@ def main(people=600, epochs=2, workdir=None):
         config.pretrain.epochs = epochs
     # What the config says about devices:
     #   class_parallel  every device holds a part of the class vectors of the softmax
-    #   class_sample_rate      a step draws a third of the classes, the last epoch all of them
+    #   class_sample_rate      a step draws a third of the classes, the last epoch all
+    # of them
     #   sharding        gradients and optimizer state are split ("zero2")
     #   remat           activations of a block are computed again, not stored
     for key in ("class_parallel", "class_sample_rate", "sharding"):

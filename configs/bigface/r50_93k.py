@@ -4,7 +4,8 @@ fedfr train --config=configs/bigface/r50_93k.py --workdir=runs/r50_93k
 
 Needs InsightFace's ms1m-retinaface-t1 (train.rec, train.idx, property) under
 $FEDFR_DATA; images that do not fit the devices are streamed. Not run yet: written for
-eight GPUs, 1,024 images a step; one has to take --config.pretrain.gradient_accumulation_steps=8.
+eight GPUs, 1,024 images a step; one has to take
+--config.pretrain.gradient_accumulation_steps=8.
 
 arcface_torch's recipe with CosFace: SGD, 0.1 for 1,024 images, 20 epochs. Deviations:
 rates drop at 10, 16 and 18 epochs after a warm-up instead of falling linearly; every

@@ -111,7 +111,8 @@ def personalized(top):
     """
     return {
         "local": {"personal": ".", **RATE},
-        # All heads start alike, as all networks do; "init_per_client": True draws one for each.
+        # All heads start alike, as all networks do; "init_per_client": True draws one
+        # for each.
         "fedper": {"personal": HEAD, **RATE},
         "fedrep": {
             "algorithm": "fedrep",

@@ -12,7 +12,8 @@ CENTRAL = {"epochs": 200, "batch_size": 64}
 
 
 def get_config():
-    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other shares.
+    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other
+    shares.
 
     --config.evaluation.target_accuracy=A tells the first round with A, such as 0.8 of
     what the central row has in the end.

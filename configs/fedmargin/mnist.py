@@ -5,8 +5,8 @@ fedfr train --config=configs/fedmargin/mnist.py --workdir=runs/fedmargin_mnist
 The users are those of FedProx, to whom all 70,000 images are dealt; a tenth of each
 user's is held out. The network is their logistic regression, see synthetic.py. 100 of
 its 200 rounds are in experiments/fedmargin_tables/README.md (`mnist1000`).
---config.evaluation.representation='{"max_images": 500}' adds AMM to each evaluation; with
-"reference", a central run's work folder, MMD to it.
+--config.evaluation.representation='{"max_images": 500}' adds AMM to each evaluation;
+with "reference", a central run's work folder, MMD to it.
 """
 
 from fedfr_jax.configs import base
@@ -15,7 +15,8 @@ CENTRAL = {"epochs": 200, "batch_size": 64}
 
 
 def get_config():
-    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other shares.
+    """200 rounds of 20 epochs; --config.federation.straggler_fraction=0.8 for other
+    shares.
 
     --config.evaluation.target_accuracy=A tells the first round with A, such as 0.8 of
     what the central row has in the end.

@@ -6,7 +6,8 @@ fedfr train --config=configs/fedper/cifar10.py --workdir=runs/fedper_cifar10
 0.545, 0.533, local 0.549 (2026-11-23, seed 0, jax 0.10.2). After six rounds of one
 seed FedPer beats FedAvg and not local training; the paper has 100 rounds. Clients'
 layers all start as the first network's; the paper's algorithm 1 draws them for each
-client, as "init_per_client": True does, which the rows of configs/fedper/figures.py have.
+client, as "init_per_client": True does, which the rows of configs/fedper/figures.py
+have.
 """
 
 from fedfr_jax.configs import base

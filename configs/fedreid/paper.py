@@ -10,8 +10,8 @@ is torchvision's file.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in
 neck and classifier, no decay within a round, statistics of one client, drawn anew in
 every round. The row merged has the same two rates, with warm-up and a cosine.
-Leave one domain out: --config.partition.held_out_domains=market tests on Market-1501, which
-nobody then trains on; {"name": "camera_statistics"} before the normalization in
+Leave one domain out: --config.partition.held_out_domains=market tests on Market-1501,
+which nobody then trains on; {"name": "camera_statistics"} before the normalization in
 federation.augment gives images the colors of other clients' cameras.
 """
 

@@ -142,7 +142,7 @@ def tuned(work, data, setting: TuningChoice):
 
 
 def choose(workload: str) -> TuningChoice:
-    """What clients_per_device="auto" takes, measured by another process or remembered."""
+    """What clients_per_device="auto" takes: measured by another process, or kept."""
     command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return TuningChoice(*json.loads(out.splitlines()[-1]))

@@ -127,7 +127,7 @@ def accuracy_of(data, test, noise: str, epsilon: float) -> dict:
         first_variables(),
         batch_size=10,
         cohort_size=COHORT,
-        lanes=LANES,
+        clients_per_device=LANES,
         sampling=sampling_of(noise),
     )
     images, labels = test

@@ -95,13 +95,13 @@ def play(name: str, data, x, y) -> list[dict]:
     local = ff.LocalTraining(loss, ff.sgd(), 0.1)
     is_rounds = "asynchronous" not in options
     run = ff.init(
-        ff.fedavg(local, weigh="equally"),
+        ff.fedavg(local, weighting="uniform"),
         data,
         variables(),
         batch_size=6,
         local_epochs=3,
         seed=SEED,
-        lanes=20,
+        clients_per_device=20,
         systems=ff.Systems(profiles=profiles, **options),
         **({"cohort_size": COHORT} if is_rounds else {}),
     )

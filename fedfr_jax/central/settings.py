@@ -136,7 +136,8 @@ def build_schedule(
     warm, begin = round(warmup_fraction * total), warmup_start_factor * learning_rate
     if not milestones and warm >= total:
         raise ValueError(
-            f"warmup_fraction must leave a part of the {total} steps to the cosine after it, "
+            f"warmup_fraction must leave a part of the {total} steps to the cosine "
+            f"after it, "
             f"got {warmup_fraction}."
         )
     if not milestones:

@@ -118,7 +118,8 @@ def sgd(
     Args:
       momentum: in [0, 1).
       weight_decay: >= 0.
-      weight_decay_mask: regular expression of the leaves that decay, such as "kernel$", which is
+      weight_decay_mask: regular expression of the leaves that decay, such as "kernel$",
+      which is
         weight_decay / 2 times their squared norm in the loss; "" is all.
 
     Raises:

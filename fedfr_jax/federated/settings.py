@@ -97,7 +97,8 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         and settings.clients_per_device != AUTO
     ):
         raise ValueError(
-            f"config.federation.clients_per_device must be a number or auto, got {settings.clients_per_device!r}."
+            f"config.federation.clients_per_device must be a number or auto, got "
+            f"{settings.clients_per_device!r}."
         )
     check_epochs("config.federation.local_epochs", settings.local_epochs)
     numbers = {

@@ -262,30 +262,23 @@ def build_simulation(
 
     Raises:
       ValueError: when a client owns no example, the algorithm's privacy is not that of
-        such cohorts, or a size is out of range, as a cohort
-        too small for its algorithm.
+        such cohorts, or a size is out of range, as a cohort too small for its
+        algorithm.
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
-    if clients_per_device < 1:
-        raise ValueError(
-            f"clients_per_device must be at least 1, got {clients_per_device}."
-        )
-    if num_partial_sums < 1:
-        raise ValueError(
-            f"num_partial_sums must be at least 1, got {num_partial_sums}."
-        )
+    sizes = {
+        "clients_per_device": clients_per_device,
+        "num_partial_sums": num_partial_sums,
+    }
+    check_ranges("", sizes, dict.fromkeys(sizes, (1, math.inf)))
     check_choice("reproducible_sum", reproducible_sum, (False, True))
     fixed = num_partial_sums if reproducible_sum else None
     if systems.asynchronous is not None:
         cohort_size = systems.asynchronous.buffer_size
     cohort_size = cohort_size or num_clients
     check_sampling(sampling, num_clients, cohort_size)
-    if stragglers.are_dropped and sampling.is_poisson:
-        raise ValueError(
-            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
-            "have no fixed size, got dropped ones. Take dropout instead."
-        )
+    check_dropping(stragglers, sampling)
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
     check_systems(systems, num_clients, cohort_size)
     if systems.has_world:
@@ -324,6 +317,15 @@ def build_simulation(
         accountant=accountant_of(algorithm, sampling, num_clients),
         inner_algorithm=inner,
     )
+
+
+def check_dropping(stragglers: Stragglers, sampling: Sampling) -> None:
+    """Raise ValueError for dropped stragglers of cohorts without a fixed size."""
+    if stragglers.are_dropped and sampling.is_poisson:
+        raise ValueError(
+            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
+            "have no fixed size, got dropped ones. Take dropout instead."
+        )
 
 
 def check_world(

@@ -268,7 +268,8 @@ def adaface(
       scale: inverse temperature, positive.
       margin: m, at least 0.
       h: deviations of length that make the margin's full change are 1 / h; positive.
-      ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1]; the
+      ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1];
+      the
         released code's `t_alpha`.
 
     Raises:
@@ -335,7 +336,8 @@ def magface(
       min_norm: shorter features count as this long; positive.
       max_norm: longer features count as this long.
       norm_penalty_weight: weight of the pull, at least 0.
-      easy_margin: no margin where the cosine is not positive; otherwise cosine - m sin(m)
+      easy_margin: no margin where the cosine is not positive; otherwise cosine - m
+      sin(m)
         where angle + m passes pi.
 
     Raises:

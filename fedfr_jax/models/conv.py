@@ -11,7 +11,8 @@ all others. "winograd" has no forward-mode derivative (jax.jvp).
 
 It goes by the devices that are traced for, see `devices.platform`, so that a round can
 be compiled for devices that this machine does not have. That is a rule;
-`federation.clients_per_device = "auto"` times whole rounds with `other_implementations()` too.
+`federation.clients_per_device = "auto"` times whole rounds with
+`other_implementations()` too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_implementations.py.

@@ -106,7 +106,8 @@ def _check(image_shape, width, depth, heads, patch, mask_ratio):
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not 1 <= patch <= min(image_shape[:2]):
         raise ValueError(
-            f"patch_size must lie in [1, {min(image_shape[:2])}], the side of image_shape "
+            f"patch_size must lie in [1, {min(image_shape[:2])}], the side of "
+            f"image_shape "
             f"{tuple(image_shape)}, got {patch}."
         )
     if not 0 <= mask_ratio < 1:

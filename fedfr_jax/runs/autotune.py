@@ -5,8 +5,8 @@ Seconds of a few steps of real clients: what `tuning` compares.
 All processes of a run take part in the timed rounds. Of a streamed table the rows of
 the clients that are timed are read, and the waiting for them does not count.
 
-What `clients_per_device = "auto"` decides: how convolutions are computed, on how many devices
-of a CPU, and how many clients train side by side on each.
+What `clients_per_device = "auto"` decides: how convolutions are computed, on how many
+devices of a CPU, and how many clients train side by side on each.
 
 `tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
 lanes, then the fastest of them on fewer devices, and there with more lanes if fewer
@@ -160,7 +160,8 @@ class TuningChoice(NamedTuple):
 
     def __str__(self) -> str:
         where = f" on {self.devices} device{'s' * (self.devices > 1)}"
-        return f"{self.clients_per_device} {self.conv_implementation}{where if self.devices else ''}"
+        place = where if self.devices else ""
+        return f"{self.clients_per_device} {self.conv_implementation}{place}"
 
 
 class TuningSpace(NamedTuple):

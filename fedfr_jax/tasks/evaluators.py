@@ -48,7 +48,8 @@ def check_settings(
     """What `representation` is told by config.evaluation.representation, checked.
 
     Args:
-      settings: `max_images`, features that are looked at, and `reference`, the work folder of
+      settings: `max_images`, features that are looked at, and `reference`, the work
+      folder of
         a run such as a central one, to whose last row's network MMD is taken; None asks
         for nothing.
       first: variables of the model, arrays or shapes.
@@ -135,9 +136,9 @@ def build_feature_fn(
 ) -> Callable:
     """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
 
-    Of features of images there is one for each of `max_images` images, evenly spaced. Of
-    features of pixels there are OF_IMAGE of an image or more, the same places in each
-    image, drawn once; those that are void are left out.
+    Of features of images there is one for each of `max_images` images, evenly spaced.
+    Of features of pixels there are OF_IMAGE of an image or more, the same places in
+    each image, drawn once; those that are void are left out.
 
     Raises:
       ValueError: when fewer than two are not void.

@@ -119,7 +119,8 @@ def local_of(
       momentum, weight_decay: of sgd, coupled as in PyTorch; others take theirs among
         the settings.
       clip_norm: largest norm of a step's gradient; 0 does not clip.
-      learning_rate_multipliers: {regular expression of leaves below params: factor of their steps},
+      learning_rate_multipliers: {regular expression of leaves below params: factor of
+      their steps},
         which with sgd is a learning rate of their own; other leaves have factor 1.
 
     Raises:

@@ -21,7 +21,8 @@ def get_config():
     config.data = {"name": "folder", "path": "PATH", "image_size": 4}
     config.partition = {"name": "iid", "num_clients": 2}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8, "flip_probability": 0.0}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 8,
+    "flip_probability": 0.0}
     config.methods = {"fedavg": {"learning_rate": 0.05}}
     return config.lock()
 '''

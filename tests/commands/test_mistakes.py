@@ -130,7 +130,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("pretrain.epochs=0", "config.pretrain.epochs must be at least 1, got 0"),
         (
             "pretrain.warmup_fraction=1",
-            "config.pretrain: warmup_fraction must leave a part of the 18 steps to the cosine "
+            "config.pretrain: warmup_fraction must leave a part of the 18 steps to "
+            "the cosine "
             "after it, got 1",
         ),
         (

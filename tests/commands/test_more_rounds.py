@@ -22,7 +22,8 @@ def get_config():
     config.data = {"name": "arrays", "path": "PATH"}
     config.partition = {"name": "iid", "num_clients": 3, "seed": 0}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 6, "local_epochs": 1, "batch_size": 8, "flip_probability": 0.0}
+    config.federation = {"rounds": 6, "local_epochs": 1, "batch_size": 8,
+    "flip_probability": 0.0}
     config.federation.cohort_size = 2
     config.federation.evaluate_every = 1
     config.methods = {"scaffold": {"algorithm": "scaffold", "learning_rate": 0.05}}

@@ -27,7 +27,8 @@ def get_config():
     config.data = {"name": "arrays", "path": "PATH"}
     config.partition = {"name": "iid", "num_clients": 3, "seed": SEED}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 2, "local_epochs": 1, "batch_size": 8, "flip_probability": 0.0}
+    config.federation = {"rounds": 2, "local_epochs": 1, "batch_size": 8,
+    "flip_probability": 0.0}
     config.federation.evaluate_every = 1
     config.methods = {"fedavg": {"learning_rate": 0.05}}
     return config.lock()

@@ -87,7 +87,7 @@ def test_cohorts_that_cannot_be_drawn_are_refused(sampling, message):
 def test_a_padded_cohort_trains_like_the_clients_that_were_drawn():
     """And a smaller or empty one is no new program."""
     algorithm, variables = fedavg_toy()
-    options = {"mesh": make_mesh(1), "cohort_size": 3, "lanes": 2}
+    options = {"mesh": make_mesh(1), "cohort_size": 3, "clients_per_device": 2}
     poisson = build_simulation(
         algorithm, feed(), *problem(), sampling=Sampling("poisson"), **options
     )

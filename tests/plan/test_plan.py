@@ -93,7 +93,9 @@ ZERO3 = {
             id="zero1",
             marks=pytest.mark.slow,
         ),
-        pytest.param("pretrained", faces({**ZERO3, "gradient_accumulation_steps": 2}), id="zero3"),
+        pytest.param(
+            "pretrained", faces({**ZERO3, "gradient_accumulation_steps": 2}), id="zero3"
+        ),
         pytest.param(
             "fedavg", faces(fedavg=FEDAVG), id="fedavg", marks=pytest.mark.slow
         ),

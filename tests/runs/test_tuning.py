@@ -321,7 +321,8 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         assert setting == wanted
     begins = [
         "clients_per_device: 2, conv_implementation: im2col, devices: 1 (measured",
-        "clients_per_device: 2, conv_implementation: im2col, devices: 1 (as this run began",
+        "clients_per_device: 2, conv_implementation: im2col, devices: 1 (as this "
+        "run began",
         "clients_per_device: 1 (the only",
     ]
     assert [x[: len(y)] for x, y in zip(said, begins, strict=True)] == begins

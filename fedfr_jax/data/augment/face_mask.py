@@ -344,8 +344,10 @@ def face_mask(
 
     Args:
       probability: of a mask, in [0, 1].
-      surface_fraction: share of surface-like masks among them; the others are template-like.
-      fixed_per_image: whether an image always gets the same mask of either kind, a function of
+      surface_fraction: share of surface-like masks among them; the others are
+      template-like.
+      fixed_per_image: whether an image always gets the same mask of either kind, a
+      function of
         its pixels and `seed`: then there are three views (none, template-like and
         surface-like) whose features can be kept.
       keep_clean: whether inputs keep the image without its mask, as "clean".

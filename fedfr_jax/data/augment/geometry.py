@@ -193,7 +193,8 @@ def horizontal_flip(
 
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
-      landmark_swap: for each landmark, which one it is called after mirroring: a left eye
+      landmark_swap: for each landmark, which one it is called after mirroring: a left
+      eye
         becomes a right one. None when landmarks have no sides.
     """
     check_numbers(

@@ -65,7 +65,8 @@ def by_identity(
       ids_per_client: identities of each client, one number or N of them, each >= 1.
       num_public_ids: K_g, identities of the public set; 0 makes it empty.
       num_unseen_ids: K_u, identities of the set that no training sees.
-      num_trained_public_ids: the first identities of the public set that are trained on, the
+      num_trained_public_ids: the first identities of the public set that are trained
+      on, the
         others are left out: laws in people keep their unseen ones; 0 keeps all.
       min_images: a client's identity has at least this many images, >= 2.
       public_min_images: the same for the global and unseen sets; 0 takes min_images.
@@ -75,7 +76,8 @@ def by_identity(
       client_ids_from: [M] bool identities that clients may hold; None for all.
       public_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
-      use_validation_split: True leaves the test images and the unseen identities alone, to
+      use_validation_split: True leaves the test images and the unseen identities alone,
+      to
         choose settings without them: clients are tested on a part of their training
         images, cut as the whole was, and the last global identities are the unseen.
       names: of images and identities, which a source that has names gives; None draws
@@ -265,12 +267,14 @@ def _check_public(num_public_ids, num_trained_public_ids, num_validation):
     num_trained = num_public_ids - num_validation
     if num_trained_public_ids and not 0 < num_trained_public_ids <= num_trained:
         raise ValueError(
-            f"num_trained_public_ids must lie in [0, {num_trained}], as many public people as "
+            f"num_trained_public_ids must lie in [0, {num_trained}], as many public "
+            f"people as "
             f"are trained on, got {num_trained_public_ids}."
         )
     if num_validation > num_public_ids:
         raise ValueError(
-            "num_unseen_ids must not exceed num_public_ids with use_validation_split, got "
+            "num_unseen_ids must not exceed num_public_ids with "
+            "use_validation_split, got "
             f"{num_validation} and {num_public_ids}."
         )
 

@@ -47,7 +47,8 @@ def natural(
     check_whole("num_clients", num_clients, 1)
     if num_clients > num_owners:
         raise ValueError(
-            f"num_clients must be at most {num_owners} (the client_ids), got {num_clients}."
+            f"num_clients must be at most {num_owners} (the client_ids), got "
+            f"{num_clients}."
         )
     rng = np.random.default_rng(seed)
     number = np.full(num_owners, UNASSIGNED)
@@ -62,7 +63,8 @@ def read_client_ids(
     """Number the client_ids of T rows from 0 in sorted order.
 
     Args:
-      client_ids: [T] int or str; or "<file>.npz:<key>", where "<key>+<key>" is one array
+      client_ids: [T] int or str; or "<file>.npz:<key>", where "<key>+<key>" is one
+      array
         after the other (a training and a test part).
       num_rows: T.
 

@@ -131,7 +131,8 @@ def power_law(
     owned = num_clients * classes_per_client // rows.num_classes
     if sizes.min() < owned * min_examples:
         raise ValueError(
-            f"min_examples must be at most {sizes.min() // owned} for the {owned} clients of "
+            f"min_examples must be at most {sizes.min() // owned} for the {owned} "
+            f"clients of "
             f"class {sizes.argmin()}, which has the fewest rows, got {min_examples}."
         )
     counts = power_law_counts(sizes, classes, min_examples, sigma, seed)

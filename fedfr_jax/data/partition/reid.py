@@ -37,7 +37,8 @@ def by_camera(
     People whom several cameras saw are with several clients.
 
     Args:
-      camera_groups: numbers of the cameras of each client; nobody trains on the images of
+      camera_groups: numbers of the cameras of each client; nobody trains on the images
+      of
         other cameras. None gives every camera a client.
 
     Raises:
@@ -55,7 +56,8 @@ def by_camera(
     is_fit = len(set(listed)) == len(listed) and set(listed) <= set(known)
     if not is_fit or len(seen.names) > 1:
         raise ValueError(
-            f"camera_groups must hold cameras of one data set (of {known}), each once, got "
+            f"camera_groups must hold cameras of one data set (of {known}), each "
+            f"once, got "
             f"{[list(group) for group in camera_groups]} of {', '.join(seen.names)}."
         )
     client = np.full(len(seen.cameras), UNASSIGNED)

@@ -57,7 +57,8 @@ def folder(
       image_size: side or (H, W) in pixels; images are stretched to it. None is the
         size of the first image.
       channels: 1 for gray, 3 for color.
-      filename_pattern: a key of NAMINGS, or a regular expression over the whole relative path
+      filename_pattern: a key of NAMINGS, or a regular expression over the whole
+      relative path
         with a group `identity` and perhaps groups `camera` and `test`.
       subfolder: only files below this sub-folder, such as "train".
       landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
@@ -238,7 +239,8 @@ def _size_of_first(files):
 def _index(files, naming, path, under):
     if naming not in NAMINGS and "(?P<identity>" not in naming:
         raise ValueError(
-            f"filename_pattern must be one of {', '.join(NAMINGS)} or a regular expression with "
+            f"filename_pattern must be one of {', '.join(NAMINGS)} or a regular "
+            f"expression with "
             f"a group `identity`, got {naming}."
         )
     pattern = re.compile(NAMINGS.get(naming, naming))

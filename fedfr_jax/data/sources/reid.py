@@ -208,7 +208,8 @@ def market1501(
       test_identities: of a set without those folders, how many people are tested (see
         `reid.held_out_roles`), a number or a share in (0, 1); None trains on everybody.
       seed: draws those people; None takes the last by name.
-      distractor_identity: identity of strangers in the gallery, where it has no query; it is a
+      distractor_identity: identity of strangers in the gallery, where it has no query;
+      it is a
         person among queries, in training and in a set of one folder. None where it is
         a person in the gallery too, as in MSMT17.
       separate_ids: True where training and tested people are both numbered from 0, as

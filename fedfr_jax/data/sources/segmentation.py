@@ -69,7 +69,8 @@ def detect_encoding(
     if isinstance(classes, Mapping):
         if first:
             raise ValueError(
-                f"first_class must be 0 where classes have numbers ({classes}), got {first}."
+                f"first_class must be 0 where classes have numbers ({classes}), got "
+                f"{first}."
             )
         numbers = [classes[name] for name in names]
         order = sorted(range(len(names)), key=lambda i: numbers[i])

@@ -10,10 +10,11 @@ backbone that it trained last, as in MOON. FedAvg on faces is this algorithm wit
 of local classes only and no preparation.
 
 Deviations, all options: the official code throws the averaged Phi_g away
-(`public_classes_update="frozen"`), and starts the contrastive term from a random previous network
-(`initial_previous_model`); here the default averages, and starts from the global network. The
-paper weighs clients by their local images (`weighting="num_examples"`); the default counts the
-hard negatives too, as the official code does.
+(`public_classes_update="frozen"`), and starts the contrastive term from a random
+previous network (`initial_previous_model`); here the default averages, and starts from
+the global network. The paper weighs clients by their local images
+(`weighting="num_examples"`); the default counts the hard negatives too, as the official
+code does.
 
 Adapt every client's network once, alone, after the last federated round.
 
@@ -63,7 +64,8 @@ def fedfr(
         None.
       prepare: see `Algorithm`, or None.
       public_classes_update: average (the paper) or frozen (the official code).
-      initial_previous_model: key -> backbone variables a client starts from as its previous
+      initial_previous_model: key -> backbone variables a client starts from as its
+      previous
         one; None takes the global backbone.
       weighting: aggregation weight, "num_examples" of a client (paper) or
         "num_examples+hard_negatives" (official code).

@@ -84,7 +84,8 @@ def fedmargin(
       temperature: T > 0; a small one leaves one client.
       normalize_features: take features at unit length.
       attention: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
-      attention_combination: mean or product (normalized) of both attentions; lpm or apm for one.
+      attention_combination: mean or product (normalized) of both attentions; lpm or apm
+      for one.
       weighting: examples multiplies a client's attention by them, see `fedavg`.
       prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
 

@@ -43,7 +43,8 @@ def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
 
 
 def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
-    """`num_clusters` copies [J, ...] of variables, the params of each a little different.
+    """`num_clusters` copies [J, ...] of variables, the params of each a little
+    different.
 
     Normal noise of `init_noise` times the standard deviation of each leaf is added.
     """

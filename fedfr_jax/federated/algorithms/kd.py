@@ -111,7 +111,8 @@ def kd(
       shared: the images.
       distill_every: rounds between distillations, the first after so many.
       normalize: targets are means of features at unit length; the server's are not.
-      distill_learning_rate, distill_momentum, distill_weight_decay: of the server's SGD, with Nesterov's momentum.
+      distill_learning_rate, distill_momentum, distill_weight_decay: of the server's
+      SGD, with Nesterov's momentum.
       weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: teachers, and networks that are weighed, run as in training.
 

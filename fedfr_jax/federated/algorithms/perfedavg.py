@@ -35,7 +35,8 @@ def perfedavg(
 
     Args:
       local: its rate is that of the outer step (beta in the paper).
-      inner_learning_rate: a > 0, of the step that clients take to make the model their own.
+      inner_learning_rate: a > 0, of the step that clients take to make the model their
+      own.
       order: fo or hf.
       hf_delta: d > 0 of hf.
       server_optimizer, weighting: see `fedavg`.

@@ -3,8 +3,9 @@
 Reddi et al. 2021, arXiv:2003.00295, algorithm 2, as optax transformations for
 `fedavg(server_optimizer=...)`, which hands them minus the mean change D:
 m = b1 m + (1 - b1) D, w+ = w + rate m / (sqrt(v) + tau), and v as each name says.
-There is no bias correction; the paper asks for v_-1 >= tau^2, here `initial_accumulator_value` (0, as in
-most code). FedAvgM is Hsu et al. 2019, arXiv:1909.06335.
+There is no bias correction; the paper asks for v_-1 >= tau^2, here
+`initial_accumulator_value` (0, as in most code). FedAvgM is Hsu et al. 2019,
+arXiv:1909.06335.
 """
 
 from collections.abc import Callable

@@ -109,7 +109,8 @@ def distill(
       cache: instead of that, or made of it when the file is missing: embeddings of all
         images in all views, see `teacher_cache`.
       teacher_input: "same" as the student, or "clean": without the mask that it sees.
-      unlabeled_fraction: share of the images, drawn by their rows, that count as unlabeled.
+      unlabeled_fraction: share of the images, drawn by their rows, that count as
+      unlabeled.
       unlabeled_source: part of a joined source whose images have no labels, in central
         training: its public people (whoever each folder is called after) are no
         classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
@@ -256,7 +257,8 @@ def with_live_teacher(told: Distill) -> Callable:
     def teach(batch: Batch) -> jax.Array:
         if told.teacher_input == "clean" and "clean" not in batch.inputs:
             raise ValueError(
-                "distill.teacher_input must be same without face_mask's keep_clean, got clean."
+                "distill.teacher_input must be same without face_mask's keep_clean, "
+                "got clean."
             )
         images = (
             batch.inputs["clean"] if told.teacher_input == "clean" else batch.images

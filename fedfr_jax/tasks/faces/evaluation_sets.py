@@ -245,7 +245,8 @@ def pair_list(
       source: instead, a source that has pairs, such as
         {"name": "lfw", "data_dir": ..., "pairs": "pairs.txt"}, or own images and a list
         of theirs, {"name": "listed_pairs", "path": ..., "pairs": ...}.
-      threshold_pairs: a source of other pairs, which set the thresholds: then the list is
+      threshold_pairs: a source of other pairs, which set the thresholds: then the list
+      is
         one fold, such as LFW's pairsDevTest.txt after pairsDevTrain.txt.
       fars: rates in (0, 1).
       folds: contiguous parts of the list, at least 2, each with pairs of both kinds;

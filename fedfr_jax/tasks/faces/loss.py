@@ -305,10 +305,12 @@ def face_loss(
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before what clients share: the backbone,
         and the public classes of cosface_all.
-      branch_reweighting: None, or repeat logits to imitate the softmax over the classes of all
-        `num_clients` (`repeat_others`): corrected, or official, which cuts the gradient of
-        L_cos as the released `--reweight_cosface` does.
-      interclass_filtering_threshold: cosine above which another class of an example is taken for
+      branch_reweighting: None, or repeat logits to imitate the softmax over the classes
+      of all
+        `num_clients` (`repeat_others`): corrected, or official, which cuts the gradient
+        of L_cos as the released `--reweight_cosface` does.
+      interclass_filtering_threshold: cosine above which another class of an example is
+      taken for
         label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
@@ -434,7 +436,8 @@ def _check_choices(margin_loss, branch, converter, branch_reweighting, num_clien
     check_choice("branch_reweighting", branch_reweighting, (None, *REWEIGHTS))
     if branch_reweighting and num_clients < 1:
         raise ValueError(
-            f"num_clients must be at least 1 with branch_reweighting, got {num_clients}."
+            f"num_clients must be at least 1 with branch_reweighting, got "
+            f"{num_clients}."
         )
 
 
@@ -445,5 +448,6 @@ def _check_rule(rule, margin_loss, branch, branch_reweighting):
     if (branch_reweighting and not is_softmax) or is_unfit:
         raise ValueError(
             "margin_loss must be a softmax without numbers of its own with branch "
-            f"{branch} and branch_reweighting {branch_reweighting}, got {margin_loss!r}."
+            f"{branch} and branch_reweighting {branch_reweighting}, got "
+            f"{margin_loss!r}."
         )

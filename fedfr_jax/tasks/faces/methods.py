@@ -3,10 +3,11 @@
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic
 network, what the algorithm deploys at a client the personalized one. FedFR's terms are
-for an algorithm that asks for frozen features, as FedFR does: `use_public_data` adds the global
-data, `contrastive_weight` the contrastive term, `branch` the decoupled feature
-customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local training
-`share=False`; `adaptation` appends the adaptation of Yu et al. to a method without a branch.
+for an algorithm that asks for frozen features, as FedFR does: `use_public_data` adds
+the global data, `contrastive_weight` the contrastive term, `branch` the decoupled
+feature customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local
+training `share=False`; `adaptation` appends the adaptation of Yu et al. to a method
+without a branch.
 """
 
 import inspect
@@ -357,7 +358,8 @@ def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
         raise ValueError(f"share must be True with batch_stats {how}, got False.")
     if how == "local" and (terms.adaptation is not None or is_random):
         raise ValueError(
-            "batch_stats must be average or random_client with adaptation, or a initial_previous_model that "
+            "batch_stats must be average or random_client with adaptation, or a "
+            "initial_previous_model that "
             "is random, got 'local'."
         )
 

@@ -72,7 +72,8 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
 
     Args:
       settings: "name", one of SCENARIOS or of the partitions that split classes, with
-        its settings; and "held_out_domains", a domain or several that no client trains on.
+        its settings; and "held_out_domains", a domain or several that no client trains
+        on.
 
     Raises:
       ValueError: for a source without roles or cameras, an unknown domain, clients
@@ -199,7 +200,8 @@ def _grouped(rows, owners):
         empty = [n for n, c in zip(owners.names, counts, strict=True) if not c]
         raise ValueError(
             "config.partition must give every client an image to train on, got none "
-            f"for {', '.join(empty)} (held_out_domains takes data sets to be tested only)."
+            f"for {', '.join(empty)} (held_out_domains takes data sets to be tested "
+            f"only)."
         )
     is_held = owners.client != UNHELD
     rows, client = rows[is_held], owners.client[is_held]

@@ -12,9 +12,10 @@ Every client's local model: what its own training makes of what it was handed.
 
 FedPav judges the models (w_k, v_k) right after local training beside the aggregate.
 Nobody keeps them for that: they are what a round of local training after the last one
-leaves. That training is of its own settings, those of config.evaluation.local_training, and the
-same for every row: what an algorithm adds to a client's training is left out, such as
-FedProx's proximal term, so that rows differ in what they hand to the clients alone.
+leaves. That training is of its own settings, those of config.evaluation.local_training,
+and the same for every row: what an algorithm adds to a client's training is left out,
+such as FedProx's proximal term, so that rows differ in what they hand to the clients
+alone.
 """
 
 import math
@@ -301,7 +302,8 @@ PERSONAL = ("epochs", "identities_per_batch")
 def build_client_training(
     settings: Mapping, model: Model
 ) -> tuple[Algorithm, int, int]:
-    """(algorithm, epochs, identities of a batch or 0) of config.evaluation.local_training.
+    """(algorithm, epochs, identities of a batch or 0) of
+    config.evaluation.local_training.
 
     Args:
       settings: those two, and keys of `local_of` and of `reid_loss`.

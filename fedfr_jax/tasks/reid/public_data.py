@@ -38,7 +38,8 @@ def build_public_data(
     None without `settings`.
 
     Raises:
-      ValueError: for both a fraction and a source, or neither; images of another shape; or
+      ValueError: for both a fraction and a source, or neither; images of another shape;
+      or
         no image.
     """
     check_source(source)

@@ -187,7 +187,7 @@ def test_what_bypasses_the_mechanism_is_refused_by_name(name):
 
 def test_statistics_of_a_random_client_are_refused():
     covered = private(fedavg_of(norm_loss), **settings(cohort_size=5))
-    algorithm = with_batch_stats(covered, "first")
+    algorithm = with_batch_stats(covered, "random_client")
     sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
     server = start_simulation(sim, norm_variables())
     with pytest.raises(ValueError, match="running statistics of one client"):

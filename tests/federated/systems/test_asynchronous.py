@@ -39,7 +39,7 @@ def run_of(settings):
         IMAGES, LABELS, np.repeat(np.arange(len(SIZES)), SIZES)
     )
     return ff.init(
-        fedavg(toys.LOCAL, weigh="equally"),
+        fedavg(toys.LOCAL, weighting="uniform"),
         data,
         toys.unflat(START),
         batch_size=int(SIZES.max()),
@@ -155,7 +155,7 @@ def test_a_buffer_of_the_paper_s_weights_is_the_golden_one():
         g = {k.removeprefix("fedbuff_"): x for k, x in {**w, **more}.items()}
     settings = ff.fedbuff(concurrency=4, buffer_size=4)
     optimizer = optax.sgd(float(g["eta_g"]))
-    plain = fedavg(toys.LOCAL, server_optimizer=optimizer, weigh="equally")
+    plain = fedavg(toys.LOCAL, server_optimizer=optimizer, weighting="uniform")
     deltas = toys.unflat(g["deltas"].astype(np.float32))
 
     def sends(key, server, personal, client):

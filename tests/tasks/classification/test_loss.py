@@ -50,7 +50,9 @@ def batch_of(num_valid=5, size=5):
     images = rng.normal(size=(size, 2, 3, 1)).astype(np.float32)
     labels = rng.integers(0, CLASSES, size).astype(np.int32)
     is_valid = np.arange(size) < num_valid
-    return types.SimpleNamespace(images=images, labels=labels, is_valid=is_valid)
+    return types.SimpleNamespace(
+        images=images, model_inputs=images, labels=labels, is_valid=is_valid
+    )
 
 
 def expected(batch, smoothing):

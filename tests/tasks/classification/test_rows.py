@@ -251,7 +251,7 @@ WRONG = [
         {"algorithm": "afl", "domain_window_size": 0},
         "domain_window_size must be at least 1, got 0",
     ),
-    ({"algorithm": "perfedavg"}, "needs the key inner_rate"),
+    ({"algorithm": "perfedavg"}, "needs the key inner_learning_rate"),
     (
         {"algorithm": "perfedavg", "inner_learning_rate": 0.1, "order": "so"},
         "order must be one",

@@ -467,7 +467,7 @@ ROWS = [
     ({**RATE, "personal": "conv1"}, "path pattern must match a leaf.*got 'conv1'"),
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
     ({**RATE, "algorithm": {}}, "algorithm must be one of .*got {}"),
-    ({**RATE, "algorithm": "fedprox"}, "needs the key strength"),
+    ({**RATE, "algorithm": "fedprox"}, "needs the key mu"),
     ({**RATE, "algorithm": "kd"}, r"needs public data, .* offer \(reid does\)"),
     ({**RATE, "algorithm": "fedfr"}, r"needs public identities .*\(faces does\)"),
     ({**RATE, "mu": 0.1}, "must have keys of .*got 'mu'"),
@@ -571,7 +571,7 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"finetune": {"trainable": "conv", **RATE}}},
-        "evaluation.finetune.moves: path pattern must match a leaf.*got 'conv'",
+        "evaluation.finetune.trainable: path pattern must match a leaf.*got 'conv'",
     ),
     (
         {"evaluation": {"representation": {"reference": "nowhere"}}},

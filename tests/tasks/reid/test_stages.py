@@ -250,7 +250,8 @@ def test_moon_trains_with_its_term(tmp_path):
         ),
         (
             {"methods": {"x": {**RATE, "identities_per_batch": 3}}},
-            "methods.x: identities_per_batch must be a number that divides the batch of 4",
+            "methods.x: identities_per_batch must be a number that divides the "
+            "batch of 4",
         ),
         (
             {

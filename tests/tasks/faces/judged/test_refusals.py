@@ -25,7 +25,7 @@ def broken(release, tmp_path_factory):
     [
         (
             {"client_thresholds": "bins"},
-            r"evaluation.client_thresholds must be one of \['binned', 'exact'\], got 'bins'",
+            r"client_thresholds must be one of \['binned', 'exact'\], got 'bins'",
         ),
         ({"pairs": 3}, "config.evaluation.pairs must be a path or a mapping, got 3"),
         ({"pairs": "none.bin"}, "config.evaluation.pairs.*none.bin"),
