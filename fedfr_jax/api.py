@@ -146,7 +146,7 @@ class FederatedDataset(NamedTuple):
         return (
             f"FederatedDataset({len(self.clients)} clients, "
             f"{self.dataset.num_examples} "
-            f"examples of {self.dataset.image_shape})"
+            f"examples of {self.dataset.input_shape})"
         )
 
 

@@ -149,13 +149,13 @@ def _network(
     task, own = experiment.task, None
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
-        model = build_model(as_run(config), task.dataset.image_shape)
+        model = build_model(as_run(config), task.dataset.input_shape)
         own = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
     known = own is not None
     return TrainedModel(
         apply=evaluation_of(model, task.is_of_features) if known else jax.jit(apply),
         variables=own if known else variables,
-        image_shape=task.dataset.image_shape,
+        input_shape=task.dataset.input_shape,
         model=config if known else None,
         roc=functools.partial(run_curve, experiment, variables, apply),
         metadata=about,

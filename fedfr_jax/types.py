@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
     init: Callable[[jax.Array], PyTree]  # key -> {"params": ..., "batch_stats": ...}
     apply: Callable[..., tuple[jax.Array, PyTree]]
-    image_shape: InputShape
+    input_shape: InputShape
     embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
@@ -121,14 +121,14 @@ class StoredImages(NamedTuple):
 class Source(NamedTuple):
     """A labeled set of images, decoded on demand and all of one size, or of others.
 
-    Vectors [D] are read as float32 [n, D]; their `image_shape` is (D,). Several arrays
-    are read as {name: float32 [n, ...]}; their `image_shape` is {name: shape}.
+    Vectors [D] are read as float32 [n, D]; their `input_shape` is (D,). Several arrays
+    are read as {name: float32 [n, ...]}; their `input_shape` is {name: shape}.
     """
 
     read: Callable[[np.ndarray], PyTree]  # [n] int -> uint8 [n, H, W, C]
     labels: np.ndarray  # [T] int32 identity in [0, M)
     names: tuple[str, ...]  # M identity names
-    image_shape: InputShape
+    input_shape: InputShape
     landmarks: np.ndarray | None = None  # [T, 5, 2] float32 x, y pixels of `read`
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
     pairs: "Pairs | None" = None  # the set's own verification protocol
@@ -190,7 +190,7 @@ class Dataset(NamedTuple):
         return self.inputs["image"]
 
     @property
-    def image_shape(self) -> InputShape:
+    def input_shape(self) -> InputShape:
         """Of one input."""
         return jax.tree.map(lambda x: x.shape[1:], model_inputs(self.inputs))
 

@@ -147,7 +147,7 @@ class Convolution(NamedTuple):
 def convolutions_of(model) -> dict[Convolution, int]:
     """{convolution: how often it is in the network}."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    image = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *model.input_shape), jnp.float32)
     program = jax.make_jaxpr(model.apply)(variables, image)
     found = collections.Counter()
 

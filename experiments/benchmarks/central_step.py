@@ -38,7 +38,7 @@ def trainer_of(
 ) -> CentralTrainer:
     """A stage whose epochs have `num_steps` steps."""
     random, count = np.random.default_rng(0), num_steps * settings.batch_size
-    images = random.integers(0, 256, (count, *model.image_shape), np.uint8)
+    images = random.integers(0, 256, (count, *model.input_shape), np.uint8)
     labels = random.integers(0, num_classes, count, np.int32)
     rows, table = num_classes, None
     if settings.class_parallel:

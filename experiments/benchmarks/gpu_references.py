@@ -19,12 +19,12 @@ from fedfr_jax.types import Dataset
 def data_parallel(work, settings: dict, data, rounds: int) -> dict:
     """One network on the images of all clients, the whole cohort's batch at once."""
     row = {"system": "data parallel"}
-    model = MODELS[work.model](work.image_shape, **settings)
+    model = MODELS[work.model](work.input_shape, **settings)
     loss, variables, _ = ours.classification(work, model)
     of_central = lambda v, batch, key, **_: loss(v, batch, key)
     num_rows = work.population * work.examples
     table = Dataset.from_arrays(
-        data.images.reshape(num_rows, *work.image_shape), data.labels.ravel()
+        data.images.reshape(num_rows, *work.input_shape), data.labels.ravel()
     )
     table, batch = jax.device_put(table), work.cohort * work.batch_size
     while batch:

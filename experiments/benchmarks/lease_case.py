@@ -110,7 +110,7 @@ def make_data(work: workloads.Workload) -> workloads.Data:
         return workloads.make_data(work)
     random = np.random.default_rng(0)
     shape = (work.population, work.examples)
-    images = random.integers(0, 256, (*shape, *work.image_shape), np.uint8)
+    images = random.integers(0, 256, (*shape, *work.input_shape), np.uint8)
     labels = random.integers(0, work.num_classes, shape, np.int32)
     return workloads.Data(images, labels, images[0], labels[0])
 
@@ -132,7 +132,7 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
     settings = network_settings(name, work, is_smoke)
     settings["conv_implementation"] = cell.implementation
     settings["dtype"] = None if cell.dtype == "float32" else cell.dtype
-    model = MODELS[work.model](work.image_shape, **settings)
+    model = MODELS[work.model](work.input_shape, **settings)
     algorithm, variables, logits, feed = ours.classifier(work, model)
     if data.images.dtype == np.uint8:
         feed = feed._replace(augment=normalize())

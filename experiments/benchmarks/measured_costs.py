@@ -124,7 +124,7 @@ def workload(name: str, rounds: int = 3) -> dict:
         return server
 
     spent = cpu_seconds(play, rounds)
-    model = MODELS[work.model](work.image_shape).init(jax.random.key(0))
+    model = MODELS[work.model](work.input_shape).init(jax.random.key(0))
     size = sum(x.size for x in jax.tree.leaves(model["params"]))
     step = step_seconds(work, data, 20)
     return {

@@ -35,7 +35,7 @@ def network(work, **settings):
     if work.model == "sphereface":
         settings |= {"blocks": workloads.BLOCKS, "widths": workloads.WIDTHS}
         settings |= {"embedding_dim": workloads.DIM}
-    return MODELS[work.model](work.image_shape, **settings)
+    return MODELS[work.model](work.input_shape, **settings)
 
 
 def counted(work):
@@ -114,7 +114,7 @@ def build(work, data, made=None, **options):
         algorithm,
         feed,
         Dataset.from_arrays(
-            data.images.reshape(num_rows, *work.image_shape), data.labels.reshape(-1)
+            data.images.reshape(num_rows, *work.input_shape), data.labels.reshape(-1)
         ),
         Population(
             np.arange(work.population + 1) * work.examples,

@@ -11,7 +11,7 @@ import workloads
 
 def init(work, key):
     """Glorot uniform kernels, zero biases."""
-    height, _, channels = work.image_shape
+    height, _, channels = work.input_shape
     pooled = (height - 4) // 2
     shapes = {
         "mlp": [(height * height * channels, 64), (64, work.num_classes)],

@@ -12,7 +12,7 @@ import workloads
 def network(work) -> tf.keras.Model:
     """The classifier; Keras starts dense and convolution kernels Glorot uniform."""
     layers = tf.keras.layers
-    model = tf.keras.Sequential([layers.InputLayer(work.image_shape)])
+    model = tf.keras.Sequential([layers.InputLayer(work.input_shape)])
     if work.model == "cnn":
         for width in (32, 64):
             model.add(layers.Conv2D(width, 3, activation="relu"))

@@ -64,7 +64,7 @@ def build(name: str, work, is_smoke: bool) -> nn.Module:
         model = resnet(widths, blocks, work.num_classes)
     else:
         dim = SMOKE_EMBEDDING if is_smoke else EMBEDDING
-        backbone = iresnet(widths, blocks, dim, work.image_shape[0])
+        backbone = iresnet(widths, blocks, dim, work.input_shape[0])
         model = nn.Sequential(backbone, nn.Linear(dim, work.num_classes))
     return torch.func.replace_all_batch_norm_modules_(model)
 

@@ -9,7 +9,7 @@ from workloads import BLOCKS, DIM, WIDTHS, Workload
 
 def network(work: Workload) -> nn.Module:
     """The classifier, Glorot uniform with zero biases."""
-    height, _, channels = work.image_shape
+    height, _, channels = work.input_shape
     if work.model == "mlp":
         pixels = height * height * channels
         layers = [nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU()]
@@ -71,7 +71,7 @@ class Residual(nn.Module):
 def sphereface(work: Workload) -> nn.Module:
     """The backbone of fedfr_step, images to [B, DIM]."""
     torch.manual_seed(0)
-    layers, previous, size = [], work.image_shape[2], work.image_shape[0]
+    layers, previous, size = [], work.input_shape[2], work.input_shape[0]
     for width, blocks in zip(WIDTHS, BLOCKS, strict=True):
         conv = nn.Conv2d(previous, width, 3, stride=2, padding=1)
         nn.init.xavier_uniform_(conv.weight)

@@ -22,7 +22,7 @@ class Workload(NamedTuple):
     """Plain SGD on softmax cross entropy, without dropout or augmentation."""
 
     model: str  # mlp: 64 hidden; cnn: 3x3 x 32, 3x3 x 64, pool, 128 hidden; sphereface
-    image_shape: tuple[int, int, int]  # (H, W, C)
+    input_shape: tuple[int, int, int]  # (H, W, C)
     num_classes: int  # M
     population: int  # N
     cohort: int  # K
@@ -68,17 +68,17 @@ class Data(NamedTuple):
 def make_data(work: Workload, seed: int = 0) -> Data:
     """Draw the clients' and the test images."""
     random = np.random.default_rng(seed)
-    prototypes = random.standard_normal((work.num_classes, *work.image_shape), "f4")
+    prototypes = random.standard_normal((work.num_classes, *work.input_shape), "f4")
 
     def draw(count):
         labels = random.integers(0, work.num_classes, count, np.int32)
-        noise = random.standard_normal((count, *work.image_shape), "f4")
+        noise = random.standard_normal((count, *work.input_shape), "f4")
         return prototypes[labels] + np.float32(work.noise) * noise, labels
 
     images, labels = draw(work.population * work.examples)
     shape = (work.population, work.examples)
     return Data(
-        images.reshape(*shape, *work.image_shape), labels.reshape(shape), *draw(1000)
+        images.reshape(*shape, *work.input_shape), labels.reshape(shape), *draw(1000)
     )
 
 

@@ -244,7 +244,7 @@ def seen(config: dict, source) -> tuple:
     from fedfr_jax.data.batching import Batching
     from fedfr_jax.tasks.classification.stages import classifier
 
-    is_images = len(source.image_shape) == 3
+    is_images = len(source.input_shape) == 3
     feed = Batching(64, normalize() if is_images else None)
     return classifier(config["model"], source), feed
 

@@ -46,19 +46,19 @@ def with_backbone(config, folder: pathlib.Path):
         experiment = build(backbone_config(config))
         run_stages(experiment, folder / "backbone")
         found = load_models(experiment, ROW, folder / "backbone").variables
-        shape = experiment.task.dataset.image_shape
+        shape = experiment.task.dataset.input_shape
         write_weights(path, tensors_of(found, shape, config.model))
     with config.unlocked():
         config.model.weights = str(path)
     return config
 
 
-def tensors_of(variables, image_shape, model) -> dict[str, np.ndarray]:
+def tensors_of(variables, input_shape, model) -> dict[str, np.ndarray]:
     """The ResNet of a `reid` network, {torchvision's name: tensor}.
 
     Args:
       variables: {"params", "batch_stats"}.
-      image_shape: (H, W, C).
+      input_shape: (H, W, C).
       model: section of the network, with blocks and widths.
     """
     from fedfr_jax.models.external_checkpoints import to_torch
@@ -72,4 +72,4 @@ def tensors_of(variables, image_shape, model) -> dict[str, np.ndarray]:
     trunk["params"]["fc"] = {**fc, "bias": np.zeros(1, np.float32)}
     settings = {"blocks": model.blocks, "widths": model.widths, "num_classes": 1}
     settings |= {"depth": model.depth, "stem": "imagenet"}  # that of `reid`
-    return to_torch("resnet", trunk, image_shape, **settings)
+    return to_torch("resnet", trunk, input_shape, **settings)

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.deploy.export import convert
 
     model, shape = values.model, values.input_shape
-    print(convert(source, target, model=model, image_shape=shape, key=values.key))
+    print(convert(source, target, model=model, input_shape=shape, key=values.key))
 
 
 def _parse_model(text: str) -> dict:

@@ -10,7 +10,7 @@ from fedfr_jax.schema import check_choice, hint
 ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
 defaults) and one line; with a member's name print its whole documentation, without a
-family all names. The library itself passes image_shape, labels, cosine, local, loss,
+family all names. The library itself passes input_shape, labels, cosine, local, loss,
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
 of reid, "encoders" of the segmenter; "aggregation" has the links of the key of that

@@ -95,7 +95,7 @@ def load_images(values: argparse.Namespace, network):
 
     found = read_images(
         values.images,
-        network.image_shape,
+        network.input_shape,
         network.recorded,
         landmarks=values.landmarks,
         detector=values.detector,

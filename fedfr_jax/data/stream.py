@@ -41,7 +41,7 @@ class Stream:
         return len(jax.tree.leaves(self.targets)[0])
 
     @property
-    def image_shape(self) -> InputShape:
+    def input_shape(self) -> InputShape:
         """Of one input."""
         return jax.tree.map(lambda x: x.shape, model_inputs(self.example.inputs))
 

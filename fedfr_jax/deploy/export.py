@@ -55,7 +55,7 @@ def export(network: TrainedModel, path: str | os.PathLike) -> str:
 def export_model(network: TrainedModel) -> Callable:
     """Images [B, H, W, C] in [-1, 1], or vectors -> [B, D], as `TrainedModel.embed`."""
     how, embed = network.preprocessing, fold_model(network)
-    if len(network.image_shape) != 3:
+    if len(network.input_shape) != 3:
         return embed
     return lambda images: sum_views(embed, how)(from_unit(images, how))
 
@@ -64,7 +64,7 @@ def fold_model(network: TrainedModel) -> Callable:
     """images [B, H, W, C] as in training -> [B, D], without batch normalizations where
     `models.folding` can take them away."""
     if network.model is not None and not network.is_of_features:
-        model = build_model(as_run(network.model), network.image_shape)
+        model = build_model(as_run(network.model), network.input_shape)
         if model.fold_batch_norm:
             apply, variables = fold(model, network.variables, level=FULL)
             return lambda images: apply(variables, images)
@@ -72,12 +72,12 @@ def fold_model(network: TrainedModel) -> Callable:
 
 
 def _to_onnx(network, path) -> str:
-    graph, output = graph_of(export_model(network), network.image_shape)
+    graph, output = graph_of(export_model(network), network.input_shape)
     before = network.recorded
     if before:
         before = before._replace(mean=127.5, std=127.5, mirrored=False)
     about = {**network.metadata, **metadata(before)}
-    write_onnx(graph, output, network.image_shape, about, path)
+    write_onnx(graph, output, network.input_shape, about, path)
     return check_export(network, path)
 
 
@@ -94,7 +94,7 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     rng, worst = np.random.default_rng(0), 0.0
     for number in (1, 3):
-        images = rng.integers(256, size=(number, *network.image_shape), dtype=np.uint8)
+        images = rng.integers(256, size=(number, *network.input_shape), dtype=np.uint8)
         wanted = network.embed(images)
         given = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
         (found,) = session.run(None, {"images": given})
@@ -108,7 +108,7 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
 
 def _to_stablehlo(network, path) -> str:
     (size,) = jax.export.symbolic_shape("b")
-    images = jax.ShapeDtypeStruct((size, *network.image_shape), np.float32)
+    images = jax.ShapeDtypeStruct((size, *network.input_shape), np.float32)
     made = jax.export.export(jax.jit(export_model(network)), platforms=PLATFORMS)(
         images
     )
@@ -131,7 +131,7 @@ def _to_pytorch(network, path) -> str:
 def torch_arrays(network: TrainedModel) -> dict[str, np.ndarray]:
     """The network's arrays by PyTorch's names, see `models.convert`."""
     settings = json.loads(network.weights.about["model"])
-    name, shape = settings.pop("name"), network.image_shape
+    name, shape = settings.pop("name"), network.input_shape
     return to_torch(name, network.variables, shape, **settings)
 
 
@@ -150,22 +150,22 @@ def convert(
     target: str | os.PathLike,
     *,
     model: Mapping | None = None,
-    image_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | None = None,
     key: str = "",
 ) -> str:
     """Write `source` as `target`, of any suffix of `export`; returns a line about it.
 
     Args:
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
-      image_shape: (H, W, C), likewise.
+      input_shape: (H, W, C), likewise.
       key: which weights of a file that has several, see `read_weights`.
 
     Raises:
       ValueError: for weights of an unknown network, or that do not fit: says which
         leaf.
     """
-    network = network_from(read_weights(source, key), source, model, image_shape)
+    network = network_from(read_weights(source, key), source, model, input_shape)
     says = export(network, target)
     section = {k: v for k, v in network.model.items() if k != "num_classes"}
-    shape = network.image_shape
+    shape = network.input_shape
     return f"{target}: {says}, images {shape}, config.model = {section}"

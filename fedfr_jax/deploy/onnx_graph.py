@@ -95,7 +95,7 @@ class Graph:
         return self.add("Transpose", [x], x.shape, perm=TO_LAST)
 
 
-def graph_of(function: Callable, image_shape: Sequence[int]) -> tuple[Graph, Tensor]:
+def graph_of(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Tensor]:
     """The graph of function(images [B, H, W, C]) -> [B, D], and its output.
 
     The input is called "images", [B, C, H, W].
@@ -104,10 +104,10 @@ def graph_of(function: Callable, image_shape: Sequence[int]) -> tuple[Graph, Ten
       ValueError: for a network that mixes images of a batch (one in training), or one
         with an operation that is not known here.
     """
-    images = jax.ShapeDtypeStruct((BATCH, *image_shape), np.float32)
+    images = jax.ShapeDtypeStruct((BATCH, *input_shape), np.float32)
     traced = jax.jit(function).trace(images).jaxpr
     graph = Graph()
-    inputs = [Tensor("images", images.shape, len(image_shape) == 3)]
+    inputs = [Tensor("images", images.shape, len(input_shape) == 3)]
     (output,) = walk(graph, traced.jaxpr, list(map(np.asarray, traced.consts)), inputs)
     return graph, graph.last(materialize(graph, output))
 
@@ -185,7 +185,7 @@ MAX_BYTES = 2**31 - 2**24  # bytes of a file; above, constants lie beside it
 def write_onnx(
     graph: Graph,
     output: Tensor,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     about: Mapping[str, str],
     path: pathlib.Path,
 ) -> None:
@@ -197,7 +197,7 @@ def write_onnx(
     import onnx
     from onnx import helper, numpy_helper
 
-    height, width, channels = image_shape
+    height, width, channels = input_shape
     number = onnx.TensorProto.FLOAT
     value = lambda name, shape: helper.make_tensor_value_info(name, number, shape)
     last = helper.make_node("Identity", [output.name], ["embedding"])

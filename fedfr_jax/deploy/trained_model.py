@@ -37,7 +37,7 @@ class TrainedModel(NamedTuple):
     # (variables, images [B, H, W, C] as in training) -> [B, D], compiled when called
     apply: Callable
     variables: PyTree  # in host memory
-    image_shape: tuple[int, ...]  # (H, W, C)
+    input_shape: tuple[int, ...]  # (H, W, C)
     # The config's section, where the variables are those of one of MODELS; None with
     # layers of a client's own behind it.
     model: Mapping[str, Any] | None = None
@@ -62,15 +62,15 @@ class TrainedModel(NamedTuple):
         Raises:
           ValueError: for images of another shape or dtype.
         """
-        if isinstance(self.image_shape, Mapping):
+        if isinstance(self.input_shape, Mapping):
             raise ValueError(
                 "embed needs a model of images or vectors, this one takes "
-                f"{self.image_shape}. Call its apply(variables, inputs)."
+                f"{self.input_shape}. Call its apply(variables, inputs)."
             )
-        dtype = np.dtype(np.uint8 if len(self.image_shape) == 3 else np.float32)
-        if images.dtype != dtype or images.shape[1:] != self.image_shape:
+        dtype = np.dtype(np.uint8 if len(self.input_shape) == 3 else np.float32)
+        if images.dtype != dtype or images.shape[1:] != self.input_shape:
             raise ValueError(
-                f"images must be {dtype} [n, {', '.join(map(str, self.image_shape))}], "
+                f"images must be {dtype} [n, {', '.join(map(str, self.input_shape))}], "
                 f"got {images.dtype} {images.shape}."
             )
         how, found = self.preprocessing, []
@@ -94,7 +94,7 @@ class TrainedModel(NamedTuple):
                 "network must be one of MODELS to be written as weights, got one with "
                 "a client's own layers behind it: take .onnx or .stablehlo."
             )
-        shown = {"model": self.model, "image_shape": self.image_shape}
+        shown = {"model": self.model, "image_shape": self.input_shape}
         shown = {k: json.dumps(v) for k, v in shown.items()}
         about = {**self.metadata, **shown, **metadata(self.recorded)}
         about |= FEATURES if self.is_of_features else {}
@@ -103,7 +103,7 @@ class TrainedModel(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that tell it from other networks."""
-        kind = (self.image_shape, self.recorded) if self.recorded else self.image_shape
+        kind = (self.input_shape, self.recorded) if self.recorded else self.input_shape
         digest = hashlib.sha256(repr(kind).encode())
         for name, leaf in named_arrays(self.variables).items():
             digest.update(name.encode() + leaf.tobytes())
@@ -111,7 +111,7 @@ class TrainedModel(NamedTuple):
 
     def __repr__(self) -> str:
         name = self.model["name"] if self.model else "with layers of a client's own"
-        return f"Network({name}, images {self.image_shape}, {dict(self.metadata)})"
+        return f"Network({name}, images {self.input_shape}, {dict(self.metadata)})"
 
 
 def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedModel:
@@ -130,20 +130,20 @@ def network_from(
     weights: Weights,
     path: str | os.PathLike,
     model: Mapping | None = None,
-    image_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | None = None,
 ) -> TrainedModel:
     """The network of weights, which are from `path`.
 
     Args:
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
-      image_shape: (H, W, C), likewise.
+      input_shape: (H, W, C), likewise.
     """
     with naming(path):
-        if model is None or image_shape is None:
+        if model is None or input_shape is None:
             found, found_shape = detect_model(weights)
-            model, image_shape = model or found, image_shape or found_shape
-        is_tree = isinstance(image_shape, Mapping)
-        shape = image_shape if is_tree else tuple(image_shape)
+            model, input_shape = model or found, input_shape or found_shape
+        is_tree = isinstance(input_shape, Mapping)
+        shape = input_shape if is_tree else tuple(input_shape)
         variables = convert_variables(weights, model, shape)
         is_of_features = FEATURES.items() <= weights.about.items()
         apply = evaluation_of(build_model(as_run(model), shape), is_of_features)
@@ -154,7 +154,7 @@ def network_from(
     return TrainedModel(
         apply=apply,
         variables=variables,
-        image_shape=shape,
+        input_shape=shape,
         model=model,
         roc=functools.partial(measure_curve, weights.about.get(CURVE, "")),
         metadata={"from": str(path), **about},

@@ -1,4 +1,4 @@
-"""Models: name -> factory(image_shape, ...) -> Model.
+"""Models: name -> factory(input_shape, ...) -> Model.
 
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
@@ -51,7 +51,7 @@ MODELS = {
 }
 
 
-def build_model(settings: Mapping[str, Any], image_shape: InputShape) -> Model:
+def build_model(settings: Mapping[str, Any], input_shape: InputShape) -> Model:
     """The network of a config's section `model`.
 
     Args:
@@ -59,13 +59,13 @@ def build_model(settings: Mapping[str, Any], image_shape: InputShape) -> Model:
     """
     settings = dict(settings)
     added = {key: settings.pop(key) for key in ("projection",) if key in settings}
-    model = choose("model", MODELS, settings, image_shape)
+    model = choose("model", MODELS, settings, input_shape)
     model = call("model", with_projection, added, model) if added else model
     return model._replace(config={**settings, **added})
 
 
 def register_model(name: str, factory: Callable[..., Model]) -> None:
-    """Make a factory (image_shape, *, ...) -> Model known to configs by its name.
+    """Make a factory (input_shape, *, ...) -> Model known to configs by its name.
 
     Raises:
       ValueError: when another factory has the name.

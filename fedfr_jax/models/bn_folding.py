@@ -83,7 +83,7 @@ def fold_before(norm: AffineNorm, layer: Mapping) -> dict:
 
 def fold_iresnet(
     module: nn.Module,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     stages: Mapping[str, int],
     variables: PyTree,
     level: str,
@@ -97,7 +97,7 @@ def fold_iresnet(
         stacked_stages(variables[name], stages) for name in ("params", "batch_stats")
     )
     folded = {"stem": _stem(params["stem"], stats["stem"])}
-    size = tuple(image_shape[:2])
+    size = tuple(input_shape[:2])
     for stage in stages:
         first, *others = ("first", "blocks")[: min(stages[stage], 2)]
         strides = (2, 1) if module.stride_on == "first" else (1, 2)
@@ -111,7 +111,7 @@ def fold_iresnet(
     own = module.clone(fold=level)
 
     def apply(folded: PyTree, x: jax.Array) -> jax.Array:
-        chex.assert_shape(x, (None, *image_shape))
+        chex.assert_shape(x, (None, *input_shape))
         given = {"params": stacked_stages(folded["params"], stages)}
         x = x.astype(jax.tree.leaves(given)[0].dtype)
         return own.apply(given, x, train=False)

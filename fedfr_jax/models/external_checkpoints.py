@@ -65,7 +65,7 @@ _FROZEN = {"sphereface": (), "iresnet": ("features.weight",), "resnet": ()}
 def from_torch(
     model_name: str,
     state_dict: Mapping[str, np.ndarray],
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     **settings,
 ) -> PyTree:
     """Variables of a model from a PyTorch state dict.
@@ -73,7 +73,7 @@ def from_torch(
     Args:
       model_name: "sphereface", "iresnet" with head E, or "resnet" (stem "imagenet").
       state_dict: tensor name -> array, every tensor of the backbone.
-      image_shape: (H, W, C) of the model.
+      input_shape: (H, W, C) of the model.
       **settings: of the model's factory, such as depth or widths.
 
     Returns:
@@ -82,7 +82,7 @@ def from_torch(
     Raises:
       ValueError: naming the tensors that are missing, unknown or of another shape.
     """
-    template, head = _template(model_name, image_shape, settings)
+    template, head = _template(model_name, input_shape, settings)
     given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
     blocks = jax.eval_shape(by_block_name, template)
     names = [_torch_name(model_name, path) for path, _ in _leaves(blocks)]
@@ -135,14 +135,14 @@ def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTr
 
 
 def to_torch(
-    model_name: str, variables: PyTree, image_shape: Sequence[int], **settings
+    model_name: str, variables: PyTree, input_shape: Sequence[int], **settings
 ) -> dict[str, np.ndarray]:
     """PyTorch state dict of a model's variables; the inverse of `from_torch`.
 
     Raises:
       ValueError: when the variables are not those of the model.
     """
-    template, head = _template(model_name, image_shape, settings)
+    template, head = _template(model_name, input_shape, settings)
     blocks = by_block_name(jax.tree.map(np.asarray, variables))
     shapes = jax.eval_shape(by_block_name, template)
     of = lambda tree: jax.tree.map(np.shape, tree)
@@ -158,10 +158,10 @@ def to_torch(
     return state_dict
 
 
-def _template(model_name, image_shape, settings):
+def _template(model_name, input_shape, settings):
     """Shapes of the variables, and (h, w, C) of the map before the linear layer."""
     check_choice("model_name", model_name, _FACTORIES)
-    model = _FACTORIES[model_name](image_shape, **settings)
+    model = _FACTORIES[model_name](input_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
     params = template["params"]
     if tops := {*params} - {*_stages(params), "stem", *_TOPS[model_name]}:
@@ -170,7 +170,7 @@ def _template(model_name, image_shape, settings):
     if model_name == "resnet":  # the mean over pixels
         return template, (1, 1, num_features)
     num_stages = len(_stages(params))
-    height, width = (-(-size // 2**num_stages) for size in model.image_shape[:2])
+    height, width = (-(-size // 2**num_stages) for size in model.input_shape[:2])
     return template, (height, width, num_features // (height * width))
 
 
@@ -272,12 +272,12 @@ IR_TOPS = {
 }
 
 
-def convert_variables(weights: Weights, model: Mapping, image_shape: Sequence[int]):
+def convert_variables(weights: Weights, model: Mapping, input_shape: Sequence[int]):
     """The weights as the variables of the network that a config's `model` names.
 
     Args:
       model: {"name": of MODELS, settings of its factory}.
-      image_shape: (H, W, C).
+      input_shape: (H, W, C).
 
     Returns:
       {"params", "batch_stats"} of numpy arrays, float32.
@@ -285,18 +285,18 @@ def convert_variables(weights: Weights, model: Mapping, image_shape: Sequence[in
     Raises:
       ValueError: naming the leaves that are missing, unknown or of another shape.
     """
-    _check_model(weights, model, image_shape)
+    _check_model(weights, model, input_shape)
     arrays = {k: _float32(v) for k, v in weights.arrays.items()}
     if any(name.startswith("params/") for name in arrays):
-        built = build_model(model, image_shape)
+        built = build_model(model, input_shape)
         return fitted(arrays, jax.eval_shape(built.init, jax.random.key(0)))
     arrays = from_ir(arrays) if IR in arrays else arrays
     settings = {k: v for k, v in model.items() if k != "name"}
-    return from_torch(model["name"], arrays, image_shape, **settings)
+    return from_torch(model["name"], arrays, input_shape, **settings)
 
 
 def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """(`model` of a config, image_shape) of the network that weights are of.
+    """(`model` of a config, input_shape) of the network that weights are of.
 
     Raises:
       ValueError: when neither the file nor the names of its arrays tell it.
@@ -324,7 +324,7 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
     return _resnet(arrays, blocks)
 
 
-def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -> None:
+def _check_model(weights: Weights, model: Mapping, input_shape: Sequence[int]) -> None:
     """Raise ValueError for sizes that no file of this many arrays has, before a network
     of them is made."""
     check_layers("model", model)
@@ -336,14 +336,14 @@ def _check_model(weights: Weights, model: Mapping, image_shape: Sequence[int]) -
                     f"model.{name} must be of the file's {count} arrays, got {blocks} "
                     "blocks."
                 )
-    if isinstance(image_shape, Mapping):
-        for shape in image_shape.values():
+    if isinstance(input_shape, Mapping):
+        for shape in input_shape.values():
             _check_model(weights, model, shape)
         return
-    if len(image_shape) not in (1, 3) or not has_kind(tuple[int, ...], image_shape):
-        raise ValueError(f"image_shape must be H, W, C, got {image_shape}.")
-    sides = SIDES if len(image_shape) == 3 else (1, MOST)
-    check_ranges("", {"image_shape": tuple(image_shape)}, {"image_shape": sides})
+    if len(input_shape) not in (1, 3) or not has_kind(tuple[int, ...], input_shape):
+        raise ValueError(f"image_shape must be H, W, C, got {input_shape}.")
+    sides = SIDES if len(input_shape) == 3 else (1, MOST)
+    check_ranges("", {"image_shape": tuple(input_shape)}, {"image_shape": sides})
 
 
 def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:

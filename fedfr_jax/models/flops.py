@@ -26,7 +26,7 @@ def network_flops(
     count: Callable[[], int] | None,
     apply: Callable,
     variables: PyTree,
-    image_shape: InputShape,
+    input_shape: InputShape,
 ) -> int:
     """Operations of a network on one image: what it counts itself, else by a trace.
 
@@ -36,7 +36,7 @@ def network_flops(
     """
     if count is not None:
         return count()
-    return count_flops(apply, variables, input_structs(image_shape))
+    return count_flops(apply, variables, input_structs(input_shape))
 
 
 def forward_flops(network: int, rows: int = 0) -> int:

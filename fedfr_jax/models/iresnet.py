@@ -71,7 +71,7 @@ class LayerSettings(NamedTuple):
 
 
 def iresnet(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     depth: int = 50,
     blocks: Sequence[int] | None = None,
@@ -89,7 +89,7 @@ def iresnet(
     """IResNet of a known depth, or of any numbers of blocks and widths.
 
     Args:
-      image_shape: (H, W, C); every stage halves H and W, rounding up.
+      input_shape: (H, W, C); every stage halves H and W, rounding up.
       depth: a key of DEPTHS.
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage; the stem has those of the first.
@@ -134,8 +134,8 @@ def iresnet(
     )
     stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
     units = ["stem", *block_names(stages), *HEADS[head]]
-    model = from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
-    fold = functools.partial(fold_iresnet, module, model.image_shape, stages)
+    model = from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
+    fold = functools.partial(fold_iresnet, module, model.input_shape, stages)
     return model._replace(fold_batch_norm=fold)
 
 

@@ -26,7 +26,7 @@ TOPS = ("resnet", "mobilenet")
 
 
 def linear_base(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int,
     block: str = "resnet",
@@ -40,7 +40,7 @@ def linear_base(
     """A linear layer, a block that keeps its input's shape and a classifier.
 
     Args:
-      image_shape: (H, W, C); the linear layer has H W C side^2 width weights.
+      input_shape: (H, W, C); the linear layer has H W C side^2 width weights.
       num_classes: M.
       block: whose block, "resnet" (a basic one) or "mobilenet".
       width: channels D of the block.
@@ -62,7 +62,7 @@ def linear_base(
     settings = norm, norm_groups, conv_implementation, dtype
     module = LinearBase(num_classes, block, width, side, *settings)
     names = ["base", "block1", "fc"]
-    return from_linen(module, image_shape, num_classes, blocks=names)
+    return from_linen(module, input_shape, num_classes, blocks=names)
 
 
 class LinearBase(nn.Module):

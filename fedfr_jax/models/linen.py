@@ -78,7 +78,7 @@ SOWN = "intermediates"  # where linen keeps what a module sows
 
 def from_linen(
     module: nn.Module,
-    image_shape: Sequence[int] | Mapping[str, Sequence[int]],
+    input_shape: Sequence[int] | Mapping[str, Sequence[int]],
     embedding_dim: int,
     *,
     blocks: Sequence[str] = (),
@@ -98,7 +98,7 @@ def from_linen(
     Args:
       module: its convolutions take their `implementation`, where it has one, from an
         attribute of that name; operations are counted with "xla".
-      image_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
+      input_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
         {name: [B, ...]}.
       embedding_dim: D.
       blocks: of the Model, path prefixes of the parameters in the order of the data.
@@ -106,16 +106,16 @@ def from_linen(
         others in a stack "blocks"; outside of the module they are block1, block2, ...
 
     Raises:
-      ValueError: when image_shape is not three positive integers, or one.
+      ValueError: when input_shape is not three positive integers, or one.
     """
-    if not isinstance(image_shape, Mapping):
-        image_shape = tuple(image_shape)
-        if len(image_shape) not in (1, 3) or min(image_shape) < 1:
+    if not isinstance(input_shape, Mapping):
+        input_shape = tuple(input_shape)
+        if len(input_shape) not in (1, 3) or min(input_shape) < 1:
             raise ValueError(
-                "image_shape must be (H, W, C), or (D,) of vectors, all positive, got "
-                f"{image_shape}."
+                "input_shape must be (H, W, C), or (D,) of vectors, all positive, got "
+                f"{input_shape}."
             )
-    one_image = input_structs(image_shape)
+    one_image = input_structs(input_shape)
 
     def draw(key):
         # lazy_init draws the parameters without running the network.
@@ -171,7 +171,7 @@ def from_linen(
         return count_flops(forward, variables, one_image)
 
     return Model(
-        init, apply, image_shape, embedding_dim, tuple(blocks), count, features
+        init, apply, input_shape, embedding_dim, tuple(blocks), count, features
     )
 
 

@@ -49,7 +49,7 @@ class LayerSettings(NamedTuple):
 
 
 def mobilefacenet(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     blocks: Sequence[int] = (4, 6, 2),
     scale: int = 1,
@@ -62,7 +62,7 @@ def mobilefacenet(
     """MobileFaceNet.
 
     Args:
-      image_shape: (H, W, C); the stem and every stage halve H and W, rounding up.
+      input_shape: (H, W, C); the stem and every stage halve H and W, rounding up.
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
       embedding_dim: D.
@@ -94,7 +94,7 @@ def mobilefacenet(
     stages = {f"stage{i}": num + 1 for i, num in enumerate(blocks, 1)}
     top = ["top", "pixels", "bn", "fc", "bn_out"]
     units = ["stem", "stem2", *block_names(stages), *top]
-    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class MobileFaceNet(nn.Module):

@@ -46,7 +46,7 @@ Layer = tuple[int, int]  # channels and stride
 
 
 def mobilenet(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int,
     num_blocks: int = 13,
@@ -61,7 +61,7 @@ def mobilenet(
     """MobileNet-v1; gives logits.
 
     Args:
-      image_shape: (H, W, C); four blocks, and the "imagenet" stem, halve H and W,
+      input_shape: (H, W, C); four blocks, and the "imagenet" stem, halve H and W,
         rounding up.
       num_classes: M.
       num_blocks: 13, or fewer down to 8 without some that keep 512 channels; 11 is our
@@ -85,7 +85,7 @@ def mobilenet(
         layers, num_classes, norm, norm_groups, conv_implementation, dtype, remat
     )
     names = [*block_names_of(layers), "fc"]
-    return from_linen(module, image_shape, num_classes, blocks=names)
+    return from_linen(module, input_shape, num_classes, blocks=names)
 
 
 def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:

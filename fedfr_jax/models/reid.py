@@ -31,7 +31,7 @@ FIRST_CLASSIFIER = 0.001  # deviation of the classifier's weights from 0
 
 
 def reid(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int,
     depth: int = 50,
@@ -52,7 +52,7 @@ def reid(
     feature before its normalization.
 
     Args:
-      image_shape: (H, W, C), of people usually twice as high as wide.
+      input_shape: (H, W, C), of people usually twice as high as wide.
       num_classes: M identities, of the client that has most.
       depth, blocks, widths, stem, conv_implementation, dtype, remat: as of `resnet`.
       last_stride: of the last stage, 2, or 1 for a map twice as large.
@@ -75,7 +75,7 @@ def reid(
     dim = neck_dim if neck == "linear" else 0
     module = ReID(trunk, num_classes, dim, dropout, conv_implementation, dtype)
     names = [*trunk.names, "neck", "classifier"]
-    return from_linen(module, image_shape, num_classes, blocks=names)
+    return from_linen(module, input_shape, num_classes, blocks=names)
 
 
 class ReID(nn.Module):

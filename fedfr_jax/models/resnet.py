@@ -253,7 +253,7 @@ def _max_pool(x):
 
 
 def resnet(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int,
     depth: int = 18,
@@ -269,7 +269,7 @@ def resnet(
     """ResNet of a known depth, or of any numbers of blocks and widths; gives logits.
 
     Args:
-      image_shape: (H, W, C); every stage but the first halves H and W, rounding up.
+      input_shape: (H, W, C); every stage but the first halves H and W, rounding up.
       num_classes: M.
       depth: a key of `residual.DEPTHS`; with `blocks`, bottlenecks from 50 on.
       blocks: residual blocks of every stage, instead of those of `depth`.
@@ -290,7 +290,7 @@ def resnet(
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)
     blocks = [*trunk.names, "fc"]
-    return from_linen(module, image_shape, num_classes, blocks=blocks)
+    return from_linen(module, input_shape, num_classes, blocks=blocks)
 
 
 class ResNet(nn.Module):

@@ -84,7 +84,7 @@ ENCODERS = {"resnet": resnet_encoder, "mobilenet": mobilenet_encoder}
 
 
 def segmenter(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int,
     encoder: Mapping = MappingProxyType({"name": "resnet"}),
@@ -97,7 +97,7 @@ def segmenter(
     """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
 
     Args:
-      image_shape: (H, W, C), any size.
+      input_shape: (H, W, C), any size.
       num_classes: M, of the model's `embedding_dim` too.
       encoder: {"name": a key of ENCODERS, and that encoder's settings}.
       width: channels of the decoder.
@@ -119,7 +119,7 @@ def segmenter(
     )
     steps = [step_name(i) for i in reversed(range(made.num_maps - 1))]
     blocks = [*made.blocks, *steps, "classifier"]
-    return from_linen(module, image_shape, num_classes, blocks=blocks)
+    return from_linen(module, input_shape, num_classes, blocks=blocks)
 
 
 def step_name(i: int) -> str:

@@ -49,7 +49,7 @@ from fedfr_jax.types import Model
 
 
 def cnn(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     widths: Sequence[int] = (32, 64),
     embedding_dim: int = 128,
@@ -60,7 +60,7 @@ def cnn(
     """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
 
     Args:
-      image_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
+      input_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
       widths: channels of every convolution.
       embedding_dim: of the hidden layer, D.
       num_classes: M, for logits [B, M] instead of embeddings.
@@ -72,20 +72,20 @@ def cnn(
     """
     check_widths(widths)
     smallest = 2 * len(widths) + 2
-    if min(image_shape[:2]) < smallest:
+    if min(input_shape[:2]) < smallest:
         raise ValueError(
-            f"image_shape must be at least {smallest} pixels high and wide for "
-            f"{len(widths)} convolutions, got {tuple(image_shape)}."
+            f"input_shape must be at least {smallest} pixels high and wide for "
+            f"{len(widths)} convolutions, got {tuple(input_shape)}."
         )
     module = SmallCNN(
         tuple(widths), embedding_dim, num_classes, conv_implementation, dtype
     )
     convolutions = [f"conv{i + 1}" for i in range(len(widths))]
-    return _cnn_model(module, image_shape, convolutions, embedding_dim, num_classes)
+    return _cnn_model(module, input_shape, convolutions, embedding_dim, num_classes)
 
 
 def mlp(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     hidden_dim: int = 64,
     num_classes: int | None = None,
@@ -97,14 +97,14 @@ def mlp(
     hidden layer, such as "bfloat16"; None for that of the parameters.
     """
     module = SmallMLP(hidden_dim, num_classes, dtype)
-    return _cnn_model(module, image_shape, [], hidden_dim, num_classes)
+    return _cnn_model(module, input_shape, [], hidden_dim, num_classes)
 
 
-def _cnn_model(module, image_shape, blocks, hidden, num_classes):
+def _cnn_model(module, input_shape, blocks, hidden, num_classes):
     if num_classes is None:
-        return from_linen(module, image_shape, hidden, blocks=[*blocks, "fc"])
+        return from_linen(module, input_shape, hidden, blocks=[*blocks, "fc"])
     blocks = [*blocks, "fc", "classifier"]
-    return from_linen(module, image_shape, num_classes, blocks=blocks)
+    return from_linen(module, input_shape, num_classes, blocks=blocks)
 
 
 class SmallCNN(nn.Module):
@@ -172,7 +172,7 @@ def _top(module, hidden, x, dtype=None):
 
 
 def leaf_celeba(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int = 2,
     widths: Sequence[int] = (32, 32, 32, 32),
@@ -182,7 +182,7 @@ def leaf_celeba(
     """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
 
     Args:
-      image_shape: (H, W, C), halved once per width.
+      input_shape: (H, W, C), halved once per width.
       num_classes: M.
       widths: channels of every convolution.
       conv_implementation: how convolutions are computed, see `conv.convolve`.
@@ -193,11 +193,11 @@ def leaf_celeba(
       ValueError: when the image is too small.
     """
     module = LeafCNN(num_classes, tuple(widths), 3, True, 0, conv_implementation, dtype)
-    return _leaf_model(image_shape, module)
+    return _leaf_model(input_shape, module)
 
 
 def leaf_femnist(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     num_classes: int = 62,
     widths: Sequence[int] = (32, 64),
@@ -215,22 +215,22 @@ def leaf_femnist(
     """
     settings = 5, False, hidden_dim, conv_implementation, dtype
     module = LeafCNN(num_classes, tuple(widths), *settings)
-    return _leaf_model(image_shape, module)
+    return _leaf_model(input_shape, module)
 
 
-def _leaf_model(image_shape, module):
+def _leaf_model(input_shape, module):
     check_widths(module.widths)
     smallest = 2 ** len(module.widths)
-    if min(image_shape[:2]) < smallest:
+    if min(input_shape[:2]) < smallest:
         raise ValueError(
-            f"image_shape must be at least {smallest} pixels high and wide for "
-            f"{len(module.widths)} poolings, got {tuple(image_shape)}."
+            f"input_shape must be at least {smallest} pixels high and wide for "
+            f"{len(module.widths)} poolings, got {tuple(input_shape)}."
         )
     numbers = range(1, len(module.widths) + 1)
     kinds = ("conv", "bn") if module.has_norm else ("conv",)
     blocks = [f"{kind}{i}" for i in numbers for kind in kinds]
     blocks += ["fc"] * bool(module.hidden_dim) + ["classifier"]
-    return from_linen(module, image_shape, module.num_classes, blocks=blocks)
+    return from_linen(module, input_shape, module.num_classes, blocks=blocks)
 
 
 class LeafCNN(nn.Module):
@@ -286,17 +286,17 @@ def _max_pool(x):
 
 
 def logistic(
-    image_shape: Sequence[int], *, num_classes: int, dtype: Any = None
+    input_shape: Sequence[int], *, num_classes: int, dtype: Any = None
 ) -> Model:
     """One linear layer to `num_classes` logits.
 
     Args:
-      image_shape: (H, W, C) or (D,).
+      input_shape: (H, W, C) or (D,).
       num_classes: M.
       dtype: of the product, such as "bfloat16"; None for that of the parameters.
     """
     module = Logistic(num_classes, dtype)
-    return from_linen(module, image_shape, num_classes, blocks=["classifier"])
+    return from_linen(module, input_shape, num_classes, blocks=["classifier"])
 
 
 class Logistic(nn.Module):

@@ -36,7 +36,7 @@ DEPTHS = {20: (1, 2, 4, 1), 64: (3, 7, 16, 3)}
 
 
 def sphereface(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     depth: int = 64,
     blocks: Sequence[int] | None = None,
@@ -50,7 +50,7 @@ def sphereface(
     """SphereFace-20 or -64, or any other numbers of blocks and widths.
 
     Args:
-      image_shape: (H, W, C); every stage halves H and W, rounding up.
+      input_shape: (H, W, C); every stage halves H and W, rounding up.
       depth: a key of DEPTHS.
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage.
@@ -75,7 +75,7 @@ def sphereface(
     )
     stages = {f"stage{i}": 1 + num for i, num in enumerate(module.blocks, 1)}
     units = [*block_names(stages), "fc"]
-    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class SphereFace(nn.Module):

@@ -16,7 +16,7 @@ from fedfr_jax.types import Model
 
 
 def tabular(
-    image_shape: Mapping[str, Sequence[int]],
+    input_shape: Mapping[str, Sequence[int]],
     *,
     hidden_dims: Sequence[int] = (64, 64),
     num_classes: int = 2,
@@ -26,7 +26,7 @@ def tabular(
     """Linear layers with ReLU on {"numbers": [B, D], "categories": [B, C]}.
 
     Args:
-      image_shape: {"numbers": (D,), "categories": (C,)}, as of the source `table`.
+      input_shape: {"numbers": (D,), "categories": (C,)}, as of the source `table`.
       hidden_dims: units of the layers.
       num_classes: M.
       num_categories: V, vectors of categories; further ones share them (modulo V).
@@ -35,16 +35,16 @@ def tabular(
     Raises:
       ValueError: for inputs of other names, or layers that are none.
     """
-    if not isinstance(image_shape, Mapping) or {*image_shape} != {*KEYS}:
+    if not isinstance(input_shape, Mapping) or {*input_shape} != {*KEYS}:
         raise ValueError(
-            f"tabular needs inputs {list(KEYS)}, got {image_shape}: take the source "
+            f"tabular needs inputs {list(KEYS)}, got {input_shape}: take the source "
             "table."
         )
     check_widths(hidden_dims)
     module = Tabular(tuple(hidden_dims), num_classes, num_categories, category_dim)
     blocks = [f"fc{i + 1}" for i in range(len(hidden_dims))]
     blocks = ["embedding", *blocks, "classifier"]
-    return from_linen(module, image_shape, num_classes, blocks=blocks)
+    return from_linen(module, input_shape, num_classes, blocks=blocks)
 
 
 KEYS = ("numbers", "categories")

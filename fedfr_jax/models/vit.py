@@ -41,7 +41,7 @@ SIZES = {  # name: (width, blocks)
 
 
 def vit(
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     *,
     size: str = "S",
     width: int | None = None,
@@ -58,7 +58,7 @@ def vit(
     """Vision transformer.
 
     Args:
-      image_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
+      input_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
       size: a key of SIZES.
       width: E, instead of the size's; a multiple of `num_heads`.
       depth: number of blocks, instead of the size's.
@@ -80,7 +80,7 @@ def vit(
     check_choice("size", size, SIZES)
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
-    _check(image_shape, width, depth, num_heads, patch_size, mask_ratio)
+    _check(input_shape, width, depth, num_heads, patch_size, mask_ratio)
     module = ViT(
         width=width,
         depth=depth,
@@ -96,19 +96,19 @@ def vit(
     stages = {"encoder": depth}
     first = ["patches", "positions", *["mask_token"] * bool(mask_ratio)]
     units = [*first, *block_names(stages), "norm", "fc1", "bn1", "fc2", "bn2"]
-    return from_linen(module, image_shape, embedding_dim, blocks=units, stages=stages)
+    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
-def _check(image_shape, width, depth, heads, patch, mask_ratio):
+def _check(input_shape, width, depth, heads, patch, mask_ratio):
     if heads < 1 or width < heads or width % heads:
         raise ValueError(f"width must be a multiple of {heads} heads, got {width}.")
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
-    if not 1 <= patch <= min(image_shape[:2]):
+    if not 1 <= patch <= min(input_shape[:2]):
         raise ValueError(
-            f"patch_size must lie in [1, {min(image_shape[:2])}], the side of "
-            f"image_shape "
-            f"{tuple(image_shape)}, got {patch}."
+            f"patch_size must lie in [1, {min(input_shape[:2])}], the side of "
+            f"input_shape "
+            f"{tuple(input_shape)}, got {patch}."
         )
     if not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio must be in [0, 1), got {mask_ratio}.")

@@ -77,7 +77,7 @@ def central_needs(
     variables = step.state.variables
     judged = jax.eval_shape(trainer.global_model, variables)
     network = network_flops(
-        trainer.count_flops, trainer.apply_global, judged, examples.image_shape
+        trainer.count_flops, trainer.apply_global, judged, examples.input_shape
     )
     rows = trees.count(variables["params"]) - trees.count(judged["params"])
     if trainer.sharded_classes:  # of those that are drawn

@@ -162,9 +162,9 @@ def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
 
 
 def _replace_images(source: Source) -> Source:
-    if not is_image(source.image_shape):
+    if not is_image(source.input_shape):
         return source
-    shape, dtype = source.image_shape, source.read(np.arange(0)).dtype
+    shape, dtype = source.input_shape, source.read(np.arange(0)).dtype
     none = lambda *of: lambda rows: np.broadcast_to(dtype.type(0), (len(rows), *of))
     masks = source.masks
     if masks is not None:
@@ -205,7 +205,7 @@ def made_up_labels(data: Mapping, partition: Mapping) -> Source:
         read=lambda rows: np.broadcast_to(np.uint8(0), (len(rows), *shape)),
         labels=labels,
         names=tuple(map(str, range(count))),
-        image_shape=shape,
+        input_shape=shape,
         client_ids=number % size.num_clients if size.num_clients else None,
     )
     if data.get("attribute"):  # two classes, and the people own their images

@@ -92,7 +92,7 @@ def federated_needs(
         trainer.algorithm.personalize, _plain(shapes.server), _plain(shapes.row)
     )
     network = network_flops(
-        trainer.count_flops, trainer.apply, judged, examples.image_shape
+        trainer.count_flops, trainer.apply, judged, examples.input_shape
     )
     return Requirements(
         devices=experiment.mesh.size,

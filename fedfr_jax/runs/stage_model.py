@@ -41,7 +41,7 @@ def write_model(
         "task": task.name,
         "method": folder.name,
         "model": model,
-        "image_shape": task.dataset.image_shape,
+        "image_shape": task.dataset.input_shape,
         "output": "features" if task.is_of_features else None,
         "classes": list(task.classes) or None,
         "preprocessing": how and how._asdict(),

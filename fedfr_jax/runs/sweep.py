@@ -143,11 +143,11 @@ def count_sizes(experiment: Experiment) -> RunSizes:
         judged = jax.eval_shape(trainer.global_model, whole)
     else:
         whole = judged = jax.eval_shape(trainer.init_variables, None)
-    image_shape = experiment.task.dataset.image_shape
-    inputs = input_structs(image_shape)
+    input_shape = experiment.task.dataset.input_shape
+    inputs = input_structs(input_shape)
     output = jax.eval_shape(trainer.apply_global, judged, inputs)
     network = network_flops(
-        trainer.count_flops, trainer.apply_global, judged, image_shape
+        trainer.count_flops, trainer.apply_global, judged, input_shape
     )
     width = output.shape[-1]
     backbone, rows = trees.count(judged["params"]), trees.count(whole["params"])

@@ -211,7 +211,7 @@ def build_preprocessing(
     Raises:
       ValueError: for trainings that scale pixels differently.
     """
-    if not is_image(source.image_shape):
+    if not is_image(source.input_shape):
         return VECTORS
     how, first = source.preprocessing or Preprocessing(), ""
     for key, augment in _augments(settings, pretrains).items():
@@ -272,7 +272,7 @@ def should_stream(
     is_streamed = federation.data_placement == "stream"
     if federation.data_placement == "auto":
         num_images = sum(len(rows) for rows in parts)
-        num_bytes = num_images * example_bytes(source.image_shape)
+        num_bytes = num_images * example_bytes(source.input_shape)
         is_streamed = mesh.is_multi_process or not fits_devices(num_bytes, mesh)
     return int(federation.stream_buffer_gib * 2**30) if is_streamed else None
 

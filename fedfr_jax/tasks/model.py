@@ -22,12 +22,12 @@ def with_name(task: str, settings: Mapping) -> Mapping:
 
 
 def build_network(
-    settings: Mapping, image_shape: InputShape
+    settings: Mapping, input_shape: InputShape
 ) -> tuple[Model, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct | None]:
     """(The network of config.model, its output for one image, its features or None).
 
     Args:
-      image_shape: of one input.
+      input_shape: of one input.
 
     Returns:
       Output and features are shapes with an axis of 1 in front.
@@ -37,11 +37,11 @@ def build_network(
     """
     check_dtype(settings.get("dtype"))
     check_layers("model", settings)
-    model = choose("model", MODELS, settings, image_shape)._replace(config=settings)
+    model = choose("model", MODELS, settings, input_shape)._replace(config=settings)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
     run = model.apply_with_features or model.apply
-    image = input_structs(image_shape)
+    image = input_structs(input_shape)
     with naming("config.model", settings):
         variables = jax.eval_shape(model.init, jax.random.key(0))
         check_sizes(variables)

@@ -255,7 +255,7 @@ def central_trainer(
     check_training(training, section, of.num_rows, of.mesh)
     check_patterns(training, section, lambda: of.shapes["params"], of.mesh)
     with naming(f"config.{section}"):
-        feed = build_batching(training, is_images=is_image(of.model.image_shape))
+        feed = build_batching(training, is_images=is_image(of.model.input_shape))
     return CentralTrainer(
         settings=training,
         dataset=None,

@@ -327,7 +327,7 @@ def test_keys_of_rows_of_every_task_are_described(capsys):
 def test_a_member_is_described_whole(capsys):
     assert main(["describe", "models", "iresnet"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("iresnet(image_shape, depth=50, ")
+    assert text.startswith("iresnet(input_shape, depth=50, ")
     assert "Args:" in text and "<function" not in text
 
 

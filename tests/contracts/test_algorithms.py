@@ -89,7 +89,7 @@ def variables_of(seed):
 MODEL = Model(
     init=lambda key: variables_of(0),
     apply=lambda *arguments, key=None: features_of(*arguments)[::2],
-    image_shape=(6,),
+    input_shape=(6,),
     embedding_dim=CLASSES,
     apply_with_features=features_of,
 )

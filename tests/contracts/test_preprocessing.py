@@ -273,7 +273,7 @@ def test_evaluation_and_commands_see_the_same_numbers(case, tmp_path, monkeypatc
     experiment, paths = shrunk(case, tmp_path)
     how = experiment.task.preprocessing
     assert how._asdict().items() >= case.expected.items()
-    image_shape = tuple(experiment.task.dataset.image_shape)
+    input_shape = tuple(experiment.task.dataset.input_shape)
     evaluated, embedded = [], []
     for module, name, output in BUILDERS:
         monkeypatch.setattr(module, name, seeing(evaluated, output))
@@ -287,10 +287,10 @@ def test_evaluation_and_commands_see_the_same_numbers(case, tmp_path, monkeypatc
 
     landmarks = tmp_path / "paths.csv"
     landmarks = landmarks if landmarks.exists() else None
-    images = read_images(paths, image_shape, how, landmarks=landmarks)
+    images = read_images(paths, input_shape, how, landmarks=landmarks)
     images = images.read(np.arange(len(paths)))
-    features = TrainedModel(apply, None, image_shape, recorded=how).embed(images)
-    assert len(evaluated) and image_shape[:2] != SIZE
+    features = TrainedModel(apply, None, input_shape, recorded=how).embed(images)
+    assert len(evaluated) and input_shape[:2] != SIZE
     assert len(embedded) == (1 + how.mirrored) * len(paths)
     known = np.stack(embedded).reshape(len(embedded), -1)
     for image in evaluated:

@@ -16,14 +16,14 @@ def test_a_tree_of_parts_and_classes_is_a_source(tmp_path):
     for i, name in enumerate(("train/cat/1", "train/dog/1", "val/cat/1", "val/dog/2")):
         picture(tmp_path / f"{name}.png", 10 * i)
     source = open_source("image_classes", path=tmp_path, test="val")
-    assert source.names == ("cat", "dog") and source.image_shape == (6, 5, 3)
+    assert source.names == ("cat", "dog") and source.input_shape == (6, 5, 3)
     assert source.is_test.tolist() == [False, False, True, True]
     assert source.labels.tolist() == [0, 1, 0, 1]
     assert source.read(np.arange(4))[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
     gray = open_source(
         "image_classes", path=tmp_path, test="val", image_size=3, channels=1
     )
-    assert gray.image_shape == (3, 3, 1)
+    assert gray.input_shape == (3, 3, 1)
     with pytest.raises(ValueError, match="val/cat/1.png in .* must be named as"):
         open_source("image_classes", path=tmp_path)
 
@@ -44,7 +44,7 @@ def test_a_set_of_arrays_is_the_one_npz_of_its_folder(tmp_path):
     np.savez(tmp_path / "a.npz", images=images, labels=labels, official_test=labels > 1)
     source = open_source("mnist", data_dir=tmp_path)
     assert source.is_test.tolist() == [False, False, True]
-    assert source.image_shape == (2, 2, 1)
+    assert source.input_shape == (2, 2, 1)
     assert open_source("mnist", data_dir=tmp_path, is_test=None).is_test is None
     np.savez(tmp_path / "b.npz", images=images, labels=labels)
     with pytest.raises(ValueError, match="got .'a.npz', 'b.npz'.: name the file"):
@@ -79,7 +79,7 @@ def test_real_sets_have_their_test_parts(
     data_dir, name, folder, shape, num_classes, num_train, num_test
 ):
     source = open_source(name, data_dir=data_dir(folder))
-    assert source.image_shape == shape and len(source.names) == num_classes
+    assert source.input_shape == shape and len(source.names) == num_classes
     is_test = source.is_test
     assert (np.sum(~is_test), np.sum(is_test)) == (num_train, num_test)
     for part in (is_test, ~is_test):
@@ -93,5 +93,5 @@ def test_real_sets_have_their_test_parts(
 def test_real_cifar10_has_its_class_names(data_dir):
     source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"), image_size=16)
     assert source.names[0] == "airplane" and source.names[9] == "truck"
-    assert source.image_shape == (16, 16, 3)
+    assert source.input_shape == (16, 16, 3)
     assert np.bincount(source.labels[source.is_test]).tolist() == [200] * 10

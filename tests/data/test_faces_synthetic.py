@@ -33,7 +33,7 @@ def photographs():
 def test_every_size_shows_the_same_photograph(size):
     faces = source(2, 2, image_size=size)
     images = faces.read(np.arange(4))
-    assert faces.image_shape == (size, size, 3)
+    assert faces.input_shape == (size, size, 3)
     assert images.shape == (4, size, size, 3) and images.dtype == np.uint8
     assert images.max() > 128 and images.min() < 64
     coarse = source(2, 2).read(np.arange(4))

@@ -27,7 +27,7 @@ def test_synthetic_vectors_are_those_of_the_released_code(golden):
         want = arrays[f"x_user{user}"]
         np.testing.assert_allclose(source.read(rows), want, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(source.labels[rows], arrays[f"y_user{user}"])
-    assert source.read(rows).dtype == np.float32 and source.image_shape == (60,)
+    assert source.read(rows).dtype == np.float32 and source.input_shape == (60,)
     with pytest.raises(ValueError, match="alpha must be at least 0, got -1"):
         synthetic(alpha=-1.0)
 

@@ -43,7 +43,7 @@ def test_raters_with_enough_of_each_score_are_the_owners(tmp_path):
     source = SOURCES["flickr_aes"](write(tmp_path), image_size=8, **SMALL)
     assert set(source.client_ids) == {"ann", "bea"}
     assert source.names == ("1", "2", "3", "4", "5")
-    assert source.image_shape == (8, 8, 3)
+    assert source.input_shape == (8, 8, 3)
     for worker in ("ann", "bea"):
         counts = np.bincount(source.labels[source.client_ids == worker], minlength=5)
         assert tuple(counts) == RATERS[worker]

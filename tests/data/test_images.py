@@ -73,7 +73,7 @@ def test_a_mask_belongs_to_the_turned_picture(tmp_path):
     mask = np.arange(60).reshape(6, 10) % 2
     (tmp_path / "masks" / "a.png").write_bytes(encoded(mask.astype(np.uint8)))
     source = image_masks(tmp_path, classes=("a", "b"))
-    assert source.image_shape == (6, 10, 3)
+    assert source.input_shape == (6, 10, 3)
     np.testing.assert_array_equal(source.masks.read([0])[0], mask)
 
 

@@ -63,7 +63,7 @@ def source_of(tmp_path, given=None, **settings):
 
 def test_an_image_goes_with_its_own_mask_whatever_the_order(tmp_path):
     source = source_of(tmp_path)
-    assert source.image_shape == (4, 6, 3) and source.masks.class_names == CLASSES
+    assert source.input_shape == (4, 6, 3) and source.masks.class_names == CLASSES
     assert source.is_test.tolist() == [False, False, False, True]
     rows = np.array([2, 0, 3])
     assert source.read(rows)[:, 0, 0, 0].tolist() == [3, 1, 4]
@@ -210,7 +210,7 @@ def test_camvid_is_read_as_its_split_says(tmp_path):
 
 def test_the_real_camvid(data_dir):
     source = open_source("camvid", data_dir=data_dir("camvid_180x240"))
-    assert source.image_shape == (180, 240, 3)
+    assert source.input_shape == (180, 240, 3)
     assert (len(source.labels), source.is_test.sum()) == (600, 233)
     masks = source.masks.read(np.flatnonzero(~source.is_test))
     share = np.bincount(masks.ravel(), minlength=256)[:11] / masks.size

@@ -52,7 +52,7 @@ def contents(folder):
 def assert_equal(actual, expected, rows):
     np.testing.assert_array_equal(actual.read(rows), expected.read(rows))
     assert actual.names == expected.names
-    assert actual.image_shape == expected.image_shape
+    assert actual.input_shape == expected.input_shape
     for name in ("labels", "landmarks", "cameras", "pairs", "is_test", "roles"):
         ours, theirs = actual._asdict()[name], expected._asdict()[name]
         assert (ours is None) == (theirs is None)

@@ -125,7 +125,7 @@ def test_a_written_face_set_is_the_classic_layout(golden, tmp_path):
     write_face_set(tmp_path / "train.rec", images, arrays["A_labels"])
     assert (tmp_path / "train.rec").read_bytes() == arrays["A_rec"].tobytes()
     assert (tmp_path / "property").read_text() == "3,112,112"
-    assert recordio(tmp_path).image_shape == (112, 112, 3)
+    assert recordio(tmp_path).input_shape == (112, 112, 3)
     with pytest.raises(ValueError, match="labels must ascend from 0 without gaps"):
         write_face_set(tmp_path / "x.rec", images[:2], [0, 2])
 
@@ -190,8 +190,8 @@ def test_property_fixes_classes_and_size(tmp_path):
     (tmp_path / "property").write_text("5,8,8\n")
     source = recordio(tmp_path)
     assert source.names == tuple("01234") and source.labels.tolist() == [2, 0]
-    assert source.image_shape == (8, 8, 3)
-    assert recordio(tmp_path, image_size=4, channels=1).image_shape == (4, 4, 1)
+    assert source.input_shape == (8, 8, 3)
+    assert recordio(tmp_path, image_size=4, channels=1).input_shape == (4, 4, 1)
     (tmp_path / "property").write_text("2,8,8")
     with pytest.raises(ValueError, match=r"labels in \[0, 2\), got 2.0 for image 0"):
         recordio(tmp_path)
@@ -368,5 +368,5 @@ def test_decoding_agrees_with_mxnet_and_opencv_within_jpeg_rounding(golden):
 def test_real_im2rec_file_is_read(data_dir):
     source = recordio(data_dir("formats"))
     assert source.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert source.image_shape == (112, 112, 3)
+    assert source.input_shape == (112, 112, 3)
     assert source.read(np.arange(8)).std() > 20

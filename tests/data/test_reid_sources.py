@@ -55,7 +55,7 @@ def test_the_official_folders_are_the_roles(tmp_path, is_zipped):
                 archive.writestr(f"Market/{name}", jpeg())
     source = SOURCES["market1501"](path)
     assert told(source) == sorted(MARKET.values())
-    assert source.image_shape == (256, 128, 3) and source.read(np.arange(8)).any() == 0
+    assert source.input_shape == (256, 128, 3) and source.read(np.arange(8)).any() == 0
     few = keep_rows(source, np.flatnonzero(source.roles == GALLERY))
     assert {role for role, *_ in told(few)} == {GALLERY}
 

@@ -24,7 +24,7 @@ def digits(tmp_path):
 def test_images_come_back_bit_for_bit_with_dense_labels(digits):
     path, images = digits
     source = arrays(path, cameras="client")
-    assert source.image_shape == (5, 4, 1)
+    assert source.input_shape == (5, 4, 1)
     assert source.names == ("3", "7", "9")
     assert source.labels.tolist() == [1, 0, 0, 1, 2, 0]
     assert source.cameras.tolist() == [7, 3, 3, 7, 9, 3]
@@ -164,7 +164,7 @@ def test_omniglot_is_white_ink_with_drawers_and_names(characters):
     assert source.cameras.tolist() == [0, 1, 2, 3] * 3
     image = source.read(np.array([9]))[0, ..., 0]
     assert (image[:, :3] == 255).all() and (image[:, 3:] == 0).all()
-    assert omniglot(characters).image_shape == (28, 28, 1)
+    assert omniglot(characters).input_shape == (28, 28, 1)
 
 
 def test_drawers_are_counted_within_characters_in_any_order(characters):

@@ -61,7 +61,7 @@ def test_directory_and_zip_give_the_same_source(tmp_path, make):
     images = source.read(np.array([2, 0, 1]))
     assert images.shape == (3, 8, 6, 3) and images.dtype == np.uint8
     assert images[:, 0, 0, 0].tolist() == [3, 1, 2]
-    assert source.image_shape == (8, 6, 3)
+    assert source.input_shape == (8, 6, 3)
 
 
 def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
@@ -69,7 +69,7 @@ def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
     stripes[:, ::2] = 255
     fill(tmp_path, {"a/1.png": encode(stripes)})
     source = folder(tmp_path, image_size=8, channels=1)
-    assert source.image_shape == (8, 8, 1)
+    assert source.input_shape == (8, 8, 1)
     np.testing.assert_allclose(source.read(np.array([0])), 127.5, atol=5)
 
 
@@ -77,7 +77,7 @@ def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
     names = ("train/b/1.png", "test/b/1.png", "train/a/1.png", "test/a/2.png")
     fill(tmp_path, {f"set/{name}": picture(i) for i, name in enumerate(names)})
     source = folder(tmp_path, image_size=None, filename_pattern="train-test")
-    assert source.names == ("a", "b") and source.image_shape == (8, 6, 3)
+    assert source.names == ("a", "b") and source.input_shape == (8, 6, 3)
     assert source.labels.tolist() == [0, 1, 0, 1]
     assert source.is_test.tolist() == [True, True, False, False]
     assert source.read(np.arange(4))[:, 0, 0, 0].tolist() == [3, 1, 2, 0]
@@ -265,7 +265,7 @@ def small_lfw(tmp_path):
 
 def test_lfw_is_aligned_so_that_landmarks_meet_the_template(small_lfw):
     source = lfw(small_lfw)
-    assert source.image_shape == (112, 112, 3)
+    assert source.input_shape == (112, 112, 3)
     np.testing.assert_allclose(source.landmarks[0], ARCFACE_TEMPLATE, atol=1e-3)
     image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
     y, x = np.mgrid[:112, :112]

@@ -73,7 +73,7 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
     assert source.names == ("cat", "dog", "fox")
     assert source.labels.tolist() == [2, 0, 2] and source.labels.dtype == np.int32
     np.testing.assert_array_equal(source.read(np.array([2, 1])), images[[2, 1]])
-    assert tfds("cifar10", image_size=4, channels=1).image_shape == (4, 4, 1)
+    assert tfds("cifar10", image_size=4, channels=1).input_shape == (4, 4, 1)
 
 
 def test_pets_have_masks_of_their_image(stub, tmp_path):

@@ -24,7 +24,7 @@ def test_numbers_are_scaled_and_words_are_categories(tmp_path):
     inputs = source.read(np.arange(3))
     np.testing.assert_array_equal(inputs["numbers"], [[-1.0], [0.0], [1.0]])
     np.testing.assert_array_equal(inputs["categories"], [[0], [1], [0]])
-    assert source.image_shape == {"numbers": (1,), "categories": (1,)}
+    assert source.input_shape == {"numbers": (1,), "categories": (1,)}
     assert source.labels.tolist() == [0, 1, 0] and source.names == ("no", "yes")
     assert source.client_ids.tolist() == ["x", "y", "x"]
 

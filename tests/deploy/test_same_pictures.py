@@ -87,7 +87,7 @@ def retrieval(path, queries, gallery, network, recorded):
 
     def features(part):
         paths = [path / name for name, *_ in part]
-        return read_images(paths, network.image_shape, recorded).embedded(network)
+        return read_images(paths, network.input_shape, recorded).embedded(network)
 
     people = lambda part: IdentityLabels(*np.array([row[1:] for row in part]).T)
     scores = cosines(features(queries), features(gallery))
@@ -137,7 +137,7 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     np.testing.assert_allclose(cosine, 1, atol=1e-5)
     again = ff.load_model(weights)
     assert again.recorded == network.recorded == Preprocessing("stretch")
-    cut = read_images([data["path"]], again.image_shape)  # as without a record
+    cut = read_images([data["path"]], again.input_shape)  # as without a record
     other = (unit(trained) * unit(again.embed(cut.read(np.arange(78))))).sum(axis=1)
     assert other.min() < 0.99
 

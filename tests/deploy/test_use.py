@@ -108,7 +108,7 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert found["features"].shape == (6, 8) and found["names"][2] == "p1/0.png"
     assert max(most) == 4  # pictures in memory at once, of six
     opened = ff.load_model(network)
-    alone = read_images([probe], opened.image_shape, opened.recorded).read([0])
+    alone = read_images([probe], opened.input_shape, opened.recorded).read([0])
     alone = opened.embed(alone)
     np.testing.assert_allclose(found["features"][2], alone[0], rtol=1e-4, atol=1e-5)
 

@@ -144,7 +144,7 @@ def flaws(source, images, masks) -> str | None:
     count, classes = len(source.labels), len(source.names)
     labels, pairs = source.labels, source.pairs
     facts = {
-        "images": images.shape == (count, *source.image_shape),
+        "images": images.shape == (count, *source.input_shape),
         "pixels": images.dtype == np.uint8,
         "masks": masks is None
         or np.isin(masks, [*range(len(source.masks.class_names)), IGNORE_INDEX]).all(),

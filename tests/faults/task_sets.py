@@ -123,7 +123,7 @@ def _as_bytes(source):
     rows = np.concatenate([*source.read(np.arange(count)).values()], axis=1)
     images = rows.view(np.uint8).reshape(count, -1, 1, 1)
     shape = images.shape[1:]
-    return source._replace(read=lambda i: images[i], image_shape=shape)
+    return source._replace(read=lambda i: images[i], input_shape=shape)
 
 
 def _flickr(path):

@@ -55,7 +55,7 @@ def shapes_of(key):
     return {"params": {k: jnp.zeros(x) for k, x in SIZES.items()}, "batch_stats": {}}
 
 
-MODEL = Model(shapes_of, apply_backbone, image_shape=(8, 8, 3), embedding_dim=16)
+MODEL = Model(shapes_of, apply_backbone, input_shape=(8, 8, 3), embedding_dim=16)
 
 
 def backbone(arrays, prefix, dtype):

@@ -70,7 +70,7 @@ def first_variables():
 LINEAR = Model(
     init=lambda key: jax.tree.map(jnp.float32, first_variables()),
     apply=lambda *arguments: linear_features(*arguments)[::2],
-    image_shape=(5,),
+    input_shape=(5,),
     embedding_dim=3,
     apply_with_features=linear_features,
 )

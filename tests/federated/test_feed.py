@@ -157,7 +157,7 @@ def test_inputs_and_targets_of_any_structure_are_streamed():
     streamed = stream(read, targets, waves=1)
     assert streamed.example_bytes == 4 * 16 + 4 + 4 + 2
     assert streamed.num_examples == whole.num_examples == count
-    assert streamed.image_shape == whole.image_shape == (4, 4, 1)
+    assert streamed.input_shape == whole.input_shape == (4, 4, 1)
 
     def loss(variables, batch, key):
         scaled = batch.images * batch.inputs["scale"][:, None, None, None]

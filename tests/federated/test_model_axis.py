@@ -40,7 +40,7 @@ def build(num_model_shards, network=small, batch=BATCH, **options):
     method = given.method_of(model, num_classes=CLASSES, **options)
     random = np.random.default_rng(0)
     count = SIZES.sum() + PUBLIC
-    images = random.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
+    images = random.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
     labels = np.arange(count, dtype=np.int32) % CLASSES
     sim = build_simulation(
         method.algorithm,

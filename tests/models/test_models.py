@@ -114,7 +114,7 @@ def test_float64_variables_compute_in_float64(name):
 def test_images_of_another_shape_are_refused(name):
     with pytest.raises(AssertionError):
         model_of(name).apply(variables_of(name), jnp.zeros((2, 28, 28, 3)), False)
-    with pytest.raises(ValueError, match="image_shape"):
+    with pytest.raises(ValueError, match="input_shape"):
         MODELS[name]((28, 0, 3), **SETTINGS[name])
 
 

@@ -98,11 +98,11 @@ def test_initial_values_are_he_normal_and_those_of_a_linear_layer():
         assert 0.95 / 8 < jnp.max(jnp.abs(leaf)) <= 1 / 8
 
 
-def _outputs(image_shape, kinds, is_bottleneck=False, stem="cifar", **settings):
+def _outputs(input_shape, kinds, is_bottleneck=False, stem="cifar", **settings):
     """Shape and dtype of the outputs of modules of these kinds: {path: struct}."""
     trunk = Trunk((1, 1, 1, 1), (8, 8, 8, 8), is_bottleneck, stem, remat=False)
     module = ResNet(trunk, 5, **settings)
-    x = jax.ShapeDtypeStruct((2, *image_shape), jnp.float32)
+    x = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
 
     def run(x):
         return module.init_with_output(

@@ -18,7 +18,7 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
     made = MODELS["mlp"](SHAPE, num_classes=3)._replace(
         apply=broken, apply_with_features=None
     )
-    monkeypatch.setitem(MODELS, "broken", lambda image_shape: made)
+    monkeypatch.setitem(MODELS, "broken", lambda input_shape: made)
     message = "config.model must be usable as .*'broken'.*got TypeError: no such axis"
     with pytest.raises(ValueError, match=message):
         build_network({"name": "broken"}, SHAPE)

@@ -45,7 +45,7 @@ def everything():
         read=lambda rows: images[rows],
         labels=person.astype(np.int32),
         names=tuple(map(str, range(PEOPLE))),
-        image_shape=SHAPE,
+        input_shape=SHAPE,
         cameras=camera.astype(np.int32),
         masks=Masks(lambda rows: masks[rows], ("sky", "road", "car")),
         roles=np.where(person < 8, TRAIN, tested).astype(np.uint8),

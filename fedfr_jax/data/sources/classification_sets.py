@@ -92,7 +92,7 @@ def arrays(
         read=read,
         labels=label.astype(np.int32),
         names=tuple(str(number) for number in kept),
-        image_shape=shape,
+        input_shape=shape,
         cameras=camera,
         is_test=test,
         preprocessing=Preprocessing(resize="stretch", inverted=invert),

@@ -69,7 +69,7 @@ def flickr_aes(
         read=loose.read,
         labels=(scores[rows] - 1).astype(np.int32),
         names=tuple(str(score + 1) for score in range(SCORES)),
-        image_shape=shape,
+        input_shape=shape,
         client_ids=workers[rows],
         passed_over=loose.passed_over,
         preprocessing=RESIZED,

@@ -219,7 +219,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         read=read,
         labels=labels,
         names=names,
-        image_shape=shape,
+        input_shape=shape,
         landmarks=points,
         cameras=cameras,
         is_test=is_test,

@@ -19,7 +19,7 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
       sample: how many images to read, evenly spread; None reads all.
 
     Returns:
-      A dict that json can write: images, identities, image_shape, images_per_identity
+      A dict that json can write: images, identities, input_shape, images_per_identity
       (min, 25%, median, 75%, max, mean), landmarks (bool), cameras, pairs and
       test_images (counts; 0 also where the set has none of its own), passed_over (files
       beside the images, in words), sampled,
@@ -44,7 +44,7 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     return {
         "images": num_images,
         "identities": len(source.names),
-        "image_shape": list(source.image_shape),
+        "image_shape": list(source.input_shape),
         "images_per_identity": spread | {"mean": float(counts.mean())},
         "landmarks": source.landmarks is not None,
         "cameras": 0 if cameras is None else len(np.unique(cameras)),

@@ -185,13 +185,13 @@ def pack(
     """
     folder, num_images = pathlib.Path(folder), len(source.labels)
     folder.mkdir(parents=True, exist_ok=True)
-    image_bytes = int(np.prod(source.image_shape))
+    image_bytes = int(np.prod(source.input_shape))
     rows_per_shard = min(max(max_file_bytes // image_bytes, 1), num_images)
     arrays = load_arrays(source)
     head = {
         "format": FORMAT,
         "num_images": num_images,
-        "image_shape": list(source.image_shape),
+        "image_shape": list(source.input_shape),
         "rows_per_shard": rows_per_shard,
         "source": _digest(source, arrays),
     }
@@ -261,7 +261,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         read=read,
         labels=arrays["labels"],
         names=tuple(names),
-        image_shape=shape,
+        input_shape=shape,
         landmarks=arrays.get("landmarks"),
         cameras=arrays.get("cameras"),
         pairs=Pairs(arrays["pairs"], arrays["is_same"]) if has_pairs else None,
@@ -354,7 +354,7 @@ def _digest(source, arrays):
 
 
 def _write_images(file, *, source, rows):
-    shape = (len(rows), *source.image_shape)
+    shape = (len(rows), *source.input_shape)
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for start in range(0, len(rows), READ_ROWS):

@@ -89,7 +89,7 @@ def reid_source(
         read=reader(load, len(labels), (*size, 3)),
         labels=labels,
         names=tuple(names),
-        image_shape=(*size, 3),
+        input_shape=(*size, 3),
         cameras=np.array(listing.cameras, np.int32),
         roles=np.where(is_nobody, GALLERY, roles).astype(np.uint8),
         passed_over=files.passed_over(listing.names),

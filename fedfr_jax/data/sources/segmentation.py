@@ -308,7 +308,7 @@ def image_masks(
         read=listed_reader(files, names, shape, how),
         labels=number,
         names=words,
-        image_shape=shape,
+        input_shape=shape,
         is_test=is_test if is_test.any() else None,
         masks=Masks(read_masks, stored.class_names),
         passed_over=files.passed_over(used),

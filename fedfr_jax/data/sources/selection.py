@@ -113,13 +113,13 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
     Raises:
       ValueError: without parts, or when their images differ in shape.
     """
-    shapes = {name: part.image_shape for name, part in parts.items()}
+    shapes = {name: part.input_shape for name, part in parts.items()}
     if len(set(shapes.values())) != 1:
         raise ValueError(f"parts must have images of one shape, got {shapes}.")
     sources = list(parts.values())
     starts = np.cumsum([0, *(len(s.labels) for s in sources)])
     first = np.cumsum([0, *(len(s.names) for s in sources)])
-    shape = sources[0].image_shape
+    shape = sources[0].input_shape
 
     def read(indices):
         rows = check_rows(indices, int(starts[-1]))
@@ -144,7 +144,7 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
         read=read,
         labels=np.concatenate(labels).astype(np.int32),
         names=tuple(names),
-        image_shape=shape,
+        input_shape=shape,
         landmarks=joined([s.landmarks for s in sources]),
         is_test=joined([s.is_test for s in sources]),
         cameras=joined([s.cameras for s in sources]),

@@ -48,7 +48,7 @@ def synthetic(
         read=lambda rows: inputs[check_rows(rows, len(inputs))],
         labels=labels,
         names=tuple(str(c) for c in range(CLASSES)),
-        image_shape=(DIM,),
+        input_shape=(DIM,),
         client_ids=np.repeat(np.arange(num_clients), [len(y) for _, y in users]),
     )
 
@@ -109,7 +109,7 @@ def fake_data(
         read=lambda rows: np.zeros((len(rows), *shape), np.uint8),
         labels=labels,
         names=tuple(map(str, range(num_identities))),
-        image_shape=shape,
+        input_shape=shape,
         cameras=place % num_cameras if num_cameras else None,
         masks=masks if num_pixel_classes else None,
         roles=roles.astype(np.uint8) if num_cameras else None,

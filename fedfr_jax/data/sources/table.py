@@ -56,7 +56,7 @@ def table(
         read=lambda rows: {k: x[check_rows(rows, len(x))] for k, x in inputs.items()},
         labels=labels.astype(np.int32),
         names=tuple(names.tolist()),
-        image_shape={k: x.shape[1:] for k, x in inputs.items()},
+        input_shape={k: x.shape[1:] for k, x in inputs.items()},
         client_ids=None if client is None else np.array(columns[client]),
     )
 

@@ -250,7 +250,7 @@ def tfds(
         read=reader(load, len(labels), shape),
         labels=labels,
         names=names,
-        image_shape=shape,
+        input_shape=shape,
         landmarks=points,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
         masks=masks,

@@ -101,7 +101,7 @@ def synthetic_faces(
         read=read,
         labels=people.astype(np.int32),
         names=tuple(f"id{person:06d}" for person in range(num_identities)),
-        image_shape=(image_size, image_size, 3),
+        input_shape=(image_size, image_size, 3),
         landmarks=(marks + 0.5) * np.float32(image_size) - np.float32(0.5),
     )
 

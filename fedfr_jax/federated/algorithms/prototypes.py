@@ -42,7 +42,7 @@ def empty_prototypes(model: Model) -> Prototypes:
 
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """The shape of a model's features of one image, [1, D] or [1, h, w, D]."""
-    image = input_structs(model.image_shape)
+    image = input_structs(model.input_shape)
     of = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
     return jax.eval_shape(of, jax.random.key(0), image)
 

@@ -57,9 +57,9 @@ def check_public_images(model: Model, shared: PublicImages) -> None:
     """Raise ValueError for a network without features, or shared images of no use."""
     if model.apply_with_features is None:
         raise ValueError("model must have features, got one without.")
-    if shared.images.shape[1:] != tuple(model.image_shape) or not len(shared.images):
+    if shared.images.shape[1:] != tuple(model.input_shape) or not len(shared.images):
         raise ValueError(
-            f"shared images must be [G, {', '.join(map(str, model.image_shape))}], got "
+            f"shared images must be [G, {', '.join(map(str, model.input_shape))}], got "
             f"{shared.images.shape}."
         )
 

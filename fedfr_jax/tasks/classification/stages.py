@@ -65,7 +65,7 @@ def classification(settings: Mapping) -> Experiment:
     check_federation(federation, num_clients)
     mesh = build_mesh(federation)
     trainers, of = build_trainers(settings, source, parts, mesh)
-    how, is_images = build_preprocessing(settings, source), is_image(source.image_shape)
+    how, is_images = build_preprocessing(settings, source), is_image(source.input_shape)
     plain = normalization(how) if is_images else None
     judge = build_evaluators(settings["evaluation"], of.model, of.shapes, plain)
     needed = parts.train, parts.test, unseen.train, unseen.test
@@ -143,10 +143,10 @@ def classifier(settings: Mapping, source: Source) -> Model:
     key = "num_classes" if "num_classes" in known else "embedding_dim"
     if key in known:
         settings.setdefault(key, num_classes)
-    model, _, _ = build_network(settings, source.image_shape)
+    model, _, _ = build_network(settings, source.input_shape)
     if model.embedding_dim != num_classes:
         raise ValueError(
             f"config.model.{key} must be the {num_classes} classes of the data, got "
             f"{model.embedding_dim}."
         )
-    return gather(build_model({**settings, **added}, source.image_shape))
+    return gather(build_model({**settings, **added}, source.input_shape))

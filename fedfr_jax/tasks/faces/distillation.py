@@ -146,7 +146,7 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     check_keys("teacher", settings, ("weights", "model"))
     if "weights" not in settings:
         raise ValueError("teacher must have the key weights, got none.")
-    given, shape = settings["weights"], student.image_shape
+    given, shape = settings["weights"], student.input_shape
     check_layers("distill.teacher.model", settings.get("model"))
     if isinstance(given, DummyTeacher):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
@@ -176,7 +176,7 @@ def _dummy_teacher(model: Model) -> PyTree:
     return jax.tree.map(lambda x: np.broadcast_to(x.dtype.type(0), x.shape), shapes)
 
 
-def network_for(weights: Weights, image_shape: tuple[int, ...]) -> Mapping:
+def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
     """Section of the network that weights tell, for images of a shape.
 
     Raises:
@@ -188,9 +188,9 @@ def network_for(weights: Weights, image_shape: tuple[int, ...]) -> Mapping:
         raise ValueError(
             f"teacher must have the key model with these weights, got none: {error}"
         ) from error
-    if tuple(shape) != tuple(image_shape):
+    if tuple(shape) != tuple(input_shape):
         raise ValueError(
-            f"teacher's images must be the student's {tuple(image_shape)}, got {shape}."
+            f"teacher's images must be the student's {tuple(input_shape)}, got {shape}."
         )
     return section
 
@@ -297,7 +297,7 @@ def digest_of(source: Source) -> str:
     their landmarks."""
     count = len(source.labels)
     rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    found = hashlib.sha256(repr((count, tuple(source.image_shape))).encode())
+    found = hashlib.sha256(repr((count, tuple(source.input_shape))).encode())
     for start in range(0, len(rows), 64):
         found.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
     if source.landmarks is not None:

@@ -334,10 +334,10 @@ def _open(settings: Mapping, image_shape, key: str) -> Source:
             f"config.{PAIRS_SECTION}.{key} must have pairs, got none in "
             f"{settings['name']}."
         )
-    if tuple(source.image_shape) != tuple(image_shape):
+    if tuple(source.input_shape) != tuple(image_shape):
         raise ValueError(
             f"config.{PAIRS_SECTION}.{key} must have the network's images of "
-            f"{tuple(image_shape)}, got {tuple(source.image_shape)}."
+            f"{tuple(image_shape)}, got {tuple(source.input_shape)}."
         )
     return source
 

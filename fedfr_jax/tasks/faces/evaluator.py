@@ -324,7 +324,7 @@ class FaceEvaluator:
 def _open_files(task: FaceData, mesh: Mesh, **given):
     """{prefix: (files, their images)} of the wanted keys of FILES."""
     judged = task.evaluation_set
-    shape = judged.image_shape
+    shape = judged.input_shape
     opened = {}
     for key, settings in given.items():
         prefix, open_set = FILES[key]

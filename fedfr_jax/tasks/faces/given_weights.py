@@ -11,18 +11,18 @@ from fedfr_jax.types import PyTree
 
 
 def load_start_weights(
-    central: Mapping[str, Training], model: Mapping, image_shape: Sequence[int]
+    central: Mapping[str, Training], model: Mapping, input_shape: Sequence[int]
 ) -> dict[str, PyTree]:
     """Section -> the backbone that its training starts from, where `init` names one."""
     found = {}
     for section, training in central.items():
         with naming(f"config.{section}.init"):
-            found[section] = load_backbone(training.init, model, image_shape)
+            found[section] = load_backbone(training.init, model, input_shape)
     return found
 
 
 def load_backbone(
-    init: Any, model: Mapping, image_shape: Sequence[int]
+    init: Any, model: Mapping, input_shape: Sequence[int]
 ) -> PyTree | None:
     """The variables that `Training.init` names, None where it names none.
 
@@ -35,4 +35,4 @@ def load_backbone(
     """
     if init is None:
         return None
-    return convert_variables(load_weights(init), model, image_shape)
+    return convert_variables(load_weights(init), model, input_shape)

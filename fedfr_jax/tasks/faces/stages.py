@@ -162,7 +162,7 @@ def plan(settings: Mapping) -> FaceConfig:
         if isinstance(of, Training)
     }
     return FaceConfig(
-        weights=load_start_weights(central, settings["model"], source.image_shape),
+        weights=load_start_weights(central, settings["model"], source.input_shape),
         settings=settings,
         source=source,
         partition=partition,
@@ -201,7 +201,7 @@ def check_unlabeled(told: Sequence) -> None:
 
 def build_model(settings: Mapping, source: Source) -> Model:
     """The config's network."""
-    return gather(build_network(settings, source.image_shape)[0])
+    return gather(build_network(settings, source.input_shape)[0])
 
 
 def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:

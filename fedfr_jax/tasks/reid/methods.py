@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     federation: Federation
     split: ReidSplit
     people: np.ndarray  # [n] int32 number of each training image's person, of all
-    image_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]
     feed: Batching  # of the clients
     statistics: Callable[[], tuple]  # of their cameras
     facts: Mapping  # {"shared": Shared} where there are public images
@@ -61,14 +61,14 @@ class Parts(NamedTuple):
         return with_identity_batches(algorithm, self.split, self.feed, **given)
 
 
-def model_of(settings: Mapping, image_shape, num_classes: int) -> Model:
+def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
     """The config's network with so many identities.
 
     Raises:
       ValueError: for an unknown network, or one without features or of another output.
     """
     given = {**settings, "num_classes": num_classes}
-    model, logits, features = build_network(given, image_shape)
+    model, logits, features = build_network(given, input_shape)
     if logits.shape != (1, num_classes) or features is None or features.ndim != 2:
         raise ValueError(
             "config.model must give a feature and a logit for every identity, got "
@@ -81,7 +81,7 @@ def clients_model(settings: Mapping, parts: Parts) -> Model:
     """The clients' network, with the identities of the one that has most."""
     own = {key: value for key, value in settings.items() if key != "weights"}
     num_classes = int(parts.split.num_classes.max())
-    return model_of(with_name("reid", own), parts.image_shape, num_classes)
+    return model_of(with_name("reid", own), parts.input_shape, num_classes)
 
 
 def trainers_of(
@@ -120,7 +120,7 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     """What rows with so many identities are made of; judges are given features."""
     settings = dict(settings)
     weights = settings.pop("weights", "")
-    model = model_of(settings, parts.image_shape, num_classes)
+    model = model_of(settings, parts.input_shape, num_classes)
     of = method_context(
         model,
         reid_loss,

@@ -65,10 +65,10 @@ def build_public_data(
         both = filter(None, (source.passed_over, given.passed_over))
         source = source._replace(passed_over="\n".join(both))
         rows = np.arange(len(given.labels))
-    if given.image_shape != source.image_shape or not len(rows):
+    if given.input_shape != source.input_shape or not len(rows):
         raise ValueError(
-            f"config.partition.public must give images {source.image_shape}, got "
-            f"{len(rows)} of {given.image_shape}."
+            f"config.partition.public must give images {source.input_shape}, got "
+            f"{len(rows)} of {given.input_shape}."
         )
     if 0 < public.max_images < len(rows):
         rows = np.sort(rng.choice(rows, public.max_images, replace=False))

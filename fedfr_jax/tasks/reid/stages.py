@@ -148,7 +148,7 @@ def build_parts(settings, federation, source, split, train, mesh) -> Parts:
         federation=federation,
         split=split,
         people=people.astype(np.int32),
-        image_shape=source.image_shape,
+        input_shape=source.input_shape,
         feed=build_batching(
             federation._replace(augment=told), drop_last=federation.drop_last
         ),

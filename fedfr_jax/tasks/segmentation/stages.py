@@ -171,8 +171,8 @@ def build_segmenter(settings: Mapping, source: Source) -> Model:
     """
     num_classes = len(source.masks.class_names)
     given = {"num_classes": num_classes, **settings}
-    model, output, features = build_network(given, source.image_shape)
-    wanted = (*source.image_shape[:2], num_classes)
+    model, output, features = build_network(given, source.input_shape)
+    wanted = (*source.input_shape[:2], num_classes)
     if output.shape[1:] != wanted or features is None:
         raise ValueError(
             "config.model must give features, and logits of the masks' classes for "

@@ -25,7 +25,7 @@ def model_of(notes=None):
         logits = x.reshape(len(x), -1) @ variables["params"]["W"]
         return logits, {"calls": variables["batch_stats"]["calls"] + 1}
 
-    return Model(init=None, apply=apply, image_shape=(2, 3, 1), embedding_dim=CLASSES)
+    return Model(init=None, apply=apply, input_shape=(2, 3, 1), embedding_dim=CLASSES)
 
 
 def with_features():

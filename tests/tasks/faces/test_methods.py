@@ -452,7 +452,7 @@ def test_backbone_features_are_traced_once_for_all_that_calls_them():
     calls = []
     count = lambda *arguments: calls.append(arguments) or MODEL.apply(*arguments)
     embed = backbone_features(MODEL._replace(apply=count))
-    images = jnp.zeros((2, *MODEL.image_shape))
+    images = jnp.zeros((2, *MODEL.input_shape))
     for _ in range(2):
         jax.eval_shape(lambda *arguments: embed(*arguments), BACKBONE, images)
     assert len(calls) == 1

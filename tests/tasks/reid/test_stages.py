@@ -125,7 +125,7 @@ def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
 
 
 def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
-    shape = SOURCES["crossed"]().image_shape
+    shape = SOURCES["crossed"]().input_shape
     trunk = {k: v for k, v in MODEL.items() if k not in ("neck_dim", "dropout")}
     resnet = {**trunk, "num_classes": 5}
     variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))
@@ -151,7 +151,7 @@ def test_a_resnet_of_torchvision_is_where_every_row_starts(tmp_path):
 
 
 def test_every_row_starts_from_weights_that_convert_wrote(tmp_path):
-    shape = SOURCES["crossed"]().image_shape
+    shape = SOURCES["crossed"]().input_shape
     trunk = {k: v for k, v in MODEL.items() if k not in ("neck_dim", "dropout")}
     resnet = {**trunk, "num_classes": 5}
     variables = MODELS["resnet"](shape, **resnet).init(jax.random.key(7))

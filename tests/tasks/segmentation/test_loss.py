@@ -21,7 +21,7 @@ def apply(variables, x, train=False, key=None):
     return logits, {"is_train": jnp.float32(train)}
 
 
-MODEL = Model(init=None, apply=apply, image_shape=SHAPE, embedding_dim=CLASSES)
+MODEL = Model(init=None, apply=apply, input_shape=SHAPE, embedding_dim=CLASSES)
 WEIGHTS = np.random.default_rng(1).normal(size=(2, CLASSES)).astype(np.float32)
 VARIABLES = {"params": {"W": WEIGHTS}, "batch_stats": {}}
 
