@@ -243,7 +243,7 @@ def check_patterns(
     with naming(f"config.{section}.sharding"):
         leaf_sharding(rules, params, build_mesh(settings, mesh))
     if settings.frozen:
-        with naming(f"config.{section}.freeze"):
+        with naming(f"config.{section}.frozen"):
             trees.stop_gradients(optax.identity(), settings.frozen).init(params)
 
 

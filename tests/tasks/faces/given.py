@@ -97,7 +97,7 @@ def method_of(
         embed=trainer.apply,
         generic=trainer.global_model,
         final_adaptation=trainer.final_adaptation,
-        init_fc=method.init_head_from_class_means,
+        init_head_from_class_means=method.init_head_from_class_means,
         trainer=trainer,
     )
 

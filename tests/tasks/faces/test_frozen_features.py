@@ -19,9 +19,8 @@ from fedfr_jax.tasks.faces.frozen_features import own_class_means
 from fedfr_jax.types import Augment, Batch
 from tests.federated import toys
 
-UNCOUNTED = Augment(
-    horizontal_flip().apply
-)  # the same mirroring, whose views nobody counts
+# The same mirroring, whose views nobody counts.
+UNCOUNTED = Augment(horizontal_flip().apply)
 
 
 def two_rounds(augment, **options):
@@ -40,8 +39,8 @@ def two_rounds(augment, **options):
 
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_known_and_computed_features_train_alike(lanes):
-    known = two_rounds(toys.MIRROR, lanes=lanes)
-    computed = two_rounds(UNCOUNTED, lanes=lanes)
+    known = two_rounds(toys.MIRROR, clients_per_device=lanes)
+    computed = two_rounds(UNCOUNTED, clients_per_device=lanes)
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
     for a, b in zip(known[2], computed[2], strict=True):
         assert a.num_added.any()  # selected by their plain views in both

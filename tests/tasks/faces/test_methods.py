@@ -314,7 +314,7 @@ def test_rows_stand_for_their_class_and_padding_for_nothing():
     np.testing.assert_allclose(rows[6:, 0], [20, 10])
 
 
-def test_init_fc_starts_from_the_pretrained_class_means(task):
+def test_init_head_from_class_means_starts_from_the_pretrained_class_means(task):
     frozen = {"learning_rate": 0.0, "weight_decay": 0.0}
     method = given.method_of(
         MODEL, num_classes=3, **{**ROWS["init_head_from_class_means"], **frozen}
