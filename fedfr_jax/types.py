@@ -567,6 +567,7 @@ class FederatedTrainer(NamedTuple):
     final_adaptation: FinalAdaptation | None = None
     # Passes over a client's examples, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
+    max_rounds: int | None = None  # within the budget of a private method
     # The same on networks whose convolutions are computed otherwise.
     by_conv_implementation: Mapping[str, "FederatedTrainer"] = MappingProxyType({})
     # Of the judged network, as of a `Model`.

@@ -26,7 +26,7 @@ DATA = {
 }
 PEOPLE = {
     "labeled": 304,
-    "unlabeled_fraction": 300,
+    "unlabeled": 300,
     "unseen": 150,
 }  # four are of clients
 
@@ -72,7 +72,7 @@ def get_config(network="student"):
         teacher = {"weights": "runs/chain/teacher"}
         config.pretrain.distill = {"teacher": teacher, "weight": 9.0}
     if is_semi:
-        config.pretrain.distill.unlabeled_from = "unlabeled_fraction"
+        config.pretrain.distill.unlabeled_source = "unlabeled"
     config.evaluation = {"fars": (1e-3, 1e-2), "masked_fars": 1e-2}
     config.methods = {}
     return config.lock()

@@ -47,5 +47,8 @@ def get_config():
         "evaluate_every": 5,
     }
     rate = {"learning_rate": 0.05, "momentum": 0.9}
-    config.methods = {"fedavg": rate, "fedmargin": {**rate, "algorithm": "fedmargin"}}
+    config.methods = {
+        "fedavg": rate,
+        "fedmargin": {**rate, "algorithm": "fedmargin", "prototype_momentum": 0.9},
+    }
     return config.lock()

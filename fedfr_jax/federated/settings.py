@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.federated.sampling import Sampling, check_sampling
+from fedfr_jax.federated.systems.rounds import Systems
+from fedfr_jax.federated.systems.settings import build_systems
 from fedfr_jax.federated.systems.stragglers import Stragglers, check_stragglers
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.schema import AT_ONCE, check_choice, check_ranges, has_kind, naming
+from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges, has_kind, naming
 from fedfr_jax.types import FederatedTrainer
 
 TABLES = ("auto", "device", "stream")
@@ -21,6 +25,10 @@ class Federation(NamedTuple):
 
     rounds: int = 20
     cohort_size: int = 0  # 0: all clients
+    # How a cohort is drawn: shuffle, fixed, poisson or cyclic, or {"name": ..., ...}.
+    sampling: str | Mapping = "shuffle"
+    # Clients that fail, take time or are not always there, see docs/how-to/systems.md.
+    systems: Mapping = MappingProxyType({})
     local_epochs: int | tuple[int, ...] = (10, 8, 6, 4)
     straggler_fraction: float = 0.0  # share of a cohort that trains for fewer epochs
     drop_stragglers: bool = False  # they are left out, as original FedAvg does
@@ -50,12 +58,19 @@ class Federation(NamedTuple):
         """What `simulation` is told of stragglers."""
         return Stragglers(self.straggler_fraction, self.drop_stragglers)
 
+    def build_systems(self, num_clients: int) -> Systems:
+        """The clients' devices and hours; none where nothing is said of them."""
+        if not self.systems:
+            return Systems()
+        cohort_size = self.cohort_size or num_clients
+        return build_systems(self.systems, num_clients, cohort_size)
+
     def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
         """A row's own local epochs, or those that all share."""
         own = trainer.local_epochs
         return self.local_epochs if own is None else own
 
-    def options_of(self, trainer: FederatedTrainer) -> dict:
+    def options_of(self, trainer: FederatedTrainer, num_clients: int) -> dict:
         """What `simulation` and `sweep` are told of a row's rounds."""
         return {
             "cohort_size": self.cohort_size,
@@ -63,7 +78,15 @@ class Federation(NamedTuple):
             "reproducible_sum": self.reproducible_sum,
             "num_partial_sums": self.num_partial_sums,
             "stragglers": self.straggling,
+            "sampling": build_sampling(self.sampling),
+            "systems": self.build_systems(num_clients),
         }
+
+
+def build_sampling(given: str | Mapping) -> Sampling:
+    """The sampling of config.federation.sampling: a name, or a mapping with one."""
+    given = {"name": given} if isinstance(given, str) else given
+    return call("federation.sampling", Sampling, given)
 
 
 def build_mesh(federation: Federation) -> Mesh:
@@ -109,6 +132,8 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     with naming("config.federation"):
         least = int(np.min(settings.local_epochs))
         cohort_size = settings.cohort_size or num_clients
+        check_sampling(build_sampling(settings.sampling), num_clients, cohort_size)
+        settings.build_systems(num_clients)
         check_stragglers(settings.straggling, least, cohort_size)
 
 

@@ -20,6 +20,8 @@ from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import SlotInputs, all_rows, num_columns
 from fedfr_jax.federated.engine import empty_prepared, train_slot
 from fedfr_jax.federated.programs import on_mesh, placed
+from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.federated.simulation import accountant_of
 from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.program_cost import Kernel, ProgramCost, program_cost
 from fedfr_jax.plan.requirements import (
@@ -108,7 +110,7 @@ def federated_needs(
         ),
         added=added,
         lanes=lanes,
-        notes=plan_notes(client, added, most),
+        notes=(*plan_notes(client, added, most), *privacy_notes(experiment, trainer)),
     )
 
 
@@ -187,6 +189,21 @@ def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
     if most:
         notes.append(f"{added:,} of at most {most:,} hard negatives for each client")
     return tuple(notes)
+
+
+def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
+    """Epsilon after the last round, of a private method."""
+    federation = experiment.federation
+    sampling = build_sampling(federation.sampling)
+    num_clients = experiment.task.population.num_clients
+    accountant = accountant_of(trainer.algorithm, sampling, num_clients)
+    if accountant is None:
+        return ()
+    epsilon, delta = accountant.epsilon(federation.rounds), accountant.mechanism.delta
+    return (
+        f"epsilon {epsilon:.3g} at delta {delta:.2g} after {federation.rounds} rounds, "
+        f"noise multiplier {accountant.mechanism.noise_multiplier:.3g}",
+    )
 
 
 def plan_cohort(experiment: Experiment) -> int:

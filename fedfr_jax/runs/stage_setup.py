@@ -93,7 +93,9 @@ def build_stage_simulation(
         mesh=meshes.first_devices(experiment.mesh, setting.devices),
         clients_per_device=setting.clients_per_device,
         seed=experiment.seed,
-        **experiment.federation.options_of(trainer),
+        **experiment.federation.options_of(
+            trainer, experiment.task.population.num_clients
+        ),
     )
 
 
@@ -121,4 +123,6 @@ def read_end(trainer: FederatedTrainer | CentralTrainer, rounds: int) -> int:
     """Number of a stage's last checkpoint."""
     if isinstance(trainer, CentralTrainer):
         return trainer.settings.epochs
+    if trainer.max_rounds is not None:
+        rounds = min(rounds, trainer.max_rounds)
     return rounds + (trainer.final_adaptation is not None)

@@ -146,7 +146,7 @@ def train_stage(
         seeds=[e.seed for e in experiments],
         mesh=mesh,
         clients_per_device=federation.initial_clients_per_device,
-        **federation.options_of(trainers[0]),
+        **federation.options_of(trainers[0], first.task.population.num_clients),
     )
     with contextlib.ExitStack() as stack:
         begun = [

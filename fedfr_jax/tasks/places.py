@@ -18,6 +18,7 @@ OTHERS = "|".join(
         "evaluation/(pairs|identification|templates)(/path)?",
         "evaluation/representation/reference",
         "(start_from/)*partition/client_ids",
+        "(start_from/)*federation/systems/(profiles|availability)/path",
     )
 )
 Keys = tuple[str, ...]

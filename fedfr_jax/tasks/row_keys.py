@@ -38,6 +38,9 @@ class Own(NamedTuple):
     # Links between the clients' updates and their mean, first to last: names, or
     # {"name": ..., settings}, see `fedfr describe aggregation`.
     aggregation: str | Mapping | Sequence = ()
+    # Differential privacy for whole clients: keywords of `ff.private`, of which
+    # `clip_norm`, `delta` and `noise_multiplier` or `epsilon` are given.
+    privacy: Mapping | None = None
     # Of a round, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
 

@@ -27,6 +27,7 @@ from fedfr_jax.tasks.options import (
     keywords,
     local_of,
 )
+from fedfr_jax.tasks.privacy import affordable_rounds, with_privacy
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
 from fedfr_jax.tasks.start_weights import initialized
 from fedfr_jax.types import (
@@ -82,6 +83,7 @@ class MethodContext(NamedTuple):
     keys: Collection[str] = ()  # of a method that the task itself reads
     prefix: str = ""  # where the network's params lie, such as "backbone/"
     kept: str = ""  # pattern of leaves that stay with clients whatever a method says
+    federation: Federation = Federation()  # for privacy
     draw: Callable | None = None  # key -> variables; None is the model's own
     draw_kept: Callable | None = None  # key -> those that are `kept`
     start: Callable | None = None  # (variables of the stage before) -> variables
@@ -152,17 +154,19 @@ def trainers_and_context(
       network: the section `model`.
       context_of: such a section -> MethodContext.
     """
-    methods, of = (
-        settings["methods"],
-        with_initial_weights(context_of(network), settings),
-    )
+    federation, methods = Federation(**settings["federation"]), settings["methods"]
+
+    def context(network):
+        of = with_initial_weights(context_of(network), settings)
+        return of._replace(federation=federation)
+
+    of = context(network)
     trainers = build_trainers(methods, of)
-    if Federation(**settings["federation"]).clients_per_device == AUTO:
+    if federation.clients_per_device == AUTO:
         others = by_conv_implementation(network)
         networks = {name: {**network, "conv_implementation": name} for name in others}
         implementations = {
-            k: build_trainers(methods, with_initial_weights(context_of(x), settings))
-            for k, x in networks.items()
+            k: build_trainers(methods, context(x)) for k, x in networks.items()
         }
         trainers = with_implementations(trainers, implementations)
     return trainers, of
@@ -226,6 +230,9 @@ def federated_trainer(
         start = Start(of.model, of.shapes, draw, at=of.prefix, kept=of.kept)
         made = composed(algorithm, lambda x: around(make(x)), local, own, start)
         made = with_personal_layers(made, of.kept, init_per_client=of.draw_kept)
+        if (given := own.get("privacy")) is not None:
+            num_clients = of.facts["num_clients"]
+            made = with_privacy(made, section, given, of.federation, num_clients)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     network = made.global_model if made.has_global_model else None
     if of.network:
@@ -237,6 +244,7 @@ def federated_trainer(
         global_model=network,
         apply_global=of.apply,
         local_epochs=own.get("local_epochs"),
+        max_rounds=affordable_rounds(made, of.federation, of.facts["num_clients"]),
         count_flops=of.model.count_flops,
         model_config=of.model.config,
     )

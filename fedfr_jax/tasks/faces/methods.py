@@ -28,6 +28,7 @@ from fedfr_jax.federated.parameter_packing import (
     pack_variables,
     unpack,
 )
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.schema import call, check_choice, check_keys, naming
@@ -127,7 +128,14 @@ class FaceMethod(NamedTuple):
 def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
     """{name: method} of config.methods."""
     return {
-        name: build_method(name, options, settings["pretrain"], model, partition)
+        name: build_method(
+            name,
+            options,
+            settings["pretrain"],
+            model,
+            partition,
+            Federation(**settings["federation"]),
+        )
         for name, options in settings["methods"].items()
     }
 
@@ -138,6 +146,7 @@ def build_method(
     pretraining: Mapping,
     model: Model,
     partition: IdentityPartition,
+    federation: Federation = Federation(),  # noqa: B008 (a constant)
 ) -> FaceMethod | Training:
     """A method: `kind` federated (the default), or central on all images.
 
@@ -152,7 +161,7 @@ def build_method(
             "num_clients": len(partition.num_classes),
             "num_public": len(partition.public_identities),
         }
-        return face_method(section, options, model, **counts)
+        return face_method(section, options, model, federation, **counts)
     inherited = dict(pretraining)
     if "margin_loss" in options:
         inherited.pop("margin_options", None)  # of another loss
@@ -163,6 +172,7 @@ def face_method(
     section: str,
     options: Mapping,
     model: Model,
+    federation: Federation = Federation(),  # noqa: B008 (a constant)
     *,
     num_classes: int,
     num_clients: int = 0,
@@ -197,14 +207,16 @@ def face_method(
         )
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
         of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
-        of = of._replace(keys=known, defaults=_defaults(options))
+        of = of._replace(keys=known, defaults=_defaults(options), federation=federation)
         if takes_terms:
             offers = _offers(terms, rule, model, is_packed)
             of = of._replace(facts={**of.facts, **offers})
         trainer = federated_trainer(section, options, of)
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
-            last = last_round(terms.adaptation, section, options, of, model)
+            # A client's own work after the last round, which the server never sees.
+            plain = {k: v for k, v in options.items() if k != "privacy"}
+            last = last_round(terms.adaptation, section, plain, of, model)
         if apart := spread_apart(terms.spreadout, terms.spreadout_options):
             algorithm = fedface(algorithm, apart, num_clients=num_clients)
     if is_packed:

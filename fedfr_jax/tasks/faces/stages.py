@@ -231,7 +231,9 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
     def remake(row, numbers):
         options = {**parts.settings["methods"][row], **numbers}
         pretrain = parts.settings["pretrain"]
-        method = build_method(row, options, pretrain, model, parts.partition)
+        method = build_method(
+            row, options, pretrain, model, parts.partition, parts.federation
+        )
         return build_trainer(method, model, embed, task, parts.mesh)
 
     return Experiment(

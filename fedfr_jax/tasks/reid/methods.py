@@ -130,6 +130,7 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
         seed=parts.seed,
         facts=parts.facts,
         task="reid",
+        federation=parts.federation,
     )
     neck = of.shapes["params"].get("neck", {})
     if neck and "fc" not in neck:  # a bnneck

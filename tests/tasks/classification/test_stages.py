@@ -489,7 +489,7 @@ ROWS = [
     ),
     (
         {"kind": "central", "frozen": "nosuch"},
-        "freeze: path pattern must match a leaf.*got 'nosuch'",
+        "frozen: path pattern must match a leaf.*got 'nosuch'",
     ),
     ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),

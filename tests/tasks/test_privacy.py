@@ -1,0 +1,82 @@
+"""Privacy, sampling and failing clients by the keys of a config."""
+
+import math
+
+import pytest
+
+from fedfr_jax.config.build import build
+from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.federated.simulation import accountant_of
+from fedfr_jax.runs.stage_setup import read_end
+
+pytest.importorskip("dp_accounting")
+PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
+
+
+def config_of(privacy=None, **federation):
+    method = {"learning_rate": 0.1} | ({} if privacy is None else {"privacy": privacy})
+    return {
+        "task": "classification",
+        "data": {"name": "fake_data", "num_identities": 3, "image_size": 4},
+        "partition": {"name": "iid", "num_clients": 6},
+        "model": {"name": "mlp", "hidden_dim": 4},
+        "federation": {
+            "rounds": 3,
+            "cohort_size": 2,
+            "local_epochs": 1,
+            "batch_size": 4,
+            "flip_probability": 0.0,
+            **federation,
+        },
+        "methods": {"row": method},
+    }
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson", {"name": "fixed"}])
+def test_the_noise_is_as_much_as_epsilon_asks_for(sampling):
+    experiment = build(config_of(PRIVATE, sampling=sampling))
+    algorithm = experiment.stages["row"].trainer.algorithm
+    options = experiment.federation.options_of(experiment.stages["row"].trainer, 6)
+    assert options["sampling"] == build_sampling(sampling)
+    accountant = accountant_of(algorithm, options["sampling"], 6)
+    assert 3.9 < accountant.epsilon(3) <= 4.0 < accountant.epsilon(6)
+    assert algorithm.privacy.cohort_size == 2
+
+
+def test_noise_that_is_given_stays():
+    given = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 2.0}
+    trainer = build(config_of(given)).stages["row"].trainer
+    assert trainer.algorithm.privacy.noise_multiplier == 2
+    assert trainer.algorithm.privacy.epsilon == math.inf
+
+
+def test_a_budget_that_is_spent_early_ends_the_method_early():
+    given = {**PRIVATE, "noise_multiplier": 1.0}
+    trainer = build(config_of(given, rounds=50)).stages["row"].trainer
+    assert 0 < trainer.max_rounds < 50
+    assert read_end(trainer, 50) == trainer.max_rounds
+    assert build(config_of()).stages["row"].trainer.max_rounds is None
+
+
+@pytest.mark.parametrize(
+    "privacy, federation, message",
+    [
+        ({"clip_norm": 1.0, "epsilon": 2.0}, {}, "privacy.* the key delta"),
+        ({**PRIVATE, "clip_norm": 0.0}, {}, "clip_norm must be positive"),
+        ({**PRIVATE, "delta": 0.5}, {}, "delta must be .* at most 1 / N"),
+        ({**PRIVATE, "clip": 1.0}, {}, "privacy must have keys of .*'clip'"),
+        ({**PRIVATE, "noise": "bands"}, {}, "noise.name must be one of"),
+        (None, {"sampling": "poison"}, "sampling must be one of .*poisson"),
+        (None, {"systems": {"dropouts": {}}}, "systems must have keys of .*dropout"),
+        (None, {"systems": {"over_selection": 0.5}}, "over_selection"),
+    ],
+)
+def test_what_cannot_be_is_one_line(privacy, federation, message):
+    with pytest.raises(ValueError, match=message):
+        build(config_of(privacy, **federation))
+
+
+def test_clients_fail_as_the_config_says():
+    experiment = build(config_of(systems={"dropout": {"before_training": 0.25}}))
+    options = experiment.federation.options_of(experiment.stages["row"].trainer, 6)
+    assert options["systems"].dropout.before_training == 0.25
