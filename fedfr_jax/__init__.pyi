@@ -23,6 +23,7 @@ from fedfr_jax.federated import privacy as privacy
 from fedfr_jax.federated.aggregation import AGGREGATORS as AGGREGATORS
 from fedfr_jax.federated.aggregation import register_aggregator as register_aggregator
 from fedfr_jax.federated.aggregation import with_aggregation as with_aggregation
+from fedfr_jax.federated.aggregation import with_update_checks as with_update_checks
 from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
 from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
 from fedfr_jax.federated.algorithms.afl import afl as afl
@@ -57,6 +58,10 @@ from fedfr_jax.federated.algorithms.personal import (
 from fedfr_jax.federated.algorithms.pfedme import pfedme as pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
+from fedfr_jax.federated.attacks import ATTACKS as ATTACKS
+from fedfr_jax.federated.attacks import backdoor_rate as backdoor_rate
+from fedfr_jax.federated.attacks import register_attack as register_attack
+from fedfr_jax.federated.attacks import with_attack as with_attack
 from fedfr_jax.federated.local import build_local_training as build_local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay

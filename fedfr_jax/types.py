@@ -462,9 +462,41 @@ class Summary(NamedTuple):
     update: PyTree  # as the links so far have left it
     weight: PyTree
     extra: PyTree = ()  # sums of the link's own
+    personal: PyTree = ()  # the link's state at this client, kept by it and not summed
 
 
-LINK, MEAN, LAST = "link", "mean", "last"
+class LinkState(NamedTuple):
+    """What `summarize` sees of a link that also keeps a state at each client."""
+
+    shared: PyTree  # of `Aggregator.init`
+    personal: PyTree  # of `Aggregator.init_personal`
+
+
+class ClientLinks(NamedTuple):
+    """In a client's personal state: what the links of the aggregation keep there."""
+
+    state: PyTree
+
+
+class Message(NamedTuple):
+    """The numbers of an update on their way from a client to the server."""
+
+    sizes: tuple[int, ...]  # numbers that are sent, by leaf
+    bits: tuple[int, ...]  # of each of a leaf's numbers
+    extra_bits: int = 0  # of indices and scales
+    is_sparse: bool = False  # what is not sent is 0
+
+    @property
+    def num_bits(self) -> int:
+        """Of the whole message."""
+        pairs = zip(self.sizes, self.bits, strict=True)
+        return sum(size * bits for size, bits in pairs) + self.extra_bits
+
+
+# Link: changes updates or what became of them. Mean: the weighted mean. Sum: sees
+# weighted updates and their sum, so stands behind the mean. Last: stands in the place
+# of the mean, nothing comes after it.
+LINK, MEAN, SUM, LAST = "link", "mean", "sum", "last"
 
 
 class Aggregator(NamedTuple):
@@ -482,10 +514,22 @@ class Aggregator(NamedTuple):
     summarize: Callable[..., tuple[Summary, PyTree]]
     # (key, state, total Summary) -> (aggregate, state, metrics {name: []})
     finish: Callable[..., tuple[PyTree, PyTree, PyTree]]
-    # link: changes updates or what became of them; mean: the weighted mean; last:
-    # stands in its place, nothing comes after it
     role: str = LINK
     min_clients: int = 1  # of a cohort
+    max_clients: int | None = None
+    # Zeros like an update -> the link's state at a client, kept with its personal
+    # state; `summarize` then gets a `LinkState` and hands the new one back as
+    # `Summary.personal`. None: it keeps nothing there.
+    init_personal: Callable[[PyTree], PyTree] | None = None
+    # (key, updates [K, ...], weights [K]) -> (updates [R, ...], weights [R]), in the
+    # place of the two functions above: all updates at once. The links behind it then
+    # see R rows on the server, R = ceil(K / clients_per_row); a weight of 0 is of
+    # a row that is left out.
+    mix: Callable | None = None
+    clients_per_row: int = 1
+    # Clients of a cohort -> how many may be malicious; None: it promises nothing
+    max_malicious: Callable[[int], int] | None = None
+    compress: Callable[[Message], Message] | None = None  # None: as it is
 
 
 class RoundResult(NamedTuple):
@@ -538,6 +582,8 @@ class Algorithm(NamedTuple):
     check_cohort: Callable[[int], None] = lambda number: None
     # server -> a tree like a client's update; None: like the network that is shared
     update_like: Callable[[PyTree], PyTree] | None = None
+    # Share of a cohort that must send what can be averaged, or the run stops.
+    min_kept: float = 0.0
     # server -> the state of `aggregator`, see `federated.aggregation`
     link_state: Callable[[PyTree], PyTree] = lambda server: ()
     privacy: Any = None  # `federated.privacy.Privacy`; None: not private

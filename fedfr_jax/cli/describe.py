@@ -1,10 +1,11 @@
-"""Describe what a config can name: models, sources, partitions, algorithms, losses."""
+"""Describe what a config can name, and what leaves a client in a config's methods."""
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 
-from fedfr_jax.cli.flags import new_parser, parse_flags
+from fedfr_jax.cli.flags import define, new_parser, parse, parse_flags
 from fedfr_jax.schema import check_choice, hint
 
 ABOUT = """\
@@ -14,9 +15,12 @@ family all names. The library itself passes input_shape, labels, cosine, local, 
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
 of reid, "encoders" of the segmenter; "aggregation" has the links of the key of that
-name in a row of methods, "server_optimizers" go with every algorithm that has such a
-key. "variants" are methods of the literature that are settings of another: a row of
-methods for each.
+name in a row of methods, "attacks" is of ff.with_attack; "server_optimizers" go with
+every algorithm that has such a key. "variants" are methods of the literature that are
+settings of another: a row of methods for each.
+
+With a config's file, or --config=NAME, print what leaves a client in each of its
+methods: what is sent up and down and who sees it. Nothing is trained or read.
 
 families: {}"""
 WIDTH = 88
@@ -26,6 +30,10 @@ def main(argv: list[str]) -> None:
     """Run the command with the words after it."""
     about = ABOUT.format(" ".join(FAMILIES))
     parser = new_parser("fedfr describe", about, epilog="")
+    if argv and re.match(r"--config|.*(/|\.py\b)", argv[0]):
+        define(parser, needs_workdir=False)
+        first = argv[0] if argv[0].startswith("--") else f"--config={argv[0]}"
+        return print_disclosures(parse(parser, [first, *argv[1:]]).config)
     parser.add_argument("family", nargs="?")
     parser.add_argument("member", nargs="?")
     values = parse_flags(parser, argv)
@@ -52,6 +60,18 @@ def main(argv: list[str]) -> None:
     check_choice("describe: member", values.member, sorted(members))
     member = members[values.member]
     print(f"{signature_text(values.member, member)}\n\n{documentation(member)}")
+
+
+def print_disclosures(config: Mapping) -> None:
+    """What leaves a client in each federated method of a config."""
+    from fedfr_jax.cli.plan import blind_experiment
+    from fedfr_jax.federated.disclosure import format_disclosure
+    from fedfr_jax.plan.disclosures import disclose_stage
+
+    experiment, _ = blind_experiment(config, 1)
+    for name in experiment.stages:
+        if found := disclose_stage(experiment, name):
+            print(format_disclosure(name, found), end="\n\n", flush=True)
 
 
 def _families(name: str) -> list[str]:
@@ -204,6 +224,12 @@ def _encoders() -> Mapping[str, Callable]:
     return ENCODERS
 
 
+def _attacks() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.attacks import ATTACKS
+
+    return ATTACKS
+
+
 def _aggregators() -> Mapping[str, Callable]:
     from fedfr_jax.federated.aggregation import AGGREGATORS
 
@@ -260,6 +286,7 @@ FAMILIES = {
     "scenarios": _scenarios,
     "algorithms": _algorithms,
     "aggregation": _aggregators,
+    "attacks": _attacks,
     "server_optimizers": _servers,
     "losses": _losses,
     "tasks": _tasks,

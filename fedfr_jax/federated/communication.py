@@ -1,9 +1,10 @@
 """Communication cost per client and round.
 
-Both are found by tracing an algorithm's `client_update` on shapes. A leaf of the
-server's state, or of a `Broadcast`, is sent down when the client computes with it; a
-client sends up what is summed (`update`, `sums`) and what is kept of it (`upload`), an
-array that is in several places once.
+Found by tracing an algorithm's `client_update` on shapes. A leaf of the server's
+state, or of a `Broadcast`, is sent down when the client computes with it; a client
+sends up what is summed (`update`, `sums`) and what is kept of it (`per_client`), an
+array that is in several places once. Of an update that links compress the bits of the
+message count, see `types.Message`, rounded up to bytes.
 Single numbers that go along, such as weights, are not counted, nor is what clients send
 for a `prepare`: FedDANE's gradients, which are one model more. Nor are examples that a
 `prepare` adds: they are of a public set that every client has, as in FedFR.
@@ -15,7 +16,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
+from fedfr_jax import trees
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.aggregation.contract import split, state_at_client
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.programs import extra_shapes
@@ -23,7 +28,17 @@ from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.profiles import Work
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.flops import program_flops
-from fedfr_jax.types import Broadcast, Cohort, Dataset, Prepared, PyTree
+from fedfr_jax.types import (
+    Algorithm,
+    Broadcast,
+    ClientOutput,
+    Cohort,
+    Dataset,
+    Message,
+    Prepared,
+    PyTree,
+    Summary,
+)
 
 
 class Communication(NamedTuple):
@@ -31,6 +46,16 @@ class Communication(NamedTuple):
 
     up: int
     down: int
+
+
+class ClientTrace(NamedTuple):
+    """What one client of a round reads and hands back, as shapes."""
+
+    output: ClientOutput
+    summary: Summary | None  # of its update, None where the algorithm sums none
+    received: tuple  # of (name, shape): what it reads of the server's arrays
+    communication: Communication
+    program: Jaxpr
 
 
 def count_communication(
@@ -44,8 +69,8 @@ def count_communication(
     Returns:
       None where the server prepares what cannot be traced.
     """
-    traced = _trace(sim, server, row)
-    return traced and _communication(*traced)
+    trace = _trace(sim, server, row)
+    return trace and trace.communication
 
 
 def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
@@ -54,58 +79,96 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
     Operations are those of convolutions and matrix products; a loop whose turns are not
     known is one over local steps.
     """
-    traced = _trace(sim, server, row)
-    if traced is None:
+    trace = _trace(sim, server, row)
+    if trace is None:
         return None
-    sent, program = _communication(*traced), traced[0].jaxpr
+    (up, down), program = trace.communication, trace.program
     none, one = program_flops(program, 0), program_flops(program, 1)
-    return Work(sent.down, sent.up, flops=none, flops_per_step=one - none)
+    return Work(down, up, flops=none, flops_per_step=one - none)
 
 
-def _trace(sim, server, row):
-    """A client's round as a program, and which of its arguments are sent down."""
-    shapes, server = lambda tree: jax.tree.map(_shape, tree), plain_server(server)
-    extra = _extra(sim, shapes(server))
+def _trace(sim, server, row) -> ClientTrace | None:
+    """`trace_client` of a simulation; None where `prepare` cannot be traced."""
+    server = _shapes(plain_server(server))
+    extra = _extra(sim, server)
     if extra is None:
         return None
+    algorithm, largest = sim.inner_algorithm or sim.algorithm, int(sim.largest[0])
+    given = server, row, extra, _table(sim)
+    return trace_client(algorithm, sim.batching, largest, *given)
 
-    def sent(server, tables, row, dataset):
+
+def trace_client(
+    algorithm: Algorithm,
+    batching: Batching,
+    max_local: int,
+    server: PyTree,
+    row: PyTree,
+    extra: Prepared,
+    table: Dataset,
+) -> ClientTrace:
+    """Trace a client's round.
+
+    Args:
+      max_local: examples of the largest client.
+      server, row, extra: arrays or shapes; `row` is of one client.
+      table: examples [T, ...], of which only what follows the first axis is looked at.
+    """
+    one = jax.tree.map(lambda x: _shape(x, (1, *x.shape[1:])), table)
+    arguments = _shapes((server, extra.shared, row)), one
+
+    def client(given, dataset):
+        server, shared, row = given
         none = jnp.zeros(extra.added_rows.shape, jnp.int32)
-        given = Prepared(tables, none, none.sum(axis=1, dtype=jnp.int32))
-        return _sent_leaves(sim, server, row, dataset, given)
+        prepared = Prepared(shared, none, none.sum(axis=1, dtype=jnp.int32))
+        view = _first_client(batching, max_local, dataset, prepared)
+        key, summary = jax.random.key(0), None
+        output = algorithm.client_update(key, server, row, view)
+        if algorithm.aggregator:  # a link may read its state, which goes down
+            state = state_at_client(algorithm, server, row)
+            summary, _ = algorithm.aggregator.summarize(
+                key, state, output.update, output.weight
+            )
+        return (output.update, output.per_client, output.sums), output, summary
 
-    given = shapes((server, extra.shared))
-    program = jax.make_jaxpr(sent)(*given, shapes(row), _one_example(sim))
-    has_broadcast = isinstance(extra.shared, Broadcast)
-    return program, jax.tree.leaves(given if has_broadcast else given[0])
-
-
-def _communication(program, counted) -> Communication:
-    """Bytes of the `counted` first arguments that are read, and of the results."""
+    program, found = jax.make_jaxpr(client, return_shape=True)(*arguments)
+    sent, output, summary = found
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
-    is_read = [id(x) in used for x in program.jaxpr.invars]
-    down = [x for x, read in zip(counted, is_read, strict=False) if read]
-    up = {id(x): x.aval for x in program.jaxpr.outvars}  # an array goes once
-    return Communication(up=_bytes(up.values()), down=_bytes(down))
+    parts = [{"server": arguments[0][0]}]  # they come first among the arguments
+    if isinstance(extra.shared, Broadcast):
+        parts.append({"broadcast": arguments[0][1].value})
+    named = jax.tree_util.tree_leaves_with_path(parts)
+    pairs = zip(named, program.jaxpr.invars, strict=False)
+    read = [leaf for leaf, variable in pairs if id(variable) in used]
+    received = tuple((trees.path_name(path[1:]), x) for path, x in read)
+    number = len(jax.tree.leaves(sent))
+    up = {id(x): x.aval for x in program.jaxpr.outvars[:number]}  # each goes once
+    size = _bytes(up.values()) - _saved_bytes(algorithm, output.update)
+    down = _bytes([x for _, x in received])
+    found = output, summary, received, Communication(size, down)
+    return ClientTrace(*found, program.jaxpr)
 
 
-def _sent_leaves(sim, server, row, dataset, extra):
-    """What client 0 hands to the engine."""
-    algorithm = sim.inner_algorithm or sim.algorithm
+def _first_client(batching, max_local, dataset, extra):
+    """Client 0 as an algorithm sees it, with one example and one step."""
     number = {"num_examples": 1, "num_steps": 1, "num_classes": 1}
     slot = SlotInputs(
         *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-2])
     )
-    view = client_view(
-        *(sim.batching, int(sim.largest[0]), jax.random.key(0), slot, extra),
+    return client_view(
+        *(batching, max_local, jax.random.key(0), slot, extra),
         *(all_rows(dataset), jnp.int32(0)),
     )
-    key = jax.random.key(0)
-    output = algorithm.client_update(key, server, row, view)
-    if algorithm.aggregator:  # a link may read its state, which goes down
-        state = algorithm.link_state(server)
-        algorithm.aggregator.summarize(key, state, output.update, output.weight)
-    return output.update, output.per_client, output.sums
+
+
+def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
+    """By how much links make an update smaller."""
+    if not (algorithm.aggregator and algorithm.aggregator.compress):
+        return 0
+    change = [x for x in split(update)[0] if x.ndim]
+    sizes = tuple(x.size for x in change)
+    plain = Message(sizes, tuple(8 * x.dtype.itemsize for x in change))
+    return _bytes(change) - -(-algorithm.aggregator.compress(plain).num_bits // 8)
 
 
 def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
@@ -123,13 +186,16 @@ def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
     return extra
 
 
-def _one_example(sim: Simulation) -> Dataset:
-    """Shapes of a data set of one example."""
+def _table(sim: Simulation) -> Dataset:
+    """Shapes of examples [T, ...]."""
     if sim.data.is_streamed:
-        each = sim.device_data.example
-    else:
-        each = jax.tree.map(lambda x: _shape(x, x.shape[1:]), sim.device_data)
-    return jax.tree.map(lambda x: _shape(x, (1, *x.shape)), each)
+        add_axis = lambda x: _shape(x, (1, *x.shape))
+        return jax.tree.map(add_axis, sim.device_data.example)
+    return _shapes(sim.device_data)
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(_shape, tree)
 
 
 def _shape(x, shape=None) -> jax.ShapeDtypeStruct:

@@ -46,6 +46,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel, sums
+from fedfr_jax.federated.aggregation.contract import keep_at_client, state_at_client
 from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.client import (
     SlotInputs,
@@ -449,12 +450,14 @@ def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round
     with jax.named_scope("aggregate"):
         summary, found = aggregator.summarize(
             jax.random.fold_in(round_key, 3),
-            algorithm.link_state(server),
+            state_at_client(algorithm, server, personal),
             output.update,
             output.weight,
         )
+    summary, after = summary._replace(personal=()), summary.personal
+    output = output._replace(personal=keep_at_client(output.personal, after))
     if "dropped" in found:
-        output = without_dropped(output, found["dropped"] > 0)
+        output = without_dropped(output, personal, found["dropped"] > 0)
     sent = output.update, output.per_client, output.weight, output.sums
     total, kept = sums.without_kept(summary)
     total = total, output.sums
@@ -492,17 +495,23 @@ def without_absent(lane: LaneOutput, is_received: jax.Array) -> LaneOutput:
     )
 
 
-def without_dropped(output: ClientOutput, is_dropped: jax.Array) -> ClientOutput:
+def without_dropped(
+    output: ClientOutput, before: PyTree, is_dropped: jax.Array
+) -> ClientOutput:
     """What a client sends with zeros where a link has dropped it, [] bool.
 
-    Its metrics are 0 where they are not finite.
+    Its personal state stays as it was `before`; metrics are 0 where they are not
+    finite.
     """
+    personal = trees.where(is_dropped, before, output.personal)
     sent = output.update, output.weight, output.sums
     update, weight, more = trees.where(is_dropped, sums.zero_sums(sent), sent)
     metrics = jax.tree.map(
         lambda x: jnp.where(~is_dropped | jnp.isfinite(x), x, 0), output.metrics
     )
-    return output._replace(update=update, weight=weight, sums=more, metrics=metrics)
+    return output._replace(
+        update=update, weight=weight, personal=personal, sums=more, metrics=metrics
+    )
 
 
 def empty_prepared(cohort_size: int) -> Prepared:

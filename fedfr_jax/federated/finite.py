@@ -43,14 +43,26 @@ def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
         )
 
 
-def check_dropped(metrics: Mapping[str, np.ndarray], round: int) -> None:
-    """Raise when a rule that drops updates which are not finite has dropped all."""
-    dropped = metrics.get("dropped", np.zeros(0))
-    if len(dropped) and dropped.all():
-        raise FloatingPointError(
-            f"updates of round {round + 1} must be finite, got nan or infinity from "
-            f"all {len(dropped)} clients"
-        )
+def check_dropped(
+    metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int, min_kept: float
+) -> None:
+    """Raise when too many clients of a cohort `ids` [K] have been left out.
+
+    Args:
+      min_kept: share of the cohort that must not be; nor may all be.
+    """
+    is_dropped = metrics.get("dropped", np.zeros(len(ids))) > 0
+    if not is_dropped.any() or (
+        not is_dropped.all() and 1 - is_dropped.mean() >= min_kept
+    ):
+        return
+    bad = ids[is_dropped]
+    some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+    number = f"{len(bad)} of {len(ids)}" if len(bad) < len(ids) else f"all {len(ids)}"
+    raise FloatingPointError(
+        f"updates of round {round + 1} must be finite and not too long of at least "
+        f"{min_kept:.0%} of the cohort, got others from {number} clients ({some})"
+    )
 
 
 def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:

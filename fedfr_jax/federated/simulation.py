@@ -515,7 +515,8 @@ def run_cohort(
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
     server, fetched = train_cohort(sim, server, work, cohort.round)
-    metrics = store_personal_state(store, work, cohort, fetched, server)
+    kept = sim.algorithm.min_kept
+    metrics = store_personal_state(store, work, cohort, fetched, server, kept)
     facts = metrics, work.added.num_added, work.plan, sim.data.input_wait()
     return server, finished_log(sim, cohort, RoundLog(cohort.ids, *facts))
 
@@ -646,9 +647,17 @@ def local_steps(
 
 
 def store_personal_state(
-    store: Store, work: RoundInputs, cohort: Cohort, fetched: tuple, server: PyTree
+    store: Store,
+    work: RoundInputs,
+    cohort: Cohort,
+    fetched: tuple,
+    server: PyTree,
+    min_kept: float = 0.0,
 ) -> dict:
     """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
+
+    Args:
+      min_kept: share of the cohort that must have sent what can be averaged.
 
     Raises:
       FloatingPointError: when a metric, an update or a row of a client, or the server
@@ -658,7 +667,9 @@ def store_personal_state(
     metrics = {name: x for name, x in found.items() if name != IS_FINITE}
     check_metrics(metrics, cohort.ids, round)
     check_updates(found[IS_FINITE], cohort.ids, round)
-    check_dropped(metrics_of_received(metrics, cohort.participation), round)
+    part = cohort.participation
+    received = cohort.ids if part is None else cohort.ids[part.is_received]
+    check_dropped(metrics_of_received(metrics, part), received, round, min_kept)
     check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = ()

@@ -176,8 +176,9 @@ def run_sweep_round(
         own = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in parts]
         rows = whole_rows(own, begun.layouts[s], work.clients.shape[1])
         fetched = rows, member(metrics, s)
+        kept = sims[s].algorithm.min_kept
         found = store_personal_state(
-            stores[s], work, cohort, fetched, member(servers, s)
+            stores[s], work, cohort, fetched, member(servers, s), kept
         )
         count = work.added.num_added
         log = RoundLog(cohort.ids, found, count, work.plan, stood)

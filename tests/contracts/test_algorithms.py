@@ -18,6 +18,7 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
 from fedfr_jax.federated.algorithms.personal import top_blocks, with_personal_layers
 from fedfr_jax.federated.algorithms.public_data import PublicImages
+from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.schedule import random_client, sample_cohort
@@ -174,7 +175,9 @@ MEMBERS = {
 # Gradients or prototypes of these are a sum over devices before a round.
 BEFORE_A_ROUND = {"feddane", "fedmargin", "mime"}
 LINKS = {  # settings of each link at test size
+    "adaptive_robust_clipping": {},
     "attention": {},
+    "bucketing": {},
     "bulyan": None,  # of seven clients or more
     "centered_clip": {"max_norm": 0.1},
     "clip_by_global_norm": {"max_norm": 0.1},
@@ -183,8 +186,14 @@ LINKS = {  # settings of each link at test size
     "geometric_median": {},
     "krum": {"num_malicious_clients": 0},
     "median": {},
+    "nearest_neighbor_mixing": {},
+    "quantize": {},
+    "random_k": {"fraction": 0.3},
     "rfa": {},
+    "rotate": {},
+    "sign": {},
     "stochastic_quantize": {"bits": 4},
+    "top_k": {"fraction": 0.3},
     "trimmed_mean": {"trim_fraction": 0.4},
     "weighted_mean": {},
 }
@@ -194,6 +203,12 @@ for name, settings in LINKS.items():
         MEMBERS[f"linked {name}"] = Member(
             lambda made=made: with_aggregation(_built("fedavg", LOCAL), made())
         )
+attackers = {"share": 0.4, "num_clients": len(SIZES), "seed": SEED}
+MEMBERS["attacked ifca"] = Member(
+    lambda: with_attack(
+        _built("ifca", LOCAL, init_noise=0.5), "inner_product", **attackers
+    )
+)
 # Links that change nothing, as the bound is never met and the steps are small.
 IDLE = (
     functools.partial(AGGREGATORS["clip_by_global_norm"], max_norm=1e9),
@@ -224,7 +239,10 @@ SOME = ("fedavg", "fedfr", "fedrep", "kd", "scaffold")
 PERSONAL = {f"personal {name}" for name in SOME}
 IDLING = [name for name in MEMBERS if name.startswith("idle ")]
 LINKED = [name for name in MEMBERS if name.startswith("linked ")]
-TRAINED = MEMBERS.keys() - {*KEEPING, *IDLING} | PERSONAL
+# Links that share the code of nearest_neighbor_mixing and top_k, which train here.
+ALIKE = ("adaptive_robust_clipping", "bucketing", "random_k", "rotate", "sign")
+OTHERS = {*KEEPING, *IDLING, *(f"linked {name}" for name in ALIKE)}
+TRAINED = MEMBERS.keys() - OTHERS | PERSONAL
 
 
 # Of these the fast suite also compiles the program of one client at a time: each kind
@@ -373,6 +391,7 @@ def test_the_order_in_which_clients_arrive_changes_nothing(name, monkeypatch):
 
 
 STATEFUL = ["linked centered_clip", "linked rfa", "linked gaussian_noise"]
+STATEFUL += ["linked top_k"]  # with a state at clients
 RESUMED = [*PLAIN, *STATEFUL, "personal fedavg", "random_client statistics"]
 
 

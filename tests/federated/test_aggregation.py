@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedfr_jax.federated import sums
 from fedfr_jax.federated.aggregation import (
     AGGREGATORS,
+    bucketing,
     build_links,
     bulyan,
     centered_clip,
@@ -23,12 +24,15 @@ from fedfr_jax.federated.aggregation import (
     geometric_median,
     krum,
     median,
+    nearest_neighbor_mixing,
     of_all_updates,
     rfa,
     stochastic_quantize,
+    top_k,
     trimmed_mean,
     weighted_mean,
     with_aggregation,
+    with_update_checks,
 )
 from fedfr_jax.federated.aggregation.robust import (
     choose_one_by_one,
@@ -85,10 +89,12 @@ def arrays(golden):
     return {**golden("fl_rounds"), **golden("fl_more")}
 
 
-def play_updates(updates, *links, weighting="uniform", rounds=1):
+def play_updates(
+    updates, *links, weighting="uniform", rounds=1, where=(2, 2), around=None
+):
     """Rounds of clients that move by `updates` [K, 18] from wherever they are.
 
-    The k-th of them has k + 1 examples.
+    The k-th of them has k + 1 examples. `around` changes the algorithm.
     """
     number, given = len(updates), jnp.asarray(updates)
 
@@ -101,8 +107,9 @@ def play_updates(updates, *links, weighting="uniform", rounds=1):
     sizes = range(1, number + 1)
     examples = [[np.zeros((n, 5)) for n in sizes], [np.zeros(n, int) for n in sizes]]
     algorithm = with_aggregation(fedavg(train, weighting=weighting), *links)
+    algorithm = around(algorithm) if around else algorithm
     start = unflat(np.zeros(18))
-    return replay(algorithm, examples, start, where=(2, 2), rounds=rounds)
+    return replay(algorithm, examples, start, where=where, rounds=rounds)
 
 
 def unflat_row(w):
@@ -201,6 +208,24 @@ def test_a_client_whose_update_is_not_finite_is_dropped_and_named(arrays, name):
         assert found.metrics["dropped"].tolist() == 9 * [0] + [1]
         with pytest.raises(FloatingPointError, match="round 1 .* from all 9 clients"):
             play_updates(np.full_like(updates, np.inf), link)
+
+
+@pytest.mark.parametrize("link", ["mean", "median"])
+def test_bad_updates_are_excluded_and_counted_until_too_few_are_left(arrays, link):
+    """Those that are not finite and those that are too long."""
+    updates, links = np.asarray(arrays["rob_u"]), [median()] if link == "median" else []
+    norms = np.linalg.norm(updates, axis=1)
+    bad = np.concatenate([updates, 100 + updates[:1], np.full((1, 18), np.nan)])
+    check = partial(with_update_checks, max_norm=2 * norms.max())
+    with jax.enable_x64(True):
+        found = play_updates(bad, *links, around=check)
+        want = play_updates(updates, *links)
+        jax.tree.map(close, found.servers[0], want.servers[0])
+        assert found.metrics["dropped"].tolist() == 9 * [0] + 2 * [1]
+        stop, many = {"on_bad_update": "stop"}, {"min_kept": 0.9}
+        for around in (partial(check, **stop), partial(check, **many)):
+            with pytest.raises(FloatingPointError, match=r"from 2 of 11 .*\(9, 10\)"):
+                play_updates(bad, *links, around=around)
 
 
 @pytest.mark.parametrize("of", ["X", "X2"])
@@ -460,6 +485,13 @@ def test_what_stands_in_the_place_of_the_mean_ends_a_chain():
         with_aggregation(ifca, rfa()).init(contracts.MEMBERS["ifca"].variables)
     with pytest.raises(ValueError, match="updates that are summed, got .*finch"):
         with_aggregation(contracts.MEMBERS["finch"].build(), rfa())
+    for one in (nearest_neighbor_mixing(), bucketing()):
+        with pytest.raises(ValueError, match="needs a mean, or a rule .* link 2"):
+            chain(clip_by_global_norm(), one)
+        with pytest.raises(ValueError, match="must leave the last place to .*ifca"):
+            with_aggregation(ifca, one)
+        with pytest.raises(ValueError, match="with error feedback before those"):
+            with_aggregation(fedavg(LOCAL), one, top_k())
 
 
 def test_links_of_a_config_are_names_or_names_with_settings():

@@ -5,7 +5,14 @@ import pytest
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
-from fedfr_jax.federated.aggregation import centered_clip, median, with_aggregation
+from fedfr_jax.federated.aggregation import (
+    centered_clip,
+    median,
+    rotate,
+    sign,
+    top_k,
+    with_aggregation,
+)
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
@@ -74,6 +81,15 @@ CASES = {
     "a center": (
         {"name": "fedavg", "links": [centered_clip()]},
         (MODEL, MODEL + PARAMS),
+    ),
+    # 12 of 39 numbers with 6 bits for a place; a bit each and 32 for a leaf.
+    "top_k": (
+        {"name": "fedavg", "links": [top_k(fraction=0.3)]},
+        (STATISTICS + 57, MODEL),
+    ),
+    "sign under a rule": (
+        {"name": "fedavg", "links": [rotate(), sign(), median()]},
+        (STATISTICS + 17, MODEL),
     ),
     "fedmargin": ({"model": NETWORK}, (MODEL + PROTOTYPES, MODEL + PROTOTYPES)),
     "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),

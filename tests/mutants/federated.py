@@ -78,21 +78,15 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/aggregation/mean.py",
-        AGGREGATION,
-        [
-            ("trees.where(is_finite, sent, sums.zero_sums(sent))", "sent"),
-            ("jnp.where(is_finite, 0.0, 1.0)", "jnp.where(is_finite, 0.0, 0.0)"),
-        ],
-    ),
-    Mutants(
         "fedfr_jax/federated/aggregation/contract.py",
         AGGREGATION,
         [
             ("in reversed([*enumerate(links)])", "in [*enumerate(links)]"),
             ('"batch_stats" not in name for', '"stats" not in name for'),
             ("        if link.role == LAST:\n", "        if False:\n"),
-            ("if has_mean and own.role != MEAN:", "if False:"),
+            ("    if (has_mean or any(", "    if False and (has_mean or any("),
+            ("trees.where(is_finite, sent, sums.zero_sums(sent))", "sent"),
+            ("jnp.where(is_finite, 0.0, 1.0)", "jnp.where(is_finite, 0.0, 0.0)"),
             ("result.link_state)", "server.links)"),
         ],
     ),
@@ -132,9 +126,73 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/federated/aggregation/quantize.py",
+        "fedfr_jax/federated/aggregation/update_checks.py",
         AGGREGATION,
         [
+            ("is_bad |= norm > max_norm", "pass"),
+            ("trees.where(is_bad, sums.zero_sums(summary), summary)", "summary"),
+            ("1.0 if on_bad_update == STOP else min_kept", "min_kept"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/mixing.py",
+        "federated/test_robust_golden.py",
+        [
+            ("rank < number", "rank <= number"),
+            ("is_kept, jax.random.uniform(key, (number,)), 2", "is_kept, 1.0, 2.0"),
+            ("count - f) // jnp.maximum(count, 1)", "count - f) // (2 * count)"),
+            (
+                "distances = push_apart(squared_distances(change), ~is_kept)",
+                "distances = squared_distances(change)",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/attacks/contract.py",
+        "federated/test_attacks.py federated/test_robust_golden.py",
+        [
+            ("return (place < number)", "return (place <= number)"),
+            ("role == HONEST)", "role >= HONEST)"),
+            ("is_bad & batch.is_valid & ~batch.is_added", "is_bad & batch.is_valid"),
+            ("if expected > stands:", "if expected > stands + 1:"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/exact_sum.py",
+        "federated/test_exact_sum.py",
+        [
+            ("jnp.clip(x, -range, range)", "x"),
+            ("INT32_MAX // math", "2 * INT32_MAX // math"),
+            ("scale + uniform.astype(x.dtype)", "scale"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/disclosure.py",
+        "federated/test_disclosure.py",
+        [
+            ("bool(sums.without_kept(summary)[1])", "False"),
+            ("all(jnp.issubdtype(", "any(jnp.isscalar("),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/secure_sum.py",
+        "federated/test_exact_sum.py",
+        [
+            ("found += -mask if i in survivors else mask", "found += mask"),
+            (
+                "codes.astype(np.int32).view(np.uint32) + np.asarray(self_masks)",
+                "codes.astype(np.int32).view(np.uint32) + 0 * np.asarray(self_masks)",
+            ),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/aggregation/compress.py",
+        f"{AGGREGATION} federated/test_compress.py",
+        [
+            ("kept = error if error_feedback", "kept = change if error_feedback"),
+            ("scale = 1 if error_feedback else flat.size / k", "scale = 1"),
+            ("turned(change, rotated_back)", "turned(change, rotated)"),
+            ("math.ceil(math.log2(max(size, 2)))", "32"),
             ("jnp.floor(place + chance)", "jnp.floor(place)"),
             ("(2**bits - 1)", "2**bits"),
         ],
@@ -489,8 +547,9 @@ MUTANTS = [
         [
             ("{id(x): x.aval for", "{object(): x.aval for"),
             ("for x in leaves if x.ndim]", "for x in leaves]"),
-            ("if read]", "]"),
-            ("given if has_broadcast else given[0]", "given[0]"),
+            ("if id(variable) in used]", "]"),
+            ("if isinstance(extra.shared, Broadcast):", "if False:"),
+            ("up.values()) - _saved_bytes(", "up.values()) - 0 * _saved_bytes("),
         ],
     ),
     Mutants(

@@ -8,10 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedfr_jax.federated.aggregation.attention import attention
 from fedfr_jax.federated.aggregation.clip import centered_clip, clip_by_global_norm
-from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
-from fedfr_jax.federated.aggregation.mean import drop_non_finite, weighted_mean
+from fedfr_jax.federated.aggregation.compress import (
+    random_k,
+    rotate,
+    sign,
+    stochastic_quantize,
+    top_k,
+)
+from fedfr_jax.federated.aggregation.contract import (
+    chain,
+    drop_non_finite,
+    with_aggregation,
+)
+from fedfr_jax.federated.aggregation.exact_sum import quantize
+from fedfr_jax.federated.aggregation.mean import weighted_mean
+from fedfr_jax.federated.aggregation.mixing import (
+    adaptive_robust_clipping,
+    bucketing,
+    nearest_neighbor_mixing,
+)
 from fedfr_jax.federated.aggregation.noise import gaussian_noise
-from fedfr_jax.federated.aggregation.quantize import stochastic_quantize
 from fedfr_jax.federated.aggregation.robust import (
     bulyan,
     geometric_median,
@@ -21,13 +37,16 @@ from fedfr_jax.federated.aggregation.robust import (
     rfa,
     trimmed_mean,
 )
+from fedfr_jax.federated.aggregation.update_checks import with_update_checks
 from fedfr_jax.schema import choose, register
 from fedfr_jax.types import Aggregator
 
-__all__ = ["chain", "of_all_updates", "with_aggregation"]
+__all__ = ["chain", "of_all_updates", "with_aggregation", "with_update_checks"]
 
 AGGREGATORS = {
+    "adaptive_robust_clipping": adaptive_robust_clipping,
     "attention": attention,
+    "bucketing": bucketing,
     "bulyan": bulyan,
     "centered_clip": centered_clip,
     "clip_by_global_norm": clip_by_global_norm,
@@ -36,8 +55,14 @@ AGGREGATORS = {
     "geometric_median": geometric_median,
     "krum": krum,
     "median": median,
+    "nearest_neighbor_mixing": nearest_neighbor_mixing,
+    "quantize": quantize,
+    "random_k": random_k,
     "rfa": rfa,
+    "rotate": rotate,
+    "sign": sign,
     "stochastic_quantize": stochastic_quantize,
+    "top_k": top_k,
     "trimmed_mean": trimmed_mean,
     "weighted_mean": weighted_mean,
 }

@@ -7,8 +7,13 @@ they are. An update that is not finite is dropped, see `drop_non_finite`.
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.federated.aggregation.contract import chain, keep, no_state, split
-from fedfr_jax.federated.aggregation.mean import drop_non_finite
+from fedfr_jax.federated.aggregation.contract import (
+    chain,
+    drop_non_finite,
+    keep,
+    no_state,
+    split,
+)
 from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import Aggregator, Summary
 

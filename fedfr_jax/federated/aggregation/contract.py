@@ -8,25 +8,32 @@ from the last link to the first: weighted_mean divides it by the weights, center
 adds its center to the mean. So a link after weighted_mean sees weighted updates and
 their sum, one before it updates and their mean.
 
+A link with `mix` needs all updates at once: it and the links behind it run on the
+server, over the rows that it makes of the updates.
+
 Links change params and whatever else is trained; running statistics, below a key
 "batch_stats", they hand on, see `split`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import variable_split
+from fedfr_jax.federated import sums, variable_split
 from fedfr_jax.types import (
     LAST,
     LINK,
     MEAN,
+    SUM,
     Aggregator,
     Algorithm,
+    ClientLinks,
+    LinkState,
     LogScaled,
+    Message,
     PerClient,
     PyTree,
     Summary,
@@ -38,6 +45,13 @@ class Server(NamedTuple):
 
     inner: PyTree
     links: PyTree
+
+
+class PersonalState(NamedTuple):
+    """An algorithm's personal state, and what the links keep at the client."""
+
+    inner: PyTree
+    links: ClientLinks
 
 
 def chain(*links: Aggregator) -> Aggregator:
@@ -52,22 +66,33 @@ def chain(*links: Aggregator) -> Aggregator:
                 f"aggregation must end with link {number}, which stands in the place "
                 f"of the mean, got {len(links) - number} more behind it."
             )
-    roles = [link.role for link in links if link.role != LINK]
+    roles = [link.role for link in links if link.role in (MEAN, LAST)]
     if len(roles) > 1:
         raise ValueError(f"aggregation must have one mean, got {len(roles)}.")
+
+    for number, link in enumerate(links):
+        if link.mix:
+            return _chain_with_mix(links, number)
 
     def init(like):
         return tuple(link.init(like) for link in links)
 
+    def init_personal(like):
+        return tuple(
+            link.init_personal(like) if link.init_personal else () for link in links
+        )
+
     def summarize(key, state, update, weight):
-        extra, metrics = [], {}
+        extra, metrics, kept = [], {}, []
+        states = _link_states(links, state)
         for i, link in enumerate(links):
-            given = jax.random.fold_in(key, i), state[i] if state else ()
+            given = jax.random.fold_in(key, i), states[i]
             summary, found = link.summarize(*given, update, weight)
             update, weight = summary.update, summary.weight
             extra.append(summary.extra)
+            kept.append(summary.personal)
             metrics = {**found, **metrics}
-        return Summary(update, weight, tuple(extra)), metrics
+        return Summary(update, weight, tuple(extra), tuple(kept)), metrics
 
     def finish(key, state, total):
         aggregate, after, metrics = total.update, [*state], {}
@@ -79,15 +104,125 @@ def chain(*links: Aggregator) -> Aggregator:
             metrics = {**found, **metrics}
         return aggregate, tuple(after), metrics
 
+    def compress(message):
+        for link in links:
+            message = link.compress(message) if link.compress else message
+        return message
+
     # A mean with links around it is no plain one that another may take the place of.
-    role = (LAST if len(links) > 1 else roles[0]) if roles else LINK
+    role = SUM if any(link.role == SUM for link in links) else LINK
+    if roles:
+        role = LAST if len(links) > 1 else roles[0]
     return Aggregator(
         no_state if all(link.init is no_state for link in links) else init,
         summarize,
         finish,
-        role=role,
+        role,
         min_clients=max((link.min_clients for link in links), default=1),
+        max_clients=min(filter(None, (x.max_clients for x in links)), default=None),
+        init_personal=init_personal if any(x.init_personal for x in links) else None,
+        max_malicious=_least_bound([link.max_malicious for link in links]),
+        compress=compress if any(link.compress for link in links) else None,
     )
+
+
+def _link_states(links, state) -> list:
+    """What each link's `summarize` is handed of a chain's state."""
+    shared, personal = state if isinstance(state, LinkState) else (state, ())
+    shared = shared or [()] * len(links)
+    return [
+        LinkState(shared[i], personal[i]) if link.init_personal else shared[i]
+        for i, link in enumerate(links)
+    ]
+
+
+def _least_bound(bounds: Sequence) -> Callable | None:
+    """The least of some `Aggregator.max_malicious`, as one."""
+    known = [bound for bound in bounds if bound]
+    return (lambda number: min(bound(number) for bound in known)) if known else None
+
+
+def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
+    """A chain whose link `number` needs all updates at once."""
+    rest = chain(*links[number + 1 :])
+    if rest.role == LINK:
+        raise ValueError(
+            f"aggregation needs a mean, or a rule in its place, behind link "
+            f"{number + 1}, in the same chain."
+        )
+    return chain(
+        *links[:number], drop_non_finite(), on_all_updates(links[number], rest)
+    )
+
+
+def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
+    """`link.mix` of all clients' updates, and `rest` of what it makes of them.
+
+    All of it happens on the server, at the price of K updates of memory; the links of
+    `rest` draw by (seed, round, row).
+
+    Raises:
+      ValueError: when `rest` keeps a state at clients, which are not asked again.
+    """
+    if rest.init_personal:
+        raise ValueError(
+            "aggregation must have links with error feedback before those that need "
+            "all updates, got one behind. Put it first, or set error_feedback=False."
+        )
+
+    def summarize(key, state, update, weight):
+        del key, state
+        return Summary(PerClient(update), weight, PerClient(weight)), {}
+
+    def finish(key, state, total):
+        mix_key, rows_key, rest_key = jax.random.split(key, 3)
+        updates, weights = link.mix(mix_key, total.update.tree, total.extra.tree)
+        rows = jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
+
+        def one(row, update, weight):
+            own = jax.random.fold_in(rows_key, row)
+            summary, metrics = rest.summarize(own, state, update, weight)
+            return *sums.without_kept(summary), metrics
+
+        # One row's trees say where `PerClient` is, which vmap does not look into.
+        summary, kept, metrics = jax.vmap(one)(rows, updates, weights)
+        whole = sums.with_kept(sums.over_lanes(summary), kept)
+        aggregate, state, found = rest.finish(rest_key, state, whole)
+        means = {name: x.mean() for name, x in metrics.items() if name != "dropped"}
+        return aggregate, state, {**means, **found}
+
+    least, size = max(rest.min_clients, 1), link.clients_per_row
+    of_rows = rest.max_malicious
+    bounds = [
+        link.max_malicious,
+        of_rows and (lambda number: of_rows(-(-number // size))),
+    ]
+    return Aggregator(
+        rest.init,
+        summarize,
+        finish,
+        role=LAST,
+        min_clients=max(link.min_clients, (least - 1) * size + 1),
+        max_clients=rest.max_clients and rest.max_clients * size,
+        max_malicious=_least_bound(bounds),
+        compress=rest.compress,
+    )
+
+
+def drop_non_finite() -> Aggregator:
+    """Clients whose update has nan or infinity count with weight 0.
+
+    The metric `dropped` is 1 for such a client, 0 for the others.
+    """
+
+    def summarize(key, state, update, weight):
+        del key, state
+        sent = Summary(update, weight)
+        is_finite = trees.is_finite(sent)
+        dropped = jnp.where(is_finite, 0.0, 1.0)
+        return trees.where(is_finite, sent, sums.zero_sums(sent)), {"dropped": dropped}
+
+    return Aggregator(no_state, summarize, keep)
 
 
 def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
@@ -113,13 +248,17 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
             "aggregation must be one chain, got another around one that has a state. "
             "Give with_aggregation all links at once."
         )
-    has_mean = any(link.role != LINK for link in links)
-    if has_mean and own.role != MEAN:
+    has_mean = any(link.role in (MEAN, LAST) for link in links)
+    if (has_mean or any(link.mix for link in links)) and own.role != MEAN:
         raise ValueError(
             f"aggregation must leave the last place to {algorithm}, which has no plain "
             "mean, but one of its links would take it."
         )
-    whole = chain(*links) if has_mean else chain(*links, own)
+    of_sum = [] if has_mean else [link for link in links if link.role == SUM]
+    others = [link for link in links if link not in of_sum]
+    whole = chain(*others, *([] if has_mean else [own]), *of_sum)
+    if whole.compress:
+        whole.compress(Message((2**20,), (32,)))  # raises for links that do not fit
 
     def check_cohort(number):
         algorithm.check_cohort(number)
@@ -129,9 +268,60 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
                 f"aggregation, got {number}. Choose a larger cohort, or other numbers "
                 "of clients in `aggregation`."
             )
+        if whole.max_clients and number > whole.max_clients:
+            raise ValueError(
+                f"federation.cohort_size must be at most {whole.max_clients} for this "
+                f"aggregation, got {number}: its sum could overflow 32 bits. Choose a "
+                "smaller cohort, or fewer levels of quantize."
+            )
 
     chained = algorithm._replace(aggregator=whole, check_cohort=check_cohort)
+    if whole.init_personal:
+        chained = _with_personal_state(chained)
     return chained if whole.init is no_state else _with_state(chained)
+
+
+def _with_personal_state(algorithm: Algorithm) -> Algorithm:
+    """`algorithm` with what its aggregator keeps at clients in their personal state.
+
+    The engine puts it there, once the links have seen the update.
+    """
+
+    def init_personal(key, server):
+        links = algorithm.aggregator.init_personal(zero_update(algorithm, server))
+        return PersonalState(algorithm.init_personal(key, server), ClientLinks(links))
+
+    def client_update(key, server, row, client):
+        output = algorithm.client_update(key, server, row.inner, client)
+        return output._replace(personal=row._replace(inner=output.personal))
+
+    return algorithm._replace(
+        init_personal=init_personal,
+        client_update=client_update,
+        personalize=lambda server, row: algorithm.personalize(server, row.inner),
+    )
+
+
+def state_at_client(algorithm: Algorithm, server: PyTree, personal: PyTree) -> PyTree:
+    """What the aggregator's `summarize` is handed as state."""
+    shared = algorithm.link_state(server)
+    is_links = lambda x: isinstance(x, ClientLinks)
+    for one in filter(is_links, jax.tree.leaves(personal, is_leaf=is_links)):
+        return LinkState(shared, one.state)
+    return shared
+
+
+def keep_at_client(personal: PyTree, state: PyTree) -> PyTree:
+    """`personal` with `state` in the place of what links kept there, if they do."""
+    is_links = lambda x: isinstance(x, ClientLinks)
+    put = lambda x: ClientLinks(state) if is_links(x) else x
+    return jax.tree.map(put, personal, is_leaf=is_links)
+
+
+def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
+    """Zeros like a client's update."""
+    like = jax.eval_shape(lambda server: update_like(algorithm, server), server)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def _with_state(algorithm: Algorithm) -> Algorithm:
@@ -139,9 +329,7 @@ def _with_state(algorithm: Algorithm) -> Algorithm:
 
     def init(variables):
         inner = algorithm.init(variables)
-        like = jax.eval_shape(lambda server: update_like(algorithm, server), inner)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        return Server(inner, algorithm.aggregator.init(zeros))
+        return Server(inner, algorithm.aggregator.init(zero_update(algorithm, inner)))
 
     def server_update(server, result):
         return Server(algorithm.server_update(server.inner, result), result.link_state)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import sums
-from fedfr_jax.federated.aggregation.contract import keep, no_state
+from fedfr_jax.federated.aggregation.contract import no_state
 from fedfr_jax.federated.sums import is_scaled
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import LAST, MEAN, Aggregator, Client, PyTree, Summary
@@ -55,22 +54,6 @@ def cluster_mean() -> Aggregator:
         return jax.tree.map(mean, total.update), state, {}
 
     return Aggregator(no_state, summarize, finish, role=LAST)
-
-
-def drop_non_finite() -> Aggregator:
-    """Clients whose update has nan or infinity count with weight 0.
-
-    The metric `dropped` is 1 for such a client, 0 for the others.
-    """
-
-    def summarize(key, state, update, weight):
-        del key, state
-        sent = Summary(update, weight)
-        is_finite = trees.is_finite(sent)
-        dropped = jnp.where(is_finite, 0.0, 1.0)
-        return trees.where(is_finite, sent, sums.zero_sums(sent)), {"dropped": dropped}
-
-    return Aggregator(no_state, summarize, keep)
 
 
 def weighted(update: PyTree, weight: jax.Array) -> PyTree:

@@ -19,21 +19,29 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.aggregation.clip import zero_center
-from fedfr_jax.federated.aggregation.contract import chain, no_state, split
-from fedfr_jax.federated.aggregation.mean import drop_non_finite, scale_weight, wide
+from fedfr_jax.federated.aggregation.contract import (
+    chain,
+    drop_non_finite,
+    no_state,
+    split,
+)
+from fedfr_jax.federated.aggregation.mean import scale_weight, wide
 from fedfr_jax.schema import POSITIVE, check_ranges
 from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
 
 SOME = (1, jnp.inf)
 
 
-def of_all_updates(combine: Callable, *, min_clients: int = 1) -> Aggregator:
+def of_all_updates(
+    combine: Callable, *, min_clients: int = 1, max_malicious: Callable | None = None
+) -> Aggregator:
     """`combine` in the place of the mean.
 
     Args:
       combine: (updates, a tree of [K, ...], weights [K]) -> tree of [...]; a client
         that is left out has weight 0 and an update of nan.
       min_clients: the least K that it works with.
+      max_malicious: K -> how many of them may be malicious; None promises nothing.
     """
 
     def summarize(key, state, update, weight):
@@ -49,7 +57,12 @@ def of_all_updates(combine: Callable, *, min_clients: int = 1) -> Aggregator:
         return aggregate, state, {}
 
     last = Aggregator(no_state, summarize, finish, LAST, min_clients)
-    return chain(drop_non_finite(), last)
+    return chain(drop_non_finite(), last._replace(max_malicious=max_malicious))
+
+
+def fewer_than_half(number: int) -> int:
+    """`Aggregator.max_malicious` of a median."""
+    return (number - 1) // 2
 
 
 def median() -> Aggregator:
@@ -60,7 +73,7 @@ def median() -> Aggregator:
         is_kept = finite_clients(updates)
         return jax.tree.map(lambda x: median_of(x, is_kept), updates)
 
-    return of_all_updates(combine)
+    return of_all_updates(combine, max_malicious=fewer_than_half)
 
 
 def trimmed_mean(*, trim_fraction: float = 0.1) -> Aggregator:
@@ -83,7 +96,9 @@ def trimmed_mean(*, trim_fraction: float = 0.1) -> Aggregator:
         )
         return jax.tree.map(lambda x: mean_between(x, cut, count - cut), ordered)
 
-    return of_all_updates(combine)
+    return of_all_updates(
+        combine, max_malicious=lambda number: int(trim_fraction * number)
+    )
 
 
 def krum(*, num_malicious_clients: int = 1, num_clients_to_keep: int = 1) -> Aggregator:
@@ -111,7 +126,8 @@ def krum(*, num_malicious_clients: int = 1, num_clients_to_keep: int = 1) -> Agg
         return jax.tree.map(lambda x: mean_between(x[best], 0, last), updates)
 
     least = max(2 * num_malicious_clients + 3, num_clients_to_keep)
-    return of_all_updates(combine, min_clients=least)
+    stands = lambda number: num_malicious_clients
+    return of_all_updates(combine, min_clients=least, max_malicious=stands)
 
 
 def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
@@ -140,7 +156,9 @@ def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
         near = lambda x: near_median(x[picked], is_picked, number)
         return jax.tree.map(near, updates)
 
-    return of_all_updates(combine, min_clients=4 * f + 3)
+    return of_all_updates(
+        combine, min_clients=4 * f + 3, max_malicious=lambda number: f
+    )
 
 
 def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggregator:
@@ -175,7 +193,7 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggreg
 
         return jax.lax.fori_loop(0, iterations, step, mean(counts))
 
-    return of_all_updates(combine)
+    return of_all_updates(combine, max_malicious=fewer_than_half)
 
 
 def rfa(*, smoothing: float = 1e-6) -> Aggregator:
@@ -208,7 +226,8 @@ def rfa(*, smoothing: float = 1e-6) -> Aggregator:
         moved = [x.astype(v.dtype) for v, x in zip(center, change, strict=True)]
         return total.update, moved, {}
 
-    return chain(drop_non_finite(), Aggregator(zero_center, summarize, finish))
+    link = Aggregator(zero_center, summarize, finish, max_malicious=fewer_than_half)
+    return chain(drop_non_finite(), link)
 
 
 def krum_scores(distances: jax.Array, count) -> jax.Array:

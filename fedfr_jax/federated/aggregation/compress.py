@@ -1,0 +1,262 @@
+"""Compression of what clients send: fewer numbers, or fewer bits for each.
+
+The server sees the values that it would decode; `Aggregator.compress` counts the bits
+of the message, see `federated.communication`. With error feedback a client adds to its
+update what earlier messages have left out (Seide et al. 2014; Karimireddy et al. 2019,
+arXiv:1901.09847): it keeps that error with its personal state, one update per client
+who ever took part. Running statistics are sent as they are.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax.data.permutation import permute
+from fedfr_jax.federated.aggregation.contract import keep, no_state, split
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import Aggregator, LinkState, Message, Summary
+
+SHARE = (POSITIVE[0], 1)
+BLOCK = 1024  # numbers that a rotation mixes with each other
+
+
+def top_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
+    """The k numbers of an update that are largest in magnitude; the others are 0.
+
+    Aji and Heafield 2017, arXiv:1704.05021. A message has k numbers and their places.
+
+    Args:
+      fraction: k of d numbers, in (0, 1]; k is at least 1.
+      error_feedback: adds to an update what earlier messages have left out.
+
+    Raises:
+      ValueError: when the fraction is out of its range.
+    """
+    check_ranges("", {"fraction": fraction}, {"fraction": SHARE})
+
+    def compress(key, change):
+        del key
+        flat, unflatten = _flatten(change)
+        _, index = jax.lax.top_k(jnp.abs(flat), count_sent(fraction, flat.size))
+        return unflatten(only_at(flat, index))
+
+    def count(message):
+        size = sum(message.sizes)
+        k = count_sent(fraction, size)
+        return _sparse(message, k, k * math.ceil(math.log2(max(size, 2))))
+
+    return compressor(compress, count, error_feedback)
+
+
+def random_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
+    """k random numbers of an update; the others are 0.
+
+    Konecny et al. 2016, arXiv:1610.05492, section 3 (random mask). The places follow
+    from a seed, so that a message has k numbers and 32 bits.
+
+    Args:
+      fraction: k of d numbers, in (0, 1]; k is at least 1.
+      error_feedback: adds to an update what earlier messages have left out. Without it
+        what is sent is d / k times as large, which makes it unbiased.
+
+    Raises:
+      ValueError: when the fraction is out of its range.
+    """
+    check_ranges("", {"fraction": fraction}, {"fraction": SHARE})
+
+    def compress(key, change):
+        flat, unflatten = _flatten(change)
+        k = count_sent(fraction, flat.size)
+        word = jax.random.bits(key, dtype=jnp.uint32)
+        index = permute(word, jnp.arange(k, dtype=jnp.int32), jnp.int32(flat.size))
+        scale = 1 if error_feedback else flat.size / k
+        return unflatten(scale * only_at(flat, index))
+
+    def count(message):
+        return _sparse(message, count_sent(fraction, sum(message.sizes)), 32)
+
+    return compressor(compress, count, error_feedback)
+
+
+def sign(*, error_feedback: bool = True) -> Aggregator:
+    """Of every number its sign, times the mean magnitude of its leaf.
+
+    Bernstein et al. 2018, arXiv:1802.04434, with the scale of Karimireddy et al. 2019.
+    A message has a bit for every number and 32 for every leaf; a number that is exactly
+    0 stays 0 here.
+
+    Args:
+      error_feedback: adds to an update what earlier messages have left out.
+    """
+
+    def compress(key, change):
+        del key
+        return [jnp.abs(x).mean() * jnp.sign(x) for x in change]
+
+    count = functools.partial(count_dense, bits=1, each=32)
+    return compressor(compress, count, error_feedback)
+
+
+def stochastic_quantize(*, bits: int = 8, error_feedback: bool = False) -> Aggregator:
+    """Every leaf on 2^bits equal steps from its least to its largest number.
+
+    Suresh et al. 2017, arXiv:1611.00429, section 2.2 (k-level): a number goes to one of
+    the two levels around it by chance, so that its expectation is the number itself.
+    The server sees the levels' values. A message has so many bits for every number, and
+    64 for the levels of a leaf.
+
+    Args:
+      bits: of a number, in [1, 23], as many as float32 keeps exactly.
+      error_feedback: adds to an update what earlier messages have left out, see above.
+
+    Raises:
+      ValueError: when `bits` is out of its range.
+    """
+    check_ranges("", {"bits": bits}, {"bits": (1, 23)})
+
+    def compress(key, change):
+        keys = jax.random.split(key, max(len(change), 1))
+        return [to_levels(k, x, bits) for k, x in zip(keys, change, strict=False)]
+
+    count = functools.partial(count_dense, bits=bits, each=64)
+    return compressor(compress, count, error_feedback)
+
+
+def rotate(*, seed: int = 0) -> Aggregator:
+    """Every leaf turned by random signs and a Hadamard matrix, and back at the server.
+
+    Suresh et al. 2017, arXiv:1611.00429, section 3: numbers of similar size lose
+    less to the quantization behind it. Deviations: blocks of at most 1024 numbers are
+    turned, each a power of two, so that nothing is padded; the signs are the same in
+    all rounds, so that error feedback behind it stays in one basis.
+
+    Args:
+      seed: of the signs.
+    """
+
+    def turned(change, turn):
+        keys = jax.random.split(jax.random.key(seed), max(len(change), 1))
+        return [turn(k, x) for k, x in zip(keys, change, strict=False)]
+
+    def summarize(key, state, update, weight):
+        del key, state
+        change, statistics, join = split(update)
+        return Summary(join(turned(change, rotated), statistics), weight), {}
+
+    def finish(key, state, total):
+        del key
+        change, statistics, join = split(total.update)
+        return join(turned(change, rotated_back), statistics), state, {}
+
+    count = functools.partial(count_dense, bits=None, each=0)
+    return Aggregator(no_state, summarize, finish, compress=count)
+
+
+def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Aggregator:
+    """A link that sends `compress(key, leaves) -> leaves` of an update.
+
+    Args:
+      count: Message -> Message.
+      error_feedback: adds to an update what earlier messages have left out.
+    """
+
+    def summarize(key, state, update, weight):
+        change, statistics, join = split(update)
+        if isinstance(state, LinkState):
+            errors = zip(change, state.personal, strict=True)
+            change = [x + e.astype(x.dtype) for x, e in errors]
+        sent = compress(key, change)
+        error = [x - y for x, y in zip(change, sent, strict=True)]
+        kept = error if error_feedback else ()
+        return Summary(join(sent, statistics), weight, personal=kept), {}
+
+    return Aggregator(
+        no_state,
+        summarize,
+        keep,
+        init_personal=(lambda like: split(like)[0]) if error_feedback else None,
+        compress=count,
+    )
+
+
+def count_sent(fraction: float, size: int) -> int:
+    """k of `size` numbers."""
+    return max(round(fraction * size), 1)
+
+
+def only_at(flat: jax.Array, index: jax.Array) -> jax.Array:
+    """`flat` [d] with zeros but at `index` [k]."""
+    return jnp.zeros_like(flat).at[index].set(flat[index], unique_indices=True)
+
+
+def _flatten(change: list) -> tuple[jax.Array, Callable]:
+    """Leaves as one vector [d], and back, each in its own dtype."""
+    flat, unflatten = jax.flatten_util.ravel_pytree(change)
+    return flat, unflatten
+
+
+def _sparse(message: Message, k: int, extra_bits: int) -> Message:
+    """k numbers of all leaves together."""
+    bits = max(message.bits, default=32)
+    return Message((k,), (bits,), message.extra_bits + extra_bits, is_sparse=True)
+
+
+def count_dense(message: Message, *, bits: int | None, each: int) -> Message:
+    """Every number in `bits`, None for as many as before, and `each` more by leaf."""
+    if message.is_sparse:
+        raise ValueError(
+            "aggregation must have sign, rotate and stochastic_quantize before top_k "
+            "or random_k, got one behind: it would fill the zeros. Change their order."
+        )
+    own = message.bits if bits is None else (bits,) * len(message.sizes)
+    extra = message.extra_bits + each * len(message.sizes)
+    return message._replace(bits=own, extra_bits=extra)
+
+
+def to_levels(key: jax.Array, x: jax.Array, bits: int) -> jax.Array:
+    """`x` on levels from its least to its largest number, unbiased."""
+    low = x.min()
+    step = (x.max() - low) / (2**bits - 1)
+    place = (x - low) / jnp.where(step > 0, step, 1)
+    chance = jax.random.uniform(key, x.shape, x.dtype)
+    return low + jnp.floor(place + chance) * step
+
+
+def rotated(key: jax.Array, x: jax.Array) -> jax.Array:
+    """`x` of any shape with random signs, then turned by orthogonal blocks."""
+    flat = x.reshape(-1)
+    signs = jax.random.rademacher(key, flat.shape, x.dtype)
+    return hadamard_blocks(signs * flat).reshape(x.shape)
+
+
+def rotated_back(key: jax.Array, y: jax.Array) -> jax.Array:
+    """The inverse of `rotated` with the same key."""
+    flat = y.reshape(-1)
+    signs = jax.random.rademacher(key, flat.shape, y.dtype)
+    return (signs * hadamard_blocks(flat)).reshape(y.shape)
+
+
+def hadamard_blocks(x: jax.Array) -> jax.Array:
+    """Blocks of `x` [d] times H / sqrt(n), n = 1024, and powers of two at the end."""
+    done, parts = 0, []
+    while done < x.size:
+        size = min(BLOCK, 2 ** int(math.log2(x.size - done)))
+        count = (x.size - done) // size
+        part = x[done : done + count * size].reshape(count, size)
+        turn = hadamard(size).astype(x.dtype)
+        parts.append(jnp.matmul(part, turn, precision="highest").reshape(-1))
+        done += count * size
+    return jnp.concatenate(parts) if parts else x
+
+
+def hadamard(size: int) -> np.ndarray:
+    """H / sqrt(n) [n, n], n a power of two, in Sylvester's order."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / math.sqrt(size)

@@ -1,0 +1,92 @@
+"""Exact sums: updates as whole numbers, added up modulo 2^32.
+
+Whole numbers are associative: their sum has the same bits for any number of devices,
+lanes and processes, and in any order of the clients. It is also what a secure sum adds
+up, see `federated.secure_sum`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.aggregation.contract import no_state
+from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.types import SUM, Aggregator, LogScaled, Message, PerClient, Summary
+
+INT32_MAX = 2**31 - 1
+
+
+def quantize(*, range: float = 8.0, levels: int = 2**22) -> Aggregator:
+    """Every number that is summed on a grid of whole numbers, rounded by chance.
+
+    A client sends floor(x levels / (2 range) + u), u uniform in [0, 1), as int32; the
+    server divides the sum by levels / (2 range). It stands behind the mean, so x is the
+    client's weight times its update, running statistics too; numbers outside [-range,
+    range] are cut to it, and the metric `clipped_share` is their share. The sum of
+    weights has the same bits where they are whole numbers below 2^24 in all, such as
+    numbers of examples.
+
+    Args:
+      range: > 0, of weight times update: with weights of examples, of sums over a
+        client's examples.
+      levels: whole numbers from -levels / 2 to levels / 2; K clients fit while
+        K levels / 2 < 2^31.
+
+    Raises:
+      ValueError: when a number is out of its range; of a cohort, when its sum would
+        not fit 32 bits; when traced, for updates that are not summed plainly.
+    """
+    check_ranges("", locals(), {"range": POSITIVE, "levels": (2, 2**31)})
+    scale = levels / (2 * range)
+
+    def summarize(key, state, update, weight):
+        del state
+        is_leaf = lambda x: isinstance(x, LogScaled | PerClient)
+        leaves, structure = jax.tree.flatten(update, is_leaf=is_leaf)
+        if any(map(is_leaf, leaves)):
+            raise ValueError(
+                "quantize needs updates that are summed plainly: not behind attention, "
+                "nor before a rule that sees all updates."
+            )
+        keys = jax.random.split(key, max(len(leaves), 1))
+        codes = [
+            encode(jnp.clip(x, -range, range), jax.random.uniform(k, x.shape), scale)
+            for k, x in zip(keys, leaves, strict=False)
+        ]
+        outside = sum((jnp.abs(x) > range).sum() for x in leaves)
+        number = max(sum(x.size for x in leaves), 1)
+        metrics = {"clipped_share": outside.astype(jnp.float32) / number}
+        return Summary(structure.unflatten(codes), weight), metrics
+
+    def finish(key, state, total):
+        del key
+        return jax.tree.map(lambda x: decode(x, scale), total.update), state, {}
+
+    return Aggregator(
+        no_state,
+        summarize,
+        finish,
+        SUM,
+        max_clients=INT32_MAX // math.ceil(levels / 2),
+        compress=_as_int32,
+    )
+
+
+def encode(x: jax.Array, uniform: jax.Array, scale: float) -> jax.Array:
+    """`x` times `scale` as int32, up or down by `uniform` in [0, 1)."""
+    return jnp.floor(x * scale + uniform.astype(x.dtype)).astype(jnp.int32)
+
+
+def decode(total: jax.Array, scale: float) -> jax.Array:
+    """The sum of what int32 codes stand for."""
+    return total.astype(jnp.result_type(float)) / scale
+
+
+def _as_int32(message: Message) -> Message:
+    if message.is_sparse:
+        raise ValueError(
+            "aggregation must have quantize without top_k or random_k: all clients "
+            "send the same numbers of a sum, but those choose some."
+        )
+    return message._replace(bits=(32,) * len(message.sizes), extra_bits=0)

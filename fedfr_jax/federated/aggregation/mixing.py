@@ -1,0 +1,125 @@
+"""Mixing of all clients' updates before a rule: neighbors, buckets, adaptive clipping.
+
+The links behind one of these see rows that are made of several updates, or of clipped
+ones: `chain(nearest_neighbor_mixing(num_malicious_clients=2), median())`. They need the
+updates of all K clients at once and keep K models. Rows count equally. A client whose
+update has nan or infinity is left out, and K counts the others.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax.federated.aggregation.contract import hand_on, keep, no_state, split
+from fedfr_jax.federated.aggregation.robust import (
+    masked,
+    push_apart,
+    squared_distances,
+)
+from fedfr_jax.schema import check_ranges
+from fedfr_jax.types import Aggregator
+
+SOME = (1, jnp.inf)
+
+
+def nearest_neighbor_mixing(*, num_malicious_clients: int = 1) -> Aggregator:
+    """Every update becomes the mean of the K - f nearest to it, itself among them.
+
+    Allouah et al. 2023, arXiv:2302.01772, algorithm 2 (NNM). Running statistics are
+    mixed by the same neighbors.
+
+    Args:
+      num_malicious_clients: f >= 1; K > 2 f.
+
+    Raises:
+      ValueError: when f is out of its range.
+    """
+    check_ranges("", locals(), {"num_malicious_clients": SOME})
+    f = num_malicious_clients
+
+    def mix(key, updates, weights):
+        del key
+        is_kept = weights > 0
+        change, _, _ = split(updates)
+        distances = push_apart(squared_distances(change), ~is_kept)
+        number = jnp.maximum(is_kept.sum() - f, 1)
+        rank = jnp.argsort(jnp.argsort(distances, axis=1), axis=1)
+        return average(rank < number, updates), jnp.where(is_kept, 1.0, 0.0)
+
+    return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
+
+
+def bucketing(*, clients_per_bucket: int = 2) -> Aggregator:
+    """Means of random groups of s updates, in the place of the updates.
+
+    Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. What stands behind it
+    sees ceil(K / s) rows, of which as many as before may be malicious.
+
+    Args:
+      clients_per_bucket: s >= 1; the last bucket may have fewer.
+
+    Raises:
+      ValueError: when s is out of its range.
+    """
+    check_ranges("", locals(), {"clients_per_bucket": SOME})
+    size = clients_per_bucket
+
+    def mix(key, updates, weights):
+        is_kept, number = weights > 0, len(weights)
+        # Clients that are left out come last, so that no other bucket lacks one.
+        order = jnp.argsort(jnp.where(is_kept, jax.random.uniform(key, (number,)), 2))
+        place = jnp.argsort(order)
+        buckets = jnp.arange(-(-number // size), dtype=place.dtype)
+        is_in = (place[None] // size == buckets[:, None]) & is_kept[None]
+        return average(is_in, updates), jnp.where(is_in.any(axis=1), 1.0, 0.0)
+
+    return _mixing(mix, clients_per_row=size)
+
+
+def adaptive_robust_clipping(*, num_malicious_clients: int = 1) -> Aggregator:
+    """The longest floor(2 f (K - f) / K) updates are clipped to the next norm.
+
+    Allouah et al. 2024, arXiv:2405.14432, algorithm 2 (ARC). Norms are of everything
+    that is trained together; running statistics stay.
+
+    Args:
+      num_malicious_clients: f >= 1; K > 2 f.
+
+    Raises:
+      ValueError: when f is out of its range.
+    """
+    check_ranges("", locals(), {"num_malicious_clients": SOME})
+    f = num_malicious_clients
+
+    def mix(key, updates, weights):
+        del key
+        is_kept = weights > 0
+        change, statistics, join = split(updates)
+        norms = jax.vmap(lambda x: jnp.asarray(optax.tree.norm(x)))(change)
+        falling = jnp.sort(jnp.where(is_kept, norms, -1), descending=True)
+        count = is_kept.sum()
+        num_clipped = 2 * f * (count - f) // jnp.maximum(count, 1)
+        bound = falling[jnp.clip(num_clipped, 0, len(norms) - 1)]
+        scale = jnp.minimum(1, bound / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+        clipped = jax.vmap(lambda s, x: [y * s.astype(y.dtype) for y in x])
+        rows = join(clipped(scale, change), statistics)
+        return rows, jnp.where(is_kept, 1.0, 0.0)
+
+    return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
+
+
+def _mixing(mix, **facts) -> Aggregator:
+    return Aggregator(no_state, hand_on, keep, mix=mix, **facts)
+
+
+def average(is_in: jax.Array, updates):
+    """Means over the clients of each row, is_in [R, K], of updates [K, ...]: [R, ...].
+
+    A row without clients is 0.
+    """
+    is_in = is_in.astype(jnp.result_type(float))
+    share = is_in / jnp.maximum(is_in.sum(axis=1, keepdims=True), 1)
+    updates = masked(is_in.sum(axis=0) > 0, updates)
+    return jax.tree.map(
+        lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1), updates
+    )

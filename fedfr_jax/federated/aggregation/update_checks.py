@@ -1,0 +1,66 @@
+"""Updates that cannot be averaged: not finite, or absurdly long.
+
+Excluded clients count with weight 0 and keep the personal state that they had; the
+metric `dropped` is 1 for them.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fedfr_jax import trees
+from fedfr_jax.federated import sums
+from fedfr_jax.federated.aggregation.contract import split
+from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
+from fedfr_jax.types import Algorithm
+
+STOP, EXCLUDE = "stop", "exclude"
+
+
+def with_update_checks(
+    algorithm: Algorithm,
+    on_bad_update: str = EXCLUDE,
+    *,
+    max_norm: float = jnp.inf,
+    min_kept: float = 0.5,
+) -> Algorithm:
+    """`algorithm` that looks at each client's update before its aggregation does.
+
+    It goes around everything else, with_aggregation and with_attack too. What attackers
+    who know the others' updates send is made behind it, so not looked at.
+
+    Args:
+      on_bad_update: stop ends the run at the first bad update, exclude leaves it out.
+      max_norm: > 0, the longest update that is not bad, over everything that is trained
+        together. Updates that are not finite are always bad.
+      min_kept: share of a cohort, in [0, 1], below which a run that excludes stops.
+
+    Raises:
+      ValueError: for an unknown word, a number out of its range, or an algorithm whose
+        clients send no update.
+    """
+    check_choice("on_bad_update", on_bad_update, (STOP, EXCLUDE))
+    check_ranges("", {"min_kept": min_kept}, {"min_kept": (0, 1)})
+    if max_norm != jnp.inf:
+        check_ranges("", {"max_norm": max_norm}, {"max_norm": POSITIVE})
+    own = algorithm.aggregator
+    if own is None:
+        raise ValueError(
+            f"on_bad_update must go with updates that are summed, got {algorithm}."
+        )
+
+    def summarize(key, state, update, weight):
+        sent = update, weight
+        is_bad = ~trees.is_finite(sent)
+        if max_norm != jnp.inf:
+            norm = jnp.asarray(optax.tree.norm(split(update)[0]))
+            is_bad |= norm > max_norm
+        sent = trees.where(is_bad, sums.zero_sums(sent), sent)
+        summary, metrics = own.summarize(key, state, *sent)
+        dropped = jnp.where(is_bad, 1.0, metrics.get("dropped", 0.0))
+        summary = trees.where(is_bad, sums.zero_sums(summary), summary)
+        return summary, {**metrics, "dropped": dropped}
+
+    return algorithm._replace(
+        aggregator=own._replace(summarize=summarize),
+        min_kept=1.0 if on_bad_update == STOP else min_kept,
+    )

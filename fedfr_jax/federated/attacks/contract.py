@@ -1,0 +1,174 @@
+"""Attacks: what malicious clients do, under any algorithm and aggregation.
+
+    with_attack(with_aggregation(fedavg(local), median()), "alie", share=0.2,
+                num_clients=100)
+
+An attacker runs the algorithm as the others do and then cheats in one of three ways:
+it trains on other examples, it sends another update, or all of a round's attackers
+agree on an update that they make of the honest ones. Attackers cheat in nothing else:
+weights, per-client results, what an algorithm sums besides, and what `prepare` reads of
+their examples are honest. Running statistics too, as the links of an aggregation leave
+them alone.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.data.permutation import permute
+from fedfr_jax.federated.aggregation.contract import (
+    hand_on,
+    keep,
+    no_state,
+    on_all_updates,
+    split,
+)
+from fedfr_jax.federated.aggregation.mixing import average
+from fedfr_jax.types import Aggregator, Algorithm, Batch, Client, PyTree
+
+# What goes with an update to the server, where attackers know the others' updates; a
+# client whose numbers were left out on the way has 0.
+HONEST, MALICIOUS = 1.0, 2.0
+SALT = 0xA77AC  # draws others than those of a round's cohorts
+
+
+class Attack(NamedTuple):
+    """One of the three; its functions see the leaves that links change, see `split`."""
+
+    poison: Callable[[Batch], Batch] | None = None
+    change: Callable[[jax.Array, list], list] | None = None  # (key, update) -> update
+    # (updates [K, ...], is_honest [K]) -> the update [...] of all attackers
+    collude: Callable[[list, jax.Array], list] | None = None
+
+
+def attack_algorithm(
+    algorithm: Algorithm, attack: Attack, *, share: float, num_clients: int, seed: int
+) -> Algorithm:
+    """`algorithm` with round(share N) of its N clients as attackers, drawn by the seed.
+
+    Raises:
+      ValueError: for a share outside [0, 1) or of no client, an algorithm whose clients
+        send no update; of a cohort, when more of it would attack than the aggregation
+        promises to stand.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"attack.share must lie in [0, 1), got {share}.")
+    if share == 0:
+        return algorithm
+    number = round(share * num_clients)
+    if not number:
+        raise ValueError(
+            f"attack.share must be of at least one of {num_clients} clients, got "
+            f"{share}. Choose at least {0.5 / num_clients}."
+        )
+    if algorithm.aggregator is None and not attack.poison:
+        raise ValueError(
+            f"attack must go with updates that are summed, got {algorithm}. Choose one "
+            "of the attacks on examples."
+        )
+    is_malicious = lambda client: is_attacker(client, number, num_clients, seed)
+
+    def client_update(key, server, personal, client):
+        is_bad = is_malicious(client.id)
+        if attack.poison:
+            client = with_poison(client, attack.poison, is_bad)
+        output = algorithm.client_update(key, server, personal, client)
+        update = output.update
+        if attack.change:
+            change, statistics, join = split(update)
+            bad = attack.change(jax.random.fold_in(key, SALT), change)
+            update = join(trees.where(is_bad, bad, change), statistics)
+        if attack.collude:
+            update = update, jnp.where(is_bad, MALICIOUS, HONEST)
+        metrics = {**output.metrics, "attacker": jnp.where(is_bad, 1.0, 0.0)}
+        return output._replace(update=update, metrics=metrics)
+
+    def check_cohort(cohort_size):
+        algorithm.check_cohort(cohort_size)
+        check_bound(algorithm.aggregator, share, number, num_clients, cohort_size)
+
+    attacked = algorithm._replace(
+        client_update=client_update, check_cohort=check_cohort
+    )
+    if not attack.collude:
+        return attacked
+    link = Aggregator(no_state, hand_on, keep, mix=put_collusion(attack.collude))
+    return attacked._replace(aggregator=on_all_updates(link, algorithm.aggregator))
+
+
+def is_attacker(client, number: int, num_clients: int, seed: int) -> jax.Array:
+    """Whether clients [...] int are among the `number` attackers of all, [...] bool.
+
+    Their place in a permutation that the seed names says so, without a list of them.
+    """
+    word = jnp.uint32((seed * 0x9E3779B9 + SALT) % 2**32)
+    place = permute(word, jnp.atleast_1d(client), jnp.int32(num_clients))
+    return (place < number).reshape(jnp.shape(client))
+
+
+def check_bound(
+    aggregator: Aggregator, share: float, number: int, num_clients: int, cohort: int
+) -> None:
+    """Raise ValueError when more clients of a cohort attack than a rule can stand.
+
+    Of a sample of the clients the mean number of attackers counts.
+    """
+    if not (aggregator and aggregator.max_malicious):
+        return
+    stands = aggregator.max_malicious(cohort)
+    expected = math.ceil(number * cohort / num_clients - 1e-9)
+    if expected > stands:
+        raise ValueError(
+            f"attack.share must be at most {stands / cohort:.3g} for this aggregation, "
+            f"got {share}: {expected} of a cohort of {cohort} attack, it stands "
+            f"{stands}. Lower the share, raise the number of malicious clients that "
+            "the aggregation reckons with, or choose one that stands more."
+        )
+
+
+def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
+    """`client` whose own examples are poisoned where it is an attacker, [] bool."""
+
+    def of(batch):
+        is_own = is_bad & batch.is_valid & ~batch.is_added
+        pick = lambda bad, x: jnp.where(is_own.reshape(-1, *[1] * (x.ndim - 1)), bad, x)
+        bad = poison(batch)
+        inputs, targets = (
+            jax.tree.map(pick, new, old)
+            for new, old in ((bad.inputs, batch.inputs), (bad.targets, batch.targets))
+        )
+        return batch._replace(inputs=inputs, targets=targets)
+
+    return client._replace(
+        batch=lambda step: of(client.batch(step)),
+        batch_at=lambda step, positions: of(client.batch_at(step, positions)),
+        batch_from=lambda start, view: of(client.batch_from(start, view)),
+    )
+
+
+def put_collusion(collude: Callable) -> Callable:
+    """`Aggregator.mix` that puts the common update in the place of the attackers'."""
+
+    def mix(key, updates: PyTree, weights: PyTree):
+        del key
+        updates, role = updates
+        change, statistics, join = split(updates)
+        bad = collude(change, role == HONEST)
+
+        def put(x, y):
+            is_bad = (role == MALICIOUS).reshape(-1, *[1] * y.ndim)
+            return jnp.where(is_bad, y[None].astype(x.dtype), x)
+
+        rows = [put(x, y) for x, y in zip(change, bad, strict=True)]
+        return join(rows, statistics), weights
+
+    return mix
+
+
+def honest_mean(updates: list, is_honest: jax.Array) -> list:
+    """Mean [...] of the honest ones among updates [K, ...]."""
+    return [x[0] for x in average(is_honest[None], updates)]

@@ -1,0 +1,83 @@
+"""Attacks on the update that a malicious client sends."""
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax.federated.aggregation.mixing import average
+from fedfr_jax.federated.attacks.contract import Attack, honest_mean
+from fedfr_jax.schema import check_ranges
+
+ANY = (-jnp.inf, jnp.inf)
+
+
+def sign_flip() -> Attack:
+    """Minus the attacker's own update (Li et al. 2019, arXiv:1811.03761)."""
+    return Attack(change=lambda key, update: [-x for x in update])
+
+
+def scaled(*, factor: float = 10.0) -> Attack:
+    """The attacker's own update times `factor` (Bagdasaryan et al. 2018,
+    arXiv:1807.00459, section 4.2)."""
+    check_ranges("", {"factor": factor}, {"factor": ANY})
+    return Attack(change=lambda key, update: [factor * x for x in update])
+
+
+def gaussian(*, mean: float = 0.0, std: float = 1.0) -> Attack:
+    """Normal noise instead of an update, drawn anew by every attacker.
+
+    Blanchard et al. 2017, arXiv:1703.02757, section 5.
+
+    Raises:
+      ValueError: when the standard deviation is negative.
+    """
+    check_ranges("", locals(), {"mean": ANY, "std": (0, jnp.inf)})
+
+    def change(key, update):
+        keys = jax.random.split(key, len(update))
+        draw = lambda k, x: mean + std * jax.random.normal(k, x.shape, x.dtype)
+        return [draw(k, x) for k, x in zip(keys, update, strict=True)]
+
+    return Attack(change=change)
+
+
+def alie(*, tau: float = 1.5) -> Attack:
+    """A little is enough: the honest mean plus tau standard deviations, by coordinate.
+
+    Baruch et al. 2019, arXiv:1902.06156, algorithm 3, with the deviation (of a sample,
+    divided by h - 1 for h honest clients) added as in byzfl; the paper takes it off,
+    which is a negative tau.
+
+    Args:
+      tau: z of the paper, which chooses it by the numbers of clients and attackers.
+    """
+    check_ranges("", {"tau": tau}, {"tau": ANY})
+
+    def collude(updates, is_honest):
+        mean = honest_mean(updates, is_honest)
+        squares = [jnp.square(x - m[None]) for x, m in zip(updates, mean, strict=True)]
+        count = is_honest.sum()
+        share = count / jnp.maximum(count - 1, 1)
+        spread = [
+            jnp.sqrt(x[0] * share.astype(x.dtype))
+            for x in average(is_honest[None], squares)
+        ]
+        return [m + tau * s for m, s in zip(mean, spread, strict=True)]
+
+    return Attack(collude=collude)
+
+
+def inner_product(*, tau: float = 2.0) -> Attack:
+    """Minus tau times the honest mean: the inner product with it is negative.
+
+    Xie et al. 2020, arXiv:1903.03936, section 4. Fall of empires (FOE) in the
+    convention (1 - tau) times the mean is this with tau - 1.
+
+    Args:
+      tau: epsilon of the paper.
+    """
+    check_ranges("", {"tau": tau}, {"tau": ANY})
+
+    def collude(updates, is_honest):
+        return [-tau * x for x in honest_mean(updates, is_honest)]
+
+    return Attack(collude=collude)

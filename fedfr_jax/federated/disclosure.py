@@ -1,0 +1,143 @@
+"""What leaves a client: sent, received, seen by whom, covered by what.
+
+Read off the traced round of a client, not off what an algorithm says of itself.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedfr_jax import trees
+from fedfr_jax.federated import sums
+from fedfr_jax.federated.communication import ClientTrace, Communication
+from fedfr_jax.types import Algorithm, PyTree, Summary
+
+MIB = 2**20
+
+
+class SentArray(NamedTuple):
+    """An array of what goes from a client to the server, or back, or stays."""
+
+    name: str  # "update/params/head/kernel"
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """As it is, not compressed."""
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+class Disclosure(NamedTuple):
+    """What one client of a round gives away, and what it gets."""
+
+    summed: tuple[SentArray, ...]  # sent, and added up over the cohort
+    per_client: tuple[SentArray, ...]  # sent, and looked at client by client
+    received: tuple[SentArray, ...]  # of the server, that the client computes with
+    kept: tuple[SentArray, ...]  # stays with the client
+    metrics: tuple[str, ...]  # numbers that a run writes down for every client
+    communication: Communication
+    is_exact: bool  # the update is summed as whole numbers, as a secure sum does
+    covered: str = ""  # by what differential privacy, "" where there is none
+
+
+def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosure:
+    """What the clients of a method give away.
+
+    Args:
+      trace: of `communication.trace_client` of the same algorithm.
+      row: personal state of one client, arrays or shapes.
+    """
+    output, summary = trace.output, trace.summary
+    update = _named({"update": output.update}) if summary is not None else []
+    is_seen = summary is not None and bool(sums.without_kept(summary)[1])
+    return Disclosure(
+        summed=(*([] if is_seen else update), *_named({"sums": output.sums})),
+        per_client=(
+            *(update if is_seen else []),
+            *_named({"per_client": output.per_client}),
+        ),
+        received=tuple(_array(name, x) for name, x in trace.received),
+        kept=tuple(_named({"personal": row})),
+        metrics=tuple(sorted(output.metrics)),
+        communication=trace.communication,
+        is_exact=summary is not None and _is_exact(summary),
+        covered=_covered(algorithm.privacy) if algorithm.privacy else "",
+    )
+
+
+def _covered(privacy: Any) -> str:
+    """What the mechanism of `federated.privacy` does to an update."""
+    where = "by every client" if privacy.is_local else "by the server, on the sum"
+    return (
+        f"all that is summed, clipped to {privacy.clip_norm:g} as a whole, with noise "
+        f"of multiplier {privacy.noise_multiplier:g} added {where}; not the numbers "
+        "that are written down for every client"
+    )
+
+
+def format_disclosure(method: str, found: Disclosure) -> str:
+    """The same in words, some lines for each of who sees what."""
+    sees = (
+        "each client's update, as its rule or links need all of them"
+        if any(x.name.startswith("update") for x in found.per_client)
+        else "the sum over the cohort; a secure sum can hide single updates"
+        if found.is_exact
+        else "each client's update, of which it needs the sum alone: with the link "
+        "`quantize` a secure sum can hide single ones"
+    )
+    if not (found.summed or found.per_client):
+        sees = "nothing"
+    up, down = found.communication
+    lines = [
+        f"{method}",
+        f"  sent up, {up / MIB:.3g} MiB per client and round",
+        *_listed("summed over the cohort", found.summed),
+        *_listed("seen client by client", found.per_client),
+        f"  sent down, {down / MIB:.3g} MiB",
+        *_listed("read by every client of the cohort", found.received),
+        "  stays with the client",
+        *_listed("personal state", found.kept),
+        f"  the server sees {sees}.",
+        f"  differential privacy covers {found.covered or 'nothing'}.",
+        f"  written down for every client: {', '.join(found.metrics)}.",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(what: str, arrays: Sequence[SentArray], most: int = 8) -> list[str]:
+    """Lines for arrays, the largest first."""
+    if not arrays:
+        return [f"    {what}: nothing"]
+    ordered = sorted(arrays, key=lambda x: -x.num_bytes)
+    size = sum(x.num_bytes for x in arrays)
+    lines = [f"    {what}: {len(arrays)} arrays, {size / MIB:.3g} MiB"]
+    lines += [f"      {x.name} {x.shape} {x.dtype}" for x in ordered[:most]]
+    rest = len(arrays) - most
+    return lines + ([f"      and {rest} more"] if rest > 0 else [])
+
+
+def _named(tree: PyTree) -> Iterable[SentArray]:
+    return [
+        _array(trees.path_name(path), x)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _array(name: str, x) -> SentArray:
+    """`x` under its path, without the wrappers of an algorithm around another."""
+    parts = [part.lstrip(".") for part in name.split("/")]
+    return SentArray(
+        "/".join(part for part in parts if part != "inner"),
+        tuple(x.shape),
+        str(x.dtype),
+    )
+
+
+def _is_exact(summary: Summary) -> bool:
+    """Whether the update is whole numbers when it is summed."""
+    leaves = jax.tree.leaves(summary.update)
+    return bool(leaves) and all(jnp.issubdtype(x.dtype, jnp.integer) for x in leaves)

@@ -1,0 +1,148 @@
+"""Secure sums, simulated: the server sees masked updates and their sum, nothing else.
+
+Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
+learning". Client i adds to its int32 codes, modulo 2^32, a mask of its own and one for
+each other client, which i adds and j takes off. Seeds of masks are shared among all
+clients by Shamir's scheme, so that enough survivors reveal the own masks of those whose
+codes arrived, and the keys of those whose did not. A client reveals one of the two
+about another, never both.
+
+In numpy, for tests and teaching: keys are of 31 bits and nobody lies. A run's rounds
+need none of it to know what comes out: `aggregation.exact_sum` adds the same numbers.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+PRIME, GENERATOR = 2**31 - 1, 7  # of keys and shares; 7 generates all but 0
+
+
+class SecureSum(NamedTuple):
+    """What the server has seen, and found."""
+
+    received: np.ndarray  # [survivors, P] uint32
+    total: np.ndarray  # [P] int32, the sum over survivors
+
+
+def secure_sum(
+    codes: np.ndarray, has_dropped: np.ndarray, *, threshold: int, seed: int = 0
+) -> SecureSum:
+    """The sum of the survivors' codes, by way of masks.
+
+    Args:
+      codes: [K, P] int32 of all clients.
+      has_dropped: [K] bool, who is gone after masks are agreed and before codes arrive.
+      threshold: shares that reveal a secret, at most the survivors.
+
+    Raises:
+      ValueError: when fewer clients survive.
+    """
+    number, size = codes.shape
+    survivors = np.flatnonzero(~np.asarray(has_dropped))
+    if len(survivors) < threshold:
+        raise ValueError(
+            f"threshold must be at most the clients who are left, got {threshold} for "
+            f"{len(survivors)} of {number}. Lower it, or let fewer drop out."
+        )
+    rng = np.random.default_rng(seed)
+    keys, seeds = rng.integers(1, PRIME - 1, (2, number)).tolist()
+    public = [pow(GENERATOR, key, PRIME) for key in keys]
+    key_shares, seed_shares = (
+        [share_secret(x, threshold, number, rng) for x in each]
+        for each in (keys, seeds)
+    )
+    pairs = {
+        (i, j): draw_mask(pow(public[j], keys[i], PRIME), size)
+        for i, j in itertools.combinations(range(number), 2)
+    }
+    masked = mask_codes(codes, [draw_mask(x, size) for x in seeds], pairs)
+    # What is asked of the first survivors: the seeds of those who are there, the keys
+    # of those who are not.
+    asked = survivors[:threshold]
+    revealed = lambda shares: recover([shares[i] for i in asked], asked + 1)
+    self_masks = {
+        i: draw_mask(revealed(seed_shares[i]), size) for i in survivors.tolist()
+    }
+    pair_masks = {}
+    for i in np.flatnonzero(has_dropped).tolist():
+        key = revealed(key_shares[i])
+        for j in survivors.tolist():
+            mask = draw_mask(pow(public[j], key, PRIME), size)
+            pair_masks[min(i, j), max(i, j)] = mask
+    received = masked[survivors]
+    total = unmask(
+        received.sum(axis=0, dtype=np.uint32), survivors, self_masks, pair_masks
+    )
+    return SecureSum(received, total.view(np.int32))
+
+
+def draw_mask(seed: int, size: int) -> np.ndarray:
+    """[P] uint32, uniform, a function of the seed."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2**32, size, dtype=np.uint32)
+
+
+def mask_codes(
+    codes: np.ndarray, self_masks: Sequence, pair_masks: Mapping
+) -> np.ndarray:
+    """Codes [K, P] int32 under masks, [K, P] uint32.
+
+    Args:
+      self_masks: [K] of [P] uint32.
+      pair_masks: {(i, j): [P] uint32} for i < j, which i adds and j takes off.
+    """
+    masked = codes.astype(np.int32).view(np.uint32) + np.asarray(self_masks)
+    for (i, j), mask in pair_masks.items():
+        masked[i] += mask
+        masked[j] -= mask
+    return masked
+
+
+def unmask(
+    total: np.ndarray, survivors: Sequence, self_masks: Mapping, pair_masks: Mapping
+) -> np.ndarray:
+    """The sum [P] uint32 of survivors' codes, of the sum of what they sent.
+
+    Args:
+      self_masks: {i: [P]} of the survivors.
+      pair_masks: {(i, j): [P]} of each survivor with each client who dropped out.
+    """
+    found, survivors = total.copy(), set(np.asarray(survivors).tolist())
+    for mask in self_masks.values():
+        found -= mask
+    for (i, _), mask in pair_masks.items():
+        found += -mask if i in survivors else mask
+    return found
+
+
+def share_secret(secret: int, threshold: int, number: int, rng) -> list[int]:
+    """Shamir's shares at x = 1, ..., number: any `threshold` of them are the secret."""
+    coefs = [secret, *rng.integers(0, PRIME, threshold - 1).tolist()]
+    return [polynomial(coefs, x) for x in range(1, number + 1)]
+
+
+def polynomial(coefs: Sequence[int], x: int) -> int:
+    """sum_i coefs[i] x^i modulo PRIME."""
+    return sum(c * pow(x, i, PRIME) for i, c in enumerate(coefs)) % PRIME
+
+
+def recover(shares: Sequence[int], points: Sequence[int]) -> int:
+    """The secret of shares at some points x, by Lagrange's weights at 0."""
+    weights = lagrange_at_zero([int(x) for x in points])
+    return sum(w * s for w, s in zip(weights, shares, strict=True)) % PRIME
+
+
+def lagrange_at_zero(points: Sequence[int]) -> list[int]:
+    """Weights of values at `points` in the value at 0, modulo PRIME."""
+    weights = []
+    for x in points:
+        above, below = 1, 1
+        for other in points:
+            if other != x:
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights

@@ -1,0 +1,31 @@
+"""What leaves a client in each stage of an experiment, before anything runs."""
+
+import jax
+import numpy as np
+
+from fedfr_jax.federated.communication import trace_client
+from fedfr_jax.federated.disclosure import Disclosure, disclose
+from fedfr_jax.plan.federated import round_shapes
+from fedfr_jax.plan.stages import count_examples, init_stage
+from fedfr_jax.types import CentralTrainer, Experiment
+
+
+def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
+    """What the clients of a stage give away; None of central training, without any.
+
+    Args:
+      experiment: its images are never read.
+    """
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, CentralTrainer):
+        return None
+    batching, population = experiment.batching, experiment.task.population
+    start, examples = init_stage(experiment, name), count_examples(experiment)
+    shapes = round_shapes(experiment, trainer, batching, start, examples)
+    plain = lambda tree: jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree
+    )
+    largest = int(population.sizes(np.arange(population.num_clients)).max())
+    given = plain((shapes.server, shapes.row, shapes.extra, shapes.table))
+    trace = trace_client(trainer.algorithm, batching, largest, *given)
+    return disclose(trainer.algorithm, trace, shapes.row)

@@ -1,0 +1,129 @@
+"""Compression: error feedback and codes by hand-made numbers, and bits of messages."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated.aggregation import (
+    chain,
+    compress,
+    weighted_mean,
+    with_aggregation,
+)
+from fedfr_jax.federated.aggregation.compress import (
+    random_k,
+    rotate,
+    sign,
+    stochastic_quantize,
+    top_k,
+)
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.types import LinkState, Message
+from tests.federated.test_aggregation import aggregate
+from tests.federated.toys import LOCAL, close
+
+
+@pytest.fixture
+def arrays(golden):
+    return golden("compression")
+
+
+def sent_and_errors(link, updates):
+    """What a client sends in rounds of `updates` [R, d], and the error after each."""
+    error, found = [jnp.zeros(updates.shape[1])], []
+    send = jax.jit(link.summarize)
+    for number, update in enumerate(updates):
+        state, key = LinkState((), error), jax.random.key(number)
+        summary, _ = send(key, state, [jnp.asarray(update)], jnp.ones(()))
+        error = summary.personal
+        found.append((summary.update[0], error[0]))
+    return map(np.array, zip(*found, strict=True))
+
+
+LINKS = {"topk": functools.partial(top_k, fraction=0.2), "sign": sign}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_error_feedback_adds_what_was_left_out(arrays, name):
+    make, updates = LINKS[name], arrays["ef_g"]
+    with jax.enable_x64(True):
+        sent, errors = sent_and_errors(make(), updates)
+        close(sent, arrays[f"ef_{name}_sent"])
+        close(errors, arrays[f"ef_{name}_error"])
+        close(sent.sum(axis=0) + errors[-1], updates.sum(axis=0))
+        link = chain(make(error_feedback=False), weighted_mean())
+        close(aggregate(link, updates[:1])[0], arrays[f"noef_{name}"][0])
+
+
+def test_random_numbers_are_k_of_all_and_without_feedback_unbiased(arrays):
+    with jax.enable_x64(True):
+        sent, errors = sent_and_errors(random_k(fraction=0.2), arrays["ef_g"])
+        close(sent.sum(axis=0) + errors[-1], arrays["ef_g"].sum(axis=0))
+        assert ((sent != 0).sum(axis=1) == 4).all()
+        assert len({tuple(np.flatnonzero(row)) for row in sent}) > 1
+        index = arrays["ef_randk_index"][0]
+        only = compress.only_at(jnp.asarray(arrays["ef_g"][0]), index)
+        close(only * 5, arrays["noef_randk_unbiased"][0])
+        link = random_k(fraction=0.2, error_feedback=False)
+        send = lambda key: link.summarize(key, (), [jnp.ones(20)], 1.0)[0].update[0]
+        many = jax.vmap(send)(jax.random.split(jax.random.key(0), 2000))
+        np.testing.assert_allclose(many.mean(axis=0), np.ones(20), atol=0.2)
+
+
+def test_a_sign_of_nothing_is_nothing(arrays):
+    with jax.enable_x64(True):
+        link = chain(sign(error_feedback=False), weighted_mean())
+        found, _ = aggregate(link, arrays["sign_zero_v"][None])
+    close(found, arrays["sign_zero_sent"])
+
+
+def test_a_rotation_is_hadamards_and_its_way_back(arrays):
+    with jax.enable_x64(True):
+        padded = np.pad(arrays["had_x"], (0, 12))
+        found = compress.hadamard_blocks(jnp.asarray(arrays["had_signs"] * padded))
+        close(found, arrays["had_y"])
+        x, key = jax.random.normal(jax.random.key(1), (3, 700, 1)), jax.random.key(0)
+        turned = compress.rotated(key, x)
+        close(jnp.linalg.norm(turned), jnp.linalg.norm(x))
+        close(compress.rotated_back(key, turned), x)
+        assert jnp.abs(turned - x).max() > 1
+
+
+def test_rotated_numbers_lose_less_to_few_bits():
+    """Of updates with one large number among small ones, on average over clients."""
+    updates = np.random.default_rng(0).normal(size=(8, 4096)).astype(np.float32)
+    updates[:, 0] = 100
+    links = stochastic_quantize(bits=2), weighted_mean()
+    errors = []
+    for before in ([], [rotate()]):
+        run = jax.jit(lambda x, links=(*before, *links): aggregate(chain(*links), x)[0])
+        errors.append(np.linalg.norm(run(updates) - updates.mean(axis=0)))
+    assert errors[1] < errors[0] / 3
+
+
+@pytest.mark.parametrize(
+    "links, bits",
+    [
+        ([top_k(fraction=0.01)], 10 * 32 + 10 * 10),  # of 1024 numbers
+        ([random_k(fraction=0.01)], 10 * 32 + 32),
+        ([sign()], 1024 + 2 * 32),
+        ([stochastic_quantize(bits=4)], 4 * 1024 + 2 * 64),
+        ([rotate(), stochastic_quantize(bits=1)], 1024 + 2 * 64),
+        ([stochastic_quantize(bits=4), top_k(fraction=0.01)], 10 * 14 + 2 * 64),
+    ],
+)
+def test_bits_of_a_message_are_counted(links, bits):
+    assert chain(*links).compress(Message((1000, 24), (32, 32))).num_bits == bits
+
+
+def test_links_that_would_fill_the_zeros_are_refused_behind_top_k():
+    for link in (sign(), rotate(), stochastic_quantize()):
+        with pytest.raises(ValueError, match="before top_k .*Change their order"):
+            with_aggregation(fedavg(LOCAL), top_k(), link)
+    for make in (top_k, random_k):
+        for fraction in (0.0, 1.5):
+            with pytest.raises(ValueError, match="fraction must"):
+                make(fraction=fraction)

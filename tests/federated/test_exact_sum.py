@@ -1,0 +1,160 @@
+"""Whole-number sums, and secure sums of them: every bit, whoever adds up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedfr_jax.federated import secure_sum as secure
+from fedfr_jax.federated.aggregation import (
+    clip_by_global_norm,
+    median,
+    with_aggregation,
+)
+from fedfr_jax.federated.aggregation.attention import attention
+from fedfr_jax.federated.aggregation.exact_sum import decode, encode, quantize
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.secure_sum import secure_sum
+from tests.contracts import test_algorithms as contracts
+from tests.federated.test_aggregation import aggregate, network_of, play_updates
+from tests.federated.toys import LOCAL
+
+
+@pytest.fixture
+def arrays(golden):
+    return golden("compression")
+
+
+@pytest.mark.parametrize("power", [20, 28])
+def test_codes_are_rounded_by_chance_and_their_sum_wraps_where_the_bound_says(
+    arrays, power
+):
+    """At 2^28 for 20 clients of numbers up to 1 the sum is beyond 32 bits."""
+    updates, scale = arrays["mod_updates"], 2.0**power
+    with jax.enable_x64(True):
+        codes = encode(jnp.asarray(updates), jnp.asarray(arrays["mod_uniform"]), scale)
+        total = codes.sum(axis=0, dtype=jnp.int32)
+        mean = np.asarray(decode(total, scale)) / len(updates)
+    np.testing.assert_array_equal(codes, arrays[f"mod_s2p{power}_stoch_code"])
+    np.testing.assert_array_equal(total, arrays[f"mod_s2p{power}_stoch_sum"])
+    np.testing.assert_allclose(mean, arrays[f"mod_s2p{power}_stoch_mean"], rtol=1e-12)
+    is_wrapped = np.abs(mean - updates.mean(axis=0)) > 1e-3
+    np.testing.assert_array_equal(is_wrapped, arrays[f"mod_s2p{power}_stoch_wrapped"])
+    most = quantize(range=1, levels=2 * 2**power).max_clients
+    assert is_wrapped.any() == (len(updates) > most)
+
+
+def test_the_aggregate_is_the_mean_to_a_step_and_its_bits_do_not_depend_on_places():
+    """Nor on the order of the clients; of updates whose plain sums do."""
+    updates = np.random.default_rng(0).normal(size=(9, 18)).astype(np.float32)
+    links = clip_by_global_norm(max_norm=3.0), quantize(range=64)
+    ends = [
+        play_updates(updates, *links, weighting="num_examples", where=where).servers[0]
+        for where in ((1, 1), (2, 2), (4, 1))
+    ]
+    for end in ends[1:]:
+        np.testing.assert_array_equal(network_of(end), network_of(ends[0]))
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    clipped = updates * np.minimum(1, 3 / norms)
+    mean = np.average(clipped, axis=0, weights=np.arange(1, 10))
+    np.testing.assert_allclose(network_of(ends[0]), mean, atol=9 * 2**-15 / 45)
+
+
+@pytest.mark.slow
+def test_trained_clients_sum_to_the_same_bits_on_any_devices():
+    name = "linked quantize"
+    ends = [
+        contracts.rounds(name, contracts.simulated(name, *where), (0, 1))[:2]
+        for where in ((1, 1), (2, 1), (4, 1))
+    ]
+    for end in ends[1:]:
+        contracts.assert_same_bits(end, ends[0])
+
+
+def test_numbers_outside_the_range_are_cut_and_counted():
+    link = with_aggregation(fedavg(LOCAL), quantize(range=2.0)).aggregator
+    updates = np.array([[0.5, 3.0, -9.0, 1.0]] * 2, np.float32)
+    found, _ = aggregate(link, updates)
+    np.testing.assert_allclose(found, [0.5, 2, -2, 1], atol=1e-5)
+    summary = link.summarize(jax.random.key(0), (), updates[0], jnp.ones(()))
+    assert summary[1]["clipped_share"] == 0.5
+
+
+def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():
+    algorithm = with_aggregation(fedavg(LOCAL), quantize())
+    algorithm.check_cohort(1023)
+    with pytest.raises(ValueError, match="cohort_size must be at most 1023 .* 32 bits"):
+        algorithm.check_cohort(1024)
+    with pytest.raises(ValueError, match="range must"):
+        quantize(range=0)
+    for last in (median(), attention()):
+        with pytest.raises(ValueError, match="must end with link 1"):
+            with_aggregation(fedavg(LOCAL), last, quantize())
+
+
+# --- The masked protocol
+
+
+def test_masks_and_what_takes_them_off_are_the_golden_ones(arrays):
+    pairs = zip(arrays["pm_pairs"].tolist(), arrays["pm_pair_masks"], strict=True)
+    pairs, masks = {tuple(p): m for p, m in pairs}, arrays["pm_self_masks"]
+    masked = secure.mask_codes(arrays["pm_encoded"].view(np.int32), masks, pairs)
+    np.testing.assert_array_equal(masked, arrays["pm_masked"])
+    dropped = set(arrays["pm_dropped"].tolist())
+    left = [i for i in range(6) if i not in dropped]
+    total = masked[left].sum(axis=0, dtype=np.uint32)
+    np.testing.assert_array_equal(total, arrays["pm_survivor_sum_masked"])
+    known = {p: m for p, m in pairs.items() if len(dropped & {*p}) == 1}
+    found = secure.unmask(total, left, {i: masks[i] for i in left}, known)
+    np.testing.assert_array_equal(found, arrays["pm_recovered"])
+    assert secure.PRIME == arrays["shamir_prime"]
+    points = arrays["shamir_used_x"].tolist()
+    assert secure.lagrange_at_zero(points) == arrays["shamir_lagrange"].tolist()
+    for secret, coefs, shares in zip(
+        *(arrays[f"shamir_{x}"].tolist() for x in ("secrets", "coefs", "shares")),
+        strict=True,
+    ):
+        each = [secure.polynomial([secret, *coefs], x) for x in range(1, 7)]
+        assert each == shares
+        assert secure.recover([shares[x - 1] for x in points], points) == secret
+
+
+def test_two_shares_of_three_say_nothing():
+    rng = np.random.default_rng(0)
+    shares = secure.share_secret(12345, 3, 5, rng)
+    assert secure.recover(shares[:3], [1, 2, 3]) == 12345
+    assert secure.recover(shares[:2], [1, 2]) != 12345
+
+
+@pytest.mark.parametrize("dropped", [[], [1, 4, 7]])
+def test_a_secure_sum_is_the_plain_sum_of_who_is_left(dropped):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-(2**31), 2**31, (10, 50)).astype(np.int32)
+    is_gone = np.isin(np.arange(10), dropped)
+    found = secure_sum(codes, is_gone, threshold=7)
+    plain = codes[~is_gone].sum(axis=0, dtype=np.int32)
+    np.testing.assert_array_equal(found.total, plain)
+    with pytest.raises(ValueError, match="threshold must .* 8 for 7 of 10"):
+        secure_sum(codes, np.arange(10) < 3, threshold=8)
+
+
+def chi_squared(words):
+    """Of the bytes of uint32 words against a uniform law, over its 255 degrees."""
+    single = np.ascontiguousarray(words).view(np.uint8).ravel()
+    counts = np.bincount(single, minlength=256)
+    expected = counts.sum() / 256
+    return ((counts - expected) ** 2 / expected).sum() / 255
+
+
+def test_single_updates_look_uniform_to_the_server_as_plain_ones_do_not():
+    """Codes that are all alike, for each client and over the runs of one number."""
+    codes = np.full((6, 4096), 77, np.int32)
+    received = secure_sum(codes, np.zeros(6, bool), threshold=4).received
+    assert all(chi_squared(row) < 1.5 for row in received)
+    assert chi_squared(codes.view(np.uint32)) > 100
+    rng = np.random.default_rng(0)
+    runs = [
+        secure_sum(codes[:3, :1], np.zeros(3, bool), threshold=2, seed=s).received[0]
+        for s in rng.integers(0, 2**31, 2000)
+    ]
+    assert chi_squared(np.array(runs)) < 1.5
