@@ -10,9 +10,9 @@ import fedfr_jax as ff
 from fedfr_jax.federated.aggregation import build_links
 from fedfr_jax.models.small_networks import mlp
 
-NUM_CLIENTS, ROUNDS, SEED = 20, 12, 0
-NUM_TRAIN, NUM_TEST = 2400, 1000
-MODEL = mlp((28, 28, 1), hidden=32, num_classes=10)
+NUM_CLIENTS, ROUNDS, SEED = 20, 15, 0
+NUM_TRAIN, NUM_TEST = 4000, 2000
+MODEL = mlp((28, 28, 1), hidden_dim=64, num_classes=10)
 TARGET = 0  # of the backdoor
 
 
@@ -54,7 +54,7 @@ def loss(variables, batch, key):
 
 def fedavg() -> ff.Algorithm:
     """Clients count equally, as attackers could overstate their examples."""
-    training = ff.LocalTraining(loss, ff.sgd(momentum=0.9), learning_rate=0.1)
+    training = ff.LocalTraining(loss, ff.sgd(momentum=0.9), learning_rate=0.05)
     return ff.fedavg(training, weighting="uniform")
 
 
@@ -71,7 +71,7 @@ def train(algorithm, data, test_images, test_labels, rounds=ROUNDS):
         algorithm,
         data,
         MODEL.init(jax.random.key(SEED)),
-        batch_size=20,
+        batch_size=32,
         local_epochs=1,
         clients_per_device=NUM_CLIENTS // len(jax.devices()),
         seed=SEED,

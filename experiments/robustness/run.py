@@ -17,7 +17,7 @@ import numpy as np
 import fedfr_jax as ff
 
 HERE = pathlib.Path(__file__).parent
-SHARES = (0.1, 0.3)
+SHARES = (0.3, 0.1)
 ATTACKS = {
     "sign_flip": {},
     "label_flip": {},
