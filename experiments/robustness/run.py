@@ -21,7 +21,7 @@ SHARES = (0.3, 0.1)
 ATTACKS = {
     "sign_flip": {},
     "label_flip": {},
-    "gaussian": {"std": 0.1},
+    "gaussian": {"std": 1.0},
     "scaled": {"factor": -5.0},
     "alie": {"tau": 1.5},
     "inner_product": {"tau": 2.0},
