@@ -41,6 +41,13 @@ class Own(NamedTuple):
     # Differential privacy for whole clients: keywords of `ff.private`, of which
     # `clip_norm`, `delta` and `noise_multiplier` or `epsilon` are given.
     privacy: Mapping | None = None
+    # Malicious clients: {"name": of `fedfr describe attacks`, "share": of all clients,
+    # settings of the attack, perhaps a "seed"}; None: all are honest.
+    attack: Mapping | None = None
+    # exclude or stop, or {"name": one of them, "max_norm": of the longest update that
+    # is not bad, "min_kept": share of a cohort below which the run stops}; None stops
+    # at updates that are not finite.
+    on_bad_update: str | Mapping | None = None
     # Of a round, instead of the federation's.
     local_epochs: int | tuple[int, ...] | None = None
 

@@ -30,6 +30,7 @@ from fedfr_jax.tasks.options import (
 from fedfr_jax.tasks.privacy import affordable_rounds, with_privacy
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
 from fedfr_jax.tasks.start_weights import initialized
+from fedfr_jax.tasks.trust import with_trust_keys
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
@@ -84,6 +85,7 @@ class MethodContext(NamedTuple):
     prefix: str = ""  # where the network's params lie, such as "backbone/"
     kept: str = ""  # pattern of leaves that stay with clients whatever a method says
     federation: Federation = Federation()  # for privacy
+    seed: int = 0  # draws attackers
     draw: Callable | None = None  # key -> variables; None is the model's own
     draw_kept: Callable | None = None  # key -> those that are `kept`
     start: Callable | None = None  # (variables of the stage before) -> variables
@@ -131,6 +133,7 @@ def method_context(
             **({"features": True} if model.apply_with_features else {}),
             **(facts or {}),
         },
+        seed=seed,
         **others,
     )
 
@@ -233,6 +236,7 @@ def federated_trainer(
         if (given := own.get("privacy")) is not None:
             num_clients = of.facts["num_clients"]
             made = with_privacy(made, section, given, of.federation, num_clients)
+        made = with_trust_keys(made, section, own, of.facts["num_clients"], of.seed)
         jax.eval_shape(made.init, of.shapes)  # a pattern must match: before any compile
     network = made.global_model if made.has_global_model else None
     if of.network:

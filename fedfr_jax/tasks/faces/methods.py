@@ -115,6 +115,10 @@ MARGIN = FaceTerms._fields[:4]
 PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
+# Keys of a method that are about what the server is sent.
+SERVER_KEYS = ("privacy", "attack", "on_bad_update")
+
+
 class FaceMethod(NamedTuple):
     """A federated method, before there are images."""
 
@@ -215,7 +219,7 @@ def face_method(
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
             # A client's own work after the last round, which the server never sees.
-            plain = {k: v for k, v in options.items() if k != "privacy"}
+            plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
             last = last_round(terms.adaptation, section, plain, of, model)
         if apart := spread_apart(terms.spreadout, terms.spreadout_options):
             algorithm = fedface(algorithm, apart, num_clients=num_clients)

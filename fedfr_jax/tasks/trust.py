@@ -1,0 +1,40 @@
+"""Hostile and broken clients of a method: the keys `attack` and `on_bad_update`."""
+
+from collections.abc import Mapping
+
+from fedfr_jax.federated.aggregation import with_update_checks
+from fedfr_jax.federated.attacks import ATTACKS
+from fedfr_jax.federated.attacks.contract import attack_algorithm
+from fedfr_jax.schema import call, choose
+from fedfr_jax.types import Algorithm
+
+
+def with_trust_keys(
+    algorithm: Algorithm, section: str, own: Mapping, num_clients: int, seed: int
+) -> Algorithm:
+    """`algorithm` with the attackers and checks that a method asks for.
+
+    Args:
+      own: `attack` is {"name": of ATTACKS, "share": of all clients, settings}, with a
+        `seed` that is the config's unless given; `on_bad_update` is exclude or stop, or
+        {"name": one of them, `max_norm`, `min_kept` of `with_update_checks`}.
+
+    Raises:
+      ValueError: for an unknown name or key, a missing one, or a number out of range.
+    """
+    if (given := own.get("attack")) is not None:
+        rest, where = dict(given), f"config.{section}.attack"
+        if "share" not in rest:
+            raise ValueError(f"{where} needs the key share, of all clients.")
+        share, seed = rest.pop("share"), rest.pop("seed", seed)
+        attack = choose(f"{section}.attack", ATTACKS, rest)
+        algorithm = attack_algorithm(
+            algorithm, attack, share=share, num_clients=num_clients, seed=seed
+        )
+    if (given := own.get("on_bad_update")) is not None:
+        rest = {"name": given} if isinstance(given, str) else dict(given)
+        action = {"on_bad_update": rest.pop("name", None), **rest}
+        algorithm = call(
+            f"{section}.on_bad_update", with_update_checks, action, algorithm
+        )
+    return algorithm
