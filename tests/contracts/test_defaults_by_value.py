@@ -95,7 +95,8 @@ LINKS = {
     "krum": {"num_malicious_clients": 1, "num_clients_to_keep": 1},
     "median": {},
     "rfa": {"smoothing": 1e-6},
-    "stochastic_quantize": {"bits": 8},
+    "quantize": {"range": 8.0, "levels": 2**22},
+    "stochastic_quantize": {"bits": 8, "error_feedback": False},
     "trimmed_mean": {"trim_fraction": 0.1},
 }
 LOCAL = {

@@ -43,7 +43,9 @@ TOO_LARGE = {
     "trimmed_mean": {"trim_fraction": 0.5},
 }
 NOT_ZERO = {
+    "adaptive_robust_clipping": ("num_malicious_clients",),
     "afl": ("num_classes", "domain_window_size"),
+    "bucketing": ("clients_per_bucket",),
     "bulyan": ("num_malicious_clients",),
     "centered_clip": ("max_norm",),
     "clip_by_global_norm": ("max_norm",),
@@ -61,11 +63,15 @@ NOT_ZERO = {
     "kd": ("distill_every",),
     "krum": ("num_clients_to_keep",),
     "local_of": ("decay_rounds",),
+    "nearest_neighbor_mixing": ("num_malicious_clients",),
     "perfedavg": ("hf_delta", "inner_learning_rate"),
     "pfedme": ("personal_learning_rate", "inner_steps"),
+    "quantize": ("range", "levels"),
+    "random_k": ("fraction",),
     "rfa": ("smoothing",),
     "scaffold": ("num_clients",),
     "stochastic_quantize": ("bits",),
+    "top_k": ("fraction",),
 }
 
 

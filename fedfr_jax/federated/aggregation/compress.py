@@ -18,7 +18,7 @@ import numpy as np
 
 from fedfr_jax.data.permutation import permute
 from fedfr_jax.federated.aggregation.contract import keep, no_state, split
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.schema import POSITIVE, check_ranges, check_seed
 from fedfr_jax.types import Aggregator, LinkState, Message, Summary
 
 SHARE = (POSITIVE[0], 1)
@@ -137,7 +137,11 @@ def rotate(*, seed: int = 0) -> Aggregator:
 
     Args:
       seed: of the signs.
+
+    Raises:
+      ValueError: when the seed is out of its range.
     """
+    check_seed("seed", seed)
 
     def turned(change, turn):
         keys = jax.random.split(jax.random.key(seed), max(len(change), 1))
