@@ -34,7 +34,7 @@ $(READY): requirements.txt pyproject.toml setup.py
 	@cp requirements.txt $@
 
 demo: $(READY)
-	$(RUN) -m fedfr_jax train --config=fedfr/demo --workdir=runs/demo --overwrite $(ARGS)
+	$(RUN) -m fedfr_jax demo --workdir=runs/demo --overwrite $(ARGS)
 
 docs: $(READY)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt

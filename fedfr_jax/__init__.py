@@ -10,7 +10,8 @@ when it is first asked for, so that a command starts without JAX.
 import ast
 import importlib
 import pathlib
-from importlib import metadata
+
+from fedfr_jax.version import library_version
 
 
 def _places() -> dict[str, str]:
@@ -38,10 +39,7 @@ RENAMED = {
 def __getattr__(name: str):
     """A public name, or the version."""
     if name == "__version__":
-        try:
-            return metadata.version("fedfr_jax")
-        except metadata.PackageNotFoundError:  # a folder that nobody installed
-            return "0+unknown"
+        return library_version()
     if name in RENAMED:
         raise AttributeError(f"ff.{name} is now ff.{RENAMED[name]}.")
     if name not in _PLACES:

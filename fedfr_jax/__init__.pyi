@@ -93,6 +93,8 @@ from fedfr_jax.losses import register_loss as register_loss
 from fedfr_jax.mesh import make_mesh as make_mesh
 from fedfr_jax.models import MODELS as MODELS
 from fedfr_jax.models import register_model as register_model
+from fedfr_jax.runs.trackers import SINKS as SINKS
+from fedfr_jax.runs.trackers import register_sink as register_sink
 from fedfr_jax.tasks import TASKS as TASKS
 from fedfr_jax.tasks import register_task as register_task
 from fedfr_jax.types import Algorithm as Algorithm

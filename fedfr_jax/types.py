@@ -682,6 +682,31 @@ class ImageGrid(NamedTuple):
     legend: Mapping[str, tuple[int, int, int]] = MappingProxyType({})  # name: color
 
 
+class ScoredPairs(NamedTuple):
+    """Pairs of images with the score that a model gives them, for people to look at."""
+
+    images: np.ndarray  # uint8 [n, 2, H, W, 3]
+    scores: np.ndarray  # [n]
+    is_same: np.ndarray  # [n] bool: of one identity
+    names: Sequence[tuple[str, str]]  # [n] of the two identities
+    threshold: float  # a pair with a higher score is accepted
+
+
+class EmbeddingMap(NamedTuple):
+    """Embeddings of some identities in the plane."""
+
+    points: np.ndarray  # [n, 2]
+    labels: Sequence[str]  # [n] identities
+    explained: float  # part of the variance in the plane, in [0, 1]
+
+
+class Samples(NamedTuple):
+    """What of an evaluation is shown and not counted."""
+
+    pairs: Mapping[str, ScoredPairs] = MappingProxyType({})
+    maps: Mapping[str, EmbeddingMap] = MappingProxyType({})
+
+
 class Evaluation(NamedTuple):
     """What an evaluator found."""
 
@@ -690,6 +715,7 @@ class Evaluation(NamedTuple):
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
     images: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
     image_grids: Mapping[str, ImageGrid] = MappingProxyType({})
+    samples: Callable[[], Samples] | None = None  # made where a report asks for them
 
 
 class Evaluator(NamedTuple):

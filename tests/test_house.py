@@ -14,12 +14,12 @@ PACKAGE = ROOT / "fedfr_jax"
 FLOORS = (
     ("renamed_keys",),
     ("configs", "digest_json", "distributed", "files", "json_files", "mesh")
-    + ("scanned_blocks", "schema", "text", "trees", "types"),
+    + ("metric_names", "scanned_blocks", "schema", "text", "trees", "types", "version"),
     ("data", "evaluation", "losses", "models", "scaling"),
     ("central", "federated"),
     ("tasks",),
     ("runs",),
-    ("deploy", "plan"),
+    ("deploy", "plan", "viewer"),
     ("config",),
     ("__init__", "__main__", "api", "cli", "loading"),
 )
@@ -30,6 +30,7 @@ SIDEWAYS |= {("__main__", "cli"), ("cli", "__init__"), ("cli", "api")}
 SIDEWAYS |= {("cli", "loading"), ("loading", "api")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
 LAZY += "|dp_accounting|jax_privacy"
+LAZY += "|jinja2|vl_convert|starlette|uvicorn|wandb|trackio|mlflow"
 # A client's step, a central one, and the server's on rows of classes.
 GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")
 # Patterns of source text, and which files may hold them.

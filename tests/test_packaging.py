@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -17,6 +18,15 @@ from packaging.requirements import Requirement
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = (ROOT / "requirements.txt").read_text()
+NOT_PINNED = (
+    "detect",
+    "docs",
+    "export",
+    "mlflow",
+    "torch",
+    "trackio",
+    "wandb",
+)  # extras
 READY = pathlib.Path(sys.prefix) / ".ready"  # requirements.txt as it was installed
 # Where a module has another name than its package.
 PACKAGES = {
@@ -24,6 +34,7 @@ PACKAGES = {
     "faiss": "faiss-cpu",
     "PIL": "pillow",
     "orbax": "orbax-checkpoint",
+    "vl_convert": "vl-convert-python",
 }
 
 
@@ -72,12 +83,7 @@ def test_pins_are_exact_and_within_what_the_package_asks_for(python):
     for name, specifier in pinned.items():
         assert [s.operator for s in specifier] == ["=="], name
     extras = PROJECT["optional-dependencies"]
-    asked = [
-        x
-        for name in extras
-        if name not in ("detect", "docs", "export", "torch")
-        for x in extras[name]
-    ]
+    asked = [x for name in extras if name not in NOT_PINNED for x in extras[name]]
     needed = requirements([*PROJECT["dependencies"], *asked], python)
     for name, specifier in needed.items():
         assert name in pinned, name
@@ -92,17 +98,34 @@ def test_dependencies_are_what_the_library_imports():
 
 
 def built(tmp_path):
-    """The wheel, of a copy of what it is built from."""
-    source = tmp_path / "source"
-    for name in ("fedfr_jax", "configs"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, source]
-    subprocess.run(build, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    """The wheel and beside it the source archive, of a copy of the repository."""
+    source, out = tmp_path / "source", tmp_path / "dist"
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    )
+    for name in files.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    subprocess.run([sys.executable, "-m", "build", "-o", out, source], check=True)
+    (wheel,) = out.glob("*.whl")
     return wheel
+
+
+@pytest.mark.slow
+def test_what_is_uploaded_is_whole_small_and_well_described(tmp_path):
+    """Needs setuptools from the package registry."""
+    wheel = built(tmp_path)
+    (archive,) = wheel.parent.glob("*.tar.gz")
+    check = [sys.executable, "-m", "twine", "check", "--strict", wheel, archive]
+    subprocess.run(check, check=True)
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    for name in ("CITATION.cff", "SECURITY.md", "LICENSE", "configs/base.py"):
+        assert name in names
+    assert "fedfr_jax/viewer/templates/report.html" in names
+    assert not [name for name in names if name.startswith(("tests", "experiments"))]
+    assert archive.stat().st_size < 2**21
 
 
 @pytest.mark.slow
@@ -117,7 +140,7 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
         assert path.relative_to(ROOT).as_posix() in names
     for path in (ROOT / "configs").rglob("*.py"):
         assert f"fedfr_jax/{path.relative_to(ROOT).as_posix()}" in names
-    assert "fedfr_jax/py.typed" in names
+    assert {"fedfr_jax/py.typed", "fedfr_jax/viewer/templates/style.css"} <= names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
         "fedfr_jax"
     }
@@ -147,7 +170,7 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
     ]
     subprocess.run([*install, built(tmp_path)], check=True)
     changes = ["--config.federation.rounds=1", "--config.pretrain.epochs=1"]
-    command = [python, "-m", "fedfr_jax", "train", "--config=demo", *changes]
+    command = [python, "-m", "fedfr_jax", "demo", *changes]
     ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
     command.append(f"--workdir={workdir}")
     done = subprocess.run(
@@ -160,3 +183,13 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
     assert all(0 < rate < 1 for rate in rates)
     for line in ("tar@far=1e-03", "No plots: pip install 'fedfr_jax[plots]'"):
         assert line in done.stdout
+    for words, says in (
+        (["configs"], "fedfr/demo"),
+        (["doctor"], "pip install 'fedfr_jax[report]'"),
+        (["report", str(workdir)], "pip install 'fedfr_jax[report]'"),
+    ):
+        command = [python, "-m", "fedfr_jax", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=ours, capture_output=True, text=True
+        )
+        assert says in done.stdout + done.stderr

@@ -185,12 +185,19 @@ def with_home(word: str) -> str:
 
 def load_config(values: argparse.Namespace, command: str) -> ConfigDict:
     """The config that --config names, else the one that --workdir keeps."""
+    source = vars(values).get("source")
+    if source and values.config:
+        raise ValueError(f"{command}: --config must not go with --from, got both.")
     if values.config:
         name, argument = with_argument(values.config)
         return load(find(name), argument)
-    if not values.workdir:
+    if not (folder := source or values.workdir):
         raise ValueError(f"{command}: --config must name a config file, got none.")
-    kept = pathlib.Path(values.workdir) / KEPT
+    kept = pathlib.Path(folder) / KEPT
+    if source and not kept.is_file():
+        raise ValueError(
+            f"{command}: --from must be a run directory, got {source} without {KEPT}."
+        )
     if not kept.is_file():
         raise ValueError(
             f"{command}: --config must name a config file, got none and no {kept}."

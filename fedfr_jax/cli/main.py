@@ -36,6 +36,7 @@ fedfr <command> --help lists a command's flags and the sections of a config.
 
 
 COMMANDS = {  # modules of this room, imported when they run
+    "demo": "train the demo, in minutes and without a download",
     "train": "train every method of a config, or resume where a run stopped",
     "evaluate": "evaluate the checkpoints of a run again, with its evaluators or "
     "others",
@@ -45,6 +46,9 @@ COMMANDS = {  # modules of this room, imported when they run
     "launch": "start the processes of one run on this machine, and stop them together",
     "sweep": "train a grid of configs, KEY=[VALUES] for every axis; a table of all "
     "runs",
+    "report": "write one HTML page of one or several runs",
+    "runs": "list the runs in a folder: state, round, last metrics, age",
+    "serve": "serve the pages of a folder of runs, live, in a browser",
     "scaling": "fit scaling laws to a table of runs, or to the results of a sweep",
     "configs": "list the configs that come with the library",
     "describe": "list what a config can name: models, sources, algorithms, losses, ...",
@@ -54,12 +58,14 @@ COMMANDS = {  # modules of this room, imported when they run
     "verify": "verify whether two face images show the same person",
     "enroll": "enroll identities in a gallery",
     "identify": "identify the people on images by a gallery",
+    "doctor": "check the installation: packages, devices, memory, data sets",
+    "completion": "print a shell's completion of commands and flags",
 }
 
 
 def help_text() -> str:
     """The commands with one line each, and where flags and keys come from."""
-    lines = [f"  {name:9} {about}" for name, about in COMMANDS.items()]
+    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
     return "\n".join([USAGE, *lines, HELP])
 
 
@@ -78,8 +84,12 @@ def main(argv: list[str]) -> int:
         near = hint(argv[0], COMMANDS)
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")
         return 2
-    command = importlib.import_module(f"fedfr_jax.cli.{argv[0]}")
-    return run_command(command, argv[1:])
+    return run_command(load_command(argv[0]), argv[1:])
+
+
+def load_command(name: str):
+    """The module of a command."""
+    return importlib.import_module(f"fedfr_jax.cli.{name}")
 
 
 def run_command(command, argv: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 
+import fedfr_jax
 from fedfr_jax.cli.flags import (
     add_switch,
     define,
@@ -20,7 +21,8 @@ Pretrain, then train every method of a config. A run that was stopped resumes wi
 same command, and with a changed config where that leaves a trained stage as it is: a
 line says which stages are kept, taken back or trained anew; more rounds go on from the
 last one. --restart=fedfr trains a method alone again, --overwrite starts all from the
-beginning. What a config needs is said before by fedfr plan.
+beginning. --from=runs/a trains the config of another run, in a --workdir of its own.
+What a config needs is said before by fedfr plan; fedfr serve shows the run meanwhile.
 
 As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
 pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
@@ -55,8 +57,25 @@ def main(argv: list[str]) -> None:
         help="rounds A to B of each method, epochs of central stages, to write a trace "
         "of into the stage's tensorboard folder, for xprof",
     )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN",
+        help="run directory whose config is trained again, instead of --config",
+    )
+    add_switch(parser, "print-config", "print the config as JSON, and train nothing")
+    parser.add_argument(
+        "--sinks",
+        type=names,
+        metavar="A,B",
+        help="trackers that get the numbers of rounds and clients: csv, tensorboard, "
+        "wandb, trackio, mlflow (default tensorboard)",
+    )
+    add_switch(parser, "quiet", "print errors and results alone")
     define_processes(parser)
     values = parse(parser, argv)
+    if values.print_config:
+        return print(kept_text(values.config))
     train(values, workdir(values, parser.prog))
 
 
@@ -76,14 +95,21 @@ def rounds(text: str) -> range:
 
 def train(values: argparse.Namespace, folder) -> None:
     """Build the experiment and run it in `folder`."""
+    if not values.quiet:  # before JAX and the data, which take a while
+        print(f"fedfr {fedfr_jax.__version__}: {folder}", flush=True)
     join_processes(values)
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.stage_config import earlier_stages_of
+    from fedfr_jax.runs.trackers import Logging, check_sinks
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
+    sinks = values.sinks if values.sinks is not None else Logging().sinks
+    view = "quiet" if values.quiet else "auto"
+    logging = Logging(sinks, view, values.profile)
     experiment = build(values.config)
+    check_sinks(sinks)  # a config's file may have registered some
     chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
     text = kept_text(values.config)
     with claim_on_all_processes(
@@ -95,4 +121,4 @@ def train(values: argparse.Namespace, folder) -> None:
         begun=chosen,
         agree=agreement(experiment.task, values.data_changed),
     ):
-        run_experiment(experiment._replace(stages=chosen), folder, values.profile)
+        run_experiment(experiment._replace(stages=chosen), folder, logging=logging)

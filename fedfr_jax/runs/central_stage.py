@@ -17,7 +17,6 @@ import functools
 import json
 import pathlib
 import time
-from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -33,8 +32,9 @@ from fedfr_jax.data.stream import place_examples
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
-from fedfr_jax.runs.sinks import open_sinks
 from fedfr_jax.runs.stage_model import forget_model
+from fedfr_jax.runs.terminal import StageFacts
+from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
 from fedfr_jax.types import CentralTrainer, PyTree, ShardedClasses
 
 NAMES = "class_names"
@@ -111,21 +111,18 @@ def train_central(
     folder: pathlib.Path,
     *,
     seed: int,
-    trace: Collection[int] = (),
+    logging: Logging = DEFAULT_LOGGING,
 ) -> PyTree:
     """Train, or go on, under `folder`; returns the variables at the end.
 
     They are whole on the devices of `mesh`, but for a table of classes, which comes
     without its padding into the memory of the host.
-
-    Args:
-      trace: epochs, counted from 1, that are profiled.
     """
     own_mesh = build_mesh(trainer.settings, mesh)
     if trainer.sharded_classes:
         check_labels(trainer)
     with class_capacity.explain_memory(trainer, own_mesh):
-        state = _train_epochs(trainer, own_mesh, folder, seed, trace)
+        state = _train_epochs(trainer, own_mesh, folder, seed, logging)
     return _unshard(state.variables, trainer, mesh)
 
 
@@ -166,7 +163,7 @@ def _train_epochs(
     own_mesh: Mesh,
     folder: pathlib.Path,
     seed: int,
-    trace: Collection[int],
+    logging: Logging,
 ):
     """The state after the last epoch."""
     settings, table = trainer.settings, trainer.sharded_classes
@@ -176,8 +173,8 @@ def _train_epochs(
         forget_model(folder)
         data = place_examples(trainer.dataset, own_mesh)
         every = settings.checkpoint_every
-        end = settings.epochs
-        with open_sinks(folder, folder.name, end, first, trace=trace) as sinks:
+        more = {"logging": logging, "facts": StageFacts(examples=trainer.num_rows)}
+        with open_sinks(folder, folder.name, settings.epochs, first, **more) as sinks:
             facts = folder.name, state, settings.batch_size
             first_call = CompileTimer(sinks, own_mesh, *facts)
             for epoch in range(first, settings.epochs):

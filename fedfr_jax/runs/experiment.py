@@ -11,7 +11,7 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,19 +28,21 @@ from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.sinks import (
-    JsonlSink,
-    open_sinks,
-    read_jsonl,
-    show_at_end,
-    write_summary,
-)
+from fedfr_jax.runs.evaluation_record import write_environment, write_record
+from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
 from fedfr_jax.runs.stage_setup import (
     StageState,
     final_simulation,
     read_end,
     start_stage,
+)
+from fedfr_jax.runs.terminal import StageFacts
+from fedfr_jax.runs.trackers import (
+    DEFAULT_LOGGING,
+    Logging,
+    open_sinks,
+    show_at_end,
 )
 from fedfr_jax.runs.workdir import ElapsedTime, named_config
 from fedfr_jax.text import printable
@@ -141,20 +143,16 @@ def show(what) -> None:
 
 
 def run_experiment(
-    experiment: Experiment, workdir, trace: Collection[int] = ()
+    experiment: Experiment, workdir, *, logging: Logging = DEFAULT_LOGGING
 ) -> dict:
-    """Run or resume every stage; returns the summary that summary.json holds.
-
-    Args:
-      trace: rounds of methods, epochs of central stages, counted from 1, whose profile
-        is written to the stage's TensorBoard folder.
-    """
+    """Run or resume every stage; returns the summary that summary.json holds."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     clock = ElapsedTime(workdir / "seconds.json")
     write_summary(workdir / "partition.json", experiment.task.data_report)
+    write_environment(workdir)
     show(experiment.task.data_report_text)
-    found = run_stages(experiment, workdir, clock, trace)
+    found = run_stages(experiment, workdir, clock, logging)
     summary = {"methods": finite_numbers(found), "seconds": clock.note()}
     summary |= named_config(workdir)
     write_summary(workdir / "summary.json", summary)
@@ -186,7 +184,7 @@ def run_stages(
     experiment: Experiment,
     workdir: pathlib.Path,
     clock: ElapsedTime | None = None,
-    trace: Collection[int] = (),
+    logging: Logging = DEFAULT_LOGGING,
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
     ends, found = {}, {}
@@ -199,7 +197,10 @@ def run_stages(
             run_central if isinstance(stage.trainer, CentralTrainer) else run_federated
         )
         before = ends.get(stage.init_from_stage)
-        end, found[name] = run(experiment, stage.trainer, before, workdir / name, trace)
+        end, found[name] = run(
+            experiment, stage.trainer, before, workdir / name, logging
+        )
+        write_record(workdir, name, found[name])
         if name in wanted:
             ends[name] = end
         if clock:
@@ -212,18 +213,18 @@ def run_central(
     trainer: CentralTrainer,
     before: PyTree,
     folder: pathlib.Path,
-    trace: Collection[int] = (),
+    logging: Logging = DEFAULT_LOGGING,
 ) -> tuple[PyTree, Evaluations]:
     """One network for every client: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
     is_new = len(methods_of_run(folder)) < end
-    variables = train_central(trainer, mesh, folder, seed=seed, trace=trace)
+    variables = train_central(trainer, mesh, folder, seed=seed, logging=logging)
     apply, network = trainer.apply_global, trainer.global_model(variables)
     networks = TrainedModels(network, apply, None, apply)
     found = saved_and_evaluated(experiment, trainer, networks, folder)
     if is_new:
-        show_at_end(folder, end - 1, with_prefix(found))
+        show_at_end(folder, end - 1, with_prefix(found), logging)
     return variables, found
 
 
@@ -253,7 +254,7 @@ def run_federated(
     trainer: FederatedTrainer,
     before: PyTree,
     folder: pathlib.Path,
-    trace: Collection[int] = (),
+    logging: Logging = DEFAULT_LOGGING,
 ) -> tuple[PyTree, Evaluations]:
     """Train one method from `before`, or read its end: (its network, evaluations)."""
     federation, evaluators = experiment.federation, experiment.task.evaluators
@@ -271,7 +272,14 @@ def run_federated(
         forget_model(folder)
     with (
         open_client_log(folder, first) as clients,
-        open_sinks(folder, folder.name, end, first, trace=trace) as sinks,
+        open_sinks(
+            folder,
+            folder.name,
+            end,
+            first,
+            logging=logging,
+            facts=StageFacts(sim.cohort_size, sim.batching.batch_size),
+        ) as sinks,
     ):
         judge = evaluators_during_training(experiment, trainer, sim)
         to = loop.RunOutputs(store, begun.checkpointer, judge, sinks, clients, period)
@@ -282,7 +290,7 @@ def run_federated(
     begun.checkpointer.close()
     if first < end:  # what is judged in rounds is there already
         late = {x: of for x, of in found.items() if not evaluators[x].during_training}
-        show_at_end(folder, end - 1, with_prefix(late))
+        show_at_end(folder, end - 1, with_prefix(late), logging)
     found = with_costs(found, evaluators, methods_of_run(folder), begun, rounds)
     server = plain_server(server)
     network = trainer.global_model(server) if trainer.global_model else None

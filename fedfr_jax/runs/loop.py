@@ -149,6 +149,8 @@ def save_round(
     # resume, one that was never written would be missing for ever.
     for sink in to.sinks:
         sink(round, scalars)
+        if hasattr(sink, "histograms"):
+            sink.histograms(round, outcome.metrics)
     if to.client_log:
         to.client_log(round, per_client_rows(outcome))
     if to.checkpointer and is_due(to.period.checkpoint_every, round, last):

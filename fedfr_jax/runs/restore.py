@@ -10,6 +10,7 @@ from fedfr_jax.models.saved_model import RECORD
 from fedfr_jax.runs import data_digest, report
 from fedfr_jax.runs.central_stage import read_central
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.evaluation_record import write_record
 from fedfr_jax.runs.experiment import (
     evaluate,
     finite_numbers,
@@ -87,6 +88,8 @@ def evaluate_experiment(
         if end.begun:
             rows = methods_of_run(workdir / name)
             found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
+        with _if_writable(folder / RECORD):
+            write_record(workdir, name, found[name])
     result = {"methods": finite_numbers(found), **named_config(workdir)}
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)

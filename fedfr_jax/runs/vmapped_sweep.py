@@ -23,9 +23,10 @@ from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.experiment import evaluators_during_training, open_client_log
-from fedfr_jax.runs.sinks import ConsoleSink, JsonlSink, TensorBoardSink, write_summary
+from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.sweep import reuse_stages
+from fedfr_jax.runs.trackers import Logging, open_sinks
 from fedfr_jax.runs.workdir import read_seconds
 from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
 
@@ -184,15 +185,11 @@ def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
     experiment, folder = member.experiment, member.folder / name
     federation = experiment.federation
     with contextlib.ExitStack() as stack:
-        sinks = [
-            JsonlSink(folder / "metrics.jsonl", resume_step=begun.next_round),
-            TensorBoardSink(folder / "tensorboard", resume_step=begun.next_round),
-        ]
-        if is_shown:
-            shown = {"name": f"{name}, together", "metrics": ("loss", "seconds")}
-            sinks.append(ConsoleSink(federation.rounds, **shown))
-        for sink in sinks:
-            stack.callback(sink.close)
+        logging = Logging(view="auto" if is_shown else "quiet")
+        title, rounds = f"{name}, together", federation.rounds
+        sinks = stack.enter_context(
+            open_sinks(folder, title, rounds, begun.next_round, logging=logging)
+        )
         yield loop.RunOutputs(
             begun.store,
             begun.checkpointer,

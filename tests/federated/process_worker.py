@@ -64,7 +64,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     from fedfr_jax.federated.simulation import build_simulation, start_simulation
     from fedfr_jax.runs import loop
     from fedfr_jax.runs.autotune import TuningChoice
-    from fedfr_jax.runs.sinks import open_sinks
+    from fedfr_jax.runs.trackers import open_sinks
     from tests.federated import toys
 
     if model_shards > 1:

@@ -50,8 +50,8 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/runs/sinks.py",
-        "runs/test_sinks.py",
+        "fedfr_jax/runs/terminal.py",
+        "runs/test_terminal.py",
         [('scalars.get("steps") == 0', "False")],
     ),
     Mutants(

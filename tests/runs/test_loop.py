@@ -22,7 +22,8 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.restore import check_end
-from fedfr_jax.runs.sinks import JsonlSink, TraceSink
+from fedfr_jax.runs.sinks import JsonlSink
+from fedfr_jax.runs.trackers import TraceSink
 from tests.federated import toys
 
 ROUNDS = 5

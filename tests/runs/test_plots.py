@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedfr_jax import metric_names
 from fedfr_jax.runs import report
 from fedfr_jax.runs.report import curves, figures, rounds
 from tests.runs.plotted import FAR, Roc, assert_is_drawn, client_row, legend, titles
@@ -200,6 +201,8 @@ def test_only_boxes_that_are_drawn_are_explained(tmp_path, drawn):
 
 
 def test_metrics_of_reidentification_are_words():
-    assert figures.panel_title("generic", "map") == "Generic: mean average precision"
-    words = figures.panel_title("local", "minp")
+    assert (
+        metric_names.panel_title("generic", "map") == "Generic: mean average precision"
+    )
+    words = metric_names.panel_title("local", "minp")
     assert words == "Clients' own models: mean inverse negative penalty"

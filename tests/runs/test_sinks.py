@@ -1,7 +1,5 @@
-import io
 import json
 import os
-import sys
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from fedfr_jax.runs import sinks
 
@@ -169,118 +166,3 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
         sinks.write_summary(path, {"methods": {"a": object()}})
     assert json.loads(path.read_text()) == {"seconds": 1}
     assert os.listdir(tmp_path) == ["summary.json"]
-
-
-def test_tensorboard_scalars_are_written_and_nan_is_left_out(tmp_path, capfd):
-    pytest.importorskip("tensorboardX")
-    sink = sinks.TensorBoardSink(tmp_path, resume_step=2)
-    name = "personalized/tar@far=1e-03"
-    sink(2, {name: jnp.float32(0.5), "loss": float("nan")})
-    sink.close()
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    # The tag in letters that are allowed, the name as the title.
-    assert b"personalized/tar_at_far_1e-03" in content and name.encode() in content
-    assert b"loss" not in content
-    assert capfd.readouterr().out == ""
-
-
-def test_tensorboardx_changes_no_tag_of_ours():
-    summary = pytest.importorskip("tensorboardX.summary")
-    for name in ("personalized/tar@far=1e-03", "/a b[c]=d", "generic/mIoU", "loss"):
-        assert summary._clean_tag(sinks.tag(name)) == sinks.tag(name)
-
-
-@pytest.fixture
-def no_tensorboardx(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    sinks._summary_writer.cache_clear()
-    yield
-    sinks._summary_writer.cache_clear()
-
-
-def test_without_tensorboardx_a_run_says_so_in_one_line_and_goes_on(
-    tmp_path, no_tensorboardx, capsys
-):
-    for stage in ("pretrained", "fedavg"):
-        sink = sinks.TensorBoardSink(tmp_path / stage)
-        sink(0, {"loss": 1.0})
-        sink.close()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 and "pip install 'fedfr_jax[tensorboard]'" in lines[0]
-
-
-def console(is_terminal):
-    return Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
-
-
-def test_progress_without_a_terminal_is_one_plain_line_a_round():
-    screen = console(False)
-    sink = sinks.ConsoleSink(3, name="fedfr", console=screen, every_seconds=0)
-    for r in range(3):
-        sink(r, {"loss": jnp.float32(0.5), "tar@far=[1e-3]": 0.25})
-    sink.close()
-    lines = screen.file.getvalue().splitlines()
-    assert lines[0] == "fedfr 1/3  0 s  loss 0.5  tar@far=[1e-3] 0.25"
-    assert len(lines) == 3 and "\x1b" not in screen.file.getvalue()
-
-
-def test_rounds_in_which_nobody_trains_say_so():
-    screen = console(False)
-    sink = sinks.ConsoleSink(2, console=screen, metrics=("loss",), every_seconds=0)
-    sink(0, {"loss": 0.0, "steps": 0.0})
-    sink(1, {"loss": 0.5, "steps": 0.5})
-    silent, trained = screen.file.getvalue().splitlines()
-    assert "loss 0  no client took a step" in silent
-    assert trained.endswith("loss 0.5")
-
-
-def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
-    screen = console(False)
-    sink = sinks.ConsoleSink(500, console=screen, every_seconds=3600)
-    for r in range(500):
-        sink(r, {"loss": 1.0})
-    sink.close()
-    shown = [line.split()[1] for line in screen.file.getvalue().splitlines()]
-    assert shown == ["1/500", "500/500"]
-
-
-def test_progress_on_a_terminal_is_a_bar_with_the_chosen_numbers():
-    screen = console(True)
-    sink = sinks.ConsoleSink(3, name="fedavg", metrics=("loss",), console=screen)
-    for r in range(3):
-        sink(r, {"other": 9.0, "loss": 0.125})
-    sink.close()
-    text = screen.file.getvalue()
-    assert "fedavg" in text and "3/3" in text and "loss 0.125" in text
-    assert "other" not in text
-
-
-def test_a_note_is_a_plain_line_without_a_terminal():
-    screen = console(False)
-    sink = sinks.ConsoleSink(3, name="fedfr", console=screen)
-    sink.note("compiling round 0 [red]")
-    sink(0, {"loss": 0.5})
-    sink.close()
-    lines = screen.file.getvalue().splitlines()
-    assert lines == ["fedfr  compiling round 0 [red]", "fedfr 1/3  0 s  loss 0.5"]
-
-
-def test_a_note_is_in_the_bar_of_a_terminal_until_the_next_numbers():
-    screen = console(True)
-    sink = sinks.ConsoleSink(3, name="fedfr", console=screen)
-    sink.note("compiling round 0 [red]")
-    assert "compiling round 0 [red]" in screen.file.getvalue()
-    sink(0, {"loss": 0.5})
-    sink.close()
-    last = screen.file.getvalue().rsplit("fedfr", 1)[1]
-    assert "loss 0.5" in last and "compiling" not in last
-
-
-def test_a_stage_shows_the_numbers_that_were_asked_for(tmp_path, capsys):
-    with sinks.open_sinks(tmp_path, "fedfr", 1, 0, shown=("dice",)) as opened:
-        for sink in opened:
-            sink(0, {"loss": 0.5, "dice": 0.25})
-    shown = capsys.readouterr().out
-    assert "dice 0.25" in shown and "loss" not in shown
-    assert sinks.read_jsonl(tmp_path / "metrics.jsonl")[0]["loss"] == 0.5

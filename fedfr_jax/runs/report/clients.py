@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedfr_jax.metric_names import panel_title
 from fedfr_jax.runs.report import figures
 
 MAX_METRICS = 4
@@ -49,7 +50,7 @@ def plot_clients(
     for axes, metric in zip(panels, shown, strict=True):
         columns = {s: _finite(values[s].get(metric, ())) for s in values}
         _draw_metric(axes, metric, columns, styles)
-        figures.set_title(axes, figures.panel_title(evaluator, metric), width - 0.6)
+        figures.set_title(axes, panel_title(evaluator, metric), width - 0.6)
     note = "A point per client; dashed: mean"
     columns = [of.get(metric, ()) for of in values.values() for metric in shown]
     if max(len(_finite(column)) for column in columns) >= MIN_BOX_SIZE:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedfr_jax.metric_names import panel_title
 from fedfr_jax.runs.report import figures
 
 MIN_POINTS = 10  # counted pairs from which a rate is drawn solid
@@ -55,9 +56,7 @@ def plot_roc(
         is_solid = of.far * of.num_negatives >= MIN_POINTS
         _draw(axes, of.far, of.tar, is_solid, stage, styles[stage])
     axes.set(ylim=(0.0, 1.02), ylabel="true accept rate")
-    title = figures.panel_title(
-        evaluator, "true accept rate over false accept rate (ROC)"
-    )
+    title = panel_title(evaluator, "true accept rate over false accept rate (ROC)")
     return _save(figure, path, rates, title)
 
 
@@ -86,9 +85,7 @@ def plot_det(
         lowest = min(lowest, float(np.nanmin(rejected, initial=1.0)))
     axes.plot([1e-12, 1], [1e-12, 1], color="0.6", linestyle=":", linewidth=1)
     axes.set(yscale="log", ylim=(0.8 * lowest, 1.0), ylabel="false reject rate")
-    title = figures.panel_title(
-        evaluator, "false reject rate over false accept rate (DET)"
-    )
+    title = panel_title(evaluator, "false reject rate over false accept rate (DET)")
     return _save(figure, path, rates, title, "Dotted: both rates are equal. ")
 
 
@@ -114,7 +111,7 @@ def plot_curve(
         if hasattr(curve, "_fields"):
             x, y = curve._fields[:2]
             axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
-    figures.set_title(axes, figures.panel_title(evaluator, kind), 6.4)
+    figures.set_title(axes, panel_title(evaluator, kind), 6.4)
     figure.legend(loc="outside right upper")
     return figures.save(figure, path)
 

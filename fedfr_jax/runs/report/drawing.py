@@ -1,12 +1,12 @@
 """All plots of a finished experiment."""
 
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.runs.evaluation_record import PICTURES, file_name
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients, plot_partition
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
@@ -40,16 +40,18 @@ def draw(
       say: prints one line, without reading markup in it.
 
     Returns:
-      The paths of the files; none without matplotlib, which is said in one line.
+      The paths of the files; without matplotlib, which is said in one line, only
+      those of images.
     """
     if not meshes.is_first_process():
         return []
+    folder = pathlib.Path(folder)
+    pictures = _save_images(evaluations, folder / PICTURES)
     try:
-        figures.load_figure_class()  # asked for before anything is written
+        figures.load_figure_class()  # asked for before any plot is written
     except ImportError:
         say(NO_PLOTS)
-        return []
-    folder = pathlib.Path(folder)
+        return pictures
     styles = figures.styles([*evaluations, *rows])
     evaluators = list(dict.fromkeys(e for of in evaluations.values() for e in of))
     split = facts.get("table") and plot_partition(folder / "partition", facts)
@@ -64,8 +66,8 @@ def draw(
             finals={stage: _final_evaluations(of) for stage, of in evaluations.items()},
             styles=styles,
         ),
-        *_save_images(evaluations, folder / "pictures"),
-        *_draw_grids(evaluations, folder / "pictures"),
+        *pictures,
+        *_draw_grids(evaluations, folder / PICTURES),
     ]
 
 
@@ -81,11 +83,11 @@ def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
     paths = []
     for (kind, evaluator), curves in found.items():
         ending = f"_{evaluator}" if kinds.count(kind) > 1 else ""
-        path = folder / _file_name(kind + ending)
+        path = folder / file_name(kind + ending)
         given = {"evaluator": evaluator, "styles": styles}
         if kind == "roc":
             paths += plot_roc(path, curves, **given)
-            paths += plot_det(folder / _file_name("det" + ending), curves, **given)
+            paths += plot_det(folder / file_name("det" + ending), curves, **given)
         else:
             paths += plot_curve(path, curves, kind=kind, **given)
     return paths
@@ -101,7 +103,7 @@ def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]
             if evaluator in of and of[evaluator].per_client
         }
         if values:
-            path = folder / _file_name(evaluator)
+            path = folder / file_name(evaluator)
             paths += plot_clients(path, values, evaluator=evaluator, styles=styles)
     return paths
 
@@ -122,7 +124,7 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
         for evaluator, evaluation in of.items():
             for name, pixels in evaluation.images.items():
                 folder.mkdir(parents=True, exist_ok=True)
-                file = _file_name(f"{stage}_{evaluator}_{name}") + ".png"
+                file = file_name(f"{stage}_{evaluator}_{name}") + ".png"
                 Image.fromarray(pixels).save(folder / file)
                 paths.append(folder / file)
     return paths
@@ -139,11 +141,6 @@ def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     for (evaluator, name), grids in found.items():
         limits = color_limits(grids.values())
         for stage, grid in grids.items():
-            path = folder / _file_name(f"{stage}_{evaluator}_{name}")
+            path = folder / file_name(f"{stage}_{evaluator}_{name}")
             paths += plot_grid(path, grid, title=f"{stage}: {name}", limits=limits)
     return paths
-
-
-def _file_name(name: str) -> str:
-    """The name without what file systems refuse."""
-    return re.sub(r"[^\w.-]+", "_", name)

@@ -7,7 +7,6 @@ plots, safe in a thread. matplotlib is loaded when the first figure is opened.
 import math
 import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,20 +22,6 @@ _COLORS = (
     "#B8A800",
 )
 _DASHES = ("-", "--", ":", "-.")
-_WORDS = {
-    "tar": "true accept rate",
-    "far": "false accept rate",
-    "eer": "equal error rate",
-    "tpir": "true identification rate",
-    "fpir": "false identification rate",
-    "std": "standard deviation",
-    "cmc": "cumulative matching characteristic",
-    "mAP": "mean average precision",
-    "map": "mean average precision",
-    "minp": "mean inverse negative penalty",
-    "local": "clients' own models",
-    "mIoU": "mean intersection over union",
-}
 _LEGEND_LETTER, _TITLE_LETTER, _CAPTION_LETTER = 0.085, 0.072, 0.075  # inches
 Styles = Mapping[str, Mapping[str, str]]  # stage -> keywords of a matplotlib line
 
@@ -50,35 +35,6 @@ def styles(stages: Iterable[str]) -> dict[str, dict[str, str]]:
         }
         for i, stage in enumerate(dict.fromkeys(stages))
     }
-
-
-def metric_label(name: str) -> str:
-    """A metric's or evaluator's name in plain words, its first letter large.
-
-    >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
-    ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
-    """
-    text = re.sub("[A-Za-z]+", lambda found: _WORDS.get(found[0], found[0]), name)
-    text = re.sub("=([0-9.e+-]+)", _number, text.replace("@", " at "))
-    text = re.sub(r"[_=\s]+", " ", text).strip()
-    return text[:1].upper() + text[1:]
-
-
-def panel_title(evaluator: str, name: str) -> str:
-    """Title of a panel: who measured what.
-
-    >>> panel_title("generic", "accuracy"), panel_title("accuracy", "accuracy")
-    ('Generic: accuracy', 'Accuracy')
-    """
-    return metric_label(name if name == evaluator else f"{evaluator}: {name}")
-
-
-def _number(found: re.Match) -> str:
-    """A rate as people write it: 1e-03 is 0.001, and 1e-06 stays."""
-    try:
-        return f" {float(found[1]):g}"
-    except ValueError:
-        return found[0]
 
 
 def limits(values: Sequence[float], *, is_rate: bool) -> tuple[float, float]:

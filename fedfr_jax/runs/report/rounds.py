@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedfr_jax.metric_names import panel_title
 from fedfr_jax.runs.report import figures
 
 # Names of a row that are no terms of a loss: cost, counts and states of algorithms.
@@ -111,7 +112,7 @@ def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]
             continue  # one evaluation is a line of the result table, no curve
         if any((lines, levels) == (panel.lines, panel.levels) for panel in panels):
             continue  # of ten clients the worst is the worst decile
-        title = figures.panel_title(evaluator, metric)
+        title = panel_title(evaluator, metric)
         panels.append(_Panel(title, name, unit, lines, levels))
         timed = {s: p for s in lines if (p := _points(rows[s], name, SIMULATED))}
         if timed:

@@ -6,17 +6,13 @@ number (one per client, or per seed) shows as mean and standard deviation. The b
 method of a metric is marked when it is better by more than rounding.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Words in the name of a metric (before its "@") that is better when small, and of one
-# that is neither good nor bad.
-SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
-SMALLER_IS_BETTER |= {"mb", "rounds"}
-NEITHER = {"far", "measured", "std", "threshold"}
+from fedfr_jax.metric_names import direction
+
 MAX_COLUMNS = 8  # methods side by side; more are below each other
 
 
@@ -147,13 +143,12 @@ def _displayed(value: Any) -> str:
 
 def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
     """Which method has the best mean; none when the second is as good as shown."""
-    words = set(re.split(r"[^a-z]+", metric.lower().partition("@")[0]))
     known = [i for i, value in enumerate(values) if _numbers(value).size]
     nobody = (False,) * len(values)
-    if len(known) < 2 or words & NEITHER:
+    sign = direction(metric)
+    if len(known) < 2 or not sign:
         return nobody
-    sign = 1 if words & SMALLER_IS_BETTER else -1
-    first, second = sorted(known, key=lambda i: sign * _numbers(values[i]).mean())[:2]
+    first, second = sorted(known, key=lambda i: -sign * _numbers(values[i]).mean())[:2]
     if not _differ(values[first], values[second]):
         return nobody
     return tuple(i == first for i in range(len(values)))

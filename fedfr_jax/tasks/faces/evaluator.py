@@ -24,6 +24,7 @@ from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.error_rates import flag_unsupported
 from fedfr_jax.evaluation.identification import generic_identification
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.samples import embedding_map, unit_rows, worst_pairs
 from fedfr_jax.evaluation.score_tiles import ALL, NEGATIVES
 from fedfr_jax.evaluation.verification import (
     generic_verification,
@@ -42,7 +43,14 @@ from fedfr_jax.tasks.faces.evaluation_sets import (
     pair_list,
     template_set,
 )
-from fedfr_jax.types import Evaluation, Evaluator, PyTree, TrainedModels
+from fedfr_jax.types import (
+    Evaluation,
+    Evaluator,
+    PyTree,
+    Samples,
+    ScoredPairs,
+    TrainedModels,
+)
 
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):
@@ -111,6 +119,7 @@ def min_negatives(
 
 
 MAX_PAIRS = 6000  # the size of LFW's ten-fold protocol
+NUM_WRONG_PAIRS, NUM_MAPPED = 24, 15  # pairs and identities that a report shows
 # Key of config.evaluation -> how its metrics begin, and the files that it opens.
 FILES = {
     "pairs": ("pairs_", pair_list),
@@ -242,7 +251,33 @@ class FaceEvaluator:
             metrics |= {f"{prefix}{name}": value for name, value in found.items()}
         if self._masked_fars is not None:
             metrics |= self._of_masked(embed, variables)
-        return Evaluation(metrics, curves={"roc": roc_curve(features, labels)})
+        return Evaluation(
+            metrics,
+            curves={"roc": roc_curve(features, labels)},
+            samples=functools.partial(self._samples, features),
+        )
+
+    def _samples(self, features: np.ndarray) -> Samples:
+        """Pairs of unseen identities that the features get wrong, and a map of some."""
+        indices, is_same = self._pairs
+        labels = self._task.partition.unseen_labels
+        names = [f"identity {label}" for label in labels]
+        unit = unit_rows(features)
+        scores = (unit[indices[:, 0]] * unit[indices[:, 1]]).sum(axis=1)
+        worst, threshold = worst_pairs(scores, is_same, NUM_WRONG_PAIRS)
+        rows = indices[worst].ravel() + len(self._task.test_identities)
+        size = self._task.evaluation_set.image_shape
+        images = self._task.evaluation_set.take(rows).images if len(rows) else ()
+        pairs = ScoredPairs(
+            np.asarray(images, np.uint8).reshape(-1, 2, *size),
+            scores[worst],
+            is_same[worst],
+            [(names[i], names[j]) for i, j in indices[worst]],
+            threshold,
+        )
+        shown = np.flatnonzero(np.isin(labels, np.unique(labels)[:NUM_MAPPED]))
+        place = embedding_map(unit[shown], [names[i] for i in shown])
+        return Samples({"wrong pairs": pairs}, {"unseen identities": place})
 
     def _of_masked(self, embed, variables) -> dict[str, float]:
         """Scores of the unseen identities, every second image with either mask."""

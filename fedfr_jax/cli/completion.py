@@ -1,0 +1,95 @@
+"""Print a shell's completion of commands, flags, configs and runs."""
+
+import contextlib
+import io
+import re
+
+from fedfr_jax.cli.flags import new_parser, parse_flags
+
+ABOUT = """\
+Print a script that completes the commands, flags and shipped configs of fedfr.
+
+  bash   fedfr completion bash > ~/.local/share/bash-completion/completions/fedfr
+  zsh    fedfr completion zsh > ~/.zfunc/_fedfr   (a folder of $fpath)
+  fish   fedfr completion fish > ~/.config/fish/completions/fedfr.fish"""
+SHELLS = ("bash", "zsh", "fish")
+BASH = """\
+_fedfr() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" flag=""
+  local before="${{COMP_WORDS[COMP_CWORD-1]}}" flags=""
+  if [[ "$word" == "=" ]]; then word=""; flag="$before"
+  elif [[ "$before" == "=" ]]; then flag="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
+  if [[ "$flag" == "--config" ]]; then
+    COMPREPLY=($(compgen -W "{configs}" -- "$word") $(compgen -f -- "$word"))
+    return
+  fi
+  if [[ -n "$flag" ]]; then COMPREPLY=($(compgen -f -- "$word")); return; fi
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+    return
+  fi
+  case "$command" in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$flags" -- "$word") $(compgen -f -- "$word"))
+  [[ "${{COMPREPLY[0]}}" == *= ]] && compopt -o nospace
+}}
+complete -o filenames -F _fedfr fedfr
+"""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr completion", ABOUT, epilog="")
+    parser.add_argument(
+        "shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS)
+    )
+    shell = parse_flags(parser, argv).shell
+    from fedfr_jax.config.files import shipped
+
+    flags, configs = all_flags(), list(shipped())
+    print(fish(flags, configs) if shell == "fish" else bash(flags, configs, shell))
+
+
+def all_flags() -> dict[str, list[str]]:
+    """{command: its flags}, as the help of each lists them."""
+    from fedfr_jax.cli.main import COMMANDS, load_command
+
+    found = {}
+    for name in COMMANDS:
+        text = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
+            load_command(name).main(["--help"])
+        known = re.findall(r"^  (?:-h, )?(--[a-z_-]+)(.?)", text.getvalue(), re.M)
+        found[name] = [flag + "=" * (after == " ") for flag, after in known]
+    return found
+
+
+def bash(flags: dict[str, list[str]], configs: list[str], shell: str) -> str:
+    """The script of bash, which zsh runs too."""
+    cases = [f'    {name}) flags="{" ".join(of)}" ;;' for name, of in flags.items()]
+    script = BASH.format(
+        commands=" ".join(flags), configs=" ".join(configs), cases="\n".join(cases)
+    )
+    if shell == "bash":
+        return script
+    return f"#compdef fedfr\nautoload -U bashcompinit && bashcompinit\n{script}"
+
+
+def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
+    """The script of fish."""
+    from fedfr_jax.cli.main import COMMANDS
+
+    first = "complete -c fedfr -n __fish_use_subcommand -f"
+    lines = [f"{first} -a {name} -d '{_quoted(COMMANDS[name])}'" for name in flags]
+    for name, of in flags.items():
+        inside = f"complete -c fedfr -n '__fish_seen_subcommand_from {name}'"
+        for flag in of:
+            values = f" -xa '{' '.join(configs)}'" if flag == "--config=" else ""
+            needs = " -r" if flag.endswith("=") and not values else values
+            lines.append(f"{inside} -l {flag.strip('-=')}{needs}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")

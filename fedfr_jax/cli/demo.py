@@ -1,0 +1,24 @@
+"""Train the demo: pretraining, FedAvg and FedFR on rendered faces."""
+
+from fedfr_jax.cli import train
+from fedfr_jax.cli.flags import new_parser, parse_flags
+
+ABOUT = """\
+Train the shipped config `demo` in a few minutes, without a download, and say where its
+results are. Further words are those of fedfr train, such as --config.seed=1."""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr demo", ABOUT, epilog="")
+    parser.add_argument(
+        "--workdir",
+        default="runs/demo",
+        metavar="DIR",
+        help="run directory (default runs/demo)",
+    )
+    own = [word for word in argv if word.startswith(("--workdir", "-h", "--help"))]
+    values = parse_flags(parser, own)
+    others = [word for word in argv if word not in own]
+    train.main(["--config=fedfr/demo", f"--workdir={values.workdir}", *others])
+    print(f"One page of it: fedfr report {values.workdir} --open")

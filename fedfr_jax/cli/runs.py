@@ -1,0 +1,82 @@
+"""List the runs in a folder: state, round, last metrics, age."""
+
+import json
+import pathlib
+import sys
+
+from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
+from fedfr_jax.text import printable
+
+ABOUT = """\
+List the runs in and below a folder.
+
+A WORD leaves those whose name has it; KEY=VALUE those with that state, task, stage or
+value of a config's key.
+
+  fedfr runs runs/ state=running
+  fedfr runs runs/ seed=0 --metric=personalized/tar@far=1e-03 --sort=age"""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr runs", ABOUT, epilog="")
+    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="filters")
+    parser.add_argument(
+        "--sort",
+        default="name",
+        metavar="COLUMN",
+        help="name, state, age, seconds, round or a metric (default name)",
+    )
+    parser.add_argument(
+        "--metric",
+        default="",
+        metavar="METRIC",
+        help="metric to show, as evaluator/metric (default the first)",
+    )
+    add_switch(parser, "json", "print a JSON list, with all metrics")
+    values = parse_flags(parser, argv)
+    from fedfr_jax.viewer.runs_table import filter_runs, read_runs, run_row, sort_rows
+
+    folder = pathlib.Path(values.folder)
+    runs = filter_runs(read_runs(folder), values.words)
+    rows = [run_row(run, values.metric) for run in runs]
+    rows = sort_rows(rows, values.sort) if rows else rows
+    if values.json:
+        print(json.dumps(rows, indent=1))
+    elif rows:
+        print_table(rows)
+    else:
+        which = " that fits" if values.words else ""
+        print(
+            f"No run{which} in {folder}. fedfr train --workdir={folder}/NAME makes one."
+        )
+    for problem in dict.fromkeys(x for run in runs for x in run.problems):
+        print(printable(problem), file=sys.stderr)
+
+
+def print_table(rows: list[dict]) -> None:
+    """A line per run, as wide as it has to be."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "state", "task", "stage", "round", "last metric", "age"):
+        table.add_column(name, no_wrap=True)
+    styles = {"running": "blue", "finished": "green", "stopped": "yellow"}
+    for row in rows:
+        of = f"/{row['rounds']}" if row["rounds"] else ""
+        value = row["metric_value"]
+        shown = f"{row['metric']} {value:.4g}" if value is not None else "-"
+        table.add_row(
+            printable(row["name"]),
+            f"[{styles.get(row['state'], 'red')}]{row['state']}[/]",
+            row["task"],
+            row["stage"],
+            f"{row['round']}{of}",
+            shown,
+            row["age"],
+        )
+    console = Console()
+    width = max(console.width, Console(width=10_000).measure(table).maximum)
+    Console(width=width).print(table)

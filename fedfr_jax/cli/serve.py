@@ -1,0 +1,45 @@
+"""Serve the pages of a folder of runs, live, in a browser."""
+
+import pathlib
+import webbrowser
+
+from fedfr_jax.cli.flags import add_switch, count, new_parser, parse_flags
+
+ABOUT = """\
+Serve the list of a folder's runs and their reports, which renew themselves while the
+runs train. Only this machine reaches the pages; with another --host an address with a
+token is printed, which a browser needs once. Nothing can be changed through them.
+
+  fedfr serve runs/"""
+
+
+def main(argv: list[str]) -> None:
+    """Run the command with the words after it."""
+    parser = new_parser("fedfr serve", ABOUT, epilog="")
+    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--port",
+        type=count,
+        default=8000,
+        metavar="N",
+        help="port to listen on (default 8000; 0 takes a free one)",
+    )
+    add_switch(parser, "open", "open the list in a browser")
+    values = parse_flags(parser, argv)
+    folder = pathlib.Path(values.folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} must be a folder of runs, got no such folder.")
+    from fedfr_jax.viewer.server import serve
+
+    def started(address: str) -> None:
+        print(f"{address}  (runs in {folder}; Ctrl-C stops)", flush=True)
+        if values.open and not webbrowser.open(address):
+            print("No browser was found: open the address in one.", flush=True)
+
+    serve(folder, host=values.host, port=values.port, started=started)

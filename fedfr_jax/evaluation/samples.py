@@ -1,0 +1,44 @@
+"""Samples of an evaluation for people to look at: wrong pairs, a map of embeddings."""
+
+import numpy as np
+
+from fedfr_jax.types import EmbeddingMap
+
+
+def worst_pairs(
+    scores: np.ndarray, is_same: np.ndarray, count: int
+) -> tuple[np.ndarray, float]:
+    """The pairs on the wrong side of the best threshold, farthest first.
+
+    Args:
+      scores: [P] cosines.
+      is_same: [P] bool.
+      count: at most so many pairs, as far as there are from either kind in equal parts.
+
+    Returns:
+      (indices [n] into the pairs, the threshold with the fewest wrong pairs).
+    """
+    order = np.argsort(scores)
+    # Wrong pairs when all but the k lowest are accepted, k = 0 .. P.
+    wrong = np.sum(~is_same) + np.cumsum(np.where(is_same[order], 1, -1))
+    lowest = int(np.argmin(wrong))
+    above = scores[order[min(lowest + 1, len(order) - 1)]]
+    threshold = float((scores[order[lowest]] + above) / 2)
+    rejected = np.flatnonzero(is_same & (scores <= threshold))
+    accepted = np.flatnonzero(~is_same & (scores > threshold))
+    rejected = rejected[np.argsort(scores[rejected])][: count // 2]
+    accepted = accepted[np.argsort(-scores[accepted])][: count // 2]
+    return np.concatenate([accepted, rejected]), threshold
+
+
+def unit_rows(features: np.ndarray) -> np.ndarray:
+    """Features [n, D] at unit length, zeros as they are."""
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+
+
+def embedding_map(features: np.ndarray, labels: list[str]) -> EmbeddingMap:
+    """Two principal components of features [n, D]."""
+    centered = features - features.mean(axis=0)
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
+    explained = (values[:2] ** 2).sum() / max((values**2).sum(), 1e-12)
+    return EmbeddingMap(left[:, :2] * values[:2], labels, float(explained))

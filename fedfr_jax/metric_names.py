@@ -1,0 +1,65 @@
+"""Names of metrics: in plain words, and whether smaller is better."""
+
+import re
+
+# Words in the name of a metric (before its "@") that is better when small, and of one
+# that is neither good nor bad.
+SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
+SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon"}
+NEITHER = {"far", "measured", "std", "threshold"}
+WORDS = {
+    "tar": "true accept rate",
+    "far": "false accept rate",
+    "eer": "equal error rate",
+    "tpir": "true identification rate",
+    "fpir": "false identification rate",
+    "std": "standard deviation",
+    "cmc": "cumulative matching characteristic",
+    "mAP": "mean average precision",
+    "map": "mean average precision",
+    "minp": "mean inverse negative penalty",
+    "mINP": "mean inverse negative penalty",
+    "local": "clients' own models",
+    "mIoU": "mean intersection over union",
+}
+
+
+def direction(name: str) -> int:
+    """1 where a larger value is better, -1 where a smaller one is, 0 for neither.
+
+    >>> direction("tar@far=1e-03"), direction("eer"), direction("threshold")
+    (1, -1, 0)
+    """
+    words = set(re.split(r"[^a-z]+", name.lower().partition("@")[0]))
+    if words & NEITHER:
+        return 0
+    return -1 if words & SMALLER_IS_BETTER else 1
+
+
+def metric_label(name: str) -> str:
+    """A metric's or evaluator's name in plain words, its first letter large.
+
+    >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
+    ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
+    """
+    text = re.sub("[A-Za-z]+", lambda found: WORDS.get(found[0], found[0]), name)
+    text = re.sub("=([0-9.e+-]+)", _number, text.replace("@", " at "))
+    text = re.sub(r"[_=\s]+", " ", text).strip()
+    return text[:1].upper() + text[1:]
+
+
+def panel_title(evaluator: str, name: str) -> str:
+    """Title of a panel: who measured what.
+
+    >>> panel_title("generic", "accuracy"), panel_title("accuracy", "accuracy")
+    ('Generic: accuracy', 'Accuracy')
+    """
+    return metric_label(name if name == evaluator else f"{evaluator}: {name}")
+
+
+def _number(found: re.Match) -> str:
+    """A rate as people write it: 1e-03 is 0.001, and 1e-06 stays."""
+    try:
+        return f" {float(found[1]):g}"
+    except ValueError:
+        return found[0]

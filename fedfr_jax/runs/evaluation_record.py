@@ -1,0 +1,156 @@
+"""Evaluation record: what a stage's evaluation leaves for reports.
+
+`evaluation.json` of a stage has its metrics, numbers per client, curves and the names
+of images; the images lie in `pictures/` of the run directory.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.metric_names import direction
+from fedfr_jax.runs.sinks import write_summary, write_text
+from fedfr_jax.types import EmbeddingMap, Evaluation, ScoredPairs
+from fedfr_jax.version import library_version
+
+RECORD, ENVIRONMENT = "evaluation.json", "environment.json"
+PICTURES = "pictures"
+MAX_CLIENTS = 2000  # whose numbers are written one by one
+NUM_WORST = 50  # of more clients these are, and quantiles of all
+
+
+def write_record(
+    workdir: pathlib.Path, stage: str, found: Mapping[str, Evaluation]
+) -> None:
+    """Write the evaluations of a stage, and images of pairs; the first process does."""
+    if meshes.is_first_process():
+        record = {name: _record(workdir, stage, name, of) for name, of in found.items()}
+        text = json.dumps(record)  # on one line: there may be a number per client
+        write_text(workdir / stage / RECORD, text + "\n")
+
+
+def _record(workdir, stage, evaluator, of: Evaluation) -> dict[str, Any]:
+    """One evaluator's part, without what is empty."""
+    samples = of.samples() if of.samples else None
+    prefix = f"{stage}_{evaluator}"
+    record = {
+        "metrics": {name: _number(value) for name, value in of.metrics.items()},
+        "per_client": {name: _clients(name, x) for name, x in of.per_client.items()},
+        "curves": {kind: _curve(curve) for kind, curve in of.curves.items()},
+        "images": [
+            [name, f"{PICTURES}/{file_name(f'{prefix}_{name}')}.png"]
+            for name in (*of.images, *of.image_grids)
+        ],
+    }
+    if samples:
+        record["pairs"] = {
+            name: _pairs(workdir, f"{prefix}_{name}", pairs)
+            for name, pairs in samples.pairs.items()
+        }
+        record["maps"] = {name: _map(one) for name, one in samples.maps.items()}
+    return {key: value for key, value in record.items() if value}
+
+
+def file_name(name: str) -> str:
+    """The name without what file systems refuse."""
+    return re.sub(r"[^\w.-]+", "_", name)
+
+
+def _number(value) -> float | None:
+    """A number as JSON has it: null for what is not finite."""
+    return float(value) if value is not None and np.isfinite(value) else None
+
+
+def _numbers(values) -> list[float | None]:
+    return [_number(round(float(value), 6)) for value in np.ravel(values)]
+
+
+def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
+    """{"count", "ids", "values"} and quantiles [101]; of many clients the worst."""
+    values = np.asarray(values, np.float64)
+    ids = np.flatnonzero(np.isfinite(values))
+    if not len(ids):
+        return {}
+    known = values[ids]
+    shown = np.arange(len(ids))
+    if len(ids) > MAX_CLIENTS:
+        worst_first = np.argsort((direction(metric) or 1) * known, kind="stable")
+        shown = worst_first[:NUM_WORST]
+    return {
+        "count": len(ids),
+        "ids": ids[shown].tolist(),
+        "values": _numbers(known[shown]),
+        "quantiles": _numbers(np.percentile(known, np.arange(101))),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+    }
+
+
+def _curve(curve) -> dict[str, Any]:
+    """{"fields": names, "values": a list or a number for each}."""
+    fields = _fields(curve)
+    values = [_numbers(x) if np.ndim(x) else _number(x) for x in curve]
+    return {"fields": fields, "values": values}
+
+
+def _fields(curve) -> list[str]:
+    """Names of a NamedTuple's fields, of a plain tuple x, y and numbers."""
+    known = ("x", "y", *(f"value_{i}" for i in range(2, len(curve))))
+    return list(curve._fields if hasattr(curve, "_fields") else known)
+
+
+def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
+    """Both images of a pair side by side in a file, and its score."""
+    from PIL import Image
+
+    (workdir / PICTURES).mkdir(parents=True, exist_ok=True)
+    shown = []
+    for i, images in enumerate(pairs.images):
+        name = f"{PICTURES}/{file_name(f'{prefix}_{i}')}.jpg"
+        Image.fromarray(np.concatenate(images, axis=1)).save(workdir / name, quality=88)
+        shown.append(
+            {
+                "image": name,
+                "score": float(pairs.scores[i]),
+                "is_same": bool(pairs.is_same[i]),
+                "names": list(pairs.names[i]),
+            }
+        )
+    return {"threshold": float(pairs.threshold), "shown": shown}
+
+
+def _map(embeddings: EmbeddingMap) -> dict[str, Any]:
+    return {
+        "x": _numbers(embeddings.points[:, 0]),
+        "y": _numbers(embeddings.points[:, 1]),
+        "labels": list(embeddings.labels),
+        "explained": float(embeddings.explained),
+    }
+
+
+def write_environment(workdir: pathlib.Path) -> None:
+    """What trains the run: versions, machine, devices and the command."""
+    devices = jax.devices()
+    versions = {"fedfr_jax": library_version(), "python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in ("jax", "flax", "numpy")}
+    write_summary(
+        workdir / ENVIRONMENT,
+        {
+            "versions": versions,
+            "devices": f"{len(devices)} x {devices[0].device_kind}",
+            "processes": jax.process_count(),
+            "system": f"{platform.system()} {platform.machine()}, "
+            f"{os.cpu_count()} cores",
+            "command": sys.argv[1:],
+        },
+    )

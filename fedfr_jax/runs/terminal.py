@@ -1,0 +1,216 @@
+"""What a person sees of a run: a live view on a terminal, else plain lines."""
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MAX_SHOWN = 4  # evaluated metrics in the live view
+
+
+class StageFacts(NamedTuple):
+    """What a round, or an epoch, trains on."""
+
+    clients: int = 0  # of a cohort; 0 of central training
+    batch_size: int = 0
+    examples: int = 0  # of an epoch
+
+
+NO_FACTS = StageFacts()
+
+
+class LineView:
+    """A plain line a round, as log files have it."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        name: str = "rounds",
+        metrics: tuple[str, ...] = (),
+        every_seconds: float = 1.0,
+        console: Any = None,
+    ):
+        """Start the clock.
+
+        Args:
+          total: rounds of the whole run.
+          name: what is running.
+          metrics: names to show, in this order; () shows all.
+          every_seconds: least time between two lines; the last round is always shown.
+          console: a rich Console; None takes standard output.
+        """
+        from rich.console import Console
+
+        self._console = console or Console()
+        self._total, self._name, self._metrics = total, name, metrics
+        self._every, self._last = every_seconds, -math.inf
+        self._start = time.monotonic()
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every and step + 1 < self._total:
+            return
+        self._last = now
+        numbers = shown_numbers(scalars, self._metrics)
+        self._print(
+            f"{self._name} {step + 1}/{self._total}  {now - self._start:.0f} s"
+            f"  {numbers}".rstrip()
+        )
+
+    def note(self, text: str) -> None:
+        """Say what is going on."""
+        self._print(f"{self._name}  {text}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView:
+    """A bar with time left, and below it speed, memory and the last evaluation."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        name: str = "rounds",
+        metrics: tuple[str, ...] = (),
+        facts: StageFacts = NO_FACTS,
+        console: Any = None,
+    ):
+        """Open the view; the arguments are those of `LineView`."""
+        from rich.console import Console
+        from rich.live import Live
+
+        self._bar = _bar()
+        self._task = self._bar.add_task(name, total=total)
+        self._metrics, self._facts = metrics, facts
+        self._numbers, self._speed, self._evaluated = "starting", "", ""
+        self._then = time.monotonic()
+        self._live = Live(
+            console=console or Console(),
+            refresh_per_second=4,
+            get_renderable=self._render,
+        )
+        self._live.start()
+
+    def _render(self):
+        from rich.console import Group
+        from rich.text import Text
+
+        words = (self._numbers, self._speed, self._evaluated)
+        lines = [
+            Text(f"  {line}", style="dim", overflow="fold") for line in words if line
+        ]
+        return Group(self._bar, *lines)
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        seconds, self._then = now - self._then, now
+        self._numbers = shown_numbers(scalars, self._metrics)
+        if epsilon := scalars.get("epsilon"):
+            self._numbers += f"  epsilon {epsilon:.3g}"
+        seconds = scalars.get("seconds", seconds)
+        self._speed = "  ".join([*speeds(scalars, self._facts, seconds), memory_text()])
+        evaluated = {k: x for k, x in scalars.items() if "/" in k}
+        if evaluated:
+            shown = tuple(evaluated)[:MAX_SHOWN]
+            numbers = shown_numbers(evaluated, shown)
+            self._evaluated = f"round {step + 1}: {numbers}"
+        self._bar.update(self._task, completed=step + 1)
+        self._live.refresh()
+
+    def note(self, text: str) -> None:
+        """Say what is going on until the next numbers."""
+        self._numbers, self._then = text, time.monotonic()
+        self._live.refresh()
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class QuietView:
+    """Nothing: errors and results alone are printed."""
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def open_view(
+    kind: str,
+    total: int,
+    *,
+    name: str,
+    metrics: tuple[str, ...] = (),
+    facts: StageFacts = NO_FACTS,
+    console: Any = None,
+):
+    """The view `kind`: auto, lines or quiet; auto is live where there is a terminal."""
+    from rich.console import Console
+
+    if kind == "quiet":
+        return QuietView()
+    console = console or Console()
+    if kind == "auto" and console.is_terminal:
+        given = {"name": name, "metrics": metrics, "facts": facts}
+        return LiveView(total, **given, console=console)
+    return LineView(total, name=name, metrics=metrics, console=console)
+
+
+def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
+    """Numbers by name, and a warning for a round in which nobody trained."""
+    text = "  ".join(
+        f"{n} {float(scalars[n]):.4g}" for n in names or tuple(scalars) if n in scalars
+    )
+    if scalars.get("steps") == 0:  # of federated rounds
+        text += "  no client took a step: none has a whole batch"
+    return text
+
+
+def speeds(
+    scalars: Mapping[str, float], facts: StageFacts, seconds: float
+) -> list[str]:
+    """Clients and images a second, as far as they are known.
+
+    >>> speeds({"steps": 5.0}, StageFacts(clients=8, batch_size=10), 2.0)
+    ['4 clients/s', '200 images/s']
+    """
+    examples = facts.examples
+    examples = examples or scalars.get("steps", 0) * facts.clients * facts.batch_size
+    found = [f"{facts.clients / seconds:.3g} clients/s"] if facts.clients else []
+    return found + ([f"{examples / seconds:.3g} images/s"] if examples else [])
+
+
+def memory_text() -> str:
+    """Most memory so far: of the fullest device where it tells, else of the process."""
+    import jax
+
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    most = max(of.get("peak_bytes_in_use", 0) for of in stats)
+    where = "device"
+    if not most:
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        where = "memory"
+    return f"{where} {most / 2**30:.2f} GiB"
+
+
+def _bar():
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+    )

@@ -1,0 +1,407 @@
+"""The family of sinks: where a run's numbers can go beside its own files.
+
+A member is a factory of a `StageRun`. The numbers of the cohort's clients become
+histograms where the tracker has them. What a tracker has to know (project, address,
+key) it takes from its own variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI.
+"""
+
+import contextlib
+import csv
+import functools
+import hashlib
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import schema
+from fedfr_jax.files import write_text
+from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.sinks import JsonlSink, Sink
+from fedfr_jax.runs.terminal import NO_FACTS, StageFacts, open_view
+
+CLIENTS = "clients"  # prefix of what is one number per client
+NUM_BINS = 30  # of a histogram
+PROJECT = "fedfr"  # where a tracker's own variables name none
+QUANTILES = (10, 50, 90)  # percent, for trackers without histograms
+
+
+class StageRun(NamedTuple):
+    """The stage of a run whose numbers a sink takes."""
+
+    folder: pathlib.Path  # of the stage, in the run directory
+    first_round: int = 0  # the round to come: what is known of it is forgotten
+
+    @property
+    def name(self) -> str:
+        """run/stage."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def id(self) -> str:
+        """The same for every start of the run, and for no other."""
+        path = str(self.folder.absolute())
+        return hashlib.sha256(path.encode()).hexdigest()[:16]
+
+    @property
+    def config(self) -> dict:
+        """The config that the run keeps."""
+        path = self.folder.parent / "config.json"
+        return read_json(path) if path.is_file() else {}
+
+
+class Logging(NamedTuple):
+    """Where the numbers of a run go, and what a person sees of it."""
+
+    sinks: Sequence[str] = ("tensorboard",)  # names of SINKS
+    view: str = "auto"  # a live view on a terminal, else lines; "lines", "quiet"
+    # Rounds of methods, epochs of central stages, counted from 1, whose profile is
+    # written to the stage's TensorBoard folder.
+    trace: Collection[int] = ()
+
+
+DEFAULT_LOGGING = Logging()
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Raise ValueError for a name that no sink has, before anything is trained."""
+    for name in names:
+        schema.check_choice("--sinks", name, sorted(SINKS))
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard; one printed line and nothing more without tensorboardX.
+
+    A missing viewer must not end a run. A number goes by its `tag`, under its own name
+    as the title; numbers of clients are histograms under "clients/".
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        resume_step: int | None = None,
+        suffix: str = "",
+    ):
+        """Open the folder; TensorBoard hides the rounds after resume_step.
+
+        Files that are begun in one second must differ in their suffix.
+        """
+        self._writer = None
+        if (open_writer := _summary_writer()) is not None:
+            first = None if resume_step is None else resume_step + 1
+            own = {"purge_step": first, "filename_suffix": suffix}
+            self._writer = open_writer(str(folder), **own)
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._writer is None:
+            return
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(
+                    tag(name), float(value), int(step) + 1, display_name=name
+                )
+        self._writer.flush()
+
+    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        if self._writer is None:
+            return
+        for name, numbers in values.items():
+            self._writer.add_histogram(
+                f"{CLIENTS}/{tag(name)}", numbers, int(step) + 1, bins=NUM_BINS
+            )
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+@functools.cache  # a run has a sink per stage, and says so once
+def _summary_writer():
+    """tensorboardX's writer, or None."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        hint = "pip install 'fedfr_jax[tensorboard]' to have them."
+        print(f"No TensorBoard scalars: {hint}")
+        return None
+    return SummaryWriter
+
+
+def tag(name: str) -> str:
+    """The name in the letters that TensorBoard takes.
+
+    >>> tag("personalized/tar@far=1e-03")
+    'personalized/tar_at_far_1e-03'
+    """
+    return re.sub(r"[^-/\w.]", "_", name.replace("@", "_at_")).strip("/")
+
+
+class TraceSink:
+    """A profile of some rounds beside TensorBoard's scalars, which xprof opens.
+
+    Its regions are sample, prepare, gather, train, aggregate and evaluate. The trace
+    begins after the round before the first one: with that one's checkpoint, if it has.
+    """
+
+    def __init__(self, folder: str | os.PathLike, rounds: Collection[int], next: int):
+        """Begin at once where the round to come is one of them.
+
+        Args:
+          rounds: numbers without a gap, counted from 1.
+          next: the round to come, counted from 0.
+        """
+        self._folder, self._rounds, self.is_tracing = str(folder), rounds, False
+        self._begin(next)
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        del scalars
+        if step + 2 not in self._rounds:
+            self.close()
+        self._begin(step + 1)
+
+    def _begin(self, step):
+        if step + 1 in self._rounds and not self.is_tracing:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # which would be most of the trace
+            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self.is_tracing = True
+
+    def close(self) -> None:
+        if self.is_tracing:
+            jax.profiler.stop_trace()
+            self.is_tracing = False
+
+
+class CsvSink:
+    """A column per number, a row per round, in metrics.csv."""
+
+    def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
+        """Open the file and forget the rounds after resume_step."""
+        self._path = pathlib.Path(path)
+        self._rows = []
+        if self._path.is_file():
+            with self._path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("round")]
+            self._rows = [row for row in rows if int(row["round"]) <= resume_step]
+        self._write_all()
+
+    def _write_all(self) -> None:
+        """All rows again: a column is new, or rows are gone."""
+        self._names = list(dict.fromkeys(name for row in self._rows for name in row))
+        lines = [self._names, *(self._cells(row) for row in self._rows)]
+        write_text(self._path, "".join(map(_csv_line, lines)) if self._names else "")
+
+    def _cells(self, row: Mapping[str, Any]) -> list:
+        return [row.get(name, "") for name in self._names]
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        row = {"round": int(step) + 1, **{k: float(x) for k, x in scalars.items()}}
+        self._rows.append(row)
+        if not set(row) <= set(self._names):
+            return self._write_all()
+        with self._path.open("a", newline="") as file:
+            file.write(_csv_line(self._cells(row)))
+
+    def close(self) -> None:
+        pass
+
+
+def _csv_line(cells: Sequence) -> str:
+    from io import StringIO
+
+    line = StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
+
+
+class TrackerSink:
+    """Numbers for a tracker with `log(numbers, step)`, and its histograms."""
+
+    def __init__(
+        self,
+        log: Callable[[dict, int], None],
+        close: Callable[[], None],
+        histogram: Callable[[np.ndarray], Any] | None = None,
+    ):
+        """`histogram` makes what a tracker shows as one; None logs quantiles."""
+        self._log, self._histogram, self.close = log, histogram, close
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        finite = {k: float(x) for k, x in scalars.items() if math.isfinite(x)}
+        self._log(finite, int(step) + 1)
+
+    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        numbers = {}
+        for name, of in values.items():
+            if self._histogram:
+                numbers[f"{CLIENTS}/{name}"] = self._histogram(of)
+                continue
+            for percent in QUANTILES:
+                value = float(np.percentile(of, percent))
+                numbers[f"{CLIENTS}/{name}_p{percent}"] = value
+        self._log(numbers, int(step) + 1)
+
+
+def jsonl(run: StageRun) -> Sink:
+    """metrics.jsonl of the stage, which every run has."""
+    return JsonlSink(run.folder / "metrics.jsonl", resume_step=run.first_round)
+
+
+def csv_file(run: StageRun) -> Sink:
+    """metrics.csv of the stage, a row per round."""
+    return CsvSink(run.folder / "metrics.csv", resume_step=run.first_round)
+
+
+def tensorboard(run: StageRun) -> Sink:
+    """Event files in the folder tensorboard of the stage (tensorboardX)."""
+    folder, first = run.folder / "tensorboard", run.first_round
+    return TensorBoardSink(folder, resume_step=first, suffix=f".{first}")
+
+
+def wandb(run: StageRun) -> Sink:
+    """A run of Weights & Biases per stage, in a group per run directory."""
+    with _optional("wandb"):
+        import wandb
+    made = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name,
+        group=run.folder.parent.name,
+        id=run.id,
+        resume="allow",
+        config=run.config,
+        dir=str(run.folder),
+        reinit="create_new",
+    )
+    log = lambda numbers, step: made.log(numbers, step=step)
+    return TrackerSink(log, made.finish, wandb.Histogram)
+
+
+def trackio(run: StageRun) -> Sink:
+    """A run of Trackio per stage."""
+    with _optional("trackio"):
+        import trackio
+    made = trackio.init(
+        project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+        name=run.name.replace("/", "-"),
+        group=run.folder.parent.name,
+        config=run.config,
+        resume="allow",
+        embed=False,
+    )
+    log = lambda numbers, step: made.log(numbers, step=step)
+    return TrackerSink(log, made.finish, trackio.Histogram)
+
+
+def mlflow(run: StageRun) -> Sink:
+    """A run of MLflow per stage; quantiles instead of histograms, which it lacks."""
+    with _optional("mlflow"):
+        import mlflow
+    client = mlflow.MlflowClient()
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    experiment = client.get_experiment_by_name(name)
+    number = experiment.experiment_id if experiment else client.create_experiment(name)
+    query = f"tags.fedfr_id = '{run.id}'"
+    known = client.search_runs([number], query)
+    tags = {"fedfr_id": run.id}
+    made = (
+        known[0] if known else client.create_run(number, run_name=run.name, tags=tags)
+    )
+    number = made.info.run_id
+
+    def log(numbers: dict, step: int) -> None:
+        for name, value in numbers.items():
+            client.log_metric(number, tag(name), value, step=step)
+
+    return TrackerSink(log, lambda: client.set_terminated(number))
+
+
+@contextlib.contextmanager
+def _optional(name: str) -> Iterator[None]:
+    """Say how to install a package whose import fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"--sinks={name} needs the package {name}: pip install {name}."
+        ) from error
+
+
+SINKS = {
+    "jsonl": jsonl,
+    "csv": csv_file,
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "trackio": trackio,
+    "mlflow": mlflow,
+}
+
+
+FILES = ("jsonl", "csv")  # a row per round, which is written once
+
+
+def register_sink(name: str, factory: Callable[[StageRun], Sink]) -> None:
+    """Add a sink, which `fedfr train --sinks=NAME` names; see `schema.register`."""
+    schema.register(SINKS, "sink", name, factory)
+
+
+@contextlib.contextmanager
+def open_sinks(
+    folder: pathlib.Path,
+    name: str,
+    total: int,
+    first: int,
+    *,
+    shown: tuple[str, ...] = ("loss", "seconds"),
+    logging: Logging = DEFAULT_LOGGING,
+    facts: StageFacts = NO_FACTS,
+) -> Iterator[list[Sink]]:
+    """metrics.jsonl, other sinks and the view of one stage, closed at the end.
+
+    Args:
+      name: what is running.
+      total: rounds of the whole stage.
+      first: the round to come.
+      shown: numbers of the live progress; () shows all.
+      facts: what a round trains on, for its speed.
+    """
+    if not meshes.is_first_process():
+        yield []
+        return
+    run = StageRun(pathlib.Path(folder), first)
+    with contextlib.ExitStack() as stack:
+        sinks = []
+        for kind in dict.fromkeys(["jsonl", *logging.sinks]):
+            sinks.append(SINKS[kind](run))
+            stack.callback(sinks[-1].close)
+        view = open_view(logging.view, total, name=name, metrics=shown, facts=facts)
+        stack.callback(view.close)
+        if logging.trace:
+            sinks.append(TraceSink(folder / "tensorboard", logging.trace, first))
+            stack.callback(sinks[-1].close)
+        yield [*sinks, view]
+
+
+def show_at_end(
+    folder: pathlib.Path,
+    step: int,
+    scalars: Mapping[str, float],
+    logging: Logging = DEFAULT_LOGGING,
+) -> None:
+    """What is evaluated once, after a stage's last round, for the trackers.
+
+    The round's line of metrics.jsonl is written before, and summary.json has it.
+    """
+    if not meshes.is_first_process() or not scalars:
+        return
+    for kind in logging.sinks:
+        if kind not in FILES:
+            with contextlib.closing(SINKS[kind](StageRun(folder, step + 1))) as sink:
+                sink(step, scalars)

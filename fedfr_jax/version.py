@@ -1,0 +1,13 @@
+"""The version of the library, by what is installed."""
+
+from importlib import metadata
+
+UNKNOWN = "0+unknown"  # of a tree that is not installed
+
+
+def library_version() -> str:
+    """Such as 0.2.0."""
+    try:
+        return metadata.version("fedfr_jax")
+    except metadata.PackageNotFoundError:
+        return UNKNOWN

@@ -1,0 +1,287 @@
+"""Charts of runs as Vega-Lite specifications: dicts that a browser draws.
+
+Every chart has the parameter `hidden`, names of lines that are not drawn: the page sets
+it for all charts at once. A line keeps its color and dashes on the whole page.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedfr_jax.metric_names import metric_label
+
+# Seen on white and on black (contrast of at least 3); dashes beyond seven.
+COLORS = ("#2b87d1", "#d95f02", "#1b9e77", "#c75d9c", "#b8860b", "#7f74d6", "#8a8f98")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+MAX_POINTS = 400  # of a line
+MIN_COUNTED = 10  # wrong pairs from which an error rate is no mere chance
+HEIGHT = 260  # pixels
+MIN_BOX_SIZE = 5  # clients from which quartiles are drawn
+BOX = {"type": "boxplot", "extent": "min-max", "size": 34, "opacity": 0.35}
+Spec = dict[str, Any]
+
+
+def thin(points: Sequence, most: int = MAX_POINTS) -> list:
+    """At most `most` of the points, evenly spread, with the first and the last."""
+    if len(points) <= most:
+        return list(points)
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(i * step)] for i in range(most)]
+
+
+def line_chart(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    order: Sequence[str],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Spec:
+    """Lines over x with their values under the pointer.
+
+    Args:
+      lines: name -> points (x, y) in the order of x.
+      order: names of all lines of the page, which have the colors.
+      x, y: titles of the axes.
+    """
+    rows = [
+        {"line": name, "x": _short(px), "y": _short(py)}
+        for name, points in lines.items()
+        for px, py in thin(points)
+    ]
+    whole = not log_x and all(float(row["x"]).is_integer() for row in rows)
+    ticks = {"tickMinStep": 1, "format": "d"} if whole else {}
+    encoding = {
+        "x": {
+            "field": "x",
+            "type": "quantitative",
+            "title": x,
+            "scale": {"nice": False, **({"type": "log"} if log_x else {"zero": False})},
+            "axis": {"grid": False, "tickCount": 6, **ticks, **_powers(log_x)},
+        },
+        "y": {
+            "field": "y",
+            "type": "quantitative",
+            "title": None,
+            "scale": {"type": "log"} if log_y else _rate_scale(rows),
+            "axis": {"tickCount": 5, **_powers(log_y)},
+        },
+        "color": _color(order),
+        "strokeDash": _dash(order),
+    }
+    tooltip = [
+        {"field": "line", "title": "line"},
+        {"field": "x", "title": x, "format": ".4~g"},
+        {"field": "y", "title": y, "format": ".4~g"},
+    ]
+    nearest = {
+        "type": "point",
+        "on": "pointerover",
+        "nearest": True,
+        "clear": "pointerout",
+    }
+    shown = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
+    few = max(map(len, lines.values()), default=0) < 30
+    return _spec(
+        rows,
+        {
+            "encoding": encoding,
+            "layer": [
+                {"mark": {"type": "line", "strokeWidth": 2, "point": few}},
+                {
+                    "params": [{"name": "near", "select": nearest}],
+                    "mark": {"type": "point", "filled": True, "size": 90},
+                    "encoding": {"opacity": shown, "tooltip": tooltip},
+                },
+            ],
+        },
+    )
+
+
+def error_rate_charts(
+    curves: Mapping[str, Mapping[str, Any]], order: Sequence[str]
+) -> dict[str, Spec]:
+    """ROC and DET of {line: curve with far, tar and counts}, on logarithmic axes.
+
+    A point with fewer than one false accept, or of the DET one false reject, is no
+    measurement and left out.
+    """
+    roc, det = {}, {}
+    for name, curve in curves.items():
+        values = dict(zip(curve["fields"], curve["values"], strict=True))
+        far, tar = values["far"], values["tar"]
+        num_negatives = values.get("num_negatives") or math.inf
+        num_positives = values.get("num_positives") or math.inf
+        pairs = [
+            (f, t)
+            for f, t in sorted(zip(far, tar, strict=True))
+            if f and t is not None and f * (1 + 1e-6) >= 1 / num_negatives
+        ]
+        roc[name] = pairs
+        lowest = 1 / num_positives if math.isfinite(num_positives) else 0
+        det[name] = [(f, 1 - t) for f, t in pairs if 1 - t > lowest * (1 - 1e-6)]
+    far_title = metric_label("far")
+    tar_title, frr_title = metric_label("tar"), "False reject rate"
+    return {
+        "ROC": line_chart(roc, order, x=far_title, y=tar_title, log_x=True),
+        "DET": line_chart(det, order, x=far_title, y=frr_title, log_x=True, log_y=True),
+    }
+
+
+def client_chart(
+    values: Mapping[str, Mapping[str, Any]], order: Sequence[str], *, metric: str
+) -> Spec:
+    """How a metric is spread over clients: quartiles, and a point for each client.
+
+    Args:
+      values: line -> its part of evaluation_record's "per_client".
+    """
+    rows = []
+    has_boxes = max(of["count"] for of in values.values()) >= MIN_BOX_SIZE
+    for name, of in values.items():
+        known = zip(of["ids"], of["values"], strict=True)
+        if of["count"] > len(of["ids"]):  # of many clients the quantiles stand for all
+            known = ((None, value) for value in of["quantiles"])
+        for i, (client, value) in enumerate(known):
+            spread = (i * 0.618034) % 1 - 0.5  # even, and the same every time
+            label = "quantile" if client is None else f"client {client}"
+            rows.append(
+                {"line": name, "y": _short(value), "client": label, "offset": spread}
+            )
+    lines = [name for name in order if name in values]
+    x = {
+        "field": "line",
+        "type": "nominal",
+        "sort": lines,
+        "axis": {"title": None, "labelAngle": -30 if len(lines) > 3 else 0},
+    }
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "title": None,
+        "scale": _rate_scale(rows),
+    }
+    tooltip = [
+        {"field": "client"},
+        {"field": "line"},
+        {"field": "y", "title": metric, "format": ".4~g"},
+    ]
+    box = {"x": x, "y": y, "color": _color(order)}
+    offset = {
+        "field": "offset",
+        "type": "quantitative",
+        "scale": {"domain": [-1.5, 1.5]},
+    }
+    return _spec(
+        rows,
+        {
+            "layer": [
+                *([{"mark": BOX, "encoding": box}] if has_boxes else []),
+                {
+                    "mark": {"type": "circle", "size": 42, "opacity": 0.65},
+                    "encoding": {
+                        "x": x,
+                        "xOffset": offset,
+                        "y": y,
+                        "color": _color(order),
+                        "tooltip": tooltip,
+                    },
+                },
+            ]
+        },
+    )
+
+
+def map_chart(points: Mapping[str, Any]) -> Spec:
+    """Embeddings in the plane, a color and shape for each identity."""
+    rows = [
+        {"x": _short(x), "y": _short(y), "identity": label}
+        for x, y, label in zip(points["x"], points["y"], points["labels"], strict=True)
+    ]
+    axis = {"title": None, "labels": False, "ticks": False, "grid": False}
+    place = {"type": "quantitative", "scale": {"zero": False}, "axis": axis}
+    identity = {"field": "identity", "type": "nominal", "legend": None}
+    chosen = {"type": "point", "fields": ["identity"], "on": "pointerover"}
+    chosen |= {"clear": "pointerout"}
+    return _spec(
+        rows,
+        {
+            "params": [{"name": "one", "select": chosen}],
+            "mark": {"type": "point", "filled": True, "size": 55},
+            "encoding": {
+                "x": {"field": "x", **place},
+                "y": {"field": "y", **place},
+                "color": {**identity, "scale": {"scheme": "category20"}},
+                "shape": identity,
+                "opacity": {"condition": {"param": "one", "value": 0.9}, "value": 0.1},
+                "tooltip": [{"field": "identity"}],
+            },
+        },
+        height=360,
+    )
+
+
+def styles(order: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """{line: its color and dashes}."""
+    return {
+        name: {
+            "color": COLORS[i % len(COLORS)],
+            "dash": DASHES[i // len(COLORS) % len(DASHES)],
+        }
+        for i, name in enumerate(order)
+    }
+
+
+def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
+    """A chart as wide as its place; hidden lines are filtered first."""
+    params = [{"name": "hidden", "value": []}]
+    if "layer" not in body:
+        params += body.pop("params", [])
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "data": {"values": rows},
+        "params": params,
+        "transform": [{"filter": "indexof(hidden, datum.line) < 0"}],
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        **body,
+    }
+
+
+def _color(order: Sequence[str]) -> Spec:
+    of = styles(order)
+    scale = {"domain": list(order), "range": [of[name]["color"] for name in order]}
+    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _dash(order: Sequence[str]) -> Spec:
+    of = styles(order)
+    scale = {"domain": list(order), "range": [of[name]["dash"] for name in order]}
+    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
+
+
+def _powers(is_log: bool) -> Spec:
+    """Labels of a logarithmic axis: powers of ten alone."""
+    if not is_log:
+        return {}
+    is_power = "abs(log(datum.value) / log(10) % 1) < 1e-9"
+    is_power = f"({is_power} || abs(log(datum.value) / log(10) % 1) > 1 - 1e-9)"
+    label = f"{is_power} ? format(datum.value, '.0e') : ''"
+    return {"labelExpr": label, "tickCount": 12}
+
+
+def _rate_scale(rows: list[dict]) -> Spec:
+    """A scale on which a small change looks small: rates get a tenth of [0, 1]."""
+    values = [row["y"] for row in rows if row["y"] is not None]
+    if not values or min(values) < 0 or max(values) > 1:
+        return {"zero": False, "nice": True}
+    room = max(0.1 - (max(values) - min(values)), 0) / 2
+    low = max(min(values) - room, 0)
+    return {"domain": [low, min(max(low + 0.1, max(values) + room), 1)], "nice": True}
+
+
+def _short(value: float | None) -> float | None:
+    """A number with the digits that a chart shows."""
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,436 @@
+"""A report: one HTML page of one or several runs, with all that it needs inside."""
+
+import base64
+import contextlib
+import functools
+import json
+import math
+import mimetypes
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedfr_jax.files import write_text
+from fedfr_jax.metric_names import direction, metric_label, panel_title
+from fedfr_jax.version import UNKNOWN, library_version
+from fedfr_jax.viewer import charts
+from fedfr_jax.viewer.run_files import (
+    RunFiles,
+    age_text,
+    config_differences,
+    flat_config,
+    now,
+)
+
+TEMPLATES = pathlib.Path(__file__).parent / "templates"
+NEEDS = "pip install 'fedfr_jax[report]'"
+NUM_WORST = 5  # clients of a line that are named
+MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
+# What a round logs beside losses and evaluations, and its title.
+COSTS = {"up_mb", "down_mb", "total_mb", "upload_mb", "download_mb"}
+FIRST = ("loss", "epsilon")  # curves that are open beside evaluations
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Line(NamedTuple):
+    """A stage of a run, one line of every chart and row of every table."""
+
+    name: str
+    run: RunFiles
+    stage: str
+
+    @property
+    def rows(self) -> Rows:
+        return self.run.stages[self.stage].rows
+
+    @property
+    def evaluations(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.run.stages[self.stage].evaluations
+
+
+class Chart(NamedTuple):
+    """A chart of the page."""
+
+    title: str
+    spec: charts.Spec
+    note: str = ""
+
+
+def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> str:
+    """The page as text.
+
+    Args:
+      live: the page asks for itself again every few seconds, and keeps what is hidden.
+      home: address of the list of runs, on a server.
+
+    Raises:
+      ImportError: without the extra `report`, naming how to install it.
+    """
+    environment, script = _tools()
+    lines = named_lines(runs)
+    order = [line.name for line in lines]
+    page = {
+        "title": ", ".join(run.name for run in runs),
+        "runs": [_run_facts(run) for run in runs],
+        "problems": [problem for run in runs for problem in _problems(run)],
+        "lines": charts.styles(order),
+        "table": metric_table(lines),
+        "curves": curve_charts(lines, order),
+        "rates": rate_charts(lines, order),
+        "clients": client_charts(lines, order),
+        "worst": worst_clients(lines),
+        "costs": cost_table(lines),
+        "images": images(lines),
+        "pairs": wrong_pairs(lines),
+        "maps": map_charts(lines),
+        "differences": config_differences(runs) if len(runs) > 1 else {},
+        "configs": [(run.name, flat_config(run.config)) for run in runs],
+        "environments": [(run.name, flat_config(run.environment)) for run in runs],
+        "version": library_version(),
+        "live": live,
+        "home": home,
+    }
+    return environment.get_template("report.html").render(page, vega=script)
+
+
+@functools.cache
+def _tools():
+    """(jinja2's environment, the JavaScript that draws charts)."""
+    try:
+        import jinja2
+        import vl_convert
+    except ImportError as error:
+        raise ImportError(
+            f"Reports need the packages of the extra `report`: {NEEDS}."
+        ) from error
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": number_text, "json": _script_json}
+    environment.filters |= {"value": _value_text}
+    return environment, _chart_script(vl_convert)
+
+
+def _chart_script(vl_convert) -> str:
+    """Vega, Vega-Lite and vega-embed as one script, from vl-convert.
+
+    It takes some seconds to bundle: it is kept in the user's cache folder.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    path = pathlib.Path(root) / "fedfr_jax" / f"vega-{vl_convert.__version__}.js"
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    script = vl_convert.javascript_bundle().replace("</script", "<\\/script")
+    with contextlib.suppress(OSError):  # a home that cannot be written
+        write_text(path, script, by=str(os.getpid()))
+    return script
+
+
+def templates():
+    """jinja2's environment of the pages, for other pages than reports."""
+    return _tools()[0]
+
+
+def _script_json(value: Any) -> str:
+    """JSON that no text in it can end the script which holds it."""
+    text = json.dumps(value, separators=(",", ":"), default=str)
+    return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def named_lines(runs: Sequence[RunFiles]) -> list[Line]:
+    """Every stage of every run; of several runs by the run's name, too."""
+    is_one = len(runs) == 1
+    return [
+        Line(stage if is_one else f"{run.name} · {stage}", run, stage)
+        for run in runs
+        for stage in run.stages
+    ]
+
+
+def number_text(value: Any) -> str:
+    """A number with four digits; "-" where there is none.
+
+    >>> number_text(0.98765), number_text(12), number_text(None)
+    ('0.9877', '12', '-')
+    """
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "-"
+    if float(value).is_integer() and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 10 else f"{value:.4g}"
+
+
+def _value_text(value: Any) -> str:
+    """A config's value as a config has it; "" where the key is missing."""
+    return "" if value is None else value if isinstance(value, str) else repr(value)
+
+
+def _run_facts(run: RunFiles) -> dict[str, Any]:
+    stages = list(run.stages.values())
+    rounds = run.config.get("federation", {}).get("rounds")
+    last = stages[-1] if stages else None
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "stage": last.name if last else "",
+        "round": last.last_round if last else 0,
+        "rounds": rounds if last and last.name != "pretrained" else None,
+        "age": age_text(now() - run.changed),
+        "seconds": run.seconds and age_text(run.seconds),
+        "version": run.version or "before 0.3",
+        "task": run.config.get("task", ""),
+        "data": run.config.get("data", {}).get("name", ""),
+        "clients": run.partition.get("clients", ""),
+    }
+
+
+def _problems(run: RunFiles) -> list[str]:
+    """What a reader of the page has to know of a run."""
+    found = list(run.problems)
+    here = library_version()
+    if here not in (run.version, UNKNOWN):
+        found.append(
+            f"{run.name} was written by version {run.version or 'before 0.3'}, this "
+            f"page by {here}: names of metrics may differ."
+        )
+    if not any(stage.rows or stage.evaluations for stage in run.stages.values()):
+        found.append(f"{run.name} has not finished a round yet: come back later.")
+    return found
+
+
+def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A table per evaluator: {"evaluator", "metrics", "rows"}; costs have their own.
+
+    A cell has the value, the spread over clients where there are numbers of clients,
+    and whether it is the best of its column by more than rounding.
+    """
+    tables = []
+    for evaluator in _evaluators(lines):
+        if evaluator == "communication":
+            continue
+        parts = [line.evaluations.get(evaluator, {}) for line in lines]
+        metrics = list(dict.fromkeys(m for x in parts for m in x.get("metrics", {})))
+        rows = [
+            {"line": line.name, "cells": [_cell(of, metric) for metric in metrics]}
+            for line, of in zip(lines, parts, strict=True)
+            if of.get("metrics")
+        ]
+        for i, metric in enumerate(metrics):
+            _mark_best([row["cells"][i] for row in rows], metric)
+        names = [(metric, metric_label(metric)) for metric in metrics]
+        if metrics:
+            tables.append({"evaluator": evaluator, "metrics": names, "rows": rows})
+    return tables
+
+
+def _evaluators(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(name for line in lines for name in line.evaluations))
+
+
+def _cell(of: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    value = of.get("metrics", {}).get(metric)
+    cell = {"value": value, "is_best": False}
+    if spread := of.get("per_client", {}).get(metric):
+        quantiles = spread["quantiles"]
+        cell |= {
+            "std": spread["std"],
+            "spread": f"{spread['count']} clients: 10 % below "
+            f"{number_text(quantiles[10])}, median {number_text(quantiles[50])}, "
+            f"10 % above {number_text(quantiles[90])}",
+        }
+    return cell
+
+
+def _mark_best(cells: list[dict[str, Any]], metric: str) -> None:
+    """Mark the best value where it differs from all others as shown."""
+    sign = direction(metric)
+    known = [cell for cell in cells if isinstance(cell["value"], int | float)]
+    if len(known) < 2 or not sign:
+        return
+    first, second = sorted(known, key=lambda cell: -sign * cell["value"])[:2]
+    first["is_best"] = number_text(first["value"]) != number_text(second["value"])
+
+
+def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
+    known = ((row["round"], row.get(name)) for row in rows)
+    return [(r, x) for r, x in known if isinstance(x, int | float) and math.isfinite(x)]
+
+
+def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
+    """{"main": losses and evaluations over rounds, "more": every other number}."""
+    names = dict.fromkeys(n for line in lines for row in line.rows for n in row)
+    names = sorted(names, key=lambda name: name not in FIRST)  # before its only term
+    found, seen = {"main": [], "more": []}, []
+    for name in names:
+        evaluator, is_evaluated, metric = name.partition("/")
+        points = {line.name: _points(line.rows, name) for line in lines}
+        points = {line: of for line, of in points.items() if of}
+        if name in ("round", "not_finite") or not points:
+            continue
+        if max(map(len, points.values())) < 2:
+            continue  # one evaluation is a cell of the table, no curve
+        if points in seen:
+            continue  # the term of a loss of one term is the loss
+        seen.append(points)
+        title = panel_title(evaluator, metric) if is_evaluated else metric_label(name)
+        spec = charts.line_chart(points, order, x="round or epoch", y=name)
+        is_main = is_evaluated or name in FIRST
+        found["main" if is_main else "more"].append(Chart(title, spec))
+    return found
+
+
+def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
+    """Curves of every evaluator; a ROC gives a DET, too."""
+    found = []
+    for evaluator in _evaluators(lines):
+        kinds = {}
+        for line in lines:
+            for kind, curve in (
+                line.evaluations.get(evaluator, {}).get("curves", {}).items()
+            ):
+                kinds.setdefault(kind, {})[line.name] = curve
+        for kind, curves in kinds.items():
+            if kind == "roc":
+                for name, spec in charts.error_rate_charts(curves, order).items():
+                    title = f"{metric_label(evaluator)}: {name}"
+                    found.append(Chart(title, spec, _rate_note(curves)))
+            else:
+                found.append(_plain_curve(evaluator, kind, curves, order))
+    return found
+
+
+def _rate_note(curves: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many pairs the rates are counted on."""
+    of = next(iter(curves.values()))
+    values = dict(zip(of["fields"], of["values"], strict=True))
+    if not values.get("num_negatives"):
+        return ""
+    return (
+        f"{values['num_positives']:,.0f} pairs of one identity and "
+        f"{values['num_negatives']:,.0f} of two. Rates of fewer than "
+        f"{charts.MIN_COUNTED} wrong pairs are mostly chance."
+    )
+
+
+def _plain_curve(evaluator, kind, curves, order) -> Chart:
+    points = {
+        name: [p for p in zip(*curve["values"][:2], strict=True) if None not in p]
+        for name, curve in curves.items()
+    }
+    x, y = next(iter(curves.values()))["fields"][:2]
+    spec = charts.line_chart(points, order, x=metric_label(x), y=y)
+    return Chart(panel_title(evaluator, kind), spec)
+
+
+def _per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
+    """{(evaluator, metric): {line: numbers of clients}}."""
+    found = {}
+    for line in lines:
+        for evaluator, of in line.evaluations.items():
+            for metric, values in of.get("per_client", {}).items():
+                if values:
+                    found.setdefault((evaluator, metric), {})[line.name] = values
+    return found
+
+
+def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
+    """How each metric is spread over the clients."""
+    return [
+        Chart(
+            panel_title(evaluator, metric),
+            charts.client_chart(values, order, metric=metric),
+        )
+        for (evaluator, metric), values in _per_client(lines).items()
+    ]
+
+
+def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """The clients with the worst values of each metric, by line."""
+    found = []
+    for (evaluator, metric), values in _per_client(lines).items():
+        sign = direction(metric)
+        if not sign:
+            continue
+        rows = []
+        for name, of in values.items():
+            pairs = zip(of["ids"], of["values"], strict=True)
+            worst = sorted(pairs, key=lambda pair: sign * pair[1])[:NUM_WORST]
+            rows.append({"line": name, "mean": of["mean"], "worst": worst})
+        found.append({"title": panel_title(evaluator, metric), "rows": rows})
+    return found
+
+
+def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
+    """What each line has cost: bytes, seconds, and epsilon where it is private."""
+    rows = []
+    for line in lines:
+        sent = line.evaluations.get("communication", {}).get("metrics", {})
+        seconds = [x for _, x in _points(line.rows, "seconds")]
+        epsilon = _points(line.rows, "epsilon")
+        row = {metric_label(name.replace("_mb", " MB")): x for name, x in sent.items()}
+        row["Rounds or epochs"] = line.run.stages[line.stage].last_round
+        if seconds:
+            row["Seconds per round"] = sorted(seconds)[len(seconds) // 2]
+        if epsilon:
+            row["Epsilon"] = epsilon[-1][1]
+        rows.append({"line": line.name, "values": row})
+    columns = list(dict.fromkeys(name for row in rows for name in row["values"]))
+    return {"columns": columns, "rows": rows}
+
+
+def images(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """Sheets that evaluators have drawn: {"title", "data"}."""
+    found = []
+    for line in lines:
+        for evaluator, of in line.evaluations.items():
+            for name, path in of.get("images", ()):
+                if data := data_url(line.run.folder, path):
+                    title = f"{line.name}: {evaluator}, {name}"
+                    found.append({"title": title, "line": line.name, "data": data})
+    return found
+
+
+def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Pairs that a model gets wrong: {"title", "threshold", "shown"}."""
+    found = []
+    for line in lines:
+        for evaluator, of in line.evaluations.items():
+            for name, pairs in of.get("pairs", {}).items():
+                shown = [
+                    {**pair, "data": data}
+                    for pair in pairs["shown"]
+                    if (data := data_url(line.run.folder, pair["image"]))
+                ]
+                title = f"{line.name}: {evaluator}, {name}"
+                found.append(
+                    {**pairs, "title": title, "line": line.name, "shown": shown}
+                )
+    return found
+
+
+def map_charts(lines: Sequence[Line]) -> list[Chart]:
+    """Embeddings of identities in the plane."""
+    return [
+        Chart(
+            f"{line.name}: {name}",
+            charts.map_chart(points),
+            f"Two principal components, {points['explained']:.0%} of the variance.",
+        )
+        for line in lines
+        for of in line.evaluations.values()
+        for name, points in of.get("maps", {}).items()
+    ]
+
+
+def data_url(folder: pathlib.Path, name: str) -> str | None:
+    """An image of a run inside an address; None where it is missing or elsewhere."""
+    path = (folder / name).resolve()
+    kind = mimetypes.guess_type(path)[0] or ""
+    if not path.is_relative_to(folder.resolve()) or not kind.startswith("image/"):
+        return None
+    if not path.is_file() or path.stat().st_size > MAX_IMAGE_BYTES:
+        return None
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -1,0 +1,241 @@
+"""Files of a run, read without JAX and whatever state the run is in."""
+
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from fedfr_jax.json_files import parse_json
+from fedfr_jax.runs import locks
+
+CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.jsonl"
+MAX_DEPTH = 4  # folders below the one whose runs are listed
+SKIPPED = ("checkpoints", "store", "tensorboard", "pictures")
+LARGEST = 2**28  # bytes of a file that is read whole
+
+
+class StageFiles(NamedTuple):
+    """A stage: what it has logged, and how it was evaluated."""
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rounds from 1
+    evaluations: Mapping[str, Mapping[str, Any]]  # evaluator: see evaluation_record
+
+    @property
+    def last_round(self) -> int:
+        """Rounds or epochs that are done."""
+        return self.rows[-1]["round"] if self.rows else 0
+
+
+class RunFiles(NamedTuple):
+    """A run directory."""
+
+    folder: pathlib.Path
+    name: str
+    config: Mapping[str, Any]
+    stages: Mapping[str, StageFiles]
+    environment: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    seconds: float | None  # of training, all starts together
+    state: str  # running, finished, stopped or failed
+    changed: float  # seconds since the epoch when a file was written last
+    problems: Sequence[str]  # one line each: what could not be read
+
+    @property
+    def version(self) -> str | None:
+        """The library's version that trained it; None before 0.3."""
+        return self.environment.get("versions", {}).get("fedfr_jax")
+
+
+def is_run(folder: pathlib.Path) -> bool:
+    """Whether a folder is a run directory."""
+    return (folder / CONFIG).is_file() and (
+        any(folder.glob(f"*/{METRICS}")) or (folder / "partition.json").is_file()
+    )
+
+
+def find_runs(folder: pathlib.Path, depth: int = MAX_DEPTH) -> Iterator[pathlib.Path]:
+    """Run directories in and below a folder, by name; no link is followed."""
+    if is_run(folder):
+        yield folder
+    elif depth:
+        inner = sorted(path for path in folder.iterdir() if path.is_dir())
+        for path in inner:
+            if path.name[0] != "." and path.name not in SKIPPED:
+                if not path.is_symlink():
+                    yield from find_runs(path, depth - 1)
+
+
+def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
+    """A run as it is now; what is damaged is left out and named in `problems`.
+
+    Raises:
+      ValueError: for a folder that is no run directory.
+    """
+    if not is_run(folder):
+        _raise_no_run(folder)
+    problems = []
+    summary = _json(folder / SUMMARY, problems)
+    config = _json(folder / CONFIG, problems)
+    stages = {
+        stage: _stage(folder / stage, summary.get("methods", {}).get(stage), problems)
+        for stage in _stage_names(folder, config, summary)
+    }
+    written = [p.stat().st_mtime for p in folder.glob("*/*.json*")]
+    written += [p.stat().st_mtime for p in folder.glob("*.json")]
+    return RunFiles(
+        folder=folder,
+        name=name or folder.name,
+        config={key: x for key, x in config.items() if key != "sha256"},
+        stages=stages,
+        environment=_json(folder / "environment.json", problems),
+        partition=_json(folder / "partition.json", problems),
+        seconds=_json(folder / "seconds.json", problems).get("seconds"),
+        state=_state(folder),
+        changed=max(written, default=folder.stat().st_mtime),
+        problems=problems,
+    )
+
+
+def _raise_no_run(folder: pathlib.Path) -> NoReturn:
+    """Say why a folder is no run directory, and what to do."""
+    found = "a path that does not exist"
+    if folder.is_dir():
+        inner = ", ".join(map(str, itertools.islice(find_runs(folder), 3)))
+        found = f"a folder of runs: name {inner}" if inner else "a folder without a run"
+    raise ValueError(f"{folder} must be a run directory, got {found}.")
+
+
+def _json(path: pathlib.Path, problems: list[str]) -> dict:
+    """The object in a file; {} of none, and of a damaged one, which is named."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(
+                f"{path} must have at most {LARGEST >> 20} MiB, got a larger file."
+            )
+        return parse_json(path.read_bytes(), path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(f"{error} It is left out.".replace(". It", "; it"))
+        return {}
+
+
+def _stage_names(folder, config, summary) -> list[str]:
+    """Stages with files, in the order of the config."""
+    known = ["pretrained", *config.get("methods", {}), *summary.get("methods", {})]
+    there = [path.parent.name for path in sorted(folder.glob(f"*/{METRICS}"))]
+    names = [name for name in dict.fromkeys([*known, *there])]
+    return [
+        name for name in names if name in there or name in summary.get("methods", {})
+    ]
+
+
+def _stage(folder, metrics, problems) -> StageFiles:
+    rows = _rows(folder / METRICS, problems)
+    found = _json(folder / "evaluation.json", problems)
+    if not found and metrics:  # of a version that kept the summary alone
+        found = {name: {"metrics": of} for name, of in metrics.items()}
+    return StageFiles(folder.name, rows, found)
+
+
+def _rows(path: pathlib.Path, problems: list[str]) -> list[dict]:
+    """Rows of a log; a damaged line is left out, one that is being written is not yet
+    there."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):  # the last has no end yet
+        try:
+            row = json.loads(line)
+            rows.append({**row, "round": int(row["round"])})
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if line.strip():
+                problems.append(f"{path}, line {number}, is damaged; it is left out.")
+    if any(row["round"] == 0 for row in rows):  # of the first versions
+        rows = [{**row, "round": row["round"] + 1} for row in rows]
+    return rows
+
+
+def _state(folder: pathlib.Path) -> str:
+    try:
+        locks.lock_to_read(folder).__exit__(None, None, None)
+    except locks.RunInUse:
+        return "running"
+    except ValueError:
+        pass
+    if (folder / "error.txt").is_file() and not (folder / SUMMARY).is_file():
+        return "failed"
+    return "finished" if _is_finished(folder) else "stopped"
+
+
+def _is_finished(folder: pathlib.Path) -> bool:
+    """Whether the summary is newer than all logs."""
+    summary = folder / SUMMARY
+    if not summary.is_file():
+        return False
+    logs = [path.stat().st_mtime for path in folder.glob(f"*/{METRICS}")]
+    return summary.stat().st_mtime >= max(logs, default=0)
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"section.key": value}, the keys of nested sections joined by dots.
+
+    >>> flat_config({"seed": 1, "model": {"name": "mlp"}})
+    {'seed': 1, 'model.name': 'mlp'}
+    """
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_config(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
+    """{"section.key": its value in each run}, of keys that differ; None has none."""
+    flat = [flat_config(run.config) for run in runs]
+    keys = dict.fromkeys(key for of in flat for key in of)
+    values = {key: [of.get(key) for of in flat] for key in keys}
+    return {key: of for key, of in values.items() if any(x != of[0] for x in of)}
+
+
+def age_text(seconds: float) -> str:
+    """A duration as people say it.
+
+    >>> age_text(40), age_text(200), age_text(90000)
+    ('40 s', '3 min', '25 h')
+    """
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size - size * (unit == "min"):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def last_numbers(run: RunFiles) -> dict[str, float]:
+    """{"evaluator/metric": value} of the last stage that has any."""
+    found = {}
+    for stage in run.stages.values():
+        own = {
+            f"{evaluator}/{metric}": value
+            for evaluator, of in stage.evaluations.items()
+            for metric, value in of.get("metrics", {}).items()
+        }
+        for row in reversed(stage.rows):
+            own = {k: x for k, x in row.items() if "/" in k} | own
+            if own:
+                break
+        found = own or found
+    return {
+        key: value for key, value in found.items() if isinstance(value, int | float)
+    }
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()

@@ -1,0 +1,94 @@
+"""The list of runs in a folder: filtered, sorted, as a table or as JSON."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from fedfr_jax.schema import hint
+from fedfr_jax.viewer.run_files import (
+    RunFiles,
+    age_text,
+    find_runs,
+    flat_config,
+    last_numbers,
+    now,
+    read_run,
+)
+
+COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
+
+
+def read_runs(folder: pathlib.Path) -> list[RunFiles]:
+    """All runs in and below a folder, by name.
+
+    Raises:
+      ValueError: for a path that is no folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} must be a folder of runs, got no such folder.")
+    paths = find_runs(folder)
+    return [read_run(path, name=run_name(path, folder)) for path in paths]
+
+
+def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
+    """A run's path below a folder; its own name where it is the folder."""
+    return path.name if path == folder else path.relative_to(folder).as_posix()
+
+
+def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
+    """What the list says of a run; `metric` as "evaluator/metric", "" its first one."""
+    stages = list(run.stages.values())
+    last = stages[-1] if stages else None
+    rounds = run.config.get("federation", {}).get("rounds")
+    numbers = last_numbers(run)
+    shown = metric or next(iter(numbers), "")
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "task": run.config.get("task", ""),
+        "stage": last.name if last else "",
+        "round": last.last_round if last else 0,
+        "rounds": rounds if last and last.name != "pretrained" else None,
+        "metric": shown,
+        "metric_value": numbers.get(shown),
+        "metrics": numbers,
+        "seconds": run.seconds,
+        "changed": run.changed,
+        "age": age_text(now() - run.changed),
+        "version": run.version,
+    }
+
+
+def filter_runs(runs: Sequence[RunFiles], words: Sequence[str]) -> list[RunFiles]:
+    """The runs that all words fit: KEY=VALUE of the config or of a column, or a part of
+    the run's name."""
+    return [run for run in runs if all(_fits(run, word) for word in words)]
+
+
+def _fits(run: RunFiles, word: str) -> bool:
+    key, is_pair, value = word.partition("=")
+    if not is_pair:
+        return word.lower() in run.name.lower()
+    row = {name: run_row(run)[name] for name in COLUMNS}
+    known = {**flat_config(run.config), **row}
+    return key in known and str(known[key]) == value
+
+
+def sort_rows(rows: list[dict], key: str) -> list[dict]:
+    """Rows by a column or a metric, the newest or largest first; text from A to Z.
+
+    Raises:
+      ValueError: for a name that no run has, with a near one.
+    """
+    known = [*COLUMNS, *dict.fromkeys(m for row in rows for m in row["metrics"])]
+    if key not in known:
+        raise ValueError(
+            f"--sort must be one of {known}, got {key!r}{hint(key, known)}."
+        )
+    if key == "age":
+        return sorted(rows, key=lambda row: -row["changed"])
+    value = lambda row: row["metrics"].get(key, row.get(key))
+    if any(isinstance(value(row), str) for row in rows):
+        return sorted(rows, key=lambda row: str(value(row) or ""))
+    return sorted(rows, key=lambda row: (value(row) is None, -(value(row) or 0)))

@@ -1,0 +1,160 @@
+"""Trackers: what a run's numbers become there."""
+
+import csv
+import json
+import sys
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedfr_jax as ff
+from fedfr_jax.runs import sinks, trackers
+from fedfr_jax.runs.trackers import Logging, StageRun
+
+
+def test_tensorboard_scalars_are_written_and_nan_is_left_out(tmp_path, capfd):
+    pytest.importorskip("tensorboardX")
+    sink = trackers.TensorBoardSink(tmp_path, resume_step=2)
+    name = "personalized/tar@far=1e-03"
+    sink(2, {name: jnp.float32(0.5), "loss": float("nan")})
+    sink.close()
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    # The tag in letters that are allowed, the name as the title.
+    assert b"personalized/tar_at_far_1e-03" in content and name.encode() in content
+    assert b"loss" not in content
+    assert capfd.readouterr().out == ""
+
+
+def test_tensorboardx_changes_no_tag_of_ours():
+    summary = pytest.importorskip("tensorboardX.summary")
+    for name in ("personalized/tar@far=1e-03", "/a b[c]=d", "generic/mIoU", "loss"):
+        assert summary._clean_tag(trackers.tag(name)) == trackers.tag(name)
+
+
+@pytest.fixture
+def no_tensorboardx(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    trackers._summary_writer.cache_clear()
+    yield
+    trackers._summary_writer.cache_clear()
+
+
+def test_without_tensorboardx_a_run_says_so_in_one_line_and_goes_on(
+    tmp_path, no_tensorboardx, capsys
+):
+    for stage in ("pretrained", "fedavg"):
+        sink = trackers.TensorBoardSink(tmp_path / stage)
+        sink(0, {"loss": 1.0})
+        sink.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and "pip install 'fedfr_jax[tensorboard]'" in lines[0]
+
+
+def test_csv_has_a_column_per_number_and_forgets_rounds_that_are_done_again(tmp_path):
+    run = StageRun(tmp_path)
+    sink = trackers.csv_file(run)
+    sink(0, {"loss": 2.0})
+    sink(1, {"loss": 1.0, "generic/accuracy": 0.5})  # a new column
+    sink(2, {"loss": 0.5})
+    sink.close()
+    again = trackers.csv_file(run._replace(first_round=1))
+    again(1, {"loss": 0.25})
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["round"], float(row["loss"])) for row in rows] == [
+        ("1", 2.0),
+        ("2", 0.25),
+    ]
+
+
+def fake_tracker(monkeypatch, name, **members):
+    """A module that stands for a tracker."""
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_gets_finite_numbers_by_round_and_histograms(
+    name, tmp_path, monkeypatch
+):
+    logged, closed, started = [], [], {}
+    made = types.SimpleNamespace(
+        log=lambda numbers, step: logged.append((step, numbers)),
+        finish=lambda: closed.append(True),
+    )
+    init = lambda **of: started.update(of) or made
+    fake_tracker(
+        monkeypatch, name, init=init, Histogram=lambda x: ("histogram", len(x))
+    )
+    folder = tmp_path / "run" / "fedavg"
+    folder.mkdir(parents=True)
+    (folder.parent / "config.json").write_text(json.dumps({"seed": 3}))
+    sink = trackers.SINKS[name](StageRun(folder))
+    sink(0, {"loss": jnp.float32(0.5), "bad": float("nan")})
+    sink.histograms(0, {"loss": np.ones(4)})
+    sink.close()
+    assert logged == [(1, {"loss": 0.5}), (1, {"clients/loss": ("histogram", 4)})]
+    assert started["config"] == {"seed": 3} and started["group"] == "run" and closed
+
+
+def test_mlflow_goes_on_with_the_run_of_an_earlier_start(tmp_path, monkeypatch):
+    logged, runs = [], {}
+
+    class Client:
+        def get_experiment_by_name(self, name):
+            return types.SimpleNamespace(experiment_id=name)
+
+        def search_runs(self, experiments, query):
+            return [runs[x] for x in runs if x in query]
+
+        def create_run(self, experiment, run_name, tags):
+            info = types.SimpleNamespace(run_id=f"run{len(runs)}")
+            return runs.setdefault(tags["fedfr_id"], types.SimpleNamespace(info=info))
+
+        def log_metric(self, run, name, value, step):
+            logged.append((run, name, value, step))
+
+        def set_terminated(self, run):
+            pass
+
+    fake_tracker(monkeypatch, "mlflow", MlflowClient=Client)
+    for round in range(2):
+        sink = trackers.mlflow(StageRun(tmp_path / "run" / "fedavg", round))
+        sink(round, {"tar@far=1e-03": 0.5})
+        sink.histograms(round, {"loss": np.arange(11.0)})
+        sink.close()
+    assert logged[0] == ("run0", "tar_at_far_1e-03", 0.5, 1)
+    assert ("run0", "clients/loss_p90", 9.0, 1) in logged
+    assert logged[-1][0] == "run0" and logged[-1][3] == 2
+
+
+def test_a_tracker_that_is_not_installed_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match="--sinks=wandb needs .* pip install wandb"):
+        trackers.wandb(StageRun(tmp_path))
+
+
+def test_a_sink_of_ones_own_is_a_name_of_the_flag(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trackers, "SINKS", dict(trackers.SINKS))
+    seen = []
+    own = lambda run: types.SimpleNamespace(close=lambda: seen.append(run.name))
+    monkeypatch.setitem(trackers.SINKS, "mine", own)
+    trackers.check_sinks(["mine", "csv"])
+    with pytest.raises(ValueError, match="--sinks must be one of .* got 'mime'"):
+        trackers.check_sinks(["mime"])
+    logging = Logging(("mine",), "quiet")
+    with trackers.open_sinks(tmp_path / "a", "a", 1, 0, logging=logging) as opened:
+        assert len(opened) == 3  # with metrics.jsonl, and the quiet view
+    assert seen == [f"{tmp_path.name}/a"] and capsys.readouterr().out == ""
+    assert ff.SINKS.keys() >= {"jsonl", "csv", "tensorboard", "wandb", "trackio"}
+
+
+def test_a_stage_shows_the_numbers_that_were_asked_for(tmp_path, capsys):
+    with trackers.open_sinks(tmp_path, "fedfr", 1, 0, shown=("dice",)) as opened:
+        for sink in opened:
+            sink(0, {"loss": 0.5, "dice": 0.25})
+    shown = capsys.readouterr().out
+    assert "dice 0.25" in shown and "loss" not in shown
+    assert sinks.read_jsonl(tmp_path / "metrics.jsonl")[0]["loss"] == 0.5

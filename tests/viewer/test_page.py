@@ -1,0 +1,106 @@
+"""The page of runs: all that it shows is in it, and nothing that it was not given."""
+
+import html
+import json
+import re
+import sys
+
+import pytest
+
+from fedfr_jax.cli.main import main
+from fedfr_jax.viewer import charts, page
+from fedfr_jax.viewer.run_files import read_run
+
+vl_convert = pytest.importorskip("vl_convert")
+
+
+@pytest.fixture
+def text(run):
+    """The page without the script that draws charts."""
+    return without_script(page.render([read_run(run)]))
+
+
+def without_script(text):
+    start = text.index("<script>")
+    return text[:start] + text[text.index("</script>", start) :]
+
+
+def specs(text):
+    """The charts of a page."""
+    found = re.findall(r'data-spec="([^"]*)"', text)
+    return [json.loads(html.unescape(one)) for one in found]
+
+
+def test_a_page_needs_no_network_and_has_every_section(text):
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+    for part in ("results", "curves", "rates", "clients", "costs", "images", "maps"):
+        assert f'<section id="{part}">' in text
+    for words in ("±0.17", "client 1: <b>0.5000</b>", "Upload MB", "Epsilon", "0.6100"):
+        assert words in text.replace("&plusmn;", "±"), words
+    assert text.count("data:image/png;base64") == 2  # none from outside the run
+
+
+def test_names_out_of_a_run_are_text(text):
+    assert "Ada &lt;b&gt;" in text and "Ada <b>" not in text
+
+
+def test_every_chart_is_one_that_vega_compiles(text):
+    found = specs(text)
+    # Loss, epsilon, accuracy, seconds; ROC, DET; clients; map.
+    assert len(found) == 8
+    for spec in found:
+        vl_convert.vegalite_to_vega(spec)
+        assert {"name": "hidden", "value": []} in spec["params"]
+
+
+def test_a_det_has_no_point_below_one_wrong_pair():
+    fields = ["far", "tar", "num_negatives", "num_positives"]
+    curve = {"fields": fields, "values": [[1e-4, 1e-2, 1], [0.5, 0.9, 1.0], 1e3, 100]}
+    rates = charts.error_rate_charts({"a": curve}, ["a"])
+    of = lambda kind: [(row["x"], row["y"]) for row in rates[kind]["data"]["values"]]
+    assert of("ROC") == [(0.01, 0.9), (1, 1)]  # 1e-4 is less than one false accept
+    assert of("DET") == [(0.01, 0.1)]
+    scales = [rates["DET"]["encoding"][axis]["scale"]["type"] for axis in "xy"]
+    assert scales == ["log", "log"]
+
+
+def test_two_runs_are_compared_by_name_with_what_differs(run, make_run, tmp_path):
+    other = make_run(run.parent / "b", seed=9, version="0.1")
+    path = tmp_path / "both.html"
+    assert main(["report", str(run), str(other), f"--output={path}"]) == 0
+    text = without_script(path.read_text())
+    assert "a · fedavg" in text and "b · fedavg" in text
+    assert '<section id="differences">' in text and ">9</td>" in text
+    (first, *_) = specs(text)
+    assert {row["line"] for row in first["data"]["values"]} == {
+        "a · fedavg",
+        "b · fedavg",
+    }
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path, make_run, capsys):
+    run = make_run(tmp_path / "new", rounds=0, is_done=False)
+    assert main(["report", str(run), "--open"]) == 0
+    said = capsys.readouterr().out
+    assert f"{run}/report.html" in said
+    assert "has not finished a round yet" in (run / "report.html").read_text()
+
+
+def test_without_a_browser_the_address_is_printed(run, monkeypatch, capsys):
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert main(["report", str(run), "--open"]) == 0
+    assert "No browser was found: open" in capsys.readouterr().out
+
+
+def test_without_the_extra_one_line_says_what_to_install(run, monkeypatch, capsys):
+    page._tools.cache_clear()
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert main(["report", str(run)]) == 2
+    assert "pip install 'fedfr_jax[report]'" in capsys.readouterr().err
+    page._tools.cache_clear()
+
+
+def test_rates_that_hardly_change_look_as_if_they_hardly_change():
+    chart = charts.line_chart({"a": [(1, 0.93), (2, 0.931)]}, ["a"], x="round", y="y")
+    low, high = chart["encoding"]["y"]["scale"]["domain"]
+    assert high - low == pytest.approx(0.1) and low < 0.93 < high

@@ -1,0 +1,102 @@
+"""Run directories as they are found: whole, half written, damaged, older."""
+
+import json
+
+import pytest
+
+from fedfr_jax.cli.main import main
+from fedfr_jax.runs.locks import lock_to_write
+from fedfr_jax.viewer.run_files import config_differences, find_runs, read_run
+
+
+def test_a_finished_run_is_read_whole(run):
+    found = read_run(run)
+    assert found.state == "finished" and found.version == "1.0" and not found.problems
+    stage = found.stages["fedavg"]
+    assert stage.last_round == 3 and stage.rows[0]["loss"] == 1.0
+    assert stage.evaluations["personalized"]["per_client"]["accuracy"]["count"] == 6
+
+
+def test_a_locked_run_is_running_and_one_without_a_summary_has_stopped(run):
+    (run / "summary.json").unlink()
+    assert read_run(run).state == "stopped"
+    with lock_to_write(run, "x"):
+        assert read_run(run).state == "running"
+    (run / "error.txt").write_text("")
+    assert read_run(run).state == "failed"
+
+
+def test_a_broken_line_is_left_out_and_named_and_a_torn_one_is_not_there_yet(run):
+    log = run / "fedavg" / "metrics.jsonl"
+    first, second, third = log.read_text().splitlines()
+    log.write_text(f"{first}\n{second[:9]}\n{third}\n" + '{"round": 4, "lo')
+    found = read_run(run)
+    assert [row["round"] for row in found.stages["fedavg"].rows] == [1, 3]
+    (problem,) = found.problems
+    assert problem.startswith(str(log)) and ", line 2, is damaged" in problem
+
+
+def test_a_damaged_summary_is_left_out_and_named(run):
+    (run / "summary.json").write_text("{")
+    found = read_run(run)
+    assert len(found.problems) == 1 and "summary.json must be" in found.problems[0]
+    assert found.stages["fedavg"].evaluations  # of the stage's own record
+
+
+def test_a_run_of_an_earlier_version_has_its_summary_alone(run):
+    (run / "fedavg" / "evaluation.json").unlink()
+    (run / "environment.json").unlink()
+    found = read_run(run)
+    assert found.version is None
+    assert found.stages["fedavg"].evaluations["generic"]["metrics"]["eer"] == 0.2
+
+
+def test_runs_are_found_in_folders_and_neither_in_links_nor_in_runs(run, make_run):
+    inner = make_run(run.parent / "sweep" / "b")
+    (run.parent / "link").symlink_to(inner)
+    assert [*find_runs(run.parent)] == [run, inner]
+
+
+def test_differences_are_the_keys_whose_values_differ(run, make_run):
+    other = make_run(run.parent / "b", seed=5)
+    differences = config_differences([read_run(run), read_run(other)])
+    assert differences == {"seed": [0, 5]}
+
+
+@pytest.fixture
+def folder(run, make_run):
+    make_run(run.parent / "b", seed=1, rounds=1, is_done=False)
+    return str(run.parent)
+
+
+def listed(capsys, *words):
+    assert main(["runs", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_list_has_state_round_last_metrics_and_age(folder, capsys):
+    first, second = listed(capsys, folder)
+    assert (first["name"], first["state"], first["round"]) == ("a", "finished", 3)
+    assert first["metrics"]["personalized/accuracy"] == 0.75 and first["rounds"] == 3
+    assert (second["state"], second["round"]) == ("stopped", 1)
+    assert second["metrics"] == {"generic/accuracy": 0.5}
+    assert main(["runs", folder]) == 0
+    assert "generic/accuracy 0.75" in capsys.readouterr().out
+
+
+def test_the_list_is_filtered_and_sorted(folder, capsys):
+    of = lambda *words: [row["name"] for row in listed(capsys, folder, *words)]
+    assert of("state=stopped") == ["b"] and of("seed=0") == ["a"] and of("B") == ["b"]
+    assert of("methods.fedavg.learning_rate=0.1", "a") == ["a"]
+    assert of("--sort=generic/accuracy") == ["a", "b"] and of("--sort=age")
+    assert main(["runs", folder, "--sort=acuracy"]) == 2
+    assert "--sort must be one of" in capsys.readouterr().err
+
+
+def test_an_empty_folder_says_how_to_make_a_run(tmp_path, capsys):
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "No run in" in (said := capsys.readouterr().out) and "fedfr train" in said
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert "must be a folder of runs" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert "must be a run directory" in capsys.readouterr().err
