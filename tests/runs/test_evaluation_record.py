@@ -35,7 +35,8 @@ def test_numbers_curves_and_samples_are_kept_and_what_is_not_finite_is_null(tmp_
     assert clients["ids"] == [0, 2] and clients["mean"] == 0.5
     assert record["curves"]["roc"]["fields"][:2] == ["far", "tar"]
     (shown,) = record["pairs"]["wrong"]["shown"]
-    assert Image.open(tmp_path / shown["image"]).size == (8, 4)
+    with Image.open(tmp_path / shown["image"]) as image:
+        assert image.size == (8, 4)
     assert record["maps"]["people"]["labels"] == ["a", "a", "b"]
 
 
