@@ -27,8 +27,6 @@ TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"
 NUM_WORST = 5  # clients of a line that are named
 MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
-# What a round logs beside losses and evaluations, and its title.
-COSTS = {"up_mb", "down_mb", "total_mb", "upload_mb", "download_mb"}
 FIRST = ("loss", "epsilon")  # curves that are open beside evaluations
 Rows = Sequence[Mapping[str, Any]]
 

@@ -19,7 +19,8 @@ def get_config():
     config.data = {"name": "synthetic", "alpha": 1.0, "beta": 1.0}
     config.partition = {"name": "iid", "num_clients": 3}
     config.model = {"name": "logistic"}
-    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 64, "flip": 0.0}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
+    config.federation.flip_probability = 0.0
     config.methods = {"fedavg": {"learning_rate": 0.01}}
     return config.lock()
 """
