@@ -63,6 +63,7 @@ from fedfr_jax import trees
 from fedfr_jax.files import write_text
 from fedfr_jax.types import PyTree
 
+ZEROS = 2**20  # bytes that are written at a time
 BLOCK = 2**12  # clients whose stamps are searched together
 
 
@@ -173,10 +174,22 @@ def open_stamps(
     if not is_read_only:
         with open(path, "a+b") as file:
             if os.path.getsize(path) != size:
-                file.truncate(size)
-                os.posix_fallocate(file.fileno(), 0, size)
+                _allocate(file, size)
     mode = "r+" if is_kept else "c"
     return np.memmap(path, np.int32, mode, shape=(population, versions))
+
+
+def _allocate(file, size: int) -> None:
+    """Make a file that is appended to `size` bytes long, with room on the disk; by
+    zeros that are written where the system has no other way, such as macOS."""
+    held = os.fstat(file.fileno()).st_size
+    if hasattr(os, "posix_fallocate"):
+        file.truncate(size)
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    file.truncate(min(held, size))
+    for start in range(held, size, ZEROS):
+        file.write(bytes(min(ZEROS, size - start)))
 
 
 def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
