@@ -1,7 +1,7 @@
 """Experiments of several cases and seeds, played row by row and gone on with.
 
 A row that is done is kept in rows.json of its case and seed. `results.json` and the
-part of README.md between its markers are written anew after every case.
+part of RESULTS.md between its markers are written anew after every case.
 """
 
 import json
@@ -103,5 +103,5 @@ def publish(study: Study, target: pathlib.Path, case: str, runs: dict) -> None:
     write_results(target / "results.json", case, runs)
     found = json.loads((target / "results.json").read_text())
     results = {x: found[x]["seeds"] for x in study.cases if x in found}
-    write_between(target / "README.md", "results", study.text(results))
+    write_between(target / "RESULTS.md", "results", study.text(results))
     study.draw(results, target)

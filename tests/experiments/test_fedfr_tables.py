@@ -138,7 +138,7 @@ def rows_played(monkeypatch):
     """Stages that only count: a row's folder lists who wrote into it."""
     played = []
 
-    def run_one(experiment, trainer, before, folder):
+    def run_one(experiment, trainer, before, folder, trace=()):
         del experiment, before
         if folder.name == "pretrained":
             return None, judgment()

@@ -66,7 +66,7 @@ def found(fedmargin_run, folder):
 
 def config_of(runs, share):
     config = runs.config_of(runs.SETS["small"], ROUNDS)
-    return runs.with_federation({**config, "seed": 0}, stragglers=share)
+    return runs.with_federation({**config, "seed": 0}, straggler_fraction=share)
 
 
 def test_the_central_network_sees_everybodys_images_once_a_round(found, folder):

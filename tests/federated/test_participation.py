@@ -117,7 +117,7 @@ def test_a_round_that_nobody_is_left_in_keeps_the_server():
     scalars = summarize(log)
     assert scalars["num_clients"] == 0 and scalars["num_absent_clients"] == 5
     assert np.isfinite(list(scalars.values())).all()
-    check_dropped({"dropped": np.zeros(0)}, 0)
+    check_dropped({"dropped": np.zeros(0)}, np.zeros(0, int), 0, 0.5)
 
 
 def test_a_rule_that_needs_more_clients_than_arrive_keeps_the_server():
