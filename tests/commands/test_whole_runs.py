@@ -139,7 +139,7 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
     shutil.copytree(folder, run)
     checkpoints = lambda: run.glob("*/checkpoints/[0-9]*")
     trained = lambda: {x.parent.parent.name.partition("-")[0] for x in checkpoints()}
-    monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x))
+    monkeypatch.setattr(experiment, "run_experiment", lambda *x, **_: built.append(x))
     changed = [
         "train",
         *flags,
@@ -161,7 +161,7 @@ def test_rows_alone_are_trained_with_what_they_start_from(
 ):
     flags, _, _ = whole(1)
     built = []
-    monkeypatch.setattr(experiment, "run_experiment", lambda *x: built.append(x[0]))
+    monkeypatch.setattr(experiment, "run_experiment", lambda *x, **_: built.append(x[0]))
     here("train", *flags, f"--workdir={tmp_path / 'a'}", "--methods=fedfr")
     here("train", *flags, f"--workdir={tmp_path / 'b'}", "--methods=pretrained")
     assert [list(x.stages) for x in built] == [["pretrained", "fedfr"], ["pretrained"]]

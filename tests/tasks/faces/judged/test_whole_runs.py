@@ -102,7 +102,7 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
 def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys):
     config, path, lists = tiny
     built = []
-    keep = lambda made, folder, changed=None: built.append(made)
+    keep = lambda made, folder, changed=None, **_: built.append(made)
     monkeypatch.setattr(experiment, "run_experiment", keep)
     monkeypatch.setattr(restore, "evaluate_experiment", keep)
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
