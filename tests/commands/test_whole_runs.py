@@ -161,7 +161,9 @@ def test_rows_alone_are_trained_with_what_they_start_from(
 ):
     flags, _, _ = whole(1)
     built = []
-    monkeypatch.setattr(experiment, "run_experiment", lambda *x, **_: built.append(x[0]))
+    monkeypatch.setattr(
+        experiment, "run_experiment", lambda *x, **_: built.append(x[0])
+    )
     here("train", *flags, f"--workdir={tmp_path / 'a'}", "--methods=fedfr")
     here("train", *flags, f"--workdir={tmp_path / 'b'}", "--methods=pretrained")
     assert [list(x.stages) for x in built] == [["pretrained", "fedfr"], ["pretrained"]]
