@@ -97,7 +97,9 @@ def draw(results: dict, path: pathlib.Path) -> None:
     from matplotlib import pyplot
 
     names = [*rules(1)]
-    columns = [("none", 0.0)] + [(a, s) for s in SHARES for a in ATTACKS]
+    columns = [("none", 0.0)] + [(a, s) for s in sorted(SHARES) for a in ATTACKS]
+    is_done = lambda c: all(f"{r} | {c[0]} | {c[1]:g}" in results for r in names)
+    columns = [column for column in columns if is_done(column)]
     at = lambda rule, attack, share: results[f"{rule} | {attack} | {share:g}"]
     values = np.array([[at(r, *c)["accuracy"] for c in columns] for r in names])
     figure, axes = pyplot.subplots(figsize=(11, 4.6), layout="constrained")
