@@ -127,6 +127,8 @@ EXPECTED = {
     Federation: {
         "rounds": 20,
         "cohort_size": 0,
+        "sampling": "shuffle",
+        "systems": {},
         "local_epochs": (10, 8, 6, 4),  # E <- max(4, E - 2)
         "straggler_fraction": 0.0,
         "drop_stragglers": False,
