@@ -117,7 +117,9 @@ def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
     shown = []
     for i, images in enumerate(pairs.images):
         name = f"{PICTURES}/{file_name(f'{prefix}_{i}')}.jpg"
-        Image.fromarray(np.concatenate(images, axis=1)).save(workdir / name, quality=88)
+        pixels = np.concatenate(images, axis=1)
+        pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels  # gray
+        Image.fromarray(pixels).save(workdir / name, quality=88)
         shown.append(
             {
                 "image": name,

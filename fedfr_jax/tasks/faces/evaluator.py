@@ -266,7 +266,7 @@ class FaceEvaluator:
         scores = (unit[indices[:, 0]] * unit[indices[:, 1]]).sum(axis=1)
         worst, threshold = worst_pairs(scores, is_same, NUM_WRONG_PAIRS)
         rows = indices[worst].ravel() + len(self._task.test_identities)
-        size = self._task.evaluation_set.image_shape
+        size = self._task.evaluation_set.input_shape
         images = self._task.evaluation_set.take(rows).images if len(rows) else ()
         pairs = ScoredPairs(
             np.asarray(images, np.uint8).reshape(-1, 2, *size),
