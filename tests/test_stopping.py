@@ -271,6 +271,7 @@ def test_a_terminals_signals_leave_one_line_while_processes_start(seconds, tmp_p
                 os.killpg(launcher.pid, signal.SIGINT)
             time.sleep(0.02)
         said = launcher.communicate(timeout=60)[0]
+        said = re.sub("^fedfr .*: .*\n", "", said)  # the first sign of life, by then
         assert re.fullmatch("Stopped by SIGINT: .* goes on from .*\n", said), said
         assert launcher.returncode == 130
         wait_for_end(children)
