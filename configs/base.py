@@ -36,14 +36,14 @@ def get_config():
     #     "ranks", "flip_test"}, see tasks/faces/search_set.py: generic
     # identification_rank... of
     #     single images among mates and distractors.
-    #   masked_fars = 1e-3, or several rates: generic mfr_score@fpr=... (0.25 masked +
+    #   masked_fars = 1e-3, or several rates: generic mfr_score@far=... (0.25 masked +
     # 0.75
     #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
     #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
     #     "gallery", "probes", "align", "use_detector_score", "flip_test",
     # "use_norm_score", "fars",
     #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
-    #     ijb_tpir@fpir=... and ijb_rank@... of IJB-C style templates.
+    #     ijb_tpir@fpir=... and ijb_rank... of IJB-C style templates.
     #   negatives = "other_clients": of personalized 1:1; "all" counts pairs of two
     #     identities of the client too, as the released code.
     #   client_thresholds = "binned": the released evaluation's 2001 bins in

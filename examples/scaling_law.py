@@ -49,7 +49,7 @@ def main(widths=(2, 4, 8, 16, 32), rounds=30):
     rows = []
     for width in widths:
         size, error = train(data, test, width, rounds)
-        rows.append({"name": f"width {width}", "backbone": size, "error": error})
+        rows.append({"name": f"width {width}", "params_backbone": size, "error": error})
         print(f"width {width}: {size} parameters, test error {error:.3f}")
     study = scaling.study(scaling.points(rows, "error"))
     print(scaling.markdown(study))

@@ -16,10 +16,11 @@ WORDS = {
     "std": "standard deviation",
     "cmc": "cumulative matching characteristic",
     "mAP": "mean average precision",
-    "map": "mean average precision",
-    "minp": "mean inverse negative penalty",
     "mINP": "mean inverse negative penalty",
     "local": "clients' own models",
+    "lpm": "local attention by prototypes' margins",
+    "apm": "attention by aggregated prototypes' margins",
+    "amm": "mean margin of aggregated prototypes",
     "mIoU": "mean intersection over union",
 }
 

@@ -46,16 +46,22 @@ def error_of(hidden, rounds=30):
         run, _ = ff.run_round(run)
     found = ff.evaluate(run, lambda v, x: model.apply(v, x)[0], test)
     size = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-    return {"name": f"{hidden}", "backbone": size, "error": 1 - found["accuracy"]}
+    return {
+        "name": f"{hidden}",
+        "params_backbone": size,
+        "error": 1 - found["accuracy"],
+    }
 
 
 rows = [error_of(hidden) for hidden in (2, 4, 8, 16, 32)]
 
 # %%
 points = scaling.points(rows, "error")
-few = points.take(points.sizes["backbone"] < rows[-1]["backbone"])
-law = scaling.fit(scaling.POWER, few.sizes["backbone"][:, None], few.errors)
-sizes = np.geomspace(rows[0]["backbone"] / 1.3, rows[-1]["backbone"] * 1.3, 50)
+few = points.take(points.sizes["params_backbone"] < rows[-1]["params_backbone"])
+law = scaling.fit(scaling.POWER, few.sizes["params_backbone"][:, None], few.errors)
+sizes = np.geomspace(
+    rows[0]["params_backbone"] / 1.3, rows[-1]["params_backbone"] * 1.3, 50
+)
 predicted = scaling.predict(law.coefficients, sizes[:, None])
 
 # %%
@@ -63,10 +69,10 @@ fig, ax = plt.subplots(figsize=(6, 3.5), dpi=80)
 ax.loglog(
     sizes, predicted, label=f"law of four: exponent {law.coefficients.exponents[0]:.2f}"
 )
-ax.loglog(few.sizes["backbone"], few.errors, "o", label="fitted")
-ax.loglog(rows[-1]["backbone"], rows[-1]["error"], "s", label="held out")
+ax.loglog(few.sizes["params_backbone"], few.errors, "o", label="fitted")
+ax.loglog(rows[-1]["params_backbone"], rows[-1]["error"], "s", label="held out")
 ax.set(xlabel="parameters", ylabel="test error")
 ax.legend()
 plt.show()
-guess = scaling.predict(law.coefficients, np.array([[rows[-1]["backbone"]]]))[0]
+guess = scaling.predict(law.coefficients, np.array([[rows[-1]["params_backbone"]]]))[0]
 print(f"predicted {guess:.3f}, measured {rows[-1]['error']:.3f}")

@@ -89,7 +89,7 @@ def numpy_sorted(queries, gallery):
             hits = np.flatnonzero(is_right)
             first.append(hits[0] < 1)
             precision.append(np.mean(np.arange(1, len(hits) + 1) / (hits + 1)))
-    return {"rank1": float(np.mean(first)), "map": float(np.mean(precision))}
+    return {"rank1": float(np.mean(first)), "mAP": float(np.mean(precision))}
 
 
 def main():

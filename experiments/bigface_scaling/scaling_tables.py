@@ -22,8 +22,8 @@ from fedfr_jax.scaling.report import (
 )
 
 TAR = "tar@far=1e-02"
-MASKED, STANDARD = "mfr_masked_fnmr@fpr=1e-02", "mfr_standard_fnmr@fpr=1e-02"
-SCORE = "mfr_score@fpr=1e-02"  # 0.25 masked + 0.75 standard, lower is better
+MASKED, STANDARD = "mfr_masked_fnmr@far=1e-02", "mfr_standard_fnmr@far=1e-02"
+SCORE = "mfr_score@far=1e-02"  # 0.25 masked + 0.75 standard, lower is better
 # title: the column that is judged, and whether larger is better
 LAWS = {
     "error on unseen people, 1 - TAR at FAR 0.01": (TAR, True),
@@ -31,7 +31,13 @@ LAWS = {
 }
 SIZES = ("sizes", "data", "omniglot", "lfw")
 STAGE = "pretrained/generic/"
-FACTS = ("backbone", "with_head", "images", "images_seen", "identities")
+FACTS = (
+    "params_backbone",
+    "params_with_head",
+    "num_images",
+    "num_images_seen",
+    "num_identities",
+)
 Results = dict[str, dict[str, dict[str, dict]]]
 
 
@@ -79,7 +85,7 @@ def rows_of(results: Results, *parts: str) -> list[dict]:
 def points_of(rows: list[dict], metric: str, is_score: bool) -> Points | None:
     """The rows that have a metric; None without two sizes."""
     rows = [row for row in rows if row.get(metric) is not None]
-    if len({row["backbone"] for row in rows}) < 2:
+    if len({row["params_backbone"] for row in rows}) < 2:
         return None
     return points(rows, metric, is_score=is_score)
 
@@ -112,7 +118,7 @@ def law_text(laws: Mapping[str, Study]) -> Iterator[str]:
             yield "The largest run, predicted by the others:"
             yield hold_out_table(of)
         for budgets in of.budgets:
-            if budgets.finding.axes[0] == "backbone":
+            if budgets.finding.axes[0] == "params_backbone":
                 yield "Budgets, by the joint law in parameters of the backbone:"
                 yield budget_table(budgets)
         refused = {why for found in of.findings for why in found.refused}
@@ -134,7 +140,7 @@ def spread(values: np.ndarray) -> str:
 
 def size_table(results: Results) -> str:
     """A line per network of every data set: its size, its cost, its error."""
-    head = ["data", "network", "images", "backbone", "with classes", "FLOPs"]
+    head = ["data", "network", "num_images", "params_backbone", "with classes", "FLOPs"]
     head += ["core s", "1 - TAR", "masked FNMR", "MFR score"]
     lines = []
     for part in SIZES:
@@ -142,7 +148,7 @@ def size_table(results: Results) -> str:
             rows = [r[cell.name] for r in results.get(part, {}).values()]
             if not rows:
                 continue
-            sizes = ("images", "backbone", "with_head")
+            sizes = ("num_images", "params_backbone", "params_with_head")
             numbers = [short(rows[0][key]) for key in sizes]
             seconds = np.mean([row["cost"]["core_seconds"] for row in rows])
             numbers += [f"{rows[0]['flops']:.2g}", f"{seconds:.0f}"]
@@ -185,7 +191,7 @@ def score_table(results: Results, part: str) -> str:
     for cell in PARTS[part]:
         rows = [r[cell.name] for r in results.get(part, {}).values() if cell.name in r]
         if rows:
-            sizes = [short(rows[0]["backbone"]), f"{rows[0]['flops']:.2g}"]
+            sizes = [short(rows[0]["params_backbone"]), f"{rows[0]['flops']:.2g}"]
             scores = [
                 spread(values_of(results, part, cell.name, metric))
                 for metric in (MASKED, STANDARD, SCORE)

@@ -74,7 +74,11 @@ def table(runs: Runs) -> str:
                 mean(
                     values_of(runs, row, "communication", sent), len(seeds[row]), digits
                 )
-                for sent, digits in (("up_mb", 2), ("down_mb", 2), ("total_mb", 0))
+                for sent, digits in (
+                    ("upload_mb", 2),
+                    ("download_mb", 2),
+                    ("total_mb", 0),
+                )
             ),
         ]
         text.append(f"| {row} | {' | '.join(cells)} |")

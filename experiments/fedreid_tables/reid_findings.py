@@ -20,11 +20,11 @@ from reid_measures import (
 
 COLUMNS: dict[str, Callable] = {
     "global rank-1": last,
-    "mAP": lambda row: last(row, "map"),
+    "mAP": lambda row: last(row, "mAP"),
     "best three": peak,
     "swing": swing,
     "local rank-1": local,
-    "mAP ": lambda row: local(row, "map"),
+    "mAP ": lambda row: local(row, "mAP"),
     "smaller half": small,
     "larger half": large,
 }

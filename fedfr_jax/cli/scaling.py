@@ -9,8 +9,8 @@ from fedfr_jax.cli.flags import count, names, new_parser, parse_flags
 ABOUT = """\
 Fit scaling laws to TABLE: the folder of a sweep, a .csv, .json or .jsonl file of rows,
 or bigface, the points that BigFace published. A row has the parameters of a run
-(backbone, with_head, active_head), perhaps images, identities, images_seen and flops, a
-column that is judged, and perhaps a name and a series.
+(params_backbone, params_with_head, params_active), perhaps num_images, num_identities,
+num_images_seen and flops, a column that is judged, and perhaps a name and a series.
 
 A pure power law, a saturating and a joint one are fitted; AICc chooses. Printed, and
 written to --workdir, are the laws with 90 % intervals, what the other runs say of the
@@ -35,9 +35,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--series", default="series", metavar="COLUMN")
     parser.add_argument(
         "--data_column",
-        default="images",
+        default="num_images",
         metavar="COLUMN",
-        help="column with the amount of data D (default images)",
+        help="column with the amount of data D (default num_images)",
     )
     parser.add_argument(
         "--compare",

@@ -20,8 +20,9 @@ ABOUT = """\
 Train a config once for every combination of the values given as KEY=[VALUE, ...], any
 dotted key of the config in Python's words; KEY,KEY=[(V, V), (W, W)] changes keys
 together. The folder has results.jsonl and results.csv, a row per run: its values, its
-metrics as stage/evaluator/metric, parameters (backbone, with_head, active_head),
-images, identities, images_seen, flops and seconds. fedfr scaling reads it.
+metrics as stage/evaluator/metric, parameters (params_backbone, params_with_head,
+params_active), num_images, num_identities, num_images_seen, flops and seconds. fedfr
+scaling reads it.
 
   fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
       'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'

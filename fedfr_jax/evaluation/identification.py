@@ -182,7 +182,7 @@ def rank_k(
       distractors: parts of the gallery without a mate, see `with_distractors`.
 
     Returns:
-      {"rank@1": ...}, in [0, 1].
+      {"rank1": ...}, in [0, 1].
 
     Raises:
       ValueError: when no probe has a mate, or a rank is below 1.
@@ -192,7 +192,7 @@ def rank_k(
     best = summarize_probes(probes, probe_labels, gallery, gallery_labels)
     best = with_distractors(best, probes, distractors)
     num_ahead = best[2, _is_mated(best)]
-    return {f"rank@{k}": float(np.mean(num_ahead < k)) for k in ranks}
+    return {f"rank{k}": float(np.mean(num_ahead < k)) for k in ranks}
 
 
 def open_set_tpir(

@@ -245,7 +245,7 @@ def summary(
         sums by the number of all queries, as FedReID's code does.
 
     Returns:
-      {"rank1": ..., "map": ..., "minp": ...}.
+      {"rank1": ..., "mAP": ..., "mINP": ...}.
     """
     is_valid = ~np.isnan(found.average_precision)
     share = 1.0 if divide_by == "valid" else is_valid.mean()
@@ -253,8 +253,8 @@ def summary(
     cmc = {f"rank{k}": mean(found.first_hit < k) for k in ranks}
     return {
         **cmc,
-        "map": mean(found.average_precision),
-        "minp": mean(found.inverse_penalty),
+        "mAP": mean(found.average_precision),
+        "mINP": mean(found.inverse_penalty),
     }
 
 

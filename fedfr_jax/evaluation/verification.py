@@ -298,7 +298,7 @@ def masked_scores(
       fprs: rates in (0, 1); names of those that so few pairs do not support end in "~".
 
     Returns:
-      {"masked_fnmr@fpr=1e-05", "standard_fnmr@fpr=1e-05", "score@fpr=1e-05", ...}, in
+      {"masked_fnmr@far=1e-05", "standard_fnmr@far=1e-05", "score@far=1e-05", ...}, in
       [0, 1].
 
     Raises:
@@ -318,5 +318,5 @@ def masked_scores(
         score = MASKED * of_masked + STANDARD * of_standard
         values = {"masked_fnmr": of_masked, "standard_fnmr": of_standard}
         for name, value in {**values, "score": score}.items():
-            found[flagged_name(f"{name}@fpr", fpr, fewest)] = value
+            found[flagged_name(f"{name}@far", fpr, fewest)] = value
     return found

@@ -23,8 +23,8 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
     lines = [f"{name}: {_what(numbers)}"]
     lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
     verdict = "" if numbers["fits"] else "   DOES NOT FIT"
-    usable = f" of {numbers['bytes_usable'] / GIB:.1f}"
-    in_all = size(numbers["bytes_in_all"])
+    usable = f" of {numbers['usable_bytes'] / GIB:.1f}"
+    in_all = size(numbers["total_bytes"])
     lines.append(f"  {'each device':46}{in_all}{usable}{verdict}")
     rate = numbers["images_per_second"]
     lines += [
@@ -35,7 +35,7 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         f"  {f'MFU (of {device.bfloat16 / 1e12:,.3g} TFLOP/s)':46}"
         f"{numbers['utilization']:.1%}",
         f"  {'time':46}{duration(3600 * numbers['hours'])}",
-        f"  {'largest that fit, one at a time':46}{_fits(numbers['largest_that_fit'])}",
+        f"  {'largest that fit, one at a time':46}{_fits(numbers['max_that_fit'])}",
     ]
     noted = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in noted]

@@ -122,7 +122,7 @@ def communication(begun: StageState, rounds: int) -> dict[str, float]:
         return {}
     senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
     total = (each.up * senders + each.down * sim.num_places) * rounds
-    sizes = {"up_mb": each.up, "down_mb": each.down, "total_mb": total}
+    sizes = {"upload_mb": each.up, "download_mb": each.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
 

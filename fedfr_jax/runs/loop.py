@@ -113,7 +113,7 @@ def train(
         first_call.record(seconds)
         more = {"seconds": seconds}
         if sim.data.is_streamed:
-            more["seconds_waiting_for_input"] = outcome.input_wait_seconds
+            more["input_wait_seconds"] = outcome.input_wait_seconds
         save_round(to, round, num_rounds - 1, server, outcome, more)
     return server
 
@@ -215,8 +215,8 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
         scalars["added_examples_min"] = float(outcome.num_added.min())
         scalars["added_examples_max"] = float(outcome.num_added.max())
     plan = outcome.schedule
-    scalars["clients_without_step"] = float((~has_step).sum())
-    scalars["padded_over_useful"] = plan.executed_steps / max(plan.useful_steps, 1)
+    scalars["num_idle_clients"] = float((~has_step).sum())
+    scalars["padding_ratio"] = plan.executed_steps / max(plan.useful_steps, 1)
     return {**scalars, **outcome.counts}
 
 

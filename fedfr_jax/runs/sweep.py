@@ -4,11 +4,11 @@ The table of a sweep: results.jsonl and results.csv, a row per run.
 
 What a run has trained and on how much: parameters, images, operations.
 
-Parameters by three definitions: `backbone`, the network without the rows of its
-classes; `with_head`, with a row for every class that anybody trains; `active_head`,
-with those that one client's step touches, the public ones (of `class_rate`, the mean
-over the epochs) and its own. D, the length of a row, is the network's output, or what
-goes into its last layer.
+Parameters by three definitions: `params_backbone`, the network without the rows of its
+classes; `params_with_head`, with a row for every class that anybody trains;
+`params_active`, with those that one client's step touches, the public ones (of
+`class_rate`, the mean over the epochs) and its own. D, the length of a row, is the
+network's output, or what goes into its last layer.
 
 Finished stages of runs beside: a run of equal settings need not train them.
 """
@@ -128,10 +128,10 @@ LAST_LAYERS = ("classifier", "fc")  # of networks that give logits
 class RunSizes(NamedTuple):
     """Parameters of a run, and operations of a training step on one image."""
 
-    backbone: int
-    with_head: int
-    active_head: int
-    identities: int  # classes in all
+    params_backbone: int
+    params_with_head: int
+    params_active: int
+    num_identities: int  # classes in all
     flops: int
 
 
@@ -154,15 +154,17 @@ def count_sizes(experiment: Experiment) -> RunSizes:
     if rows == backbone:  # logits: the head is the last layer
         head = trees.count(last_layer(judged["params"]))
         sizes = backbone - head, backbone, backbone
-        return RunSizes(*sizes, identities=width, flops=PASSES * forward_flops(network))
+        return RunSizes(
+            *sizes, num_identities=width, flops=PASSES * forward_flops(network)
+        )
     public, drawn = _public_classes(trainer, (rows - backbone) // width)
     own = experiment.task.population.num_classes
     everybody, active = public + int(own.sum()), drawn + int(own.max())
     return RunSizes(
-        backbone=backbone,
-        with_head=backbone + width * everybody,
-        active_head=backbone + width * active,
-        identities=everybody,
+        params_backbone=backbone,
+        params_with_head=backbone + width * everybody,
+        params_active=backbone + width * active,
+        num_identities=everybody,
         flops=PASSES * forward_flops(network, width * active),
     )
 
@@ -202,8 +204,8 @@ def size_columns(experiment: Experiment, folder: pathlib.Path) -> dict[str, int]
     sizes, seen = count_sizes(experiment), images_seen(experiment, folder)
     return {
         **sizes._asdict(),
-        "images": experiment.task.dataset.num_examples,
-        "images_seen": seen,
+        "num_images": experiment.task.dataset.num_examples,
+        "num_images_seen": seen,
         "flops": sizes.flops * seen,
     }
 

@@ -147,7 +147,7 @@ class Study(NamedTuple):
 def study(
     points: Points,
     *,
-    data: str = "images",
+    data: str = "num_images",
     seed: int = 0,
     draws: int = NUM_RESAMPLES,
     more_budgets: Sequence[float] = (),

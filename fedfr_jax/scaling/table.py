@@ -6,15 +6,16 @@ ResNets with CosFace on the 2,059,906 identities of WebFace42M, synthetic masks 
 share of the images. True accept rates on IJB-C at a false accept rate of 1e-4, with and
 without synthetic masks, and the score of the Masked Face Recognition challenge (ICCV
 2021), a false reject rate. One run each. The network of 159 M parameters is in the plot
-and not in the table. The identities' class weights count as parameters "with_head".
+and not in the table. The identities' class weights count as parameters
+"params_with_head".
 
 A table of runs: .csv, .json, .jsonl, the folder of a sweep, or BigFace's own.
 
-A row has the parameters by one or more of three definitions (backbone; with_head, with
-the classes' weights; active_head, with those that a step touches), perhaps the data
-that it was trained on (images, identities, images_seen with every repetition) and the
-flops of the whole training, a column that is judged, a name, and a series, whose points
-are drawn and fitted apart.
+A row has the parameters by one or more of three definitions (params_backbone;
+params_with_head, with the classes' weights; params_active, with those that a step
+touches), perhaps the data that it was trained on (num_images, num_identities,
+num_images_seen with every repetition) and the flops of the whole training, a column
+that is judged, a name, and a series, whose points are drawn and fitted apart.
 """
 
 import csv
@@ -51,9 +52,9 @@ def bigface() -> list[dict]:
     rows = []
     for series, scores in CHALLENGE.items():
         for name, backbone in BACKBONES.items():
-            row = {"name": name, "series": series, "backbone": backbone}
-            row |= {"with_head": backbone + HEAD}
-            row |= {"images": IMAGES, "identities": IDENTITIES}
+            row = {"name": name, "series": series, "params_backbone": backbone}
+            row |= {"params_with_head": backbone + HEAD}
+            row |= {"num_images": IMAGES, "num_identities": IDENTITIES}
             if series == "scratch":
                 row |= {"masked_ijbc": MASKED_IJBC.get(name), "ijbc": IJBC.get(name)}
             row["challenge"] = scores.get(name)
@@ -61,8 +62,8 @@ def bigface() -> list[dict]:
     return rows
 
 
-DEFINITIONS = ("backbone", "with_head", "active_head")
-DATA = ("images", "identities", "images_seen")
+DEFINITIONS = ("params_backbone", "params_with_head", "params_active")
+DATA = ("num_images", "num_identities", "num_images_seen")
 RESULTS = "results.jsonl"  # in the folder of a sweep
 TABLES = {"bigface": bigface}
 

@@ -63,7 +63,7 @@ def with_contrastive_loss(
         )
         term = masked_mean(terms, batch.is_valid)
         total = value + contrastive_weight * term
-        return total, (stats, {**metrics, "contrastive": term})
+        return total, (stats, {**metrics, "contrastive_loss": term})
 
     return loss_fn
 

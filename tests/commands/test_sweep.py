@@ -91,9 +91,12 @@ def test_runs_side_by_side_are_those_of_runs_alone_up_to_rounding(
     with (tmp_path / "alone" / "results.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [row["run"] for row in table] == [row["run"] for row in alone]
-    images = float(table[0]["images"])
-    assert images < 60 and float(table[0]["images_seen"]) >= 2 * images
-    assert float(table[0]["with_head"]) - float(table[0]["backbone"]) == 5 * 17
+    images = float(table[0]["num_images"])
+    assert images < 60 and float(table[0]["num_images_seen"]) >= 2 * images
+    assert (
+        float(table[0]["params_with_head"]) - float(table[0]["params_backbone"])
+        == 5 * 17
+    )
 
 
 def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys):
@@ -168,8 +171,8 @@ def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
     assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
     for row in rows:
         hidden, seen = row["model.hidden"], 2 * row["federation.local_epochs"]
-        assert row["with_head"] == 17 * hidden + 5 * (hidden + 1)
-        assert row["images_seen"] == seen * row["images"]  # of two rounds
+        assert row["params_with_head"] == 17 * hidden + 5 * (hidden + 1)
+        assert row["num_images_seen"] == seen * row["num_images"]  # of two rounds
         assert 0 <= row["fedavg/generic/accuracy"] <= 1
     work = lambda row: row["model.hidden"] * row["federation.local_epochs"]
     assert len({row["flops"] / work(row) for row in rows}) == 1
@@ -339,21 +342,21 @@ def test_faces_have_parameters_by_three_definitions(tmp_path):
 
     sizes = count_sizes(experiment_with())
     conv = (9 * 1 * 2 + 2 + 2) + (9 * 2 * 4 + 4 + 4)  # kernels, biases, PReLUs
-    assert sizes.backbone == conv + 2 * 2 * 4 * 8 + 8
-    assert sizes.with_head == sizes.backbone + 8 * (4 + 2 + 3)
-    assert sizes.active_head == sizes.backbone + 8 * (4 + 3)
-    assert sizes.identities == 9
+    assert sizes.params_backbone == conv + 2 * 2 * 4 * 8 + 8
+    assert sizes.params_with_head == sizes.params_backbone + 8 * (4 + 2 + 3)
+    assert sizes.params_active == sizes.params_backbone + 8 * (4 + 3)
+    assert sizes.num_identities == 9
     forward = 2 * (9 * 2 * 16 + 9 * 2 * 4 * 4 + 16 * 8)
     assert sizes.flops == 3 * (forward + 2 * 8 * 7)
     kept = {**config, "partition": {**config["partition"], "num_trained_public_ids": 2}}
-    assert count_sizes(build(kept)).identities == sizes.identities - 2
+    assert count_sizes(build(kept)).num_identities == sizes.num_identities - 2
     # On 8 devices the table has rows for 24: 3 classes a device in chunks.
     rates = {
         "class_sample_rate": (0.25, 0.5),
         "epochs": 4,
     }  # 0.25, then 0.5 three times
     cut = count_sizes(experiment_with(class_parallel=True, class_chunk_size=3, **rates))
-    assert cut[:2] == sizes[:2] and cut.identities == 9
+    assert cut[:2] == sizes[:2] and cut.num_identities == 9
     drawn = round(4 * (0.25 + 3 * 0.5) / 4)
-    assert cut.active_head == sizes.backbone + 8 * (drawn + 3)
+    assert cut.params_active == sizes.params_backbone + 8 * (drawn + 3)
     assert cut.flops == 3 * (forward + 2 * 8 * (drawn + 3))

@@ -199,7 +199,7 @@ def test_a_run_on_streamed_packed_data_gives_the_run_on_the_device(
     for name in ("pretrained", "fedavg"):
         loss = pytest.approx(device[name][0]["loss"], rel=1e-4)
         assert rows[name][0]["loss"] == loss
-    assert "seconds_waiting_for_input" in rows["fedavg"][0]
+    assert "input_wait_seconds" in rows["fedavg"][0]
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_a_run_of_two_processes_killed_once_ends_like_a_whole_one(config, tmp_pa
             assert methods[name][evaluator] == close
         for row, expected in zip(rows[name], expected_rows[name], strict=True):
             if name != "pretrained":  # several processes stream, and say how it went
-                assert row.pop("seconds_waiting_for_input") >= 0
+                assert row.pop("input_wait_seconds") >= 0
             assert row == pytest.approx(expected, rel=1e-3, abs=1e-3)
     assert (broken / "roc.png").stat().st_size > 0
 

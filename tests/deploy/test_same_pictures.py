@@ -105,9 +105,9 @@ def test_a_person_is_found_by_embeddings_as_the_run_evaluates_it(reid):
     how = Preprocessing("stretch", "bicubic", mean=MEAN, std=STD, mirrored=True)
     assert network.recorded == how
     got = retrieval(path, *parts, network, network.recorded)
-    assert got == pytest.approx(wanted, abs=1e-6) and 0.1 < got["map"] < 0.99
+    assert got == pytest.approx(wanted, abs=1e-6) and 0.1 < got["mAP"] < 0.99
     without = network._replace(recorded=None)
-    assert retrieval(path, *parts, without, None)["map"] != pytest.approx(got["map"])
+    assert retrieval(path, *parts, without, None)["mAP"] != pytest.approx(got["mAP"])
 
 
 def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):

@@ -17,7 +17,7 @@ def test_rank_k_by_hand():
         PROBES[:3], [0, 0, 0], GALLERY, [0, 1, 2], ranks=(1, 2, 3)
     )
     # Ranks 1, 2 and 3.
-    assert result == pytest.approx({"rank@1": 1 / 3, "rank@2": 2 / 3, "rank@3": 1.0})
+    assert result == pytest.approx({"rank1": 1 / 3, "rank2": 2 / 3, "rank3": 1.0})
 
 
 def test_open_set_by_hand():
@@ -71,7 +71,7 @@ def test_strangers_are_sought_among_templates_of_half_their_images():
 def test_ties_count_against_the_probe():
     same = np.ones((4, 3), np.float32)
     result = identification.rank_k(same, [0, 1, 2, 0], same[:3], [0, 1, 2])
-    assert result == {"rank@1": 0.0, "rank@5": 1.0, "rank@10": 1.0}
+    assert result == {"rank1": 0.0, "rank5": 1.0, "rank10": 1.0}
 
 
 @settings(max_examples=6, deadline=None)

@@ -28,9 +28,9 @@ def test_scores_are_those_of_all_pairs_without_an_image_and_itself():
     for rate, name in ((1e-2, "1e-02"), (1e-1, "1e-01")):
         of_masked = fnmr(crossed[other], is_same[other], rate)
         of_standard = fnmr(standard[upper], is_same[upper], rate)
-        assert found[f"masked_fnmr@fpr={name}"] == pytest.approx(of_masked, abs=1e-9)
-        assert found[f"standard_fnmr@fpr={name}"] == pytest.approx(of_standard)
+        assert found[f"masked_fnmr@far={name}"] == pytest.approx(of_masked, abs=1e-9)
+        assert found[f"standard_fnmr@far={name}"] == pytest.approx(of_standard)
         score = 0.25 * of_masked + 0.75 * of_standard
-        assert found[f"score@fpr={name}"] == pytest.approx(score)
+        assert found[f"score@far={name}"] == pytest.approx(score)
         assert of_masked > of_standard > 0
-    assert "score@fpr=1e-07~" in found and len(found) == 9
+    assert "score@far=1e-07~" in found and len(found) == 9

@@ -45,11 +45,11 @@ def test_the_official_and_the_usual_rules_give_their_released_numbers(golden, na
     official = rank_gallery(*opened(arrays), average_precision="official")
     assert_allclose(official.average_precision, arrays["official_ap"], atol=1e-7)
     assert_array_equal(official.first_hit, arrays["official_first_hit"])
-    wanted = {**by_cmc(arrays["official_cmc"]), "map": arrays["official_mAP"]}
+    wanted = {**by_cmc(arrays["official_cmc"]), "mAP": arrays["official_mAP"]}
     close(summary(official, divide_by="all"), wanted)
     usual = rank_gallery(*opened(arrays))
     assert_allclose(usual.average_precision, arrays["standard_ap"], atol=1e-7)
-    wanted = {**by_cmc(arrays["standard_cmc"]), "map": arrays["standard_mAP"]}
+    wanted = {**by_cmc(arrays["standard_cmc"]), "mAP": arrays["standard_mAP"]}
     close(summary(usual), wanted)
     is_lost = np.isnan(arrays["official_ap"])
     queries, gallery = opened(arrays)[1:]
@@ -62,7 +62,7 @@ def test_cameras_cut_to_their_first_digit_give_the_official_numbers(golden):
     cut = [one._replace(cameras=single_digit(one.cameras)) for one in people]
     assert_array_equal(cut[0].cameras, arrays["collapsed_query_cam"])
     found = rank_gallery(scores, *cut, average_precision="official")
-    wanted = {"map": arrays["collapsed_mAP"]}
+    wanted = {"mAP": arrays["collapsed_mAP"]}
     wanted |= dict(
         zip(("rank1", "rank5", "rank10"), arrays["collapsed_rank1_5_10"], strict=True)
     )
@@ -88,7 +88,7 @@ def test_precision_penalty_and_ties_are_fast_reids(golden, key, prefix):
     assert_allclose(found.average_precision, arrays[f"{prefix}AP"], atol=1e-12)
     assert_allclose(found.inverse_penalty, arrays[f"{prefix}INP"], atol=1e-12)
     assert_array_equal(found.first_hit, arrays[f"{prefix}first_hit"])
-    numbers = {"map": arrays[f"{prefix}mAP"], "minp": arrays[f"{prefix}mINP"]}
+    numbers = {"mAP": arrays[f"{prefix}mAP"], "mINP": arrays[f"{prefix}mINP"]}
     close(summary(found), by_cmc(arrays[f"{prefix}cmc"]) | numbers)
 
 

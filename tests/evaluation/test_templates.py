@@ -121,7 +121,7 @@ def test_insightface_merged_one_to_n_is_the_librarys_printout(golden):
     for value in tpir.values():
         assert f"pr = {value:.10f}" in printed
     for k in (1, 5, 10):
-        assert f"top{k} = {ranks[f'rank@{k}']}" in printed
+        assert f"top{k} = {ranks[f'rank{k}']}" in printed
 
 
 @pytest.mark.parametrize("index", [1, 2])

@@ -48,9 +48,9 @@ def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
     error += 20 * (images**-0.5 - 10_000**-0.5)
     metrics = {
         "tar@far=1e-02": 1 - error,
-        "mfr_masked_fnmr@fpr=1e-02": masked,
-        "mfr_standard_fnmr@fpr=1e-02": standard,
-        "mfr_score@fpr=1e-02": 0.25 * masked + 0.75 * standard,
+        "mfr_masked_fnmr@far=1e-02": masked,
+        "mfr_standard_fnmr@far=1e-02": standard,
+        "mfr_score@far=1e-02": 0.25 * masked + 0.75 * standard,
     }
     return {
         "run": name,
@@ -58,8 +58,12 @@ def sweep_row(name, cell, seed, gain=0.0, masked=0.4, standard=0.2):
         "seconds": 2.0,
         "core_seconds": 3.0,
         "flops": 1e5 * size * images,
-        **{"backbone": size, "with_head": size + 64_000},
-        **{"images": images, "images_seen": 10 * images, "identities": images // 10},
+        **{"params_backbone": size, "params_with_head": size + 64_000},
+        **{
+            "num_images": images,
+            "num_images_seen": 10 * images,
+            "num_identities": images // 10,
+        },
         **{f"pretrained/generic/{key}": value for key, value in metrics.items()},
     }
 
@@ -82,7 +86,7 @@ def results_of(seeds=(0, 1)):
 
 def test_the_exponent_that_was_put_in_comes_out_with_its_interval():
     of, _ = tables.studies(results_of(), draws=5).values()
-    by_backbone = [found for found in of.findings if found.axes == ("backbone",)]
+    by_backbone = [found for found in of.findings if found.axes == ("params_backbone",)]
     assert {found.series for found in by_backbone} == {"scratch", "omniglot", "lfw"}
     for found in by_backbone:
         assert found.best.coefficients.exponents[0] == pytest.approx(0.3, abs=0.02)
@@ -99,7 +103,9 @@ def test_sizes_and_amounts_of_data_give_a_joint_law_and_its_budgets():
             rows[part].setdefault("0", {})[cell.name] = tables.kept(cell, row)
     laws = tables.studies(rows, draws=5)
     first = next(iter(laws.values()))
-    (joint,) = (x for x in first.findings if x.axes == ("backbone", "images"))
+    (joint,) = (
+        x for x in first.findings if x.axes == ("params_backbone", "num_images")
+    )
     assert len(joint.inputs) == 12 and joint.hold_out
     found = joint.best.coefficients
     np.testing.assert_allclose(found.exponents, [0.4, 0.6], rtol=0.02)
@@ -124,7 +130,7 @@ def test_tables_say_gain_and_trade():
     reversed_trade = results_of()
     for rows in reversed_trade["masks"].values():
         row = rows["ratio 0.5"]["generic"]
-        row["mfr_standard_fnmr@fpr=1e-02"] = 0.1
+        row["mfr_standard_fnmr@far=1e-02"] = 0.1
     assert "number: no." in tables.text(reversed_trade, {})
 
 
@@ -207,6 +213,6 @@ def test_operations_of_all_kept_rows_are_those_of_their_networks():
             for rows in results.get(part, {}).values():
                 row = rows[cell.name]
                 # Rows of the public people, and of the client that has most: two.
-                classes = row["identities"] - 4 + 2
+                classes = row["num_identities"] - 4 + 2
                 one = 3 * (forward + 2 * 64 * classes)
-                assert row["flops"] == one * row["images_seen"], (part, cell.name)
+                assert row["flops"] == one * row["num_images_seen"], (part, cell.name)

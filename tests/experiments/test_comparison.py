@@ -29,7 +29,7 @@ def load_script(name):
 run = load_script("run")
 
 
-SENT = {"up_mb": 0.301, "down_mb": 0.602, "total_mb": 71.6}
+SENT = {"upload_mb": 0.301, "download_mb": 0.602, "total_mb": 71.6}
 
 
 def evaluations(accuracy, rounds):
@@ -171,6 +171,6 @@ def test_what_a_row_sends_is_told_from_shapes_as_where_it_is_played(
     assert sent(config, "fedper") == rows["fedper"]["communication"]
     hidden = (3 * 4 * 4 + 1) * 2 * 4 / 1e6  # the body alone: no classifier
     assert sent(config, "fedper") == pytest.approx(
-        {"up_mb": hidden, "down_mb": hidden, "total_mb": 2 * hidden * 3}
+        {"upload_mb": hidden, "download_mb": hidden, "total_mb": 2 * hidden * 3}
     )
     assert sent(config, "central") == {}

@@ -46,9 +46,9 @@ CLIENTS = {"names": list("bacd"), "images": [900, 40, 100, 600]}
 def row(rank, *, swing=0.0, local=(), has_network=True, is_central=False):
     """A row whose curve goes up and down by `swing` and ends at `rank`."""
     curve = [rank - swing * (i % 2) for i in range(9)]
-    one = {"rank1": rank, "map": rank / 2}
+    one = {"rank1": rank, "mAP": rank / 2}
     local = list(local or 4 * [rank])
-    mean = {"rank1": float(np.mean(local)), "map": 0.1}
+    mean = {"rank1": float(np.mean(local)), "mAP": 0.1}
     return {
         "made": "2026-01-01, commit abc",
         "settings": {},
@@ -210,7 +210,7 @@ def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"round": r, "personalized/rank1": 0.5}) for r in (0, 1)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        own = Evaluation({"rank1": 0.5, "map": 0.1}, {"rank1": np.array([0.4, 0.6])})
+        own = Evaluation({"rank1": 0.5, "mAP": 0.1}, {"rank1": np.array([0.4, 0.6])})
         found = {"generic": Evaluation(), "personalized": own, "local": own}
         return None, found
 

@@ -151,7 +151,7 @@ def result(folder):
     with np.load(folder / "result.npz") as arrays:
         ends = [arrays[name] for name in arrays.files]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    is_fact = lambda name: not name.startswith("seconds")
+    is_fact = lambda name: "seconds" not in name
     rows = [{k: v for k, v in json.loads(x).items() if is_fact(k)} for x in lines]
     return ends, rows
 

@@ -134,7 +134,7 @@ def test_distances_weigh_clients_as_in_the_released_code(golden, where):
     rows = rows._replace(leaves={**rows.leaves, "params": old})
     store.scatter(np.arange(4), rows, 0)
     server, outcome = simulate_round(sim, server, store, 1)
-    found = outcome.metrics["distance"]
+    found = outcome.metrics["cosine_distance"]
     np.testing.assert_allclose(found, arrays["d"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found / found.sum(), arrays["p"], atol=2e-6)
     moved = server.inner.variables["params"]["body"]

@@ -97,7 +97,7 @@ def check_qfedavg(arrays):
     algorithm = qfedavg(LOCAL, q=float(arrays["qfedavg_q"]))
     end = play_golden(arrays, algorithm)
     close(flat(end.servers[0]), arrays["qfedavg"])
-    close(end.metrics["start_loss"], arrays["loss0"], rtol=0, atol=2e-10)
+    close(end.metrics["initial_loss"], arrays["loss0"], rtol=0, atol=2e-10)
 
 
 def check_scaffold(arrays):

@@ -8,7 +8,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/contrastive.py",
         "tasks/reid/test_stages.py::test_moon_trains_with_its_term",
-        [('{**metrics, "contrastive": term}', "metrics")],
+        [('{**metrics, "contrastive_loss": term}', "metrics")],
     ),
     Mutants(
         "fedfr_jax/tasks/needs.py",

@@ -346,7 +346,7 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     assert "faces_emore/train.rec is not there: 506 made-up images" in said
     assert "8 x NVIDIA A100" in said and "largest that fit" in said
     numbers = json.loads(kept.read_text())["stages"]["fedavg"]
-    assert numbers["fits"] and numbers["largest_that_fit"]["lanes"] == 1
+    assert numbers["fits"] and numbers["max_that_fit"]["lanes"] == 1
     assert main([*words[:-1], "--methods=nosuch"]) == 2
     assert "--methods must be of ['fedavg', 'pretrained'], got 'nosuch'" in (
         capsys.readouterr().err

@@ -16,7 +16,7 @@ class Roc(NamedTuple):
 
 
 def client_row(r, loss, **scalars):
-    return {"round": r, "loss": loss, "clients_without_step": 0.0, **scalars}
+    return {"round": r, "loss": loss, "num_idle_clients": 0.0, **scalars}
 
 
 def assert_is_drawn(path):

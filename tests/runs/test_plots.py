@@ -112,10 +112,10 @@ def test_a_run_draws_its_split_where_it_has_classes(tmp_path):
 
 def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn):
     rows = {
-        "pretrained": [{"round": 0, "loss": 20.0, "classification": 20.0}],
-        "fedavg": [client_row(0, 3.0, classification=3.0)],
-        "fedprox": [client_row(0, 3.1, classification=3.1, added_examples=2.0)],
-        "fedfr": [client_row(0, 9.0, classification=3.0, contrastive=6.0)],
+        "pretrained": [{"round": 0, "loss": 20.0, "classification_loss": 20.0}],
+        "fedavg": [client_row(0, 3.0, classification_loss=3.0)],
+        "fedprox": [client_row(0, 3.1, classification_loss=3.1, added_examples=2.0)],
+        "fedfr": [client_row(0, 9.0, classification_loss=3.0, contrastive_loss=6.0)],
     }
     report.plot_rounds(tmp_path / "rounds", rows)
     panels = drawn["rounds"].axes
@@ -202,7 +202,7 @@ def test_only_boxes_that_are_drawn_are_explained(tmp_path, drawn):
 
 def test_metrics_of_reidentification_are_words():
     assert (
-        metric_names.panel_title("generic", "map") == "Generic: mean average precision"
+        metric_names.panel_title("generic", "mAP") == "Generic: mean average precision"
     )
-    words = metric_names.panel_title("local", "minp")
+    words = metric_names.panel_title("local", "mINP")
     assert words == "Clients' own models: mean inverse negative penalty"

@@ -64,14 +64,18 @@ def test_names_in_square_brackets_are_not_taken_for_markup():
 
 
 def test_many_methods_are_below_each_other():
-    first = {"rounds_to_0.8": 7, "up_mb": 0.25}
+    first = {"rounds_to_0.8": 7, "upload_mb": 0.25}
     others = {f"other{i}": {"cost": {"rounds_to_0.8": None}} for i in range(8)}
     summary = {"methods": {"first": {"cost": first}, **others}}
     rows = [line.split() for line in rich_text(summary).splitlines()]
     (row,) = [row for row in rows if "first" in row]
     assert [word for word in row if word[0].isalnum()] == ["first", "7", "0.2500"]
     assert len([row for row in rows if "other7" in row]) == 1
-    assert starred("rounds_to_0.8", 9, 7) == starred("up_mb", 0.5, 0.1) == [False, True]
+    assert (
+        starred("rounds_to_0.8", 9, 7)
+        == starred("upload_mb", 0.5, 0.1)
+        == [False, True]
+    )
 
 
 def starred(metric, *values):

@@ -138,7 +138,10 @@ def test_bigfaces_points_have_these_exponents(metric, series):
 def test_bigfaces_points_are_weak_evidence():
     given = points(read_rows("bigface"), "masked_ijbc", is_score=True)
     of = study(given, draws=DRAWS)
-    assert [found.axes for found in of.findings] == [("backbone",), ("with_head",)]
+    assert [found.axes for found in of.findings] == [
+        ("params_backbone",),
+        ("params_with_head",),
+    ]
     for found in of.findings:
         assert [law.law for law in found.fits] == [POWER]
         assert "5 different sizes, got 4" in found.refused[0]
@@ -171,7 +174,9 @@ def test_the_best_network_of_a_budget_is_best():
 
 
 def rows(count=6, **columns):
-    made = [{"backbone": 1e6 * 2**i, "error": 0.5 / (1 + i)} for i in range(count)]
+    made = [
+        {"params_backbone": 1e6 * 2**i, "error": 0.5 / (1 + i)} for i in range(count)
+    ]
     return [{**row, **columns} for row in made]
 
 
@@ -182,8 +187,13 @@ def rows(count=6, **columns):
         ({"error": 0.0}, "error", False, "error must be positive, got 0"),
         ({"error": 1.5}, "error", True, r"must lie in \[0, 1\), got 1.5"),
         ({"error": "high"}, "error", False, "finite number in every row, got 'high'"),
-        ({"backbone": -1}, "error", False, "positive number in every row, got -1"),
-        ({"backbone": None}, "error", False, "rows must have one of"),
+        (
+            {"params_backbone": -1},
+            "error",
+            False,
+            "positive number in every row, got -1",
+        ),
+        ({"params_backbone": None}, "error", False, "rows must have one of"),
     ],
 )
 def test_bad_tables_are_refused(changed, metric, is_score, says):
@@ -191,7 +201,9 @@ def test_bad_tables_are_refused(changed, metric, is_score, says):
         points(rows(**changed), metric, is_score=is_score)
 
 
-@pytest.mark.parametrize("data", ["images", "images_seen", "identities", "nothing"])
+@pytest.mark.parametrize(
+    "data", ["num_images", "num_images_seen", "num_identities", "nothing"]
+)
 def test_a_law_of_networks_is_of_one_size_of_the_data(data):
     """Runs of 5 networks on more images, more passes, or more people, each apart."""
     counts = [(1e4, 1e5, 100), (1e4, 4e5, 100), (1e4, 4e5, 400), (5e3, 4e5, 400)]
@@ -200,18 +212,18 @@ def test_a_law_of_networks_is_of_one_size_of_the_data(data):
     for images, seen, identities in counts:
         for size in np.geomspace(1e4, 1e6, 5):
             error = 3 * size**-0.2 * (1e7 / (images * seen**0.5 * identities)) ** 0.1
-            row = {"backbone": size, "error": error, "images": images}
-            rows.append({**row, "images_seen": seen, "identities": identities})
+            row = {"params_backbone": size, "error": error, "num_images": images}
+            rows.append({**row, "num_images_seen": seen, "num_identities": identities})
     of = study(points(rows, "error"), data=data, draws=3)
-    (found,) = [x for x in of.findings if x.axes == ("backbone",)]
+    (found,) = [x for x in of.findings if x.axes == ("params_backbone",)]
     assert len(found.inputs) == 5
-    most = {"images": 1e4, "images_seen": 4e5, "identities": 400}
+    most = {"num_images": 1e4, "num_images_seen": 4e5, "num_identities": 400}
     for name, values in found.points.data.items():
         np.testing.assert_array_equal(values, most[name])
     assert found.best.coefficients.exponents[0] == pytest.approx(0.2, abs=1e-3)
     if data in most:
         (other,) = [x for x in of.findings if x.axes == (data,)]
-        assert {*other.points.sizes["backbone"]} == {1e6}
+        assert {*other.points.sizes["params_backbone"]} == {1e6}
 
 
 def test_too_few_sizes_are_refused_however_many_runs():
@@ -233,12 +245,15 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
     table = tmp_path / "runs.csv"
     runs = zip(*inputs.T, errors, strict=True)
     lines = [f"{n},{d},{2400 * n**0.9 * d},{e}" for n, d, e in runs]
-    table.write_text("\n".join(["backbone,images,flops,error", *lines]))
+    table.write_text("\n".join(["params_backbone,num_images,flops,error", *lines]))
     words = [f"--workdir={tmp_path}", "--num_resamples=5", "--budgets=h200-day"]
     assert main(["scaling", str(table), "--error=error", *words]) == 0
     found = json.loads((tmp_path / "scaling.json").read_text())
     joint = found["findings"][-1]
-    assert joint["inputs"] == ["backbone", "images"] and joint["best"] == "joint"
+    assert (
+        joint["inputs"] == ["params_backbone", "num_images"]
+        and joint["best"] == "joint"
+    )
     assert any(
         plan["flops"] == 0.3 * 989e12 * 86400 for plan in found["budgets"][0]["best"]
     )

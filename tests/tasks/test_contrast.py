@@ -78,7 +78,7 @@ def test_the_term_and_its_gradient_stand_beside_the_loss():
         jax.value_and_grad(value_of, has_aux=True)
     )(OWN["params"])
     assert_allclose(total, squared.mean() + 0.5 * term, rtol=1e-5)
-    assert_allclose(metrics["contrastive"], term, rtol=1e-5)
+    assert_allclose(metrics["contrastive_loss"], term, rtol=1e-5)
     assert_allclose(metrics["value"], squared.mean(), rtol=1e-5)
     assert stats["trained"] == 1
     plain = jax.jit(jax.grad(lambda x: squares(MODEL)({"params": x}, BATCH, None)[0]))(

@@ -103,7 +103,7 @@ def cdw(local: LocalTraining, *, model: Model, train_mode: bool = False) -> Algo
         share = weight(jax.random.fold_in(key, 1), start, end, client)
         change = variable_split.update_of(end, start)
         metrics, own = (
-            {**metrics, "distance": share},
+            {**metrics, "cosine_distance": share},
             variable_split.personal_variables(end),
         )
         return ClientOutput(change, share, personal, metrics, personal_variables=own)

@@ -171,10 +171,12 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
 
 
 def _round_metrics(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
-    """Numbers of the round, a copy per client; without `classes`, `share` is even."""
+    """Numbers of the round, a copy per client; without `num_prototypes`, `share` is
+    even.
+    """
     facts = {
         "attention_entropy": jax.scipy.special.entr(share).sum(),
         "amm": aggregate_mean_margin(prototypes),
-        "classes": (prototypes.count > 0).sum().astype(share.dtype),
+        "num_prototypes": (prototypes.count > 0).sum().astype(share.dtype),
     }
     return {name: jnp.broadcast_to(x, share.shape) for name, x in facts.items()}

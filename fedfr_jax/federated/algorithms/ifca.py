@@ -105,7 +105,7 @@ def cluster_metrics(
     models: PyTree, group: jax.Array, end: PyTree, metrics: PyTree, weight: jax.Array
 ) -> ClientOutput:
     """What a client of `group` [] sends: its distance from the group's model."""
-    metrics = {**metrics, "group": group.astype(jnp.float32)}
+    metrics = {**metrics, "cluster": group.astype(jnp.float32)}
     own = variable_split.personal_variables(end)
     change = variable_split.update_of(end, cluster_model(models, group))
     weights = jnp.zeros(count_clusters(models), weight.dtype).at[group].set(weight)

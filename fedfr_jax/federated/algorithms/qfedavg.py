@@ -53,7 +53,7 @@ def qfedavg(local: LocalTraining, *, q: float) -> Algorithm:
         bound = q * loss ** (q - 1) * length + smoothness * weight
         sums = smoothness * weight, bound, change["batch_stats"], jnp.float32(1)
         metrics, own = (
-            {**metrics, "start_loss": loss},
+            {**metrics, "initial_loss": loss},
             variable_split.personal_variables(end),
         )
         update = {"params": change["params"]}

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 from fedfr_jax.metric_names import panel_title
 from fedfr_jax.runs.report import figures
 
-# Names of a row that are no terms of a loss: cost, counts and states of algorithms.
-_NO_TERMS = ("round", "loss", "steps", "not_finite", "padded_over_useful")
-_NO_TERMS += ("accuracy", "alpha", "group", "learning_rate")
-_NO_TERM_STARTS = ("seconds", "simulated", "added_examples", "clients_", "num_")
+# Metrics whose name ends with "_loss" are terms of the loss, but for these.
+_NO_TERMS = ("initial_loss", "personal_loss")
 # What the loop over rounds writes and central training does not.
-_PER_CLIENT = {"steps", "clients_without_step", "padded_over_useful"}
+_PER_CLIENT = {"steps", "num_idle_clients", "padding_ratio"}
 SIMULATED = "simulated_seconds"  # since the first round, where clients take time
 _MARKERS = "os^Dv<>p"
 _MAX_MARKERS = 12  # of a line
@@ -85,7 +83,8 @@ def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
             kinds.setdefault(kind, {})[stage] = points
     panels = []
     for (is_federated, terms), lines in kinds.items():
-        title = f"Training loss ({', '.join(terms)})" if terms else "Training loss"
+        words = ", ".join(term.removesuffix("_loss") for term in terms)
+        title = f"Training loss ({words})" if terms else "Training loss"
         title += "\nmean over clients" if is_federated else "\ncentral training"
         unit = "round" if is_federated else "epoch"
         panels.append(_Panel(title, "loss", unit, lines, {}))
@@ -141,9 +140,8 @@ def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
         name
         for name in names
         if name.partition("/")[0] not in evaluators
+        and name.endswith("_loss")
         and name not in _NO_TERMS
-        and not name.startswith(_NO_TERM_STARTS)
-        and not name.endswith("_loss")
     )
 
 

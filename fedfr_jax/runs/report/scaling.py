@@ -13,12 +13,12 @@ from fedfr_jax.scaling.report import short
 from fedfr_jax.scaling.study import SeriesFit
 
 TITLES = {
-    "backbone": "parameters of the backbone",
-    "with_head": "parameters with the classes' weights",
-    "active_head": "parameters that a step touches",
-    "images": "training images",
-    "images_seen": "images seen in training",
-    "identities": "identities trained on",
+    "params_backbone": "parameters of the backbone",
+    "params_with_head": "parameters with the classes' weights",
+    "params_active": "parameters that a step touches",
+    "num_images": "training images",
+    "num_images_seen": "images seen in training",
+    "num_identities": "identities trained on",
 }
 MARGIN = 1.5  # how far a law is drawn beyond its runs, as a factor
 ROOM = 1.15  # above and below what is drawn, as a factor

@@ -214,7 +214,10 @@ def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callabl
         )
         distance = angular_distillation(features, teach(batch))
         value = masked_mean(distance, batch.is_valid)
-        return total + told.weight * value, (stats, {**metrics, "distillation": value})
+        return total + told.weight * value, (
+            stats,
+            {**metrics, "distillation_loss": value},
+        )
 
     return loss
 

@@ -356,7 +356,7 @@ def identification_set(
     ranks: int | Sequence[int] = (1, 5, 10, 20),
     flip_test: bool = True,
 ) -> EvaluationFiles:
-    """Images of probes and of a gallery; "rank@1", ..., shares of the probes.
+    """Images of probes and of a gallery; "rank1", ..., shares of the probes.
 
     Identities are those of TinyFace's two .mat lists where `path` has them; else what
     stands before the first "_" of a file's name, or the folder that it lies in.
@@ -464,7 +464,7 @@ def template_set(
     fpirs: float | Sequence[float] = (1e-2, 1e-1),
     ranks: int | Sequence[int] = (1, 5, 10),
 ) -> EvaluationFiles:
-    """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank@..."
+    """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank..."
     and, with strangers among the probes, "open_tpir@fpir=..." of 1:N.
 
     The name of a rate ends in "~" where the files hold too few trials for it: pairs of

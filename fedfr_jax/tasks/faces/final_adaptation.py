@@ -126,7 +126,7 @@ def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
         features, _ = model.apply(backbone, batch.images, True, key=key)
         taught = frozen.previous_features(batch)
         distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
-        metrics = {**metrics, "angular": distance}
+        metrics = {**metrics, "angular_loss": distance}
         return loss + weight * distance, (stats, metrics)
 
     return loss_fn

@@ -349,8 +349,8 @@ def face_loss(
             key=sampling_key(key, 1),
         )
         stats = with_numbers(stats, numbers)
-        metrics = {"classification": masked_part_mean(per_example, batch)}
-        total = metrics["classification"]
+        metrics = {"classification_loss": masked_part_mean(per_example, batch)}
+        total = metrics["classification_loss"]
         if contrastive_weight:
             per_example = model_contrastive(
                 features,
@@ -358,13 +358,13 @@ def face_loss(
                 frozen.previous_features(batch),
                 temperature=contrastive_temperature,
             )
-            metrics["contrastive"] = masked_mean(per_example, batch.is_valid)
-            total += contrastive_weight * metrics["contrastive"]
+            metrics["contrastive_loss"] = masked_mean(per_example, batch.is_valid)
+            total += contrastive_weight * metrics["contrastive_loss"]
         if branch:
-            metrics["branch"] = branch_loss(
+            metrics["branch_loss"] = branch_loss(
                 params["branch"], features, phi, batch, labels, sampling_key(key, 2)
             )
-            total += branch_weight * metrics["branch"]
+            total += branch_weight * metrics["branch_loss"]
         return total, (stats, metrics)
 
     return loss_fn

@@ -140,7 +140,7 @@ def class_parallel_loss(
         loss = jnp.where(batch.is_valid, losses, 0).sum() / count
         loss *= len(valid) // len(losses)
         value = (loss + penalty) * masked_fraction(batch, valid)
-        metrics = {"classification": value}
+        metrics = {"classification_loss": value}
         return value, (with_numbers(stats, numbers), metrics)
 
     return loss_fn

@@ -313,10 +313,11 @@ def report(split: ReidSplit, source: Source) -> dict:
     """Numbers of images, people and cameras.
 
     Returns:
-      {"clients": N, "client_names", "images", "people" [N], "classes": the cameras by
-      name, "kind": what those are, one and many, "table": {"train": [N][cameras]
-      images}, "tests": {domain: {"queries", "gallery", "people", "without_match"
-      (queries)}}, "unseen": domains, "unheld": images to train on that no client has}.
+      {"clients": N, "client_names", "images", "identities" [N], "classes": the cameras
+      by name, "kind": what those are, one and many, "table": {"train": [N][cameras]
+      images}, "tests": {domain: {"queries", "gallery", "identities",
+      "num_queries_without_match" (queries)}}, "unseen": domains, "unassigned": images
+      to train on that no client has}.
     """
     names, domain = test_domains(source)
     keys = np.stack([domain, source.cameras], axis=1)[split.train]
@@ -330,7 +331,7 @@ def report(split: ReidSplit, source: Source) -> dict:
         "clients": split.num_clients,
         "client_names": list(split.client_names),
         "images": sizes.tolist(),
-        "people": split.num_classes.tolist(),
+        "identities": split.num_classes.tolist(),
         "classes": [f"{prefixes[of]}camera {camera}" for of, camera in cameras],
         "kind": ("camera", "cameras"),
         "table": {"train": table.tolist()},
@@ -338,7 +339,7 @@ def report(split: ReidSplit, source: Source) -> dict:
             name: _test_lines(source, test) for name, test in split.tests.items()
         },
         "unseen": list(split.unseen),
-        "unheld": int((source.roles == TRAIN).sum()) - len(split.train),
+        "unassigned": int((source.roles == TRAIN).sum()) - len(split.train),
     }
 
 
@@ -347,27 +348,29 @@ def _test_lines(source, test):
     return {
         "queries": len(test.queries),
         "gallery": len(test.gallery),
-        "people": len(np.unique(source.labels[test.queries])),
-        "without_match": int((~with_matches(source, test)).sum()),
+        "identities": len(np.unique(source.labels[test.queries])),
+        "num_queries_without_match": int((~with_matches(source, test)).sum()),
     }
 
 
 def format_report(facts: Mapping) -> str:
     """The report as lines of text."""
     cameras = np.count_nonzero(facts["table"]["train"], axis=1)
-    columns = facts["client_names"], facts["people"], facts["images"], cameras
+    columns = facts["client_names"], facts["identities"], facts["images"], cameras
     lines = [f"{'client':<24}{'people':>8}{'images':>8}{'cameras':>8}"]
     for name, *numbers in list(zip(*columns, strict=True))[:MAX_LINES]:
         lines.append(f"{name:<24}" + "".join(f"{number:>8}" for number in numbers))
     if facts["clients"] > MAX_LINES:
         lines.append(f"... and {facts['clients'] - MAX_LINES} more clients")
-    if facts["unheld"]:
-        lines.append(f"{facts['unheld']} images to train on are with no client")
+    if facts["unassigned"]:
+        lines.append(f"{facts['unassigned']} images to train on are with no client")
     for name, test in facts["tests"].items():
         where = " (no client trains on it)" if name in facts["unseen"] else ""
         lines.append(
-            f"{name}{where}: {test['queries']} queries of {test['people']} people in a "
-            f"gallery of {test['gallery']}; {test['without_match']} queries have no "
+            f"{name}{where}: {test['queries']} queries of {test['identities']} "
+            f"people in a "
+            f"gallery of {test['gallery']}; {test['num_queries_without_match']} "
+            f"queries have no "
             "match and are left out of the means"
         )
     return "\n".join(lines)

@@ -37,8 +37,8 @@ def reid_loss(
         row's key `identities`.
 
     Returns:
-      loss(variables, batch, key) -> (loss [], (batch_stats, {"identity", "accuracy",
-      perhaps "triplet"})).
+      loss(variables, batch, key) -> (loss [], (batch_stats, {"identity_loss",
+      "accuracy", perhaps "triplet_loss"})).
 
     Raises:
       ValueError: for an unknown word, or a number out of its range.
@@ -73,7 +73,7 @@ def reid_loss(
         found = model.apply_with_features(variables, batch.images, True, key=key)
         logits, features, stats = found
         value, accuracy = identity(logits, batch)
-        metrics = {"identity": value, "accuracy": accuracy}
+        metrics = {"identity_loss": value, "accuracy": accuracy}
         total = identity_weight * value
         if triplet_weight:
             values, counts = triplet(
@@ -84,8 +84,8 @@ def reid_loss(
                 metric=triplet_metric,
                 margin=triplet_margin,
             )
-            metrics["triplet"] = masked_mean(values, counts)
-            total = total + triplet_weight * metrics["triplet"]
+            metrics["triplet_loss"] = masked_mean(values, counts)
+            total = total + triplet_weight * metrics["triplet_loss"]
         return total, (stats, metrics)
 
     return loss_fn

@@ -133,7 +133,9 @@ def test_a_round_of_moon_has_the_official_term(golden):
     store.scatter(np.array([0]), previous, 0)
     _, outcome = simulate_round(sim, server, store, 1)
     found = {name: values[0] for name, values in outcome.metrics.items()}
-    np.testing.assert_allclose(found["contrastive"], want["loss_one_prev"], rtol=1e-6)
+    np.testing.assert_allclose(
+        found["contrastive_loss"], want["loss_one_prev"], rtol=1e-6
+    )
     log_p = jax.nn.log_softmax(want["z"][:, :2].astype(np.float32))
     entropy = -np.asarray(log_p)[np.arange(len(labels)), labels].mean()
     total = entropy + 5 * want["loss_one_prev"]

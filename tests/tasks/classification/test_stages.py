@@ -160,7 +160,7 @@ def test_a_row_says_what_was_sent_and_when_the_target_was_reached(finished):
     }
     for name, size in sent.items():
         communication = found[name]["communication"]
-        assert communication["up_mb"] == communication["down_mb"] == size / 1e6
+        assert communication["upload_mb"] == communication["download_mb"] == size / 1e6
         total = 2 * size * NUM_CLIENTS * 3 / 1e6  # of three rounds
         assert communication["total_mb"] == pytest.approx(total)
         rows = (folder / name / "metrics.jsonl").read_text().splitlines()

@@ -105,7 +105,7 @@ def test_a_round_sends_the_backbone_and_with_public_images_their_classes(tmp_pat
         begun = start_stage(experiment, trainer, START, tmp_path / name)
         begun.checkpointer.close()
         found = communication(begun, 1)
-        sent[name] = [1e6 * found[way] for way in ("up_mb", "down_mb")]
+        sent[name] = [1e6 * found[way] for way in ("upload_mb", "download_mb")]
     np.testing.assert_allclose(sent["fedavg"], [backbone, backbone])
     np.testing.assert_allclose(sent["fedfr"], [backbone + classes] * 2)
 

@@ -125,7 +125,9 @@ def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
     everybody = np.ones(6, bool)
     assert_allclose(total, by_hand(variables, batch, 9.0, everybody), rtol=1e-5)
     assert_allclose(
-        9 * metrics["distillation"] + metrics["classification"], total, rtol=1e-5
+        9 * metrics["distillation_loss"] + metrics["classification_loss"],
+        total,
+        rtol=1e-5,
     )
     alone = face_loss(linear(), scale=64.0, margin=0.4)(variables, batch, None)[0]
     without = loss_of(told(weight=0.0))(variables, batch, None)[0]

@@ -49,7 +49,7 @@ def branch_term(params, batch, **options):
     def term(params, batch):
         variables = {"params": params, "batch_stats": {}}
         _, (_, metrics) = loss(variables, batch, None)
-        return metrics["branch"]
+        return metrics["branch_loss"]
 
     return term(params, batch)
 

@@ -159,13 +159,13 @@ def test_fedavg_is_the_row_without_public_data(task):
     _, server, _, outcomes = run(task, PLAIN)
     assert given.phi(server) is None
     assert not any(o.num_added.any() for o in outcomes)
-    assert set(outcomes[0].metrics) == {"loss", "classification", "steps"}
+    assert set(outcomes[0].metrics) == {"loss", "classification_loss", "steps"}
 
 
 def test_a_contrastive_weight_of_zero_is_no_contrastive_term(task):
     _, plain, _, _ = run(task, ADDED)
     _, tiny, _, outcomes = run(task, {**ADDED, "contrastive_weight": 1e-12})
-    assert "contrastive" in outcomes[0].metrics
+    assert "contrastive_loss" in outcomes[0].metrics
     assert_same(tiny, plain)
     _, real, _, _ = run(task, {**ADDED, "contrastive_weight": 5.0})
     assert differs(given.backbone(real), given.backbone(plain))
@@ -184,7 +184,7 @@ def test_moon_has_the_term_and_no_public_data(task):
     _, server, _, outcomes = run(task, ROWS["moon"])
     assert given.phi(server) is None
     assert not outcomes[0].num_added.any()
-    assert (outcomes[0].metrics["contrastive"] > 0).all()
+    assert (outcomes[0].metrics["contrastive_loss"] > 0).all()
 
 
 def test_the_branch_leaves_the_aggregate_alone_when_detached(task):
@@ -256,9 +256,11 @@ def test_the_first_previous_network_is_the_global_or_a_random_one(task):
     once = {"rounds": 1, "local_epochs": (1, 1)}
     options = {**PLAIN, "contrastive_weight": 1e-9}
     _, _, _, same = run(task, options, **once)
-    np.testing.assert_allclose(same[0].metrics["contrastive"], np.log(2), atol=1e-6)
+    np.testing.assert_allclose(
+        same[0].metrics["contrastive_loss"], np.log(2), atol=1e-6
+    )
     _, _, _, other = run(task, {**options, "initial_previous_model": "random"}, **once)
-    assert (np.abs(other[0].metrics["contrastive"] - np.log(2)) > 1e-3).all()
+    assert (np.abs(other[0].metrics["contrastive_loss"] - np.log(2)) > 1e-3).all()
 
 
 def test_a_client_trained_alone_never_meets_the_others(task):
@@ -396,7 +398,7 @@ def test_a_perfect_student_has_nothing_to_distil(task):
     still = {"alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
     for kind in ("distill", "distill_classes", "angular"):
         _, _, _, outcomes = run(task, {**ADDED, "adaptation": {**still, "kind": kind}})
-        term = "angular" if kind == "angular" else "loss"
+        term = "angular_loss" if kind == "angular" else "loss"
         np.testing.assert_allclose(outcomes[-1].metrics[term], 0, atol=1e-4)
 
 

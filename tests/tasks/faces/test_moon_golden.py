@@ -65,8 +65,8 @@ def test_a_client_of_the_row_moon_has_the_official_loss(golden):
     _, outcome = simulate_round(sim, server, open_store(sim, server), 0)
     metrics = outcome.metrics
     assert metrics["steps"].tolist() == [1, 1]
-    found = metrics["contrastive"]
+    found = metrics["contrastive_loss"]
     np.testing.assert_allclose(found[1], want["loss_one_prev"], rtol=1e-6)
     assert abs(found[0] - found[1]) > 1e-3
-    total = metrics["classification"] + 5 * found
+    total = metrics["classification_loss"] + 5 * found
     np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)

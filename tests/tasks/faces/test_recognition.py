@@ -155,13 +155,13 @@ def test_unseen_people_are_judged_with_masks_too(task):
     )
     for found in (upper, lower):
         masked, standard = (
-            found[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
+            found[f"mfr_{kind}_fnmr@far=1e-01"] for kind in ("masked", "standard")
         )
         score = 0.25 * masked + 0.75 * standard
-        assert found["mfr_score@fpr=1e-01"] == pytest.approx(score)
-        assert "mfr_score@fpr=1e-05~" in found
+        assert found["mfr_score@far=1e-01"] == pytest.approx(score)
+        assert "mfr_score@far=1e-05~" in found
         assert standard == pytest.approx(1 - found["tar@far=1e-01"])
-    assert lower["mfr_masked_fnmr@fpr=1e-01"] > upper["mfr_masked_fnmr@fpr=1e-01"] + 0.1
+    assert lower["mfr_masked_fnmr@far=1e-01"] > upper["mfr_masked_fnmr@far=1e-01"] + 0.1
     with pytest.raises(ValueError, match="config.evaluation.masked_fars must lie in"):
         FaceEvaluator(task, make_mesh(1), masked_fars=1.5)
 
@@ -186,7 +186,7 @@ def test_judged_masks_lie_where_the_landmarks_are():
         judge = built.task.evaluators["generic"].evaluate
         metrics = judge(TrainedModels(chin, embed, None, embed)).metrics
         masked, standard = (
-            metrics[f"mfr_{kind}_fnmr@fpr=1e-01"] for kind in ("masked", "standard")
+            metrics[f"mfr_{kind}_fnmr@far=1e-01"] for kind in ("masked", "standard")
         )
         lost.append(masked - standard)
     assert min(lost[:2]) > 0.05 and lost[2] == pytest.approx(0)

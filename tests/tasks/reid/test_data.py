@@ -52,7 +52,7 @@ def test_groups_of_cameras_may_be_of_unequal_size_and_leave_one_out():
     split = build_split({**BY_CAMERA, "camera_groups": [[4], [1, 3]]}, source)
     check(split, source)
     assert [cameras for _, cameras in held(split, source)] == [{4}, {1, 3}]
-    assert report(split, source)["unheld"] == 12  # of camera 2
+    assert report(split, source)["unassigned"] == 12  # of camera 2
 
 
 def test_clients_by_identity_have_equal_numbers_of_people_and_share_none():
@@ -152,8 +152,13 @@ def test_the_report_counts_what_clients_hold_and_lost_queries():
     source = source_of(people, cameras, roles)
     facts = report(build_split(BY_CAMERA, source), source)
     assert facts["table"] == {"train": [[2, 0], [0, 2]]}
-    assert facts["people"] == [1, 2] and facts["images"] == [2, 2]
-    wanted = {"queries": 3, "gallery": 1, "people": 2, "without_match": 2}
+    assert facts["identities"] == [1, 2] and facts["images"] == [2, 2]
+    wanted = {
+        "queries": 3,
+        "gallery": 1,
+        "identities": 2,
+        "num_queries_without_match": 2,
+    }
     assert facts["tests"] == {"test": wanted}
     assert "2 queries have no match" in format_report(facts)
 

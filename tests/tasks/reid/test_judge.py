@@ -48,14 +48,14 @@ def networks(of_client, generic=0):
     return TrainedModels(one, sees, own, sees)
 
 
-ALL = {name: 1.0 for name in ("rank1", "rank5", "rank10", "map", "minp")}
+ALL = {name: 1.0 for name in ("rank1", "rank5", "rank10", "mAP", "mINP")}
 
 
 def test_who_sees_people_finds_all_and_who_sees_cameras_does_not():
     judge = judge_of(crossed())
     assert judge.generic(networks(None)).metrics == pytest.approx(ALL)
     lost = judge.generic(networks(None, generic=1)).metrics
-    assert lost["rank1"] < 0.5 and lost["map"] < 0.8
+    assert lost["rank1"] < 0.5 and lost["mAP"] < 0.8
     assert judge.generic(networks(None, generic=None)).metrics == {}
 
 
@@ -63,14 +63,14 @@ def test_clients_are_judged_by_their_own_networks():
     judge = judge_of(crossed())
     found = judge.personalized(networks([0, 1, 0]))
     lost = judge.generic(networks(None, generic=1)).metrics
-    wanted = [1, lost["map"], 1]
-    np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
-    assert found.metrics["map"] == pytest.approx(np.mean(wanted))
-    assert found.metrics["map_min"] == pytest.approx(lost["map"])
-    assert found.metrics["map_max"] == found.metrics["rank1_max"] == 1
+    wanted = [1, lost["mAP"], 1]
+    np.testing.assert_allclose(found.per_client["mAP"], wanted, atol=1e-6)
+    assert found.metrics["mAP"] == pytest.approx(np.mean(wanted))
+    assert found.metrics["mAP_min"] == pytest.approx(lost["mAP"])
+    assert found.metrics["mAP_max"] == found.metrics["rank1_max"] == 1
     shared = judge.personalized(networks(None, generic=1))
-    np.testing.assert_allclose(shared.per_client["map"], [lost["map"]] * 3)
-    assert not {"map_min", "map_max"} & shared.metrics.keys()  # all have one number
+    np.testing.assert_allclose(shared.per_client["mAP"], [lost["mAP"]] * 3)
+    assert not {"mAP_min", "mAP_max"} & shared.metrics.keys()  # all have one number
 
 
 def three_sets():
@@ -85,20 +85,20 @@ def test_a_clients_test_is_that_of_its_data_set_and_there_may_be_none():
     judge = judge_of(three_sets(), BY_DATASET)
     found = judge.personalized(networks([1, 0, None]))
     each = judge.generic(networks(None, generic=1)).metrics
-    wanted = [each["a_map"], 1, np.nan]
-    np.testing.assert_allclose(found.per_client["map"], wanted, atol=1e-6)
-    assert found.metrics["map"] == pytest.approx((1 + each["a_map"]) / 2)
+    wanted = [each["a_mAP"], 1, np.nan]
+    np.testing.assert_allclose(found.per_client["mAP"], wanted, atol=1e-6)
+    assert found.metrics["mAP"] == pytest.approx((1 + each["a_mAP"]) / 2)
 
 
 def test_domains_have_their_own_numbers_and_unseen_ones_another_mean():
     source = three_sets()
     every = judge_of(source, BY_DATASET).generic(networks(None, generic=1)).metrics
-    assert every["map"] == pytest.approx((every["a_map"] + every["b_map"]) / 2)
+    assert every["mAP"] == pytest.approx((every["a_mAP"] + every["b_mAP"]) / 2)
     assert not [key for key in every if key.startswith("unseen")]
     settings = {**BY_DATASET, "held_out_domains": "b"}
     found = judge_of(source, settings).generic(networks(None, generic=1)).metrics
-    assert found["unseen_map"] == found["b_map"] == every["b_map"]
-    assert found["map"] == found["a_map"] == every["a_map"] != every["b_map"]
+    assert found["unseen_mAP"] == found["b_mAP"] == every["b_mAP"]
+    assert found["mAP"] == found["a_mAP"] == every["a_mAP"] != every["b_mAP"]
 
 
 @pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"memory": 2**12}], ids=str)
@@ -131,13 +131,13 @@ def test_settings_reach_the_protocol():
     value = lambda **options: judge_of(source, **options).generic(networks(None, 1))
     usual = value().metrics
     # Images are ranked by their cameras: 2, 3, 12, 20.
-    assert usual["minp"] == pytest.approx((2 / 3 + 2 / 4) / 2)
-    assert value(average_precision="official").metrics["map"] < usual["map"]
+    assert usual["mINP"] == pytest.approx((2 / 3 + 2 / 4) / 2)
+    assert value(average_precision="official").metrics["mAP"] < usual["mAP"]
     cut = value(single_digit_camera=True).metrics
-    assert cut["minp"] == pytest.approx((1 / 2 + 2 / 4) / 2)  # 12 is taken for 1
-    assert set(value(ranks=(2,)).metrics) == {"rank2", "map", "minp"}
+    assert cut["mINP"] == pytest.approx((1 / 2 + 2 / 4) / 2)  # 12 is taken for 1
+    assert set(value(ranks=(2,)).metrics) == {"rank2", "mAP", "mINP"}
     drawn = value(single_gallery_shot_trials=7).metrics
-    assert drawn["map"] == usual["map"] and drawn["rank1"] != usual["rank1"]
+    assert drawn["mAP"] == usual["mAP"] and drawn["rank1"] != usual["rank1"]
     ranked = value(rerank={"k1": 3, "k2": 1}).metrics
     assert set(ranked) == set(usual)
     missing = source._replace(labels=np.where(np.arange(7) == 4, 0, source.labels))

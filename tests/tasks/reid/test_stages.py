@@ -229,7 +229,7 @@ def test_moon_trains_with_its_term(tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
         run_experiment(experiment, tmp_path)
     lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
-    terms = [found["contrastive"] for found in map(json.loads, lines)]
+    terms = [found["contrastive_loss"] for found in map(json.loads, lines)]
     assert len(terms) == 2 and all(np.isfinite(terms))
     with pytest.raises(
         ValueError, match="contrastive_temperature must be positive, got 0"

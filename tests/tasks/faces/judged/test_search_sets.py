@@ -44,7 +44,7 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     ahead = (scores > np.diag(scores)[:, None]).sum(1)
     assert 0 < (ahead < 1).mean() < 1
     for k in (1, 5, 10, 20):
-        assert judged[f"identification_rank@{k}"] == (ahead < k).mean()
+        assert judged[f"identification_rank{k}"] == (ahead < k).mean()
     (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
     message = "hold every listed image" if listed else "a mate of every probe"
     with pytest.raises(ValueError, match=message):

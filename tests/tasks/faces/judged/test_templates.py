@@ -33,7 +33,7 @@ def test_templates_by_config_give_the_released_numbers(
     rates = ("1e-06~", "1e-05~", "1e-04~", "1e-03", "1e-02", "1e-01")
     fars = [f"ijb_tar@far={rate}" for rate in rates]
     fpirs = ["ijb_tpir@fpir=1e-02~", "ijb_tpir@fpir=1e-01"]
-    names = [*fars, "ijb_auc", *fpirs, *(f"ijb_rank@{k}" for k in (1, 5, 10))]
+    names = [*fars, "ijb_auc", *fpirs, *(f"ijb_rank{k}" for k in (1, 5, 10))]
     assert list(found) == names
     ranks = [released[f"top{k}"] for k in (1, 5, 10)]
     area = roc_auc_score(released["label"], released["score"])
