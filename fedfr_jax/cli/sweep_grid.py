@@ -98,6 +98,9 @@ def digest(config: ConfigDict | Mapping) -> str:
 def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
     """Runs, two or more, that differ in seed and in rows' numbers alone.
 
+    The seed also draws attackers, who are part of the program: of methods with an
+    `attack` runs of one seed go together.
+
     Returns:
       Groups of (run, {row: {key: its number}}): what each has for itself.
     """
@@ -108,7 +111,8 @@ def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
             section, _, rest = key.partition(".")
             row, _, name = rest.rpartition(".")
             if key == "seed":
-                set_key(own, key, 0)
+                if not any(method.get("attack") for method in own.methods.values()):
+                    set_key(own, key, 0)
             elif section == "methods" and row in own.methods and is_rate(value):
                 set_key(own, key, 0.0)
                 numbers.setdefault(row, {})[name] = float(value)

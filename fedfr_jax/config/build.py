@@ -11,6 +11,8 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.data.stream import example_shape
+from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
 from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
 from fedfr_jax.tasks import TASKS
@@ -124,11 +126,16 @@ def _check_rounds(
         return
     federation = experiment.federation
     least = int(np.min(federation.epochs_of(trainer)))
-    cohort_size = federation.cohort_size or experiment.task.population.num_clients
-    check_stragglers(federation.straggling, least, cohort_size)
+    num_clients = experiment.task.population.num_clients
+    systems = federation.build_systems(num_clients)
+    straggling = federation.straggling
+    cohort_size = systems.num_counted(federation.cohort_size or num_clients)
+    check_stragglers(straggling, least, cohort_size)
     _check_steps(trainer, experiment)
+    sampling = build_sampling(federation.sampling)
+    check_together(systems, straggling, sampling, trainer.algorithm)
     trainer.algorithm.check_epochs(least)
-    trainer.algorithm.check_cohort(num_trained(federation.straggling, cohort_size))
+    trainer.algorithm.check_cohort(num_trained(straggling, cohort_size))
 
 
 def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:

@@ -34,12 +34,8 @@ from fedfr_jax.federated.finite import (
     check_updates,
 )
 from fedfr_jax.federated.model_parallel import row_placement
-from fedfr_jax.federated.privacy.accountant import (
-    Accountant,
-    build_accountant,
-    check_round,
-)
-from fedfr_jax.federated.privacy.mechanism import mechanism_of
+from fedfr_jax.federated.privacy.accountant import check_round
+from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import (
     check_memory,
     check_memory_on_call,
@@ -66,6 +62,7 @@ from fedfr_jax.federated.systems.rounds import (
     after_round,
     begin_client,
     check_systems,
+    check_together,
     in_world,
     next_cohort,
     with_participation,
@@ -274,15 +271,11 @@ def build_simulation(
     check_ranges("", sizes, dict.fromkeys(sizes, (1, math.inf)))
     check_choice("reproducible_sum", reproducible_sum, (False, True))
     fixed = num_partial_sums if reproducible_sum else None
-    if systems.asynchronous is not None:
-        cohort_size = systems.asynchronous.buffer_size
-    cohort_size = cohort_size or num_clients
+    cohort_size = systems.num_counted(cohort_size or num_clients)
     check_sampling(sampling, num_clients, cohort_size)
-    check_dropping(stragglers, sampling)
-    algorithm.check_cohort(num_trained(stragglers, cohort_size))
     check_systems(systems, num_clients, cohort_size)
-    if systems.has_world:
-        check_world(algorithm, sampling, stragglers)
+    check_together(systems, stragglers, sampling, algorithm)
+    algorithm.check_cohort(num_trained(stragglers, cohort_size))
     places = sampling.max_cohort(num_clients, systems.num_asked(cohort_size))
     population = population._replace(sizes_descending=population.largest(places))
     inner, algorithm = algorithm, in_world(algorithm, systems, num_clients)
@@ -317,49 +310,6 @@ def build_simulation(
         accountant=accountant_of(algorithm, sampling, num_clients),
         inner_algorithm=inner,
     )
-
-
-def check_dropping(stragglers: Stragglers, sampling: Sampling) -> None:
-    """Raise ValueError for dropped stragglers of cohorts without a fixed size."""
-    if stragglers.are_dropped and sampling.is_poisson:
-        raise ValueError(
-            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
-            "have no fixed size, got dropped ones. Take dropout instead."
-        )
-
-
-def check_world(
-    algorithm: Algorithm, sampling: Sampling, stragglers: Stragglers
-) -> None:
-    """Raise ValueError for what needs other clients than those of a simulated world."""
-    if algorithm.privacy is not None:
-        raise ValueError(
-            "privacy must go with clients that are drawn by chance alone, got systems "
-            "with profiles or sampling. Use dropout only."
-        )
-    if sampling != Sampling():
-        raise ValueError(
-            "sampling must be shuffle where systems choose clients, got "
-            f"{sampling.name}."
-        )
-    if stragglers.are_dropped:
-        raise ValueError(
-            "drop_stragglers must go without profiles, which say who is late, got True."
-        )
-
-
-def accountant_of(
-    algorithm: Algorithm, sampling: Sampling, num_clients: int
-) -> Accountant | None:
-    """Of the algorithm's privacy, if it has some.
-
-    Raises:
-      ValueError: when that privacy is not that of such cohorts.
-    """
-    if (given := algorithm.privacy) is None:
-        return None
-    mechanism = mechanism_of(given, sampling, num_clients)
-    return build_accountant(mechanism, given.epsilon)
 
 
 def check_rows_of_clients(population: Population, num_rows: int) -> None:

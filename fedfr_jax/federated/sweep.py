@@ -26,6 +26,7 @@ from fedfr_jax.federated.engine import (
     round_functions,
 )
 from fedfr_jax.federated.model_parallel import placement
+from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.simulation import (
     RoundLog,
     Simulation,
@@ -153,12 +154,14 @@ def run_sweep_round(
     """`play` of every member at once: -> (servers [S, ...], an outcome each).
 
     Raises:
+      ValueError: when the round would overspend a member's privacy budget.
       MemoryError: when lanes of all members do not fit, see `guarded`.
       FloatingPointError: see `store_personal_state`.
     """
     sims, works, cohorts = runs.sims, [], []
     sims[0].data.input_wait()  # before this round
     for s, sim in enumerate(sims):
+        check_round(sim.accountant, round)
         cohorts.append(cohort_of_round(sim, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
     begun = load_round(

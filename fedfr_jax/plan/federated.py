@@ -19,9 +19,11 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import SlotInputs, all_rows, num_columns
 from fedfr_jax.federated.engine import empty_prepared, train_slot
+from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.federated.simulation import accountant_of
+from fedfr_jax.federated.systems.rounds import in_world
+from fedfr_jax.federated.systems.state import WithWorld, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.program_cost import Kernel, ProgramCost, program_cost
 from fedfr_jax.plan.requirements import (
@@ -74,6 +76,10 @@ def federated_needs(
         can; None takes that bound, or the own examples of the largest client if fewer.
     """
     federation, feed = experiment.federation, experiment.batching
+    num_clients = experiment.task.population.num_clients
+    systems = federation.build_systems(num_clients)
+    algorithm = in_world(trainer.algorithm, systems, num_clients)
+    trainer = trainer._replace(algorithm=algorithm)
     feed = feed._replace(batch_size=batch_size or feed.batch_size)
     lanes = lanes or federation.initial_clients_per_device
     shapes = round_shapes(experiment, trainer, feed, start, examples)
@@ -106,7 +112,7 @@ def federated_needs(
         parameters=count_params(judged),
         batch_size=feed.batch_size,
         clients=math.ceil(
-            plan_cohort(experiment) / meshes.device_grid(experiment.mesh)[0]
+            plan_places(experiment) / meshes.device_grid(experiment.mesh)[0]
         ),
         added=added,
         lanes=lanes,
@@ -169,11 +175,13 @@ def memory_parts(
       summary, kept: what a client hands back, as shapes.
     """
     devices, shards = meshes.device_grid(experiment.mesh)
-    cohort = plan_cohort(experiment)
+    cohort, server = plan_places(experiment), shapes.server
+    ring = server.versions if isinstance(server, WithWorld) else ()
     rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
     made = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
     return {
-        "server, before and after the round": 2 * bytes_on_device(shapes.server),
+        "server, before and after the round": 2 * bytes_on_device(plain_server(server)),
+        "earlier versions of the server, before and after": 2 * bytes_on_device(ring),
         "sums over clients": bytes_on_device(summary) / shards,
         "personal rows of the cohort": rows,
         "what the server prepares": made,
@@ -207,9 +215,17 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
 
 
 def plan_cohort(experiment: Experiment) -> int:
-    """K."""
-    num_clients = experiment.task.population.num_clients
-    return experiment.federation.cohort_size or num_clients
+    """K, the clients of a round whose updates count, or their mean."""
+    federation, number = experiment.federation, experiment.task.population.num_clients
+    systems = federation.build_systems(number)
+    return systems.num_counted(federation.cohort_size or number)
+
+
+def plan_places(experiment: Experiment) -> int:
+    """Clients of a round, at most: K, those that are asked beside, or a capacity."""
+    federation, number = experiment.federation, experiment.task.population.num_clients
+    asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
+    return build_sampling(federation.sampling).max_cohort(number, asked)
 
 
 def _plain(tree):
@@ -231,7 +247,7 @@ def round_shapes(
     row = jax.eval_shape(algorithm.init_personal, key, server)
     table = on_mesh(mesh, examples)
     server = placed(server, model_parallel.placement(mesh, server))
-    cohort = plan_cohort(experiment)
+    cohort = plan_places(experiment)
     extra, prepared = empty_prepared(cohort), None
     if algorithm.prepare:
         context = RoundContext(

@@ -166,7 +166,8 @@ def train_stage(
         if len(rounds) > 1:
             raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
         (at,) = rounds
-        if at >= federation.rounds:
+        end = min(loop.affordable_rounds(sim, federation.rounds) for sim in runs.sims)
+        if at >= end:
             return
         for member in members:
             forget_model(member.folder / name)
@@ -176,7 +177,7 @@ def train_stage(
             for member, sim, one in zip(members, runs.sims, begun, strict=True)
         ]
         servers = jax.device_put(servers, placement(mesh, servers, None))
-        loop.train_sweep(runs, servers, keepers, at, federation.rounds)
+        loop.train_sweep(runs, servers, keepers, at, end)
 
 
 @contextlib.contextmanager

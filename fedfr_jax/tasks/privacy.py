@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fedfr_jax.federated.privacy import (
-    banded_noise,
-    blt_noise,
-    calibrate_noise,
-    private,
+from fedfr_jax.federated.privacy import banded_noise, blt_noise, calibrate_noise
+from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.privacy.mechanism import (
+    Privacy,
+    accountant_of,
+    check_privacy,
+    mechanism_of,
+    with_mechanism,
 )
-from fedfr_jax.federated.privacy.mechanism import mechanism_of
 from fedfr_jax.federated.settings import Federation, build_sampling
-from fedfr_jax.federated.simulation import accountant_of
-from fedfr_jax.schema import call, choose
+from fedfr_jax.schema import call, choose, naming
 from fedfr_jax.types import Algorithm
 
 NOISE = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
@@ -46,22 +47,31 @@ def with_privacy(
       ValueError: for an unknown key, one that is missing, or a number out of range.
     """
     section, settings = f"{section}.privacy", dict(settings)
-    rounds, noise = federation.rounds, settings.pop("noise", None)
-    if noise is not None:
-        noise = {"name": noise} if isinstance(noise, str) else noise
-        noise = choose(f"{section}.noise", NOISE, {"rounds": rounds, **noise})
-    fixed = {
-        "cohort_size": federation.cohort_size or num_clients,
-        "noise": noise,
-    }
-    if "noise_multiplier" not in settings and "epsilon" in settings:
-        made = call(
-            section, private, {**settings, "noise_multiplier": 0.0}, algorithm, **fixed
+    rounds = federation.rounds
+    noise = _noise(section, settings.pop("noise", None), rounds)
+    is_calibrated = "noise_multiplier" not in settings
+    if is_calibrated and "epsilon" not in settings:
+        raise ValueError(
+            f"config.{section} must have the key epsilon or noise_multiplier, got "
+            "neither."
         )
-        sampling = build_sampling(federation.sampling)
-        mechanism = mechanism_of(made.privacy, sampling, num_clients)
-        epsilon = settings["epsilon"]
-        settings["noise_multiplier"] = calibrate_noise(
-            mechanism, epsilon=epsilon, rounds=rounds
-        )
-    return call(section, private, settings, algorithm, **fixed)
+    settings = {"noise_multiplier": 0.0, **settings}
+    cohort_size = federation.cohort_size or num_clients
+    fixed = {"cohort_size": cohort_size, "strategy": noise}
+    given = call(section, Privacy, settings, **fixed)
+    with naming(f"config.{section}"):
+        check_privacy(given)
+        if is_calibrated:
+            sampling = build_sampling(federation.sampling)
+            mechanism = mechanism_of(given, sampling, num_clients)
+            needed = calibrate_noise(mechanism, epsilon=given.epsilon, rounds=rounds)
+            given = given._replace(noise_multiplier=needed)
+        return with_mechanism(algorithm, given)
+
+
+def _noise(section: str, given: str | Mapping | None, rounds: int) -> Strategy | None:
+    """The strategy of the key `noise`, made for all rounds."""
+    if given is None:
+        return None
+    given = {"name": given} if isinstance(given, str) else given
+    return choose(f"{section}.noise", NOISE, {"rounds": rounds, **given})

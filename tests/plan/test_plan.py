@@ -20,10 +20,12 @@ from fedfr_jax.configs import base
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import SIZES, without_files
+from fedfr_jax.plan.federated import plan_cohort, plan_places
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import CentralTrainer
 from tests.compiler_flags import COMPILE_FAST
+from tests.tasks.test_privacy import config_of
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
@@ -113,6 +115,19 @@ def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config)
     if not isinstance(experiment.stages[name].trainer, CentralTrainer):
         told -= stored.num_examples * stored.example_bytes  # on every device
     assert told / 2.5 < needs.memory < 2.5 * told
+
+
+def test_a_ring_of_server_versions_and_all_who_are_asked_are_counted():
+    """Of FedBuff, and of twice as many clients as count."""
+    profiles = {"name": "log_normal"}
+    late = {"name": "fedbuff", "concurrency": 2, "buffer_size": 1, "max_staleness": 4}
+    config = config_of(systems={"profiles": profiles, "asynchronous": late})
+    found = needs_function(experiment_of(config), "row")().parts
+    server = found["server, before and after the round"]
+    assert found["earlier versions of the server, before and after"] == 5 * server
+    config = config_of(systems={"profiles": profiles, "over_selection": 2.0})
+    experiment = experiment_of(config)
+    assert plan_places(experiment) == 4 and plan_cohort(experiment) == 2
 
 
 def test_sharding_divides_what_its_rule_says():

@@ -5,11 +5,10 @@ import math
 import pytest
 
 from fedfr_jax.config.build import build
+from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.federated.simulation import accountant_of
 from fedfr_jax.runs.stage_setup import read_end
 
-pytest.importorskip("dp_accounting")
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
 
 

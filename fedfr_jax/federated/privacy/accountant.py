@@ -69,8 +69,9 @@ class Accountant(NamedTuple):
         return low
 
 
+@functools.lru_cache(maxsize=32)
 def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
-    """The accountant of a mechanism.
+    """The accountant of a mechanism; the same one again, with what it has computed.
 
     Raises:
       ValueError: for a delta outside (0, 1 / N], noise that does not fit the sampling,

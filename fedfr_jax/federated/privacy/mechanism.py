@@ -24,7 +24,11 @@ from fedfr_jax.federated.aggregation.contract import (
     with_aggregation,
 )
 from fedfr_jax.federated.aggregation.mean import wide
-from fedfr_jax.federated.privacy.accountant import Mechanism
+from fedfr_jax.federated.privacy.accountant import (
+    Accountant,
+    Mechanism,
+    build_accountant,
+)
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.schema import POSITIVE, check_ranges, check_whole
@@ -128,6 +132,15 @@ def private(
         is_local=is_local,
         strategy=noise,
     )
+    return with_mechanism(algorithm, given)
+
+
+def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
+    """`private` of settings that are one value.
+
+    Raises:
+      ValueError: as `private`.
+    """
     check_privacy(given)
     own = algorithm.aggregator
     if own is None or own.role != MEAN:
@@ -141,16 +154,16 @@ def private(
         # Nothing but the aggregate; of K clients, however many took part.
         known = result._replace(
             **{"metrics": {}, "per_client": (), "sums": (), "is_received": None},
-            weights=jnp.ones(cohort_size),
+            weights=jnp.ones(given.cohort_size),
         )
         return algorithm.server_update(server, known)
 
     def check_cohort(number):
         algorithm.check_cohort(number)
-        if number != cohort_size:
+        if number != given.cohort_size:
             raise ValueError(
-                f"federation.cohort_size must be privacy's {cohort_size}, by which the "
-                f"sum is divided, got {number}."
+                f"federation.cohort_size must be privacy's {given.cohort_size}, by "
+                f"which the sum is divided, got {number}."
             )
 
     covered = algorithm._replace(
@@ -308,6 +321,20 @@ def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechan
         is_local=given.is_local,
         strategy=given.strategy,
     )
+
+
+def accountant_of(
+    algorithm: Algorithm, sampling: Sampling, num_clients: int
+) -> Accountant | None:
+    """Of the algorithm's privacy, if it has some.
+
+    Raises:
+      ValueError: when that privacy is not that of such cohorts.
+    """
+    if (given := algorithm.privacy) is None:
+        return None
+    mechanism = mechanism_of(given, sampling, num_clients)
+    return build_accountant(mechanism, given.epsilon)
 
 
 def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.systems.asynchronous import (
     Asynchronous,
@@ -42,6 +43,7 @@ from fedfr_jax.federated.systems.sampling import (
     round_up,
 )
 from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
+from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.types import Algorithm, Cohort, Participation
 
 
@@ -68,6 +70,10 @@ class Systems(NamedTuple):
     def has_participation(self) -> bool:
         """Whether a round may lack clients of its cohort."""
         return self.has_world or self.dropout != Dropout()
+
+    def num_counted(self, cohort_size: int) -> int:
+        """Updates of a step of the server: a buffer where there are no rounds."""
+        return self.asynchronous.buffer_size if self.asynchronous else cohort_size
 
     def num_asked(self, cohort_size: int) -> int:
         """Clients of a round, of whom `cohort_size` are counted."""
@@ -127,6 +133,33 @@ def _check_without_rounds(systems: Systems) -> None:
             raise ValueError(
                 f"systems.{name} must go with synchronous rounds, got asynchronous."
             )
+
+
+def check_together(
+    systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
+) -> None:
+    """Raise ValueError for clients who are drawn, or fail, in two ways at once."""
+    if stragglers.are_dropped and sampling.is_poisson:
+        raise ValueError(
+            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
+            "have no fixed size, got dropped ones. Take dropout instead."
+        )
+    if not systems.has_world:
+        return
+    if algorithm.privacy is not None:
+        raise ValueError(
+            "privacy must go with clients that are drawn by chance alone, got systems "
+            "with profiles or sampling. Use dropout only."
+        )
+    if sampling != Sampling():
+        raise ValueError(
+            "sampling must be shuffle where systems choose clients, got "
+            f"{sampling.name}."
+        )
+    if stragglers.are_dropped:
+        raise ValueError(
+            "drop_stragglers must go without profiles, which say who is late, got True."
+        )
 
 
 def with_participation(systems: Systems, cohort: Cohort, seed: int) -> Cohort:

@@ -87,8 +87,6 @@ def _systems(
         sampling=part("sampling", SAMPLING, sampling),
         asynchronous=part("asynchronous", ASYNCHRONOUS, asynchronous),
     )
-    if systems.asynchronous is not None:
-        cohort_size = systems.asynchronous.buffer_size
     with naming(f"config.{SECTION}"):
-        check_systems(systems, num_clients, cohort_size)
+        check_systems(systems, num_clients, systems.num_counted(cohort_size))
     return systems

@@ -139,6 +139,7 @@ def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) ->
             model,
             partition,
             Federation(**settings["federation"]),
+            settings.get("seed", 0),
         )
         for name, options in settings["methods"].items()
     }
@@ -151,6 +152,7 @@ def build_method(
     model: Model,
     partition: IdentityPartition,
     federation: Federation = Federation(),  # noqa: B008 (a constant)
+    seed: int = 0,
 ) -> FaceMethod | Training:
     """A method: `kind` federated (the default), or central on all images.
 
@@ -165,7 +167,7 @@ def build_method(
             "num_clients": len(partition.num_classes),
             "num_public": len(partition.public_identities),
         }
-        return face_method(section, options, model, federation, **counts)
+        return face_method(section, options, model, federation, seed=seed, **counts)
     inherited = dict(pretraining)
     if "margin_loss" in options:
         inherited.pop("margin_options", None)  # of another loss
@@ -181,6 +183,7 @@ def face_method(
     num_classes: int,
     num_clients: int = 0,
     num_public: int = 1,
+    seed: int = 0,
 ) -> FaceMethod:
     """A federated method of faces, FedFR unless `algorithm` says another.
 
@@ -189,6 +192,7 @@ def face_method(
       num_classes: M, the most identities of any client.
       num_clients: of the population.
       num_public: public classes.
+      seed: draws attackers.
 
     Raises:
       ValueError: for an unknown option, one out of range, or options that exclude each
@@ -211,7 +215,8 @@ def face_method(
         )
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
         of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
-        of = of._replace(keys=known, defaults=_defaults(options), federation=federation)
+        of = of._replace(keys=known, defaults=_defaults(options), seed=seed)
+        of = of._replace(federation=federation)
         if takes_terms:
             offers = _offers(terms, rule, model, is_packed)
             of = of._replace(facts={**of.facts, **offers})

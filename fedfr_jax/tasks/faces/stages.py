@@ -232,7 +232,7 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
         options = {**parts.settings["methods"][row], **numbers}
         pretrain = parts.settings["pretrain"]
         method = build_method(
-            row, options, pretrain, model, parts.partition, parts.federation
+            row, options, pretrain, model, parts.partition, parts.federation, seed
         )
         return build_trainer(method, model, embed, task, parts.mesh)
 
