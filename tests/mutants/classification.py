@@ -107,7 +107,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/config/build.py",
         "tasks/classification/test_rows.py",
-        [("(num_trained(federation.straggling, cohort_size))", "(cohort_size)")],
+        [("(num_trained(straggling, cohort_size))", "(cohort_size)")],
     ),
     Mutants(
         "fedfr_jax/federated/aggregation/contract.py",

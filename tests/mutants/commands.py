@@ -144,7 +144,7 @@ MUTANTS = [
         "fedfr_jax/config/build.py",
         "tasks/reid/test_stages.py::"
         "test_what_cannot_be_is_refused_before_anything_is_compiled",
-        [("check_stragglers(federation.straggling, least, cohort_size)", "pass")],
+        [("check_stragglers(straggling, least, cohort_size)", "pass")],
     ),
     Mutants(
         "fedfr_jax/runs/stage_config.py",
