@@ -6,6 +6,7 @@ from fedfr_jax.api import evaluate as evaluate
 from fedfr_jax.api import init as init
 from fedfr_jax.api import resume as resume
 from fedfr_jax.api import run_round as run_round
+from fedfr_jax.api import run_rounds as run_rounds
 from fedfr_jax.api import save as save
 from fedfr_jax.data import partition as partition
 from fedfr_jax.data.augment import AUGMENTS as AUGMENTS

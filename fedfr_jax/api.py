@@ -28,6 +28,7 @@ from fedfr_jax.data.partition import ClientPartition
 from fedfr_jax.data.stream import Stream, example_shape, stream
 from fedfr_jax.federated.client import EqualRows, Population, client_key
 from fedfr_jax.federated.client import first_personal_key as first_key
+from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.simulation import (
     Simulation,
@@ -399,6 +400,33 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
     metrics = {"client": outcome.ids, **outcome.metrics, **outcome.counts}
     return run._replace(server=server, round_number=run.round_number + 1), metrics
+
+
+def run_rounds(
+    run: RunState, num_rounds: int
+) -> tuple[RunState, list[dict[str, np.ndarray]]]:
+    """Train rounds in one call of the devices: (the run after them, metrics of each).
+
+    The numbers are those of as many `run_round`; the host does not wait between them,
+    which is most of a round of small models on an accelerator. A program is compiled
+    for each `num_rounds`.
+
+    Raises:
+      ValueError: as `run_round`, and where rounds need the host: for an algorithm that
+        prepares, streamed examples, clients that take time or are chosen by loss, and
+        several processes.
+      FloatingPointError: as `run_round`; the run stays as it was before the call.
+    """
+    check_whole("num_rounds", num_rounds, 1)
+    _check_newest(run)
+    try:
+        server, logs = simulate_rounds(
+            run.sim, run.server, run.store, run.round_number, num_rounds
+        )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}. {ADVICE}") from error
+    end = run._replace(server=server, round_number=run.round_number + num_rounds)
+    return end, [{"client": x.ids, **x.metrics, **x.counts} for x in logs]
 
 
 def evaluate(

@@ -56,6 +56,7 @@ from fedfr_jax.federated.client import (
     server_key,
     unpack,
 )
+from fedfr_jax.federated.finite import all_finite
 from fedfr_jax.federated.lowering import Program, compiler_options
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData
@@ -278,6 +279,17 @@ class Round(NamedTuple):
     run: Callable
     # finish(server, total, [LaneOutput], order, shared) -> (server, metrics)
     finish: Callable
+    # run_rounds(server, rows [U, ...], count, CallInputs, table, shared) -> (server,
+    # rows, metrics {name: [n, K]}, is_finite [n]): the first `count` of n rounds
+    run_rounds: Callable
+
+
+class CallInputs(NamedTuple):
+    """Who trains where in n rounds of one call."""
+
+    slots: jax.Array  # [n, A, w, L, .] packed `SlotInputs`
+    rows: jax.Array  # [n, A, w, L] int32 row of each slot's client, U where it is idle
+    order: jax.Array  # [n, K] int32, as of a single round
 
 
 def build_round(
@@ -304,6 +316,7 @@ def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
         start=jax.jit(functions.start, out_shardings=placed),
         run=Program(run),
         finish=jax.jit(functions.finish, **options),
+        run_rounds=Program(jax.jit(functions.run_rounds, donate_argnums=1, **options)),
     )
 
 
@@ -372,11 +385,13 @@ def round_functions(
         with jax.named_scope("aggregate"):
             return next_server(make(hyper), server, total, output, order, shared)
 
-    return build_one_call(start, run, finish)
+    return build_one_call(start, run, finish, *row_access(mesh))
 
 
-def build_one_call(start: Callable, run: Callable, finish: Callable) -> Round:
-    """The `Round` of these functions."""
+def build_one_call(
+    start: Callable, run: Callable, finish: Callable, take: Callable, put: Callable
+) -> Round:
+    """The `Round` of these functions; `take` and `put` are those of `row_access`."""
 
     def whole(server, rows, slots, order, table, shared):
         segment = rows, slots, table, shared
@@ -385,7 +400,65 @@ def build_one_call(start: Callable, run: Callable, finish: Callable) -> Round:
         server, metrics = finish(server, total, outputs, order, shared)
         return server, output.personal, metrics
 
-    return Round(whole, start, run, finish)
+    return Round(whole, start, run, finish, repeat_round(whole, take, put))
+
+
+def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
+    """`Round.run_rounds` of a `Round.run_whole`.
+
+    One loop whose number of turns only the run knows, so that a call of any length up
+    to n is one program. The barriers keep a round's arithmetic apart from the loop, so
+    that it is compiled as a round of its own.
+    """
+
+    def run_rounds(server, rows, count, inputs, table, shared):
+        extra, first, key, hyper = shared
+
+        def play(i, server, rows):
+            own = CallInputs(*(x[i] for x in inputs))
+            shared = extra, first + i, key, hyper
+            given = jax.lax.optimization_barrier((server, take(rows, own.rows)))
+            played = whole(*given, own.slots, own.order, table, shared)
+            server, new, metrics = jax.lax.optimization_barrier(played)
+            return server, put(rows, own.rows, new), (metrics, all_finite(server))
+
+        play = jax.jit(play, inline=True)  # traced once, for shapes and for the loop
+
+        def turn(i, carry):
+            server, rows, found = play(i, *carry[:2])
+            set_at = lambda whole, x: whole.at[i].set(x)
+            return server, rows, jax.tree.map(set_at, carry[2], found)
+
+        *_, found = jax.eval_shape(play, jnp.int32(0), server, rows)
+        found = zeros_like_shapes(found, len(inputs.order))
+        server, rows, found = jax.lax.fori_loop(0, count, turn, (server, rows, found))
+        return server, rows, *found
+
+    return run_rounds
+
+
+def row_access(mesh: Mesh) -> tuple[Callable, Callable]:
+    """How a round of many reads and writes the rows [U, ...] of all of them.
+
+    Every device has all rows, as a client trains on another device in every round.
+
+    Returns:
+      take(rows, places [A, w, L]) -> [A, w, L, ...], zeros at place U, and
+      put(rows, places, new) -> rows, which leaves out what is at place U.
+    """
+    cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
+
+    def take(rows, places):
+        at = lambda x: x.at[places].get(mode="fill", fill_value=0)
+        return jax.lax.with_sharding_constraint(jax.tree.map(at, rows), cut)
+
+    def put(rows, places, new):
+        places, new = jax.lax.with_sharding_constraint((places, new), whole)
+        at = lambda x, y: x.at[places].set(y, mode="drop")
+        rows = jax.tree.map(at, rows, new)
+        return jax.lax.with_sharding_constraint(rows, whole)
+
+    return take, put
 
 
 def _first(x):

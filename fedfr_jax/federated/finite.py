@@ -85,13 +85,21 @@ def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
 
 def check_state(state: PyTree, where: str) -> None:
     """Raise when a leaf of `state`, of a server or a training, has a bad number."""
-    if not _all_finite(state):
+    check_finite(_all_finite(state), where)
+
+
+def check_finite(is_finite: bool, where: str) -> None:
+    """`check_state` of a state that was looked at before."""
+    if not is_finite:
         raise FloatingPointError(
             f"parameters after {where} must be finite, got nan or infinity"
         )
 
 
-@jax.jit
-def _all_finite(state):
+def all_finite(state: PyTree) -> jax.Array:
+    """Whether no float of `state` is nan or infinity, [] bool."""
     floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return trees.is_finite(floats)
+
+
+_all_finite = jax.jit(all_finite)

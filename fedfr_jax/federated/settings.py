@@ -41,6 +41,9 @@ class Federation(NamedTuple):
     reproducible_sum: bool = False  # same bits on any number of devices
     num_partial_sums: int = 8  # of reproducible sums, best a multiple of the devices
     model_shards: int = 1  # devices that hold one network's parameters together
+    rounds_per_call: int = (
+        1  # at most, without the host: see docs/explanation/engine.md
+    )
     evaluate_every: int = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: int = 1
     data_placement: str = (
@@ -109,6 +112,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         "clients_per_device": (1, math.inf),
         "num_partial_sums": (1, math.inf),
         "model_shards": (1, math.inf),
+        "rounds_per_call": (1, math.inf),
         "evaluate_every": (0, math.inf),
         "checkpoint_every": (0, math.inf),
         "stream_buffer_gib": (2**-20, math.inf),
@@ -124,6 +128,8 @@ def check_federation(settings: Federation, num_clients: int) -> None:
             f"{settings.clients_per_device!r}."
         )
     check_epochs("config.federation.local_epochs", settings.local_epochs)
+    if settings.rounds_per_call != 1:
+        check_intervals(settings)
     numbers = {
         **settings._asdict(),
         "clients_per_device": settings.initial_clients_per_device,
@@ -135,6 +141,21 @@ def check_federation(settings: Federation, num_clients: int) -> None:
         check_sampling(build_sampling(settings.sampling), num_clients, cohort_size)
         settings.build_systems(num_clients)
         check_stragglers(settings.straggling, least, cohort_size)
+
+
+def check_intervals(settings: Federation) -> None:
+    """Raise ValueError where every call would end after its first round."""
+    every = {
+        "evaluate_every": settings.evaluate_every,
+        "checkpoint_every": settings.checkpoint_every,
+    }
+    for name, rounds in every.items():
+        if rounds == 1:
+            raise ValueError(
+                f"config.federation.rounds_per_call must be 1 with {name} 1, as a call "
+                f"ends where something is due, got {settings.rounds_per_call}. Set "
+                f"{name} to {settings.rounds_per_call}, or 0 for the last round alone."
+            )
 
 
 def check_epochs(what: str, epochs: int | tuple[int, ...]) -> None:

@@ -76,7 +76,14 @@ from fedfr_jax.federated.systems.stragglers import (
     num_trained,
 )
 from fedfr_jax.schema import check_choice, check_ranges
-from fedfr_jax.types import Algorithm, Cohort, Dataset, Participation, PyTree
+from fedfr_jax.types import (
+    Algorithm,
+    Cohort,
+    Dataset,
+    Participation,
+    Prepared,
+    PyTree,
+)
 
 region = jax.profiler.TraceAnnotation  # of the host's work, in a trace of the run
 
@@ -530,12 +537,28 @@ def assign(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> RoundInputs:
     """Prepare and schedule a cohort, and fetch its rows."""
-    ids = cohort.ids
-    extra = empty_prepared(len(ids))
+    extra = empty_prepared(len(cohort.ids))
     if sim.algorithm.prepare:
         with region("prepare"):
             extra = sim.algorithm.prepare(server, sim.context(cohort))
             extra = extra._replace(num_added=meshes.fetch(extra.num_added))
+    work = schedule_cohort(sim, cohort, extra)
+    clients, own = work.clients, work.personal
+    if jax.process_count() > 1:  # who held a client before may be another process
+        store.settle()
+        meshes.barrier("rows are on disk")
+    with region("gather"):
+        rows, is_new = store.gather(clients[own].reshape(-1))
+    shape = (len(own), *clients.shape[1:])
+    column(work.slots, "is_new")[own] = is_new.reshape(shape)
+    return work._replace(
+        rows=jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
+    )
+
+
+def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundInputs:
+    """Who of a prepared cohort trains where: no personal rows, and all are new."""
+    ids = cohort.ids
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     steps = local_steps(sim, ids, cohort.round, extra.num_added)
     part = cohort.participation
@@ -573,17 +596,9 @@ def assign(
     slots = pack(each, places)
     clients = column(slots, "client")
     own = meshes.local_shards(sim.mesh, len(clients))
-    if jax.process_count() > 1:  # who held a client before may be another process
-        store.settle()
-        meshes.barrier("rows are on disk")
-    with region("gather"):
-        rows, is_new = store.gather(clients[own].reshape(-1))
-    shape = (len(own), *clients.shape[1:])
-    column(slots, "is_new")[own] = is_new.reshape(shape)
-    rows = jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
     order = np.empty(len(ids) + 1, np.int32)  # the last one takes those of idle slots
     order[plan.slots.reshape(-1)] = np.arange(plan.slots.size)
-    return RoundInputs(rows, slots, order[:-1], extra, clients, own, plan)
+    return RoundInputs((), slots, order[:-1], extra, clients, own, plan)
 
 
 def local_steps(
@@ -614,12 +629,7 @@ def store_personal_state(
         after the round, is not finite; nothing is put away.
     """
     (rows, found), round = fetched, cohort.round
-    metrics = {name: x for name, x in found.items() if name != IS_FINITE}
-    check_metrics(metrics, cohort.ids, round)
-    check_updates(found[IS_FINITE], cohort.ids, round)
-    part = cohort.participation
-    received = cohort.ids if part is None else cohort.ids[part.is_received]
-    check_dropped(metrics_of_received(metrics, part), received, round, min_kept)
+    metrics = checked_metrics(found, cohort, min_kept)
     check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
     others = ()
@@ -628,4 +638,15 @@ def store_personal_state(
     own = work.clients[work.personal].reshape(-1)
     check_rows(rows, own, round)
     store.scatter(own, rows, round, others=others)
+    return metrics
+
+
+def checked_metrics(found: dict, cohort: Cohort, min_kept: float) -> dict:
+    """The metrics of a round's {name: [K]}, which must be finite as its updates."""
+    metrics = {name: x for name, x in found.items() if name != IS_FINITE}
+    check_metrics(metrics, cohort.ids, cohort.round)
+    check_updates(found[IS_FINITE], cohort.ids, cohort.round)
+    part = cohort.participation
+    received = cohort.ids if part is None else cohort.ids[part.is_received]
+    check_dropped(metrics_of_received(metrics, part), received, cohort.round, min_kept)
     return metrics

@@ -471,11 +471,14 @@ class Store:
         leaves = unpack(block, self._leaves)
         return jax.tree.unflatten(self._treedef, leaves), is_new
 
-    def scatter(self, ids: np.ndarray, rows: PyTree, round: int, others=()) -> None:
-        """Hand `rows` (tree of [K, ...]) of `round` to the writer.
+    def scatter(
+        self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, others=()
+    ) -> None:
+        """Hand `rows` (tree of [K, ...]) of `round`, one or each its own [K], to the
+        writer.
 
         Negative ids are skipped; the arrays must not change afterwards. `others` are
-        the ids whose rows of this round other processes write.
+        the ids whose rows of this one round other processes write.
 
         Raises:
           ValueError: when the rows are longer or shorter than the store's.
@@ -486,14 +489,16 @@ class Store:
         others = np.asarray(others, np.int64)
         others = others[others >= 0]
         block = pack(rows, len(ids), self._row_bytes)
-        ids = ids.astype(np.int64)
+        ids, rounds = ids.astype(np.int64), np.broadcast_to(round, len(ids))
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]
-            ids, block = ids[order], block[order]
+            ids, block, rounds = ids[order], block[order], rounds[order]
+        if len(others):
+            rounds = np.full(len(ids) + len(others), round)
         if not self._leaves:  # that a client took part is all there is to know
-            return self._mark(np.concatenate([ids, others]), round)
+            return self._mark(np.concatenate([ids, others]), rounds)
         self._rows.share()  # other processes may write theirs
-        written = self._writer.submit(self._write, ids, block, round, others)
+        written = self._writer.submit(self._write, ids, block, rounds, others)
         self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
@@ -556,10 +561,11 @@ class Store:
         stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
         return ~stamps.any(axis=1) | (ids < 0)
 
-    def _mark(self, ids, round) -> None:
+    def _mark(self, ids, rounds) -> None:
         """Stamp those of `ids` that have no stamp yet."""
-        ids = ids[self._is_new(ids)]
-        before, self._stamps[ids, 0] = self._stamps[ids, 0], round + 1
+        is_new = self._is_new(ids)
+        ids, rounds = ids[is_new], rounds[is_new]
+        before, self._stamps[ids, 0] = self._stamps[ids, 0], rounds + 1
         self._seal = update_checksums(self._seal, ids, before, self._stamps[ids, 0])
 
     def _unwritten(self) -> PendingWrite | None:
@@ -573,17 +579,16 @@ class Store:
         if pending:
             pending.written.result()
 
-    def _write(self, ids, block, round, others) -> None:
+    def _write(self, ids, block, rounds, others) -> None:
         """Rows first, then the stamps that make them count."""
         everyone = np.concatenate([ids, others])
         try:
             before = self._stamps.take(everyone, axis=0).max(axis=1)
-            places = self._free_places(everyone, round)
-            after = np.full(len(everyone), round + 1)
+            places, after = self._free_places(everyone, rounds), rounds + 1
             self._stamps.put(places, 0)
             keys = checksum_keys(everyone, after)
             self._rows.write(block, places[: len(ids)], keys[: len(ids)])
-            self._stamps.put(places, round + 1)
+            self._stamps.put(places, after)
             self._seal = update_checksums(self._seal, everyone, before, after)
         finally:
             self._rows.free()
@@ -598,12 +603,12 @@ class Store:
                 self._folder, f"another row of client {client} in rows.bin"
             )
 
-    def _free_places(self, ids, round) -> np.ndarray:
-        """Where to write: the place of this round, else the oldest nobody needs [K]."""
+    def _free_places(self, ids, rounds) -> np.ndarray:
+        """Where to write: the place of its round, else the oldest nobody needs [K]."""
         stamps = self._stamps.take(ids, axis=0)
         age, first = stamps.copy(), VERSIONS * np.arange(len(ids))
         for past in self._protected:
             needed = np.where(stamps <= past, stamps, 0).argmax(axis=1)
             age.put(first + needed, np.iinfo(np.int32).max)
-        np.putmask(age, stamps == round + 1, -1)
+        np.putmask(age, stamps == rounds[:, None] + 1, -1)
         return VERSIONS * ids + age.argmin(axis=1)

@@ -14,17 +14,21 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import (
+    CallInputs,
     Round,
     build_one_call,
     compile_round,
     round_functions,
+    row_access,
 )
+from fedfr_jax.federated.many_rounds import load_call, store_call, train_call
 from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.simulation import (
@@ -110,23 +114,28 @@ def sweep(
     return Sweep(
         sims=sims,
         build_member=make,
-        programs=compile_round(vmap_members(functions), mesh, sims[0].num_partial_sums),
+        programs=compile_round(
+            vmap_members(functions, mesh), mesh, sims[0].num_partial_sums
+        ),
         key=jax.device_put(key, whole),
         hyper=jax.device_put(hyper, whole),
     )
 
 
-def vmap_members(functions: Round) -> Round:
+def vmap_members(functions: Round, mesh: Mesh) -> Round:
     """The functions of S rounds; in what the devices cut, S is the second axis.
 
     They share a table, in which the slots say where a member's rows lie.
     """
     shared = (0, None, 0, 0)  # (extra, round, key, hyper)
     segment = 1, 1, None, shared  # rows, slots, table
+    take, put = row_access(mesh)
     return build_one_call(
         start=jax.vmap(functions.start, (0, *segment), 1),
         run=jax.vmap(functions.run, (1, 0, *segment), 1),
         finish=jax.vmap(functions.finish, (0, 1, 1, 0, shared)),
+        take=jax.vmap(take, (0, 1), 1),
+        put=jax.vmap(put, (0, 1, 1), 0),
     )
 
 
@@ -187,6 +196,41 @@ def run_sweep_round(
         log = RoundLog(cohort.ids, found, count, work.plan, stood)
         outcomes.append(finished_log(sims[s], cohort, log))
     return servers, outcomes
+
+
+def run_sweep_rounds(
+    runs: Sweep,
+    servers: PyTree,
+    stores: Sequence[Store],
+    first: int,
+    count: int,
+    *,
+    most: int = 0,
+) -> tuple[PyTree, list[list[RoundLog]]]:
+    """`simulate_rounds` of every member at once: -> (servers [S, ...], logs of each).
+
+    Raises:
+      MemoryError, FloatingPointError: as `run_sweep_round`.
+    """
+    members = list(zip(runs.sims, stores, strict=True))
+    calls = [load_call(*one, first, count, most or count) for one in members]
+    stacked = calls[0]._replace(
+        rows=stack_segments([call.rows for call in calls], 0),
+        inputs=CallInputs(
+            slots=np.stack([call.inputs.slots for call in calls], 2),
+            rows=np.stack([call.inputs.rows for call in calls], 2),
+            order=np.stack([call.inputs.order for call in calls], 1),
+        ),
+        extra=stack_segments([call.extra for call in calls], 0),
+    )
+    servers, (rows, found, is_finite) = train_call(
+        runs.sims[0], runs.programs, servers, stacked, runs.key, runs.hyper
+    )
+    logs = []
+    for s, (one, call) in enumerate(zip(members, calls, strict=True)):
+        own = {name: x[:, s] for name, x in found.items()}
+        logs.append(store_call(*one, call, member(rows, s), own, is_finite))
+    return servers, logs
 
 
 def stack_member_data(sims: Sequence[Simulation], works: Sequence) -> list[int]:

@@ -33,6 +33,7 @@ from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
 from fedfr_jax.runs.stage_setup import (
     StageState,
+    check_calls,
     final_simulation,
     read_end,
     start_stage,
@@ -187,6 +188,7 @@ def run_stages(
     logging: Logging = DEFAULT_LOGGING,
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
+    check_calls(experiment)
     ends, found = {}, {}
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders)
@@ -263,7 +265,11 @@ def run_federated(
     server, store = begun.server, begun.store
     view = lambda server: trained_models(experiment, trainer, sim, server, store)
     rounds = loop.affordable_rounds(sim, federation.rounds)
-    period = loop.Intervals(federation.evaluate_every, federation.checkpoint_every)
+    period = loop.Intervals(
+        federation.evaluate_every,
+        federation.checkpoint_every,
+        federation.rounds_per_call,
+    )
     parts = [(sim, first, rounds)]
     if last:
         parts.append((final_simulation(sim, last), max(first, rounds), rounds + 1))

@@ -1,18 +1,20 @@
 """The loop over federated rounds.
 
-round r: play -> store, sinks, evaluation (when due), checkpoint (when due). The state
+round r: play -> store, sinks, evaluation (when due), checkpoint (when due). Several
+rounds are played in one call where a run asks for it. The state
 of a run is (server, store); a run that is killed and started again continues from its
 last whole checkpoint and ends with the numbers of an uninterrupted one.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
+from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.simulation import (
     RoundLog,
@@ -21,7 +23,12 @@ from fedfr_jax.federated.simulation import (
     simulate_round,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round
+from fedfr_jax.federated.sweep import (
+    Sweep,
+    member,
+    run_sweep_round,
+    run_sweep_rounds,
+)
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.types import PyTree
@@ -32,6 +39,12 @@ class Intervals(NamedTuple):
 
     evaluate_every: int = 0
     checkpoint_every: int = 1
+    rounds_per_call: int = 1  # at most, see `calls_of_rounds`
+
+    def longest_call(self, num_rounds: int) -> int:
+        """Rounds of the longest call among `num_rounds`."""
+        every = self.evaluate_every, self.checkpoint_every
+        return max(min(self.rounds_per_call, num_rounds, *filter(None, every)), 1)
 
 
 def is_due(every: int, round: int, last: int) -> bool:
@@ -101,21 +114,48 @@ def train(
         store.template,
         sim.batching.batch_size,
         sim.clients_per_device,
+        most := to.period.longest_call(num_rounds - first_round),
     )
     first_call = CompileTimer(to.sinks, sim.mesh, *facts)
-    for round in range(first_round, num_rounds):
+    for first, end in calls_of_rounds(to, first_round, num_rounds):
         started = time.perf_counter()
-        if round == first_round:
+        if first == first_round:
             first_call.begin()
-        with _names_round(round, checkpointer):
-            server, outcome = simulate_round(sim, server, store, round)
+        with _names_round(first, checkpointer):
+            if most == 1:
+                server, log = simulate_round(sim, server, store, first)
+                logs = [log]
+            else:
+                server, logs = simulate_rounds(
+                    sim, server, store, first, end - first, most=most
+                )
         seconds = time.perf_counter() - started
         first_call.record(seconds)
-        more = {"seconds": seconds}
-        if sim.data.is_streamed:
-            more["input_wait_seconds"] = outcome.input_wait_seconds
-        save_round(to, round, num_rounds - 1, server, outcome, more)
+        for round, outcome in enumerate(logs, first):
+            more = {"seconds": seconds / len(logs)}
+            if sim.data.is_streamed:
+                more["input_wait_seconds"] = outcome.input_wait_seconds
+            save_round(to, round, num_rounds - 1, server, outcome, more)
     return server
+
+
+def calls_of_rounds(
+    to: RunOutputs, first_round: int, num_rounds: int
+) -> Iterator[tuple[int, int]]:
+    """Rounds first..end-1 of each call, as (first, end).
+
+    A call ends where something is due or a sink wants it to, so that what is evaluated
+    and saved is what single rounds would have left.
+    """
+    first, last = first_round, num_rounds - 1
+    every = to.period.evaluate_every, to.period.checkpoint_every
+    wanted = [sink.ends_call for sink in to.sinks if hasattr(sink, "ends_call")]
+    for round in range(first_round, num_rounds):
+        is_full = round - first + 1 == to.period.rounds_per_call
+        is_end = is_full or any(is_due(x, round, last) for x in every)
+        if is_end or any(ends(round) for ends in wanted):
+            yield first, round + 1
+            first = round + 1
 
 
 def affordable_rounds(sim: Simulation, num_rounds: int) -> int:
@@ -164,14 +204,22 @@ def train_sweep(
 ) -> PyTree:
     """`train` of the S members of a sweep, [S, ...] servers; a member fails all."""
     stores = [one.store for one in to]
-    for round in range(first_round, num_rounds):
-        started = time.perf_counter()
-        with _names_round(round, to[0].checkpointer):
-            servers, outcomes = run_sweep_round(runs, servers, stores, round)
+    most = to[0].period.longest_call(num_rounds - first_round)
+    for first, end in calls_of_rounds(to[0], first_round, num_rounds):
+        started, count = time.perf_counter(), end - first
+        with _names_round(first, to[0].checkpointer):
+            if most == 1:
+                servers, outcomes = run_sweep_round(runs, servers, stores, first)
+                logs = [[outcome] for outcome in outcomes]
+            else:
+                servers, logs = run_sweep_rounds(
+                    runs, servers, stores, first, count, most=most
+                )
         own = [member(servers, s) for s in range(len(to))]
-        share = {"seconds": (time.perf_counter() - started) / len(to)}
-        for one, server, outcome in zip(to, own, outcomes, strict=True):
-            save_round(one, round, num_rounds - 1, server, outcome, share)
+        share = {"seconds": (time.perf_counter() - started) / len(to) / count}
+        for one, server, of_member in zip(to, own, logs, strict=True):
+            for round, outcome in enumerate(of_member, first):
+                save_round(one, round, num_rounds - 1, server, outcome, share)
     return servers
 
 

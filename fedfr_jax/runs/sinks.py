@@ -27,7 +27,8 @@ class Sink(Protocol):
     """Takes the numbers of one round, which the loop counts from 0.
 
     It may have `histograms(step, {name: [K]})`, which takes the cohort's numbers one by
-    one, and `note(text)`, which says what is going on between rounds.
+    one, `note(text)`, which says what is going on between rounds, and
+    `ends_call(step)`, which says whether a call of many rounds must end with `step`.
     """
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...

@@ -13,6 +13,7 @@ FREE = {
         "checkpoint_every",
         "evaluate_every",
         "clients_per_device",
+        "rounds_per_call",
         "data_placement",
         "stream_buffer_gib",
     ),

@@ -6,7 +6,8 @@ this machine.
 from typing import NamedTuple
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.stream import place_examples
+from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.federated.many_rounds import check_rounds_per_call
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.federated.simulation import (
@@ -20,6 +21,7 @@ from fedfr_jax.federated.systems.state import on_inner
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.schema import naming
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -38,6 +40,22 @@ class StageState(NamedTuple):
     store: Store
     checkpointer: Checkpointer
     first: int  # the round to play next
+
+
+def check_calls(experiment: Experiment) -> None:
+    """Raise ValueError for stages whose rounds cannot be played in one call."""
+    federation, task = experiment.federation, experiment.task
+    for name, stage in experiment.stages.items():
+        if isinstance(stage.trainer, FederatedTrainer):
+            with naming(f"config.methods.{name}"):
+                check_rounds_per_call(
+                    "federation.rounds_per_call",
+                    federation.rounds_per_call,
+                    stage.trainer.algorithm,
+                    federation.build_systems(task.population.num_clients),
+                    mesh=experiment.mesh,
+                    is_streamed=isinstance(task.dataset, Stream),
+                )
 
 
 def start_stage(

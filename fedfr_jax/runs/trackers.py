@@ -167,6 +167,10 @@ class TraceSink:
             self.close()
         self._begin(step + 1)
 
+    def ends_call(self, step: int) -> bool:
+        """Whether the trace begins or ends after round `step`."""
+        return (step + 1 in self._rounds) != (step + 2 in self._rounds)
+
     def _begin(self, step):
         if step + 1 in self._rounds and not self.is_tracing:
             options = jax.profiler.ProfileOptions()

@@ -25,6 +25,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.experiment import evaluators_during_training, open_client_log
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_model import forget_model
+from fedfr_jax.runs.stage_setup import check_calls
 from fedfr_jax.runs.sweep import reuse_stages
 from fedfr_jax.runs.trackers import Logging, open_sinks
 from fedfr_jax.runs.workdir import read_seconds
@@ -49,6 +50,7 @@ def train_members(members: Sequence[SweepMember]) -> None:
         rows of traced numbers, checkpoints of several rounds.
     """
     check_program(members[0].experiment)
+    check_calls(members[0].experiment)
     started = time.perf_counter()
     ends = [{} for _ in members]
     for name, stage in members[0].experiment.stages.items():
@@ -199,7 +201,11 @@ def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
             ),
             sinks,
             stack.enter_context(open_client_log(folder, begun.next_round)),
-            loop.Intervals(federation.evaluate_every, federation.checkpoint_every),
+            loop.Intervals(
+                federation.evaluate_every,
+                federation.checkpoint_every,
+                federation.rounds_per_call,
+            ),
         )
 
 

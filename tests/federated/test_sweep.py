@@ -22,6 +22,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.federated.sweep import (
     member,
     run_sweep_round,
+    run_sweep_rounds,
     stack_member_data,
     start_sweep,
     sweep,
@@ -153,6 +154,22 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
         leaves = [jax.tree.leaves(members[s][0]) for s in (0, other)]
         apart = [np.abs(x - y).max() for x, y in zip(*leaves, strict=True)]
         assert max(apart) > 1e-3
+
+
+@pytest.mark.slow
+def test_a_sweep_plays_rounds_in_one_call_with_the_numbers_of_single_rounds():
+    runs = build(mesh=(2, 1), clients_per_device=2, **CANONICAL)
+    servers, stores = start_sweep(runs, toys.norm_variables())
+    servers, logs = run_sweep_rounds(runs, servers, stores, 0, ROUNDS)
+    ends = [
+        (
+            member(jax.device_get(servers), s),
+            stores[s].gather(EVERYONE),
+            own[-1].metrics,
+        )
+        for s, own in enumerate(logs)
+    ]
+    assert_close(ends, play_sweeps(runs, "fedavg"))
 
 
 @pytest.mark.parametrize("options", [{}, STREAM], ids=["resident", "stream"])

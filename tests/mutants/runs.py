@@ -92,8 +92,8 @@ MUTANTS = [
         "fedfr_jax/federated/simulation.py",
         LOOP,
         [
-            ("    check_metrics(metrics, cohort.ids, round)\n", ""),
-            ("    check_updates(found[IS_FINITE], cohort.ids, round)\n", ""),
+            ("    check_metrics(metrics, cohort.ids, cohort.round)\n", ""),
+            ("    check_updates(found[IS_FINITE], cohort.ids, cohort.round)\n", ""),
             ('    check_state(server, f"round {round + 1}")\n', ""),
             ("    check_rows(rows, own, round)\n", ""),
         ],

@@ -1,0 +1,161 @@
+"""Many rounds in one call have the numbers of single rounds."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedfr_jax.data.stream import stream
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
+from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.many_rounds import (
+    check_rounds_per_call,
+    load_call,
+    simulate_rounds,
+    store_call,
+)
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    start_simulation,
+)
+from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.rounds import Systems
+from fedfr_jax.federated.systems.sampling import Oort
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs import loop
+from fedfr_jax.types import LocalTraining
+from tests.federated import toys
+from tests.federated.test_reduction import digest
+from tests.federated.test_stream import Reader
+
+ROUNDS, KILLED, ALL = 6, 4, np.arange(len(toys.SIZES))
+
+
+def momentum():
+    """Momentum at the server, a head at the clients."""
+    optimizer = optax.sgd(1.0, momentum=0.9)
+    algorithm = toys.fedavg_of(toys.norm_loss, server_optimizer=optimizer)
+    return with_personal_layers(algorithm, "head")
+
+
+def control_variates():
+    local = LocalTraining(toys.norm_loss, sgd(), 0.1)
+    return scaffold(local, num_clients=len(toys.SIZES))
+
+
+@functools.cache
+def simulation(make, devices=1, **options):
+    """Three of five clients a round, whose rows are wanted again."""
+    return build_simulation(
+        make(),
+        toys.feed(),
+        *toys.problem(),
+        mesh=make_mesh(devices),
+        cohort_size=3,
+        local_epochs=(2, 1),
+        seed=7,
+        reproducible_sum=True,
+        num_partial_sums=2,
+        **options,
+    )
+
+
+def train(sim, folder, num_rounds, rounds_per_call):
+    """A run up to `num_rounds`, from where the folder stopped: everything it leaves."""
+    lines, per_client = {}, []
+    start = start_simulation(sim, toys.norm_variables())
+    begun = loop.resume(sim, start, folder)
+    to = loop.RunOutputs(
+        begun.store,
+        begun.checkpointer,
+        lambda server, store: {"rows": float(np.sum(digits(server, store)))},
+        [lambda round, scalars: lines.update({round: {**scalars, "seconds": 0.0}})],
+        lambda round, numbers: per_client.append((round, numbers)),
+        loop.Intervals(KILLED, KILLED, rounds_per_call),
+    )
+    server = loop.train(sim, begun.server, to, begun.next_round, num_rounds)
+    begun.checkpointer.close()
+    rows = begun.store.gather(ALL)
+    seals = (folder / "store" / "seals.txt").read_bytes()
+    return jax.device_get(server), rows, lines, per_client, np.frombuffer(seals, "u1")
+
+
+def digits(server, store):
+    return np.concatenate(
+        [np.ravel(x) for x in jax.tree.leaves((server, store.gather(ALL)))]
+    )
+
+
+@pytest.mark.usefixtures("run_level")
+@pytest.mark.parametrize(
+    "make, devices, options",
+    [
+        (momentum, 2, {"clients_per_device": 2}),
+        pytest.param(
+            *(control_variates, 1, {"systems": Systems(Dropout(0.2, 0.2))}),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_calls_have_the_bits_of_single_rounds_and_resume(
+    make, devices, options, tmp_path
+):
+    sim = simulation(make, devices, **options)
+    single = train(sim, tmp_path / "single", ROUNDS, 1)
+    calls = train(sim, tmp_path / "calls", ROUNDS, 3)  # of 3, 1 and 2 rounds
+    assert list(map(digest, calls[:2])) == list(map(digest, single[:2]))
+    assert calls[2] == single[2]
+    assert digest(calls[3:]) == digest(single[3:])
+    assert sim.programs.run_rounds.num_compiled() == 1
+    killed = train(sim, tmp_path / "killed", KILLED, 3)
+    resumed = train(sim, tmp_path / "killed", ROUNDS, 3)
+    assert digest(resumed[:2]) == digest(single[:2])
+    assert {**killed[2], **resumed[2]} == {**single[2], 3: killed[2][3]}
+
+
+def test_a_call_ends_where_something_is_due():
+    class Trace:
+        def ends_call(self, round):
+            return round == 4
+
+    to = loop.RunOutputs(None, None, None, [Trace()], None, loop.Intervals(3, 8, 4))
+    calls = list(loop.calls_of_rounds(to, 1, 14))
+    assert calls == [(1, 3), (3, 5), (5, 6), (6, 8), (8, 9), (9, 12), (12, 14)]
+    assert to.period.longest_call(13) == 3
+
+
+def test_the_first_bad_number_of_a_call_is_named_and_nothing_is_kept():
+    sim = simulation(momentum, 2, clients_per_device=2)
+    store = open_store(sim, start_simulation(sim, toys.norm_variables()))
+    call = load_call(sim, store, 0, 2, 2)
+    found = {"update_is_finite": np.ones((2, 3)), "loss": np.ones((2, 3))}
+    with pytest.raises(FloatingPointError, match="parameters after round 2 must be"):
+        store_call(sim, store, call, call.rows, found, np.array([True, False]))
+    found["loss"][1, 0] = np.nan
+    client = call.cohorts[1].ids[0]
+    with pytest.raises(FloatingPointError, match=f"client {client} in round 2 must be"):
+        store_call(sim, store, call, call.rows, found, np.array([True, True]))
+    assert store.newest() == 0
+
+
+def test_what_needs_the_host_is_refused_before_anything_compiles():
+    mesh, prepares = make_mesh(1), toys.fedfr_toy()[0]
+    check = functools.partial(check_rounds_per_call, "rounds_per_call")
+    here = {"mesh": mesh, "is_streamed": False}
+    check(1, prepares, Systems(), **here)
+    with pytest.raises(ValueError, match="rounds_per_call must be 1 with an algorithm"):
+        check(2, prepares, Systems(), **here)
+    with pytest.raises(ValueError, match="must be 1 with systems whose clients"):
+        check(2, momentum(), Systems(sampling=Oort()), **here)
+    table, population = toys.problem()
+    table = stream(Reader(table.images), table.labels)
+    sim = build_simulation(momentum(), toys.feed(), table, population, mesh=mesh)
+    server = start_simulation(sim, toys.norm_variables())
+    store = open_store(sim, server)
+    with toys.compilations() as compiled, pytest.raises(ValueError, match="streamed"):
+        simulate_rounds(sim, server, store, 0, 2)
+    assert not compiled
