@@ -140,6 +140,7 @@ EXPECTED = {
         "reproducible_sum": False,
         "num_partial_sums": 8,
         "model_shards": 1,
+        "rounds_per_call": 1,
         "evaluate_every": 0,
         "checkpoint_every": 1,
         "data_placement": "auto",
