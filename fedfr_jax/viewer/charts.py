@@ -135,19 +135,18 @@ def client_chart(
     """How a metric is spread over clients: quartiles, and a point for each client.
 
     Args:
-      values: line -> its part of evaluation_record's "per_client".
+      values: line -> its part of evaluation_record's "per_client", and "names".
     """
     rows = []
     has_boxes = max(of["count"] for of in values.values()) >= MIN_BOX_SIZE
     for name, of in values.items():
-        known = zip(of["ids"], of["values"], strict=True)
+        known = zip(of["names"], of["values"], strict=True)
         if of["count"] > len(of["ids"]):  # of many clients the quantiles stand for all
-            known = ((None, value) for value in of["quantiles"])
+            known = (("quantile", value) for value in of["quantiles"])
         for i, (client, value) in enumerate(known):
             spread = (i * 0.618034) % 1 - 0.5  # even, and the same every time
-            label = "quantile" if client is None else f"client {client}"
             rows.append(
-                {"line": name, "y": _short(value), "client": label, "offset": spread}
+                {"line": name, "y": _short(value), "client": client, "offset": spread}
             )
     lines = [name for name in order if name in values]
     x = {

@@ -324,12 +324,15 @@ def _plain_curve(evaluator, kind, curves, order) -> Chart:
 
 
 def _per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
-    """{(evaluator, metric): {line: numbers of clients}}."""
+    """{(evaluator, metric): {line: numbers of clients, and their "names"}}."""
     found = {}
     for line in lines:
+        names = dict(enumerate(line.run.partition.get("client_names", ())))
         for evaluator, of in line.evaluations.items():
             for metric, values in of.get("per_client", {}).items():
                 if values:
+                    known = [names.get(i, f"client {i}") for i in values["ids"]]
+                    values = {**values, "names": known}
                     found.setdefault((evaluator, metric), {})[line.name] = values
     return found
 
@@ -354,7 +357,7 @@ def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
             continue
         rows = []
         for name, of in values.items():
-            pairs = zip(of["ids"], of["values"], strict=True)
+            pairs = zip(of["names"], of["values"], strict=True)
             worst = sorted(pairs, key=lambda pair: sign * pair[1])[:NUM_WORST]
             rows.append({"line": name, "mean": of["mean"], "worst": worst})
         found.append({"title": panel_title(evaluator, metric), "rows": rows})

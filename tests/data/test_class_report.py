@@ -12,6 +12,7 @@ from fedfr_jax.data.partition import (
     iid,
     natural,
 )
+from fedfr_jax.data.partition.client_partition import drop_clients
 from fedfr_jax.data.sources import open_source
 from tests.data.dealt import labels_of, tables
 
@@ -39,6 +40,22 @@ def test_the_report_counts_clients_and_classes():
     assert "2 clients, 3 classes, 6 train and 2 test images" in text
     assert "1 of 2 clients have no test image" in text
     assert text.splitlines()[-1].split() == ["client", "1", "0", "2", "1"]
+
+
+def test_clients_keep_the_names_of_their_source():
+    labels, owners = (
+        np.array([0, 1, 0, 1, 0]),
+        np.array(["Zoe", "Al", "Bo", "Al", "Bo"]),
+    )
+    split = natural(labels, client_ids=owners, is_test=np.arange(5) >= 3)
+    facts = class_report(split, labels, ("cat", "dog"))
+    assert facts["client_names"] == ["Al", "Bo", "Zoe"]
+    assert format_class_report(facts).splitlines()[-1].split() == ["Zoe", "1", "0"]
+    _, dropped = drop_clients(split, 2, seed=1)
+    assert len(dropped.client_names) == 2
+    for client, name in enumerate(dropped.client_names):
+        rows = slice(*dropped.train_offsets[client : client + 2])
+        assert set(owners[dropped.train[rows]]) == {name}
 
 
 @pytest.mark.parametrize(("num_classes", "shown"), [(12, 1000), (200, 500)])

@@ -35,7 +35,14 @@ def test_a_page_needs_no_network_and_has_every_section(text):
     assert not re.search(r'(src|href)="(https?:)?//', text)
     for part in ("results", "curves", "rates", "clients", "costs", "images", "maps"):
         assert f'<section id="{part}">' in text
-    for words in ("±0.17", "client 1: <b>0.5000</b>", "Upload MB", "Epsilon", "0.6100"):
+    for words in (
+        "±0.17",
+        "Bo: <b>0.5000</b>",
+        "client 4: <b>0.6000</b>",
+        "Upload MB",
+        "Epsilon",
+        "0.6100",
+    ):
         assert words in text.replace("&plusmn;", "±"), words
     assert text.count("data:image/png;base64") == 2  # none from outside the run
 

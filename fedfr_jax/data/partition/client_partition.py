@@ -34,6 +34,7 @@ class ClientPartition(NamedTuple):
     test: np.ndarray  # [E] int32 rows, grouped by client
     test_offsets: np.ndarray  # [N + 1] int64
     num_classes: int  # M
+    client_names: tuple[str, ...] = ()  # N, where the source has names for them
 
 
 def hold_out_by_name(
@@ -66,7 +67,9 @@ def hold_out_by_name(
     is_test[_last_of_client(classes, keys, is_test)] = False
     train, train_offsets = _group(owner, ~is_test, num_clients)
     test, test_offsets = _group(owner, is_test, num_clients)
-    return ClientPartition(train, train_offsets, test, test_offsets, split.num_classes)
+    return split._replace(
+        train=train, train_offsets=train_offsets, test=test, test_offsets=test_offsets
+    )
 
 
 def _last_of_client(groups, keys, is_in, least=1):
@@ -113,7 +116,10 @@ def _keep_rows(split, clients):
 
     train, train_offsets = taken(split.train, split.train_offsets)
     test, test_offsets = taken(split.test, split.test_offsets)
-    return ClientPartition(train, train_offsets, test, test_offsets, split.num_classes)
+    names = tuple(split.client_names[c] for c in clients) if split.client_names else ()
+    return ClientPartition(
+        train, train_offsets, test, test_offsets, split.num_classes, names
+    )
 
 
 class Rows(NamedTuple):

@@ -41,8 +41,8 @@ def natural(
       ValueError: settings out of range, or a class or client without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
-    client = read_client_ids(client_ids, len(labels))
-    num_owners = int(client.max()) + 1
+    names, client = read_client_ids(client_ids, len(labels))
+    num_owners = len(names)
     num_clients = num_owners if num_clients is None else num_clients
     check_whole("num_clients", num_clients, 1)
     if num_clients > num_owners:
@@ -54,22 +54,24 @@ def natural(
     number = np.full(num_owners, UNASSIGNED)
     drawn = np.sort(rng.permutation(num_owners)[:num_clients])
     number[drawn] = np.arange(num_clients)
-    return build_partition(rows, number[client], num_clients, rng)
+    split = build_partition(rows, number[client], num_clients, rng)
+    if names.dtype.kind not in "SU":
+        return split
+    return split._replace(client_names=tuple(map(str, names[drawn].astype(str))))
 
 
 def read_client_ids(
     client_ids: np.ndarray | str | os.PathLike, num_rows: int
-) -> np.ndarray:
-    """Number the client_ids of T rows from 0 in sorted order.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Number the clients of T rows from 0 in the order of their sorted ids.
 
     Args:
       client_ids: [T] int or str; or "<file>.npz:<key>", where "<key>+<key>" is one
-      array
-        after the other (a training and a test part).
+        array after the other (a training and a test part).
       num_rows: T.
 
     Returns:
-      [T] int64.
+      (ids [N] in sorted order, client [T] int64 of each row).
 
     Raises:
       ValueError: for an unreadable file, or not one owner for each row.
@@ -82,7 +84,7 @@ def read_client_ids(
             f"client_ids must be {num_rows} integers or words, one for each row, got "
             f"shape {found.shape} of {found.dtype}."
         )
-    return np.unique(found, return_inverse=True)[1]
+    return np.unique(found, return_inverse=True)
 
 
 def _read_npz(text):

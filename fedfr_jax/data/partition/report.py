@@ -11,6 +11,7 @@ import numpy as np
 
 from fedfr_jax.data.partition.client_partition import ClientPartition
 from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.text import printable
 
 # In the table of the report: this many clients, fewer when its cells become too many.
 MAX_CLIENTS, MIN_CLIENTS, MAX_CELLS = 1000, 100, 100_000
@@ -32,7 +33,8 @@ def class_report(
       "per_client": {what: {"min", "median", "max"}} of train images, test images and
       classes (those that the client trains on), "clients without test images": count,
       "table": {"train", "test"} of [n][M] images per class of the first n clients: at
-      most 1000, and 100 or as many as fill 100,000 cells}.
+      most 1000, and 100 or as many as fill 100,000 cells, "client_names" of these where
+      there are names}.
     """
     labels = np.asarray(labels)
     train = np.diff(split.train_offsets)
@@ -42,8 +44,14 @@ def class_report(
         "test images": test,
         "classes": _num_classes(split, labels),
     }
+    table = {
+        "train": _table(split.train, split.train_offsets, labels, len(names)),
+        "test": _table(split.test, split.test_offsets, labels, len(names)),
+    }
+    shown = split.client_names[: len(table["train"])]
     return {
         "clients": len(train),
+        **({"client_names": list(shown)} if shown else {}),
         "classes": list(names),
         "images": {"train": len(split.train), "test": len(split.test)},
         "per_client": {
@@ -51,10 +59,7 @@ def class_report(
             for what, numbers in per_client.items()
         },
         "clients without test images": int(np.sum(test == 0)),
-        "table": {
-            "train": _table(split.train, split.train_offsets, labels, len(names)),
-            "test": _table(split.test, split.test_offsets, labels, len(names)),
-        },
+        "table": table,
     }
 
 
@@ -86,8 +91,10 @@ def format_class_report(facts: dict) -> str:
 
 def _table_lines(facts):
     yield f"{'train images':<14}" + "".join(f" {n[:6]:>6}" for n in facts["classes"])
+    names = facts.get("client_names", ())
     for client, counts in enumerate(facts["table"]["train"][:MAX_LINES]):
-        yield f"client {client:<7}" + "".join(f" {count:>6}" for count in counts)
+        name = printable(names[client])[:13] if names else f"client {client}"
+        yield f"{name:<14}" + "".join(f" {count:>6}" for count in counts)
     if facts["clients"] > MAX_LINES:
         yield f"... and {facts['clients'] - MAX_LINES} more clients"
 
