@@ -1,33 +1,19 @@
-"""Evaluation sets in files: pair lists, 1:N search, IJB templates.
-
-Variables of MATLAB's files of version 5 to 7, but for structs and sparse matrices.
-
-"MAT-File Format", The MathWorks, chapter 1. SciPy reads more, and ends the process
-where it is given a damaged file.
-
-Sets of files that networks are judged on, beside the unseen people of the partition.
+"""Evaluation sets in files: lists of pairs, 1:N search, IJB-C style templates.
 
 All that can be wrong in the files and the settings is found when a set is opened,
 before anything is trained; errors name the key of the config and the file.
 
-Judging on a list of pairs: in ten folds, as LFW, CFP and AgeDB come, or at the
-thresholds of another list, as LFW's View 1 does.
-
-By default on the sum of the features of an image and of its mirror image, as FedFR
-(AAAI 2022) watches AgeDB-30 while it trains.
-
-Judging on 1:N search of single images: folders of probes, mates and distractors.
-
-TinyFace (Cheng, Zhu, Gong, "Low-Resolution Face Recognition", ACCV 2018) in its own
-layout: Probe, Gallery_Match and Gallery_Distractor, with lists of the first two whose
-identities nobody can read from the names.
-
-Judging on IJB-C style templates: 1:1 of listed pairs, 1:N of probes in a gallery.
-
-The defaults are FedFR's released evaluation (AAAI 2022): faces aligned by the five
-points of the metadata, features neither mirrored nor normalized but weighed by the
-detector's score ("faceness"), TAR where the FAR of the ROC is nearest to the wanted
-one, TPIR over pairs of scores without a rank condition.
+- Lists of pairs: in ten folds, as LFW, CFP and AgeDB come, or at the thresholds of
+  another list, as LFW's View 1 does. By default on the sum of the features of an image
+  and of its mirror image, as FedFR (AAAI 2022) watches AgeDB-30 while it trains.
+- 1:N search of single images: folders of probes, mates and distractors, as TinyFace
+  (Cheng, Zhu, Gong, "Low-Resolution Face Recognition", ACCV 2018) has them, with its
+  lists of identities.
+- Templates: 1:1 of listed pairs, 1:N of probes in a gallery. The defaults are FedFR's
+  released evaluation (AAAI 2022): faces aligned by the five points of the metadata,
+  features neither mirrored nor normalized but weighed by the detector's score
+  ("faceness"), TAR where the FAR of the ROC is nearest to the wanted one, TPIR over
+  pairs of scores without a rank condition.
 """
 
 import inspect
@@ -91,7 +77,11 @@ MOST = 2**28  # bytes of a variable
 
 
 def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
-    """Numbers [n], texts, or lists of those (cells) by name; shapes are not kept.
+    """Read a MATLAB file: numbers [n], texts, or lists of those (cells), by name.
+
+    Versions 5 to 7 without structs and sparse matrices ("MAT-File Format", The
+    MathWorks, chapter 1). Not SciPy, which ends the process for one in forty damaged
+    files. Shapes are not kept.
 
     Raises:
       ValueError, KeyError, IndexError, zlib.error: for a damaged or another file.
