@@ -1,5 +1,6 @@
 """From a config to an experiment, with its data or (for a plan) without."""
 
+import contextlib
 import math
 import re
 import types
@@ -14,6 +15,7 @@ from fedfr_jax.data.stream import example_shape
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
+from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.places import with_paths
@@ -114,6 +116,7 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     for name, stage in experiment.stages.items():
         with naming(f"config.methods.{name}"):
             _check_rounds(stage.trainer, experiment)
+            _check_privacy(name, experiment)
     _check_augments(experiment, settings["methods"])
     return experiment
 
@@ -136,6 +139,17 @@ def _check_rounds(
     check_together(systems, straggling, sampling, trainer.algorithm)
     trainer.algorithm.check_epochs(least)
     trainer.algorithm.check_cohort(num_trained(straggling, cohort_size))
+
+
+def _check_privacy(name: str, experiment: Experiment) -> None:
+    """Raise ValueError for a private method whose clients send what is not covered.
+
+    What a server prepares of numbers cannot be traced, and is checked in the round.
+    """
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, FederatedTrainer) and trainer.algorithm.privacy is not None:
+        with contextlib.suppress(jax.errors.JAXTypeError):
+            disclose_stage(experiment, name)
 
 
 def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:

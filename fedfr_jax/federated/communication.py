@@ -23,6 +23,7 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation.contract import split, state_at_client
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.programs import extra_shapes
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.profiles import Work
@@ -113,6 +114,9 @@ def trace_client(
       max_local: examples of the largest client.
       server, row, extra: arrays or shapes; `row` is of one client.
       table: examples [T, ...], of which only what follows the first axis is looked at.
+
+    Raises:
+      ValueError: for a private algorithm whose clients send what is not covered.
     """
     one = jax.tree.map(lambda x: _shape(x, (1, *x.shape[1:])), table)
     arguments = _shapes((server, extra.shared, row)), one
@@ -133,6 +137,7 @@ def trace_client(
 
     program, found = jax.make_jaxpr(client, return_shape=True)(*arguments)
     sent, output, summary = found
+    check_covered(algorithm, output, extra.shared)
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
     parts = [{"server": arguments[0][0]}]  # they come first among the arguments
     if isinstance(extra.shared, Broadcast):

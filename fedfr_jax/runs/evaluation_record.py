@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.metric_names import direction
+from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.runs.sinks import write_summary, write_text
 from fedfr_jax.types import EmbeddingMap, Evaluation, ScoredPairs
 from fedfr_jax.version import library_version
@@ -35,6 +35,8 @@ def write_record(
     """Write the evaluations of a stage, and images of pairs; the first process does."""
     if meshes.is_first_process():
         record = {name: _record(workdir, stage, name, of) for name, of in found.items()}
+        for part in record.values() if "privacy" in found else ():
+            part |= {NOT_PRIVATE: True} if "per_client" in part else {}
         text = json.dumps(record)  # on one line: there may be a number per client
         write_text(workdir / stage / RECORD, text + "\n")
 

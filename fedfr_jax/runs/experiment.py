@@ -12,6 +12,7 @@ command it goes on where it stopped; a finished stage is read, not repeated.
 import contextlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,9 +24,11 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.communication import count_communication
 from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.privacy.accountant import Accountant
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
+from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
@@ -127,6 +130,33 @@ def communication(begun: StageState, rounds: int) -> dict[str, float]:
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
 
+def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evaluation]:
+    """A section "privacy": epsilon of a private method after all rounds, at delta."""
+    if accountant is None:
+        return {}
+    epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
+    return {"privacy": Evaluation({"epsilon": epsilon, "delta": delta})}
+
+
+def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
+    """privacy.json of a private method: what in its folder is private, what is not."""
+    if accountant is not None and meshes.is_first_process():
+        write_summary(folder / "privacy.json", PRIVACY_NOTE)
+
+
+PRIVACY_NOTE = MappingProxyType(
+    {
+        "private": ["the global model", "epsilon", "delta", "clip_norm"],
+        NOT_PRIVATE: {
+            "clients.jsonl": "numbers of single clients",
+            "metrics.jsonl": "all but epsilon, delta and clip_norm: exact means over "
+            "clients",
+            "evaluation.json": "what is marked there: measured on clients' own data",
+            "store": "the clients' own state, which never leaves a client",
+            "plots and tables": "what is made of these",
+        },
+    }
+)
 Evaluations = Mapping[str, Evaluation]  # by evaluator
 
 
@@ -274,6 +304,7 @@ def run_federated(
     if last:
         parts.append((final_simulation(sim, last), max(first, rounds), rounds + 1))
     end = read_end(trainer, rounds)
+    note_privacy(sim.accountant, folder)
     if first < end:
         forget_model(folder)
     with (
@@ -298,6 +329,7 @@ def run_federated(
         late = {x: of for x, of in found.items() if not evaluators[x].during_training}
         show_at_end(folder, end - 1, with_prefix(late), logging)
     found = with_costs(found, evaluators, methods_of_run(folder), begun, rounds)
+    found |= privacy_spent(sim.accountant, rounds)
     server = plain_server(server)
     network = trainer.global_model(server) if trainer.global_model else None
     return network, found

@@ -29,6 +29,7 @@ from fedfr_jax.federated.sweep import (
     run_sweep_round,
     run_sweep_rounds,
 )
+from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.types import PyTree
@@ -190,7 +191,7 @@ def save_round(
     for sink in to.sinks:
         sink(round, scalars)
         if hasattr(sink, "histograms"):
-            sink.histograms(round, outcome.metrics)
+            sink.histograms(round, histograms_of(outcome))
     if to.client_log:
         to.client_log(round, per_client_rows(outcome))
     if to.checkpointer and is_due(to.period.checkpoint_every, round, last):
@@ -239,12 +240,25 @@ def _names_round(round, checkpointer):
 
 
 def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
-    """Each client's numbers of a round, [K] per name in the cohort's order."""
+    """Each client's numbers of a round, [K] per name in the cohort's order; of a
+    private method with a mark that they are not."""
     return {
+        **({NOT_PRIVATE: True} if is_private(outcome) else {}),
         "client": outcome.ids,
         "added_examples": outcome.num_added,
         **outcome.metrics,
     }
+
+
+def histograms_of(outcome: RoundLog) -> dict[str, np.ndarray]:
+    """The same for trackers, whose names are all that they show."""
+    before = f"{NOT_PRIVATE}/" if is_private(outcome) else ""
+    return {f"{before}{name}": values for name, values in outcome.metrics.items()}
+
+
+def is_private(outcome: RoundLog) -> bool:
+    """Whether a round has spent some epsilon."""
+    return "epsilon" in outcome.counts
 
 
 def summarize(outcome: RoundLog) -> dict[str, float]:

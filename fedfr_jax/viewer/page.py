@@ -8,7 +8,7 @@ import math
 import mimetypes
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedfr_jax.files import write_text
@@ -207,7 +207,7 @@ def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """
     tables = []
     for evaluator in _evaluators(lines):
-        if evaluator == "communication":
+        if evaluator in ("communication", "privacy"):
             continue
         parts = [line.evaluations.get(evaluator, {}) for line in lines]
         metrics = list(dict.fromkeys(m for x in parts for m in x.get("metrics", {})))
@@ -343,9 +343,16 @@ def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
         Chart(
             panel_title(evaluator, metric),
             charts.client_chart(values, order, metric=metric),
+            _privacy_note(lines, values),
         )
         for (evaluator, metric), values in _per_client(lines).items()
     ]
+
+
+def _privacy_note(lines: Sequence[Line], shown: Collection[str]) -> str:
+    """Which of the shown lines are of private training."""
+    private = [x.name for x in lines if x.name in shown and _points(x.rows, "epsilon")]
+    return f"Not private, though training is: {', '.join(private)}." if private else ""
 
 
 def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:

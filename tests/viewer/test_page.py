@@ -47,6 +47,10 @@ def test_a_page_needs_no_network_and_has_every_section(text):
     assert text.count("data:image/png;base64") == 2  # none from outside the run
 
 
+def test_numbers_of_clients_of_private_training_are_marked(text):
+    assert "Not private, though training is: fedavg." in text
+
+
 def test_names_out_of_a_run_are_text(text):
     assert "Ada &lt;b&gt;" in text and "Ada <b>" not in text
 

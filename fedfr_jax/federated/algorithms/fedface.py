@@ -43,10 +43,15 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
       num_clients: N.
 
     Raises:
-      ValueError: without clients.
+      ValueError: without clients, or under privacy, which sums alone have.
     """
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
+    if algorithm.privacy is not None:
+        raise ValueError(
+            "privacy must cover all that clients send, got the class embeddings that "
+            "each client uploads for itself to be spread out. Leave spreadout out."
+        )
 
     def init(variables):
         server = algorithm.init(variables)

@@ -7,7 +7,7 @@ Who holds how much of which class, as a picture.
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ def plot_clients(
     *,
     evaluator: str = "personalized",
     styles: figures.Styles | None = None,
+    private: Collection[str] = (),
 ) -> list[pathlib.Path]:
     """Box, points and mean of each metric, a panel per metric.
 
@@ -34,6 +35,7 @@ def plot_clients(
         out, and so are metrics after the fourth.
       evaluator: what made them, for the title.
       styles: stage -> keywords of its line.
+      private: stages trained with differential privacy, which these numbers have not.
 
     Returns:
       The paths of the files.
@@ -58,6 +60,8 @@ def plot_clients(
     note += "."
     if len(metrics) > len(shown):
         note += f" The first {len(shown)} of {len(metrics)} metrics."
+    if private:
+        note += f" Not private, though training is: {', '.join(private)}."
     figures.set_caption(figure, note)
     return figures.save(figure, path)
 

@@ -104,7 +104,9 @@ def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]
         }
         if values:
             path = folder / file_name(evaluator)
-            paths += plot_clients(path, values, evaluator=evaluator, styles=styles)
+            private = [stage for stage in values if "privacy" in evaluations[stage]]
+            given = {"evaluator": evaluator, "styles": styles, "private": private}
+            paths += plot_clients(path, values, **given)
     return paths
 
 

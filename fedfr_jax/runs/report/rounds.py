@@ -19,6 +19,7 @@ _NO_TERMS = ("initial_loss", "personal_loss")
 # What the loop over rounds writes and central training does not.
 _PER_CLIENT = {"steps", "num_idle_clients", "padding_ratio"}
 SIMULATED = "simulated_seconds"  # since the first round, where clients take time
+EPSILON = "epsilon"  # after each round, of private training
 _MARKERS = "os^Dv<>p"
 _MAX_MARKERS = 12  # of a line
 
@@ -57,7 +58,7 @@ def plot_rounds(
     Returns:
       The paths of the files, none when there is nothing to draw.
     """
-    drawn = _loss_panels(rows, evaluators)
+    drawn = _loss_panels(rows, evaluators) + _privacy_panels(rows)
     drawn += _metric_panels(rows, evaluators, finals or {})
     if not drawn:
         return []
@@ -86,9 +87,17 @@ def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
         words = ", ".join(term.removesuffix("_loss") for term in terms)
         title = f"Training loss ({words})" if terms else "Training loss"
         title += "\nmean over clients" if is_federated else "\ncentral training"
+        if any(_points(rows[stage], EPSILON) for stage in lines):
+            title += " (not private)"
         unit = "round" if is_federated else "epoch"
         panels.append(_Panel(title, "loss", unit, lines, {}))
     return panels
+
+
+def _privacy_panels(rows: Mapping[str, Rows]) -> list[_Panel]:
+    """What private stages have spent after each round."""
+    lines = {stage: p for stage, of in rows.items() if (p := _points(of, EPSILON))}
+    return [_Panel("Privacy spent", EPSILON, "round", lines, {})] if lines else []
 
 
 def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]:
@@ -172,7 +181,7 @@ def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
         rounds.update(x)
     for stage, level in panel.levels.items():
         axes.axhline(level, **{**styles[stage], "marker": None, "linewidth": 1})
-    is_rate = panel.name != "loss" and figures.are_rates(values)
+    is_rate = panel.name not in ("loss", EPSILON) and figures.are_rates(values)
     first, last = min(rounds, default=1), max(rounds, default=1)
     edge = 0.04 * (last - first) or 0.5
     axes.set(

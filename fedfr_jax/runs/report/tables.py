@@ -163,5 +163,13 @@ def _differ(value: Any, other: Any) -> bool:
 
 
 def _caption(summary: Mapping[str, Any]) -> str:
-    seconds = summary.get("seconds")
-    return "" if seconds is None else f"{seconds:.0f} s in all"
+    """The time of it all, and which columns are of private training."""
+    seconds, methods = summary.get("seconds"), summary["methods"]
+    private = [name for name in methods if "privacy" in methods[name]]
+    lines = [] if seconds is None else [f"{seconds:.0f} s in all"]
+    if private:
+        lines.append(
+            f"{', '.join(private)}: the model is private at this epsilon; numbers "
+            "measured on clients' own data are not."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""What the files of a private run say is not private."""
+
+import json
+
+import pytest
+
+from fedfr_jax.config.build import build
+from fedfr_jax.runs import report
+from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.sinks import read_jsonl
+from tests.tasks.test_privacy import PRIVATE, config_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run of a private method and of a plain one."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    config = config_of(PRIVATE, rounds=2)
+    config["methods"]["plain"] = {"learning_rate": 0.1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "draw", lambda *_, **__: [])
+        run_experiment(build(config), folder)
+    return folder
+
+
+def rows_of(folder, file):
+    return read_jsonl(folder / file)
+
+
+def test_numbers_of_clients_are_marked_where_training_is_private(folder):
+    for name, is_private in (("row", True), ("plain", False)):
+        clients = rows_of(folder, f"{name}/clients.jsonl")
+        assert all(("not_private" in line) is is_private for line in clients)
+        found = json.loads((folder / name / "evaluation.json").read_text())
+        assert found["personalized"]["per_client"]
+        assert ("not_private" in found["personalized"]) is is_private
+        assert (folder / name / "privacy.json").exists() is is_private
+    note = json.loads((folder / "row" / "privacy.json").read_text())
+    left = {path.name for path in (folder / "row").iterdir()}
+    assert {"clients.jsonl", "metrics.jsonl", "evaluation.json", "store"} <= left
+    assert left & {*note["not_private"]} == left & {
+        *("clients.jsonl", "metrics.jsonl", "evaluation.json", "store")
+    }
+
+
+def test_epsilon_is_in_every_round_in_the_table_and_in_the_plots(folder, monkeypatch):
+    metrics = rows_of(folder, "row/metrics.jsonl")
+    spent = [row["epsilon"] for row in metrics]
+    assert len(spent) == 2 and 0 < spent[0] <= spent[1] <= PRIVATE["epsilon"]
+    summary = json.loads((folder / "summary.json").read_text())
+    privacy = summary["methods"]["row"]["privacy"]
+    assert privacy == {"epsilon": spent[1], "delta": PRIVATE["delta"]}
+    caption = report.result_table(summary).caption
+    assert "row: the model is private" in caption and "plain" not in caption
+    titles = []
+    monkeypatch.setattr(
+        report.figures, "set_title", lambda axes, title, width: titles.append(title)
+    )
+    rows = {"row": metrics, "plain": rows_of(folder, "plain/metrics.jsonl")}
+    report.plot_rounds(folder / "rounds", rows)
+    assert "Privacy spent" in titles
+    assert any("not private" in title for title in titles)
+
+
+def test_plots_of_clients_say_that_they_are_not_private(tmp_path, monkeypatch):
+    notes, values = [], {"a": {"accuracy": [0.1, 0.2]}, "b": {"accuracy": [0.3]}}
+    monkeypatch.setattr(
+        report.figures, "set_caption", lambda figure, note: notes.append(note)
+    )
+    report.plot_clients(tmp_path / "x", values, private=["b"])
+    report.plot_clients(tmp_path / "x", values)
+    assert "Not private, though training is: b." in notes[0]
+    assert "rivate" not in notes[1]
