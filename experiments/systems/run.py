@@ -31,7 +31,8 @@ DEVICES = {
     "speed_sigma": 1.0,
     "bandwidth_sigma": 1.0,
 }
-MAX_UPDATES = 40_000  # of clients, for each method
+SERVER_RATES = {"FedBuff, buffer of 50, server rate 2": 2.0}  # of others 1
+MAX_UPDATES = {"FedBuff, buffer of 50, server rate 2": 5_000}  # of clients
 
 
 def open_mnist(path) -> tuple:
@@ -81,9 +82,17 @@ METHODS = {  # options of `Systems`, server steps of one evaluation
         {"deadline": 3.0, "partial_work": True},
         2,
     ),
-    "FedBuff": (
+    "FedBuff, buffer of 50": (
         {"asynchronous": ff.fedbuff(concurrency=COHORT, buffer_size=50)},
         4,
+    ),
+    "FedBuff, buffer of 50, server rate 2": (
+        {"asynchronous": ff.fedbuff(concurrency=COHORT, buffer_size=50)},
+        4,
+    ),
+    "FedBuff, buffer of 100": (
+        {"asynchronous": ff.fedbuff(concurrency=COHORT, buffer_size=100)},
+        2,
     ),
 }
 
@@ -95,7 +104,11 @@ def play(name: str, data, x, y) -> list[dict]:
     local = ff.LocalTraining(loss, ff.sgd(), 0.1)
     is_rounds = "asynchronous" not in options
     run = ff.init(
-        ff.fedavg(local, weighting="uniform"),
+        ff.fedavg(
+            local,
+            server_optimizer=optax.sgd(SERVER_RATES.get(name, 1.0)),
+            weighting="uniform",
+        ),
         data,
         variables(),
         batch_size=6,
@@ -107,7 +120,7 @@ def play(name: str, data, x, y) -> list[dict]:
     )
     judge = jax.jit(lambda v: (logits_of(v["params"], x).argmax(1) == y).mean())
     points, updates = [], 0
-    while updates < MAX_UPDATES:
+    while updates < MAX_UPDATES.get(name, 40_000):
         run, metrics = ff.run_round(run)
         updates += metrics["num_clients"]
         if run.round_number % every == 0:
