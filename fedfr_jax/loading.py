@@ -36,6 +36,7 @@ from fedfr_jax.models import build_model
 from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.data_digest import ACCEPT
 from fedfr_jax.runs.locks import lock_to_read
+from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.stage_folders import check_stages
 from fedfr_jax.runs.workdir import CONFIG, kept_config
@@ -74,8 +75,8 @@ def load_model(
     """A trained network.
 
     Args:
-      path: the work folder of a run, the folder of one of its stages, or a file of
-        weights, see `models.weights`.
+      path: the work folder of a run, which may be in a bucket (its URL), the folder of
+        one of its stages, or a file of weights, see `models.weights`.
       method: a row of the run's methods, or "pretrained"; None takes the last one.
       client: number of a client, for its own network; None for the server's. The data
         of the run have to be where its config.json says.
@@ -88,7 +89,7 @@ def load_model(
         no known network, or a notebook's run.
     """
     check_choice("data_changed", data_changed, (None, ACCEPT))
-    path = os.path.expanduser(path)
+    path = fetch(os.path.expanduser(path), is_model if client is None else None)
     if is_saved(path):
         raise ValueError(
             f"{path} must be a work folder or a file of weights, got a run that "

@@ -400,6 +400,12 @@ def fetch_local(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
+def gather_processes(tree: PyTree) -> PyTree:
+    """Host arrays [n, ...] of all processes [P * n, ...], in every process."""
+    found = multihost_utils.process_allgather(tree)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found)
+
+
 def is_first_process() -> bool:
     """Whether this process is the one that prints and writes a run's files."""
     return jax.process_index() == 0

@@ -58,6 +58,65 @@ def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
     assert process.returncode == 128 + signal.Signals[name]
 
 
+AFTER_A_ROUND = """
+import time
+from fedfr_jax.cli.signals import ending_after_a_round
+with ending_after_a_round(["train"], SECONDS) as is_asked:
+    print("begun", flush=True)
+    while not is_asked():
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(LONGER)
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "seconds, longer, sent, said, code",
+    [
+        (60, 0, [], "saved", 0),
+        (0.2, 60, [], "Stopped by SIGTERM: ", 143),
+        (60, 60, ["SIGTERM"], "Stopped by SIGTERM: ", 143),
+        (60, 60, ["SIGINT"], "Stopped by SIGINT: ", 130),
+    ],
+)
+def test_a_sigterm_leaves_time_to_end_a_round(seconds, longer, sent, said, code):
+    text = AFTER_A_ROUND.replace("SECONDS", str(seconds))
+    process = start(text.replace("LONGER", str(longer)) + "raise SystemExit")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    lines = {process.stdout.readline() for _ in range(2)}
+    ending = (
+        f"SIGTERM: ending after this round, or in {seconds:g} s as it is; a second "
+    )
+    assert lines == {"asked\n", f"{ending}signal ends at once.\n"}
+    for name in sent:
+        process.send_signal(signal.Signals[name])
+    last = process.communicate(timeout=30)[0]
+    assert last.startswith(said) and process.returncode == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], ["launch", "--port=18482"]])
+def test_a_preempted_run_saves_its_round(launcher, tmp_path):
+    words = ["train", "--config=demo", f"--workdir={tmp_path}", "--quiet"]
+    words += ["--config.federation.rounds=500", "--config.pretrain.epochs=1"]
+    words += ["--config.federation.checkpoint_every=100", "--methods=fedavg"]
+    process = command(*launcher, *words)
+    log = tmp_path / "fedavg" / "metrics.jsonl"
+    while not (log.is_file() and log.read_text().count("\n") > 3):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    lines = process.communicate(timeout=60)[0].splitlines()
+    rounds = log.read_text().count("\n")
+    ended = f"fedavg: round {rounds} has ended and its checkpoint is saved."
+    assert ended in lines and process.returncode == 143
+    again = " ".join(["fedfr", *launcher, *words])
+    says = f"Stopped by SIGTERM: `{again}` goes on from checkpoint {rounds} of fedavg."
+    assert lines[-1] == says
+
+
 COMPILING = """
 import jax, jax.numpy as jnp
 def long(x):

@@ -1,6 +1,8 @@
 """Evaluate the checkpoints of a run again, with its evaluators or changed ones."""
 
+import argparse
 import json
+import pathlib
 
 from fedfr_jax.cli.flags import (
     KEPT,
@@ -11,7 +13,7 @@ from fedfr_jax.cli.flags import (
     kept_text,
     new_parser,
     parse,
-    workdir,
+    run_location,
 )
 
 ABOUT = """\
@@ -26,10 +28,20 @@ def main(argv: list[str]) -> None:
     define_data_changed(parser)
     define_processes(parser)
     values = parse(parser, argv)
-    folder = workdir(values, parser.prog)
-    if not (folder / KEPT).exists():
-        raise ValueError(f"{folder} must hold a trained run, got no {KEPT}.")
+    location = run_location(values, parser.prog)
     join_processes(values)
+    import jax
+
+    from fedfr_jax.runs.remote import fetched_to_evaluate
+
+    with fetched_to_evaluate(location, jax.process_index()) as folder:
+        if not (folder / KEPT).exists():
+            raise ValueError(f"{folder} must hold a trained run, got no {KEPT}.")
+        evaluate(values, folder)
+
+
+def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Judge the run in `folder` again."""
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.locks import lock_to_read
     from fedfr_jax.runs.restore import evaluate_experiment

@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 from fedfr_jax import distributed
 from fedfr_jax.cli.renamed_flags import check_renamed
 from fedfr_jax.config.files import find, load, restore, with_argument
+from fedfr_jax.runs.remote import fetch
+from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import hint
 
 KEPT = "config.json"  # the config, in the work folder of a run
@@ -60,7 +62,11 @@ def define(parser: Parser, *, needs_workdir: bool = True) -> None:
         "work folder keeps",
     )
     needed = " (needed)" if needs_workdir else ""
-    parser.add_argument("--workdir", metavar="DIR", help=f"folder of the run{needed}")
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        help=f"folder of the run, or the URL of one in a bucket{needed}",
+    )
 
 
 def define_data_changed(parser: Parser) -> None:
@@ -193,7 +199,7 @@ def load_config(values: argparse.Namespace, command: str) -> ConfigDict:
         return load(find(name), argument)
     if not (folder := source or values.workdir):
         raise ValueError(f"{command}: --config must name a config file, got none.")
-    kept = pathlib.Path(folder) / KEPT
+    kept = fetch(folder, lambda path: path == KEPT) / KEPT
     if source and not kept.is_file():
         raise ValueError(
             f"{command}: --from must be a run directory, got {source} without {KEPT}."
@@ -262,14 +268,24 @@ def _value(text: str):
         return text  # the last two: brackets or signs by the thousand
 
 
+def run_location(values: argparse.Namespace, command: str) -> str | pathlib.Path:
+    """The --workdir, which may be the URL of a run in a bucket; else as `workdir`."""
+    return values.workdir if is_url(values.workdir) else workdir(values, command)
+
+
 def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
-    """The --workdir.
+    """The --workdir on this machine.
 
     Raises:
       ValueError: without one, or for a name that checkpoints cannot have.
     """
     if not values.workdir:
         raise ValueError(f"{command}: --workdir must name a folder, got none.")
+    if is_url(values.workdir):
+        raise ValueError(
+            f"{command}: --workdir must be a folder of this machine, got "
+            f"{values.workdir}. `fedfr train` and `fedfr evaluate` take a bucket."
+        )
     path = os.path.abspath(values.workdir)
     if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(

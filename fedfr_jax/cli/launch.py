@@ -12,7 +12,13 @@ import time
 from collections.abc import Sequence
 
 from fedfr_jax.cli.flags import count, new_parser, parse_flags
-from fedfr_jax.cli.signals import FRESH, exiting_on_signals, find_run, newest_checkpoint
+from fedfr_jax.cli.signals import (
+    FRESH,
+    describe_interrupt,
+    exiting_on_signals,
+    find_run,
+    newest_checkpoint,
+)
 from fedfr_jax.distributed import HEARTBEAT, TERMINAL, WATCHED, use_every_core
 
 ABOUT = """\
@@ -21,8 +27,10 @@ fedfr launch --processes_per_host=4 train --config=demo --workdir=runs/demo
 
 Everything from the command on is handed to the processes on this machine. With several
 hosts the same line is started on each of them, with its number --host_index (from 0),
-and --coordinator names the first. The first process prints; of the others only a
-failure is shown. When one fails, the others on its host are stopped."""
+and --coordinator names the first, --port its port. The first process prints; of the
+others only a failure is shown. When one fails, the others on its host are stopped."""
+PORT = 8482  # of the coordinator, as JAX has it on TPUs
+SPARE = 5  # seconds that processes have to end after theirs
 KEPT = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
 CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
@@ -54,7 +62,16 @@ def main(argv: list[str]) -> None:
         help="index of this machine, from 0 (default 0)",
     )
     parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="address of the first host"
+        "--coordinator",
+        metavar="HOST[:PORT]",
+        help="address of the first host",
+    )
+    parser.add_argument(
+        "--port",
+        type=count,
+        metavar="N",
+        help="port of the first host, without one in --coordinator (default 8482, as "
+        "JAX's; on one machine a free one)",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="command to start, and its flags"
@@ -71,15 +88,41 @@ def main(argv: list[str]) -> None:
             f"got {values.host_index}."
         )
     if values.num_hosts > 1 and not values.coordinator:
-        raise ValueError("launch: --num_hosts needs --coordinator=HOST:PORT.")
+        raise ValueError("launch: --num_hosts needs --coordinator=HOST.")
     first = values.host_index * values.processes_per_host
     launch(
         [sys.executable, "-m", "fedfr_jax", *words],
         range(first, first + values.processes_per_host),
         total=values.num_hosts * values.processes_per_host,
-        coordinator=values.coordinator or f"127.0.0.1:{free_port()}",
+        coordinator=coordinator_address(values.coordinator, values.port),
         typed=["launch", *argv],
     )
+
+
+def coordinator_address(host: str | None, port: int | None) -> str:
+    """HOST:PORT of the first process; None is this machine, a port of JAX's own choice
+    on others and a free one here.
+
+    Raises:
+      ValueError: for a port that there is not, or two of them.
+
+    >>> coordinator_address("host0", None), coordinator_address("host0:12345", None)
+    ('host0:8482', 'host0:12345')
+    """
+    if port is not None and not 0 < port < 2**16:
+        raise ValueError(f"launch: --port must be from 1 to 65535, got {port}.")
+    name, colon, given = (host or "").rpartition(":")
+    has_port = bool(colon) and given.isdecimal()  # [::1] has colons too
+    if has_port and port is not None:
+        raise ValueError(
+            f"launch: --port must not go with a port in --coordinator, got {port} and "
+            f"{host}. Leave one of them out."
+        )
+    if has_port:
+        return f"{name}:{given}"
+    if host is None:
+        return f"127.0.0.1:{port or free_port()}"
+    return f"{host}:{port or PORT}"
 
 
 def launch(
@@ -130,9 +173,21 @@ def launch(
     ]
     for reader in readers:
         reader.start()
+    asked = threading.Event()
+
+    def answer(number):
+        """Hand a preemption's signal on: a training saves its round first."""
+        if number != signal.SIGTERM:
+            return 0
+        asked.set()
+        with looking:
+            for child in children.values():
+                child.send_signal(number)
+        return find_run(command).grace_seconds + SPARE
+
     try:
-        with exiting_on_signals(typed, lambda: _stop(children, looking)):
-            failed = _wait(children, looking)
+        with exiting_on_signals(typed, lambda: _stop(children, looking), answer):
+            failed = _wait(children, looking, asked)
     finally:
         for child in children.values():
             child.kill()
@@ -142,6 +197,9 @@ def launch(
             reader.join()
     if failed is None:
         return
+    if asked.is_set():
+        print(describe_interrupt(signal.SIGTERM, typed), file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM)
     for line in kept[failed] if failed else ():
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
@@ -169,12 +227,17 @@ def _read(child, is_first: bool, kept: collections.deque) -> None:
                 kept.append(line)
 
 
-def _wait(children, looking: threading.Lock) -> int | None:
-    """The process to blame once one is seen to have failed, None when all are done."""
+def _wait(children, looking: threading.Lock, asked: threading.Event) -> int | None:
+    """The process to blame once one is seen to have failed, None when all are done.
+
+    Args:
+      asked: set where all were asked to end, which they then do by themselves.
+    """
     while True:
         with looking:
             codes = {i: child.poll() for i, child in children.items()}
-        if any(codes.values()):
+        is_over = not asked.is_set() or None not in codes.values()
+        if any(codes.values()) and is_over:
             return _first_failure(codes)
         if all(code == 0 for code in codes.values()):
             return None

@@ -22,7 +22,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--output",
         metavar="HTML",
-        help="file to write (default report.html in the run, of several here)",
+        help="file to write (default report.html in the run; of several, and of a "
+        "bucket's, here)",
     )
     add_switch(parser, "open", "open the page in a browser")
     values = parse_flags(parser, argv)
@@ -30,8 +31,12 @@ def main(argv: list[str]) -> None:
         raise ValueError(
             f"{parser.prog} needs a run directory: fedfr report runs/demo."
         )
-    folders = [pathlib.Path(run) for run in values.runs]
-    default = folders[0] / "report.html" if len(folders) == 1 else "report.html"
+    from fedfr_jax.runs.remote import fetch, is_reported
+    from fedfr_jax.runs.scratch import is_url
+
+    folders = [fetch(run, is_reported) for run in values.runs]
+    is_inside = len(folders) == 1 and not is_url(values.runs[0])
+    default = folders[0] / "report.html" if is_inside else "report.html"
     path = pathlib.Path(values.output or default)
     from fedfr_jax.files import write_text
     from fedfr_jax.viewer.page import render

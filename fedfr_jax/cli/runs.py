@@ -1,7 +1,6 @@
 """List the runs in a folder: state, round, last metrics, age."""
 
 import json
-import pathlib
 import sys
 
 from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
@@ -36,10 +35,11 @@ def main(argv: list[str]) -> None:
     )
     add_switch(parser, "json", "print a JSON list, with all metrics")
     values = parse_flags(parser, argv)
+    from fedfr_jax.runs.remote import fetch_runs
     from fedfr_jax.viewer.runs_table import filter_runs, read_runs, run_row, sort_rows
 
-    folder = pathlib.Path(values.folder)
-    runs = filter_runs(read_runs(folder), values.words)
+    folder = values.folder
+    runs = filter_runs(read_runs(fetch_runs(folder)), values.words)
     rows = [run_row(run, values.metric) for run in runs]
     rows = sort_rows(rows, values.sort) if rows else rows
     if values.json:

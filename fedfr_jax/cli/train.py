@@ -1,6 +1,9 @@
 """Train every method of a config, or resume where a run stopped."""
 
 import argparse
+import signal
+import sys
+from collections.abc import Callable
 
 import fedfr_jax
 from fedfr_jax.cli.flags import (
@@ -13,8 +16,9 @@ from fedfr_jax.cli.flags import (
     names,
     new_parser,
     parse,
-    workdir,
+    run_location,
 )
+from fedfr_jax.cli.signals import GRACE, describe_interrupt, ending_after_a_round
 
 ABOUT = """\
 Pretrain, then train every method of a config. A run that was stopped resumes with the
@@ -72,11 +76,20 @@ def main(argv: list[str]) -> None:
         "wandb, trackio, mlflow (default tensorboard)",
     )
     add_switch(parser, "quiet", "print errors and results alone")
+    parser.add_argument(
+        "--grace_seconds",
+        type=seconds,
+        default=GRACE,
+        metavar="S",
+        help="seconds that the first SIGTERM leaves to end the round and save it "
+        f"(default {GRACE}); 0 ends at once",
+    )
     define_processes(parser)
     values = parse(parser, argv)
+    values.words = ["train", *argv]
     if values.print_config:
         return print(kept_text(values.config))
-    train(values, workdir(values, parser.prog))
+    train(values, run_location(values, parser.prog))
 
 
 def rounds(text: str) -> range:
@@ -93,14 +106,51 @@ def rounds(text: str) -> range:
     raise argparse.ArgumentTypeError(f"must be A:B with 1 <= A <= B, got {text!r}.")
 
 
-def train(values: argparse.Namespace, folder) -> None:
-    """Build the experiment and run it in `folder`."""
+def seconds(text: str) -> float:
+    """A number of seconds of at least 0 as the value of a flag."""
+    if text.replace(".", "", 1).isdecimal():
+        return float(text)
+    raise argparse.ArgumentTypeError(f"must be seconds of at least 0, got {text!r}.")
+
+
+def train(values: argparse.Namespace, location) -> None:
+    """Build the experiment and run it at `location`, a folder or a URL.
+
+    Raises:
+      SystemExit: when a signal has ended the run after a round.
+    """
     if not values.quiet:  # before JAX and the data, which take a while
-        print(f"fedfr {fedfr_jax.__version__}: {folder}", flush=True)
+        print(f"fedfr {fedfr_jax.__version__}: {location}", flush=True)
     join_processes(values)
+    import jax
+
+    from fedfr_jax.runs.lifecycle import RunInterrupted
+    from fedfr_jax.runs.remote import open_run
+
+    with (
+        ending_after_a_round(values.words, values.grace_seconds) as is_asked,
+        open_run(location, jax.process_index()) as run,
+    ):
+        try:
+            train_in(values, run, is_asked)
+        except RunInterrupted as error:
+            if jax.process_index() == 0:
+                print(error, flush=True)
+            if values.process_id is None and jax.process_index() == 0:
+                print(describe_interrupt(signal.SIGTERM, values.words), file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM) from error
+
+
+def train_in(values: argparse.Namespace, run, is_asked: Callable[[], bool]) -> None:
+    """Build the experiment and run it in the folder of an opened run.
+
+    Args:
+      is_asked: whether a signal asks this process to end after a round.
+    """
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.lifecycle import Lifecycle
     from fedfr_jax.runs.stage_config import earlier_stages_of
     from fedfr_jax.runs.trackers import Logging, check_sinks
     from fedfr_jax.runs.workdir import claim_on_all_processes
@@ -112,6 +162,7 @@ def train(values: argparse.Namespace, folder) -> None:
     check_sinks(sinks)  # a config's file may have registered some
     chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
     text = kept_text(values.config)
+    folder, copy = run.path, run.mirror and run.mirror.upload
     with claim_on_all_processes(
         folder,
         text,
@@ -121,4 +172,10 @@ def train(values: argparse.Namespace, folder) -> None:
         begun=chosen,
         agree=agreement(experiment.task, values.data_changed),
     ):
-        run_experiment(experiment._replace(stages=chosen), folder, logging=logging)
+        run.share()
+        run_experiment(
+            experiment._replace(stages=chosen),
+            folder,
+            logging=logging,
+            lifecycle=Lifecycle(copy, is_asked),
+        )

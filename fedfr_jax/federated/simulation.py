@@ -359,7 +359,8 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = sim.population.num_clients
-    sharer = jax.process_index() if jax.process_count() > 1 else None
+    is_shared = jax.process_count() > 1 and not resume.get("is_mirrored")
+    sharer = jax.process_index() if is_shared else None
     with meshes.first_process_first("store"):
         return Store(template, num_clients, folder, sharer=sharer, **resume)
 
@@ -637,6 +638,9 @@ def store_personal_state(
         others = np.delete(work.clients, work.personal, axis=0).reshape(-1)
     own = work.clients[work.personal].reshape(-1)
     check_rows(rows, own, round)
+    if store.is_mirrored and len(others):  # each process keeps the rows of all
+        own, rows = meshes.gather_processes((own, rows))
+        others = ()
     store.scatter(own, rows, round, others=others)
     return metrics
 

@@ -60,6 +60,7 @@ import jax
 import numpy as np
 
 from fedfr_jax import trees
+from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
 from fedfr_jax.files import write_text
 from fedfr_jax.types import PyTree
 
@@ -251,12 +252,16 @@ class StateFile:
         return is_whole & (block[rows, -SUM_BYTES:] == sums).all(axis=1)
 
     def write(self, block: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
-        """Write `block` [n, row bytes], whose last bytes become the checksums.
+        """Write `block` [n, row bytes], whose last bytes become the checksums."""
+        block[:, -SUM_BYTES:] = _sums(block, keys)
+        self.put(block, places)
+
+    def put(self, block: np.ndarray, places: np.ndarray) -> None:
+        """Write `block` [n, row bytes], checksums included, as it is.
 
         Raises:
           OSError: when a row cannot be written whole.
         """
-        block[:, -SUM_BYTES:] = _sums(block, keys)
         put = lambda part, start: os.pwrite(self._file, part, start)
         for row, place in zip(block, places.tolist(), strict=True):
             if not _in_full(put, row, place * self.row_bytes):
@@ -380,6 +385,8 @@ class Store:
       sharer: this process' number among those of a run, of which 0 comes first; None
         when it is alone.
       is_read_only: the files exist, and stay as they are.
+      is_mirrored: the folder is copied elsewhere with every checkpoint; it is this
+        process' alone, which has the rows of all clients, and keeps a log of them.
 
     Raises:
       ValueError: when the files belong to another tree or population, are not what they
@@ -396,6 +403,7 @@ class Store:
         protected=(),
         sharer=None,
         is_read_only=False,
+        is_mirrored=False,
     ):
         if folder is None and sharer is not None:
             raise ValueError(
@@ -434,6 +442,11 @@ class Store:
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None
+        self.is_mirrored, self._log = is_mirrored, None
+        if is_mirrored and not is_read_only:
+            size = self._row_bytes if self._leaves else 0
+            self._log = RowLog(self._folder, population, size, self._logged)
+            self._log.forget_after(resume_round)
 
     @property
     def template(self) -> PyTree:
@@ -511,6 +524,8 @@ class Store:
         self._rows.sync()
         self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
+        if self._log:
+            self._log.add(round, self._newest_between)
         if self._is_kept:
             path = self._folder / CHECKSUMS
             earlier = sorted(r for r in read_seals(path).items() if r[0] < round)
@@ -555,6 +570,24 @@ class Store:
         self._file.flush()  # until then a page may look like a hole
         path = self._folder / "stamps.bin"
         return written_blocks(path, VERSIONS * 4, BLOCK)
+
+    def _newest_between(self, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [n] whose newest stamp up to `until` is above `after`, and the stamps."""
+        ids, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+        for start in self._written_blocks():
+            part = self._stamps[start : start + BLOCK]
+            newest = np.where(part <= until, part, 0).max(axis=1)
+            rows = np.flatnonzero(newest > after)
+            ids.append(start + rows)
+            found.append(newest[rows])
+        return np.concatenate(ids), np.concatenate(found)
+
+    def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
+        """The rows of `ids` [n] with these stamps [n], as bytes [n, row bytes]."""
+        block = np.zeros((len(ids), self._row_bytes), np.uint8)
+        versions = (self._stamps[ids] == stamps[:, None]).argmax(axis=1)
+        self._read(block, np.arange(len(ids)), ids, versions, stamps)
+        return block
 
     def _is_new(self, ids) -> np.ndarray:
         """Whether nothing was ever written of `ids` [K]."""
@@ -612,3 +645,27 @@ class Store:
             age.put(first + needed, np.iinfo(np.int32).max)
         np.putmask(age, stamps == rounds[:, None] + 1, -1)
         return VERSIONS * ids + age.argmin(axis=1)
+
+
+def restore_rows(folder: pathlib.Path) -> None:
+    """Make rows.bin and stamps.bin of a store from its log, which other files are of.
+
+    Raises:
+      ValueError: when the log is damaged.
+    """
+    logged = [read_rows(path) for path in log_files(folder)]
+    for name in ("rows.bin", "stamps.bin"):
+        (folder / name).unlink(missing_ok=True)
+    if not logged:
+        return
+    population, size = logged[0].population, logged[0].row_bytes
+    num_places = population * VERSIONS
+    # A store without rows has one byte for each, and a checksum.
+    rows = StateFile(folder / "rows.bin", num_places, size or 1 + SUM_BYTES)
+    stamps = open_stamps(folder / "stamps.bin", population, VERSIONS, True, False)
+    for file in logged:  # the oldest first: the newest versions stay
+        places = VERSIONS * file.ids + stamps[file.ids].argmin(axis=1)
+        for part, block in file.blocks():
+            rows.put(block, places[part])
+        stamps.reshape(-1)[places] = file.stamps
+    stamps.flush()

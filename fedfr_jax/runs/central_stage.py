@@ -32,6 +32,7 @@ from fedfr_jax.data.stream import place_examples
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
+from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.terminal import StageFacts
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
@@ -112,6 +113,7 @@ def train_central(
     *,
     seed: int,
     logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> PyTree:
     """Train, or go on, under `folder`; returns the variables at the end.
 
@@ -122,7 +124,7 @@ def train_central(
     if trainer.sharded_classes:
         check_labels(trainer)
     with class_capacity.explain_memory(trainer, own_mesh):
-        state = _train_epochs(trainer, own_mesh, folder, seed, logging)
+        state = _train_epochs(trainer, own_mesh, folder, seed, logging, lifecycle)
     return _unshard(state.variables, trainer, mesh)
 
 
@@ -146,11 +148,12 @@ class _RestoredState(NamedTuple):
     state: PyTree
 
 
-def _restore(trainer, epochs, folder, seed, *, is_read_only=False) -> _RestoredState:
-    """The state in the newest checkpoint under `folder`, or a new one."""
+def _restore(trainer, epochs, folder, seed, **kind) -> _RestoredState:
+    """The state in the newest checkpoint under `folder`, or a new one; `kind` as of
+    `Checkpointer`."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
     state = epochs.init(functools.partial(trainer.init, key))
-    checkpointer = Checkpointer(folder / "checkpoints", is_read_only=is_read_only)
+    checkpointer = Checkpointer(folder / "checkpoints", **kind)
     if trainer.sharded_classes:
         found = restore(checkpointer, state, trainer.sharded_classes)
     else:
@@ -164,11 +167,14 @@ def _train_epochs(
     folder: pathlib.Path,
     seed: int,
     logging: Logging,
+    lifecycle: Lifecycle,
 ):
     """The state after the last epoch."""
     settings, table = trainer.settings, trainer.sharded_classes
     epochs = build_epochs_of_stage(trainer, own_mesh, seed)
-    checkpointer, first, state = _restore(trainer, epochs, folder, seed)
+    checkpointer, first, state = _restore(
+        trainer, epochs, folder, seed, is_mirrored=lifecycle.is_mirrored
+    )
     if first < settings.epochs:
         forget_model(folder)
         data = place_examples(trainer.dataset, own_mesh)
@@ -186,9 +192,14 @@ def _train_epochs(
                 loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
-                if loop.is_due(every, epoch, settings.epochs - 1):
+                last = settings.epochs - 1
+                must_end = epoch < last and lifecycle.must_end()
+                if must_end or loop.is_due(every, epoch, last):
                     saved = add_names(state, table) if table else state
                     checkpointer.save(epoch + 1, saved)
+                    lifecycle.saved()
+                if must_end:
+                    raise loop.interrupted(checkpointer, f"epoch {epoch + 1}")
     if checkpointer.latest() is None:  # no epoch: the weights that were given
         checkpointer.save(0, add_names(state, table) if table else state)
     checkpointer.close()

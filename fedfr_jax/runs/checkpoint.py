@@ -71,6 +71,15 @@ KEEP = 2  # the newest, and one to fall back on when a disk damages it
 PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
 
 
+_ALL_PROCESSES = ocp.options.MultiprocessingOptions()
+
+
+def _this_process() -> ocp.options.MultiprocessingOptions:
+    """For a manager whose folder this process alone sees."""
+    here = jax.process_index()
+    return ocp.options.MultiprocessingOptions(here, {here}, f"process_{here}")
+
+
 class _Digesting(ocp.StandardCheckpointHandler):
     """Orbax's handler, which lists the digests of its files before the renaming.
 
@@ -107,19 +116,33 @@ class Checkpointer:
 
     Args:
       is_read_only: the folder exists, and stays as it is.
+      is_mirrored: every process has a folder of its own, with all checkpoints.
     """
 
-    def __init__(self, folder: str | pathlib.Path, *, is_read_only: bool = False):
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        is_read_only: bool = False,
+        is_mirrored: bool = False,
+    ):
         self.folder = pathlib.Path(folder).resolve()
         self._handler = _Digesting(stage_folders.settings_digest(self.folder.parent))
+        # Processes that share no folder do not wait for each other.
+        self._is_alone = is_mirrored and jax.process_count() > 1
+        alone = _this_process() if self._is_alone else _ALL_PROCESSES
+        if not is_read_only:
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_handlers=self._handler,  # reads them in any process
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP,
-                create=not is_read_only,
+                create=not (is_read_only or self._is_alone),
                 enable_async_checkpointing=False,
-                single_host_load_and_broadcast=True,  # all have the same list
+                # All have the same list.
+                single_host_load_and_broadcast=not self._is_alone,
+                multiprocessing_options=alone,
             ),
         )
 
@@ -138,6 +161,8 @@ class Checkpointer:
           OSError: when it cannot be written (a full disk); names what is left.
         """
         try:
+            if self._is_alone:
+                state = meshes.fetch(state)
             args = _Save(_step_of_folder(state))
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
@@ -217,7 +242,8 @@ class Checkpointer:
         if not steps:
             return
         with meshes.first_process_first("damaged checkpoints"):
-            for step in steps if meshes.is_first_process() else ():
+            is_ours = self._is_alone or meshes.is_first_process()
+            for step in steps if is_ours else ():
                 set_aside(self.folder / str(step), ".damaged")
         self._manager.reload()
 
@@ -232,7 +258,8 @@ class Checkpointer:
         """
         place = self._place(step)
         try:
-            if meshes.is_first_process() and (fault := difference(place)):
+            is_ours = self._is_alone or meshes.is_first_process()
+            if is_ours and (fault := difference(place)):
                 return None, fault
             shapes = self._as_saved(step, shapes, free)
             # Before Orbax begins to read: it leaves what it has begun, and each read

@@ -32,6 +32,7 @@ from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
+from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
 from fedfr_jax.runs.stage_setup import (
@@ -174,7 +175,11 @@ def show(what) -> None:
 
 
 def run_experiment(
-    experiment: Experiment, workdir, *, logging: Logging = DEFAULT_LOGGING
+    experiment: Experiment,
+    workdir,
+    *,
+    logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict:
     """Run or resume every stage; returns the summary that summary.json holds."""
     workdir = pathlib.Path(workdir)
@@ -183,7 +188,7 @@ def run_experiment(
     write_summary(workdir / "partition.json", experiment.task.data_report)
     write_environment(workdir)
     show(experiment.task.data_report_text)
-    found = run_stages(experiment, workdir, clock, logging)
+    found = run_stages(experiment, workdir, clock, logging, lifecycle)
     summary = {"methods": finite_numbers(found), "seconds": clock.note()}
     summary |= named_config(workdir)
     write_summary(workdir / "summary.json", summary)
@@ -194,6 +199,7 @@ def run_experiment(
     pictures = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *pictures]:
         show(str(path))
+    lifecycle.saved()
     return summary
 
 
@@ -216,6 +222,7 @@ def run_stages(
     workdir: pathlib.Path,
     clock: ElapsedTime | None = None,
     logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict[str, Evaluations]:
     """Train every stage, or read its end, and evaluate it."""
     check_calls(experiment)
@@ -230,13 +237,14 @@ def run_stages(
         )
         before = ends.get(stage.init_from_stage)
         end, found[name] = run(
-            experiment, stage.trainer, before, workdir / name, logging
+            experiment, stage.trainer, before, workdir / name, logging, lifecycle
         )
         write_record(workdir, name, found[name])
         if name in wanted:
             ends[name] = end
         if clock:
             clock.note()
+        lifecycle.saved()
     return found
 
 
@@ -246,12 +254,15 @@ def run_central(
     before: PyTree,
     folder: pathlib.Path,
     logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
     """One network for every client: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
     is_new = len(methods_of_run(folder)) < end
-    variables = train_central(trainer, mesh, folder, seed=seed, logging=logging)
+    variables = train_central(
+        trainer, mesh, folder, seed=seed, logging=logging, lifecycle=lifecycle
+    )
     apply, network = trainer.apply_global, trainer.global_model(variables)
     networks = TrainedModels(network, apply, None, apply)
     found = saved_and_evaluated(experiment, trainer, networks, folder)
@@ -287,10 +298,13 @@ def run_federated(
     before: PyTree,
     folder: pathlib.Path,
     logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
     """Train one method from `before`, or read its end: (its network, evaluations)."""
     federation, evaluators = experiment.federation, experiment.task.evaluators
-    begun = start_stage(experiment, trainer, before, folder)
+    begun = start_stage(
+        experiment, trainer, before, folder, is_mirrored=lifecycle.is_mirrored
+    )
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
     view = lambda server: trained_models(experiment, trainer, sim, server, store)
@@ -319,7 +333,9 @@ def run_federated(
         ) as sinks,
     ):
         judge = evaluators_during_training(experiment, trainer, sim)
-        to = loop.RunOutputs(store, begun.checkpointer, judge, sinks, clients, period)
+        to = loop.RunOutputs(
+            store, begun.checkpointer, judge, sinks, clients, period, lifecycle
+        )
         for part, first_round, num_rounds in parts:
             server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole

@@ -32,6 +32,7 @@ from fedfr_jax.federated.sweep import (
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
+from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
 from fedfr_jax.types import PyTree
 
 
@@ -63,6 +64,7 @@ class RunOutputs(NamedTuple):
     sinks: Sequence[Callable] = ()  # take (round, {name: number})
     client_log: Callable | None = None  # takes (round, {name: [K] list})
     period: Intervals = Intervals()
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE
 
 
 class RestoredRun(NamedTuple):
@@ -75,17 +77,25 @@ class RestoredRun(NamedTuple):
 
 
 def resume(
-    sim: Simulation, server: PyTree, folder, *, is_read_only: bool = False
+    sim: Simulation,
+    server: PyTree,
+    folder,
+    *,
+    is_read_only: bool = False,
+    is_mirrored: bool = False,
 ) -> RestoredRun:
     """State at the newest whole checkpoint under `folder`, or the given start.
 
     Args:
       is_read_only: there is a checkpoint, and nothing is written.
+      is_mirrored: the folder is this process' own copy of a run in a bucket.
 
     Raises:
       ValueError: when what is on disk belongs to another run.
     """
-    checkpointer = Checkpointer(folder / "checkpoints", is_read_only=is_read_only)
+    checkpointer = Checkpointer(
+        folder / "checkpoints", is_read_only=is_read_only, is_mirrored=is_mirrored
+    )
     found = checkpointer.restore(server)
     first, server = found or (0, server)
     store = open_store(
@@ -95,6 +105,7 @@ def resume(
         resume_round=first,
         protected=checkpointer.steps(),
         is_read_only=is_read_only,
+        is_mirrored=is_mirrored,
     )
     return RestoredRun(server, store, checkpointer, first)
 
@@ -194,10 +205,21 @@ def save_round(
             sink.histograms(round, histograms_of(outcome))
     if to.client_log:
         to.client_log(round, per_client_rows(outcome))
-    if to.checkpointer and is_due(to.period.checkpoint_every, round, last):
+    must_end = round < last and to.lifecycle.must_end()
+    is_saved = must_end or is_due(to.period.checkpoint_every, round, last)
+    if to.checkpointer and is_saved:
         with _names_round(round, to.checkpointer):
             to.store.flush(round + 1)
         to.checkpointer.save(round + 1, server)
+        to.lifecycle.saved()
+    if must_end:
+        raise interrupted(to.checkpointer, f"round {round + 1}")
+
+
+def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
+    """What ends a run that has been asked to end after a round or an epoch."""
+    stage = _stage(checkpointer)
+    return RunInterrupted(f"{stage}: {done} has ended and its checkpoint is saved.")
 
 
 def train_sweep(

@@ -65,11 +65,13 @@ def start_stage(
     folder,
     *,
     is_read_only: bool = False,
+    is_mirrored: bool = False,
 ) -> StageState:
     """Start from `variables` or go on where the folder stopped, as fast as measured.
 
     Args:
       is_read_only: the stage has ended; its folder stays as it is.
+      is_mirrored: the folder is in this process' own copy of a run in a bucket.
     """
     federation, mesh = experiment.federation, experiment.mesh
     table = place_examples(experiment.task.dataset, mesh)
@@ -81,7 +83,7 @@ def start_stage(
     sim = make(setting)
     server = start_simulation(sim, trainer.init_variables(variables))
     server, store, checkpointer, first = loop.resume(
-        sim, server, folder, is_read_only=is_read_only
+        sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
     )
     if federation.clients_per_device == AUTO and first < read_end(
         trainer, federation.rounds

@@ -56,7 +56,7 @@ def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
         ),
         (
             ["launch", "--num_hosts=2", "train"],
-            "--num_hosts needs --coordinator=HOST:PORT",
+            "--num_hosts needs --coordinator=HOST",
         ),
         (
             [

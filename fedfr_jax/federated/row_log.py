@@ -1,0 +1,142 @@
+"""Log of personal rows: immutable files from which a store's own can be made again.
+
+A store's rows lie in one large sparse file that changes in place, which a bucket cannot
+hold. The log has a file per checkpoint with the rows that are new since the one before,
+`<round>.rows`. Once the files outgrow what they say, all but the newest become one.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fedfr_jax.files import replace_file
+
+FOLDER, SUFFIX = "log", ".rows"
+MAX_FILES = 256  # until they become one, however small they are
+CHUNK_BYTES = 2**26  # of rows that are in memory together
+
+
+class LoggedRows(NamedTuple):
+    """The rows of one file: whose they are, of which round, and where they begin."""
+
+    population: int
+    row_bytes: int  # of one, its checksum included; 0 where clients keep nothing
+    ids: np.ndarray  # [n] int64, ascending
+    stamps: np.ndarray  # [n] int32, see `store`
+    path: pathlib.Path
+    start: int  # byte of the first row
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """(which rows, their bytes [n, row_bytes] uint8), some at a time.
+
+        Raises:
+          ValueError: when the file is shorter than it says.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            for part in chunks(len(self.ids), self.row_bytes):
+                count = part.stop - part.start
+                data = file.read(count * self.row_bytes)
+                if len(data) != count * self.row_bytes:
+                    raise ValueError(
+                        f"{self.path} must have {len(self.ids)} rows, but is truncated."
+                    )
+                yield part, np.frombuffer(data, np.uint8).reshape(count, -1)
+
+
+def chunks(count: int, row_bytes: int) -> Iterator[slice]:
+    """Slices of `count` rows that are read together; none of rows without bytes."""
+    step = max(CHUNK_BYTES // max(row_bytes, 1), 1)
+    for start in range(0, count if row_bytes else 0, step):
+        yield slice(start, min(start + step, count))
+
+
+def read_rows(path: pathlib.Path) -> LoggedRows:
+    """What a file of the log holds, but for the rows' bytes.
+
+    Raises:
+      ValueError: naming the file, when it is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            sizes, ids, stamps = (np.load(file) for _ in range(3))
+            population, row_bytes = sizes.tolist()
+            return LoggedRows(population, row_bytes, ids, stamps, path, file.tell())
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} must be as it was written, but is damaged ({error})."
+        ) from error
+
+
+def write_rows(
+    path: pathlib.Path,
+    population: int,
+    row_bytes: int,
+    ids: np.ndarray,
+    stamps: np.ndarray,
+    blocks: Iterable[np.ndarray],
+) -> None:
+    """Write a file of the log, whole; `blocks` are the rows' bytes, in order."""
+    with replace_file(path) as file:
+        for part in (np.array([population, row_bytes]), ids, stamps):
+            np.save(file, part)
+        for block in blocks:
+            file.write(block.tobytes())
+
+
+class RowLog:
+    """The log in the folder of a store.
+
+    Args:
+      read: (ids [n], stamps [n]) -> the rows' bytes [n, row_bytes] uint8.
+    """
+
+    def __init__(
+        self, store: pathlib.Path, population: int, row_bytes: int, read: Callable
+    ):
+        self._folder = store / FOLDER
+        self._sizes, self._read = (population, row_bytes), read
+
+    def forget_after(self, round: int) -> None:
+        """Remove what later checkpoints have added."""
+        for path in log_files(self._folder.parent):
+            if _round(path) > round:
+                path.unlink()
+
+    def add(self, round: int, select: Callable) -> None:
+        """Note the rows that are new since the newest file, for `round`'s checkpoint.
+
+        Args:
+          select: (after, until) -> ids [n] and stamps [n] int32 of the newest rows
+            until that round, of those that were written after the other.
+        """
+        files = log_files(self._folder.parent)
+        last = _round(files[-1]) if files else 0
+        if _is_outgrown(files):  # what the checkpoint before sees, in one file
+            self._write(last, *select(0, last))
+            for path in files[:-1]:
+                path.unlink()
+        self._write(round, *select(last, round))
+
+    def _write(self, round, ids, stamps):
+        path = self._folder / f"{round:09d}{SUFFIX}"
+        parts = chunks(len(ids), self._sizes[1])
+        blocks = (self._read(ids[part], stamps[part]) for part in parts)
+        write_rows(path, *self._sizes, ids, stamps, blocks)
+
+
+def log_files(store: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a store's log, the oldest first."""
+    return sorted((store / FOLDER).glob(f"*{SUFFIX}"), key=_round)
+
+
+def _round(path: pathlib.Path) -> int:
+    return int(path.name.removesuffix(SUFFIX))
+
+
+def _is_outgrown(files: list[pathlib.Path]) -> bool:
+    """Whether later files have more bytes than the first, or are very many."""
+    sizes = [path.stat().st_size for path in files]
+    return len(files) > 2 and (sum(sizes[1:]) > sizes[0] or len(files) > MAX_FILES)

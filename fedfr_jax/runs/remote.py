@@ -1,0 +1,410 @@
+"""Run directories in a bucket, mirrored with a copy on this machine's disk.
+
+A run works in its copy, a folder of the user's cache. With every checkpoint the files
+that have changed go to the bucket, and after them MANIFEST.json, which names all files
+of the run: what was uploaded in part is not in it, and counts for nothing. Whoever
+opens the run makes a copy of what it names. The large files of a client-state store
+stay on the disk; they are made again from its log, see `federated.row_log`.
+
+Buckets have no locks. Who starts last writes its name into the manifest; an earlier
+process finds it there and ends at its next checkpoint.
+
+JAX is not needed here, and fsspec is imported where a path is a URL.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedfr_jax.digest_json import digest_of_file
+from fedfr_jax.json_files import parse_json
+from fedfr_jax.runs import locks
+from fedfr_jax.runs.scratch import copy_folder, is_url
+
+MANIFEST = "MANIFEST.json"
+MARK = "copy of a run in a bucket\n"  # what the lock of a copy says
+LARGE = ("rows.bin", "stamps.bin")  # of a store
+PARTIAL = (".tmp", "-tmp")  # names of what is being written end so
+DEPTH = 3  # folders below the one whose runs are listed
+# What pages and tables of runs read.
+REPORTED = (".json", ".jsonl", ".png", ".jpg", ".webp", ".txt")
+MODEL = ("model.json", "weights.safetensors", "config.json")
+
+
+class Mirror:
+    """A run in a bucket and its copy in `folder`."""
+
+    def __init__(self, url: str, folder: pathlib.Path):
+        self.url, self.folder = url, folder
+        self._writer = None  # once this process is the run's
+        self._digests = {}  # {path: (state of the file, its entry in the manifest)}
+        with explained(url, "opened"):
+            import fsspec
+
+            self._fs, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
+            self._fs.auto_mkdir = True  # of file://, others make folders anyway
+
+    def is_there(self) -> bool:
+        """Whether the bucket has a run at the URL."""
+        return self._read_manifest() is not None
+
+    def check_writable(self) -> None:
+        """Raise OSError where the bucket is not there or may not be written to, and
+        ValueError where the place has other files than a run's."""
+        if self._read_manifest() is None:
+            with explained(self.url, "read"):
+                others = self._list_names()
+            if others:
+                raise ValueError(
+                    f"{self.url} must be empty or a run, got a folder with "
+                    f"{', '.join(others[:3])}. Take another --workdir."
+                )
+        with explained(self.url, "written"):
+            self._put_bytes(".write-check", b"")
+            self._fs.rm_file(f"{self._root}/.write-check")
+
+    def download(self, wanted: Callable[[str], bool] = lambda path: True) -> None:
+        """Make the copy what the bucket has, as far as `wanted`.
+
+        Raises:
+          OSError: when the bucket cannot be read.
+        """
+        files = (self._read_manifest() or {}).get("files", {})
+        here = self.files()
+        for path in here.keys() - files.keys():
+            (self.folder / path).unlink()
+        lacking = {
+            path: entry
+            for path, entry in files.items()
+            if wanted(path) and not _is_same(here, path, entry)
+        }
+        with explained(self.url, "read"):
+            self._get([*lacking])
+        for path, entry in lacking.items():
+            os.utime(self.folder / path, (entry["modified"],) * 2)
+        _remove_empty(self.folder)
+
+    def claim(self) -> None:
+        """Become the process that the run belongs to, and upload the copy."""
+        self._writer = uuid.uuid4().hex
+        self._upload(self._read_manifest() or {})
+
+    def upload(self) -> None:
+        """Bring the bucket to what the copy is.
+
+        Raises:
+          OSError: when another process has begun to write the run, or the bucket cannot
+            be written.
+        """
+        manifest = self._read_manifest() or {}
+        if manifest.get("writer") != self._writer:
+            raise OSError(
+                f"{self.url} has been taken over by another process, which was started "
+                "later. This one ends; its files stay in "
+                f"{self.folder}."
+            )
+        self._upload(manifest)
+
+    def add(self, names: Sequence[str]) -> None:
+        """Upload single files beside what is there, whoever writes the run."""
+        manifest, here = self._read_manifest() or {}, self.files()
+        found = {name: here[name] for name in names if name in here}
+        with explained(self.url, "written"):
+            self._put([*found])
+            self._write_manifest({**manifest, "files": manifest["files"] | found})
+
+    def _upload(self, manifest: Mapping[str, Any]) -> None:
+        known, here = manifest.get("files", {}), self.files()
+        changed = [path for path in here if not _is_same(known, path, here[path])]
+        with explained(self.url, "written"):
+            self._put(changed)
+            self._write_manifest({"writer": self._writer, "files": here})
+            if gone := [*known.keys() - here.keys()]:
+                self._remove(gone)
+
+    def files(self) -> dict[str, dict]:
+        """{path: entry of the manifest} of the copy's files."""
+        found = {}
+        for path in sorted(self.folder.rglob("*")):
+            parts = path.relative_to(self.folder).parts
+            hidden = any(part[0] == "." or part.endswith(PARTIAL) for part in parts)
+            if path.is_file() and not hidden and path.name not in LARGE:
+                found["/".join(parts)] = self._entry(path)
+        return found
+
+    def _entry(self, path: pathlib.Path) -> dict:
+        """What the manifest says of a file, whose digest is made once a change."""
+        state = path.stat()
+        key = state.st_size, state.st_mtime_ns
+        if self._digests.get(path, (None,))[0] != key:
+            entry = {
+                "bytes": state.st_size,
+                "sha256": digest_of_file(path),
+                "modified": state.st_mtime,
+            }
+            self._digests[path] = key, entry
+        return self._digests[path][1]
+
+    def _read_manifest(self) -> dict | None:
+        """The manifest in the bucket, None without one."""
+        with explained(self.url, "read"):
+            try:
+                data = self._fs.cat_file(f"{self._root}/{MANIFEST}")
+            except FileNotFoundError:
+                return None
+        return parse_json(data, f"{self.url}/{MANIFEST}")
+
+    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """In its place whole: where a file is written in place, it is renamed."""
+        self._put_bytes(f"{MANIFEST}.new", json.dumps(manifest, indent=1).encode())
+        new = f"{self._root}/{MANIFEST}"
+        self._fs.mv(f"{new}.new", new)
+
+    def _list_names(self) -> list[str]:
+        try:
+            found = self._fs.ls(self._root, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return [name.rpartition("/")[2] for name in found]
+
+    def _get(self, paths: list[str]) -> None:
+        for path in paths:
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if paths:
+            there = [f"{self._root}/{path}" for path in paths]
+            self._fs.get(there, [str(self.folder / path) for path in paths])
+
+    def _put(self, paths: list[str]) -> None:
+        if paths:
+            there = [f"{self._root}/{path}" for path in paths]
+            self._fs.put([str(self.folder / path) for path in paths], there)
+
+    def _put_bytes(self, name: str, data: bytes) -> None:
+        """By a file: `pipe_file` makes no folder where there are folders."""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            self._fs.put_file(file.name, f"{self._root}/{name}")
+
+    def _remove(self, paths: list[str]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody else has
+            self._fs.rm([f"{self._root}/{path}" for path in paths])
+
+
+def _is_same(entries: Mapping[str, dict], path: str, entry: Mapping) -> bool:
+    """Whether a file is the one of an entry, whenever it was written."""
+    return path in entries and entries[path]["sha256"] == entry["sha256"]
+
+
+def _remove_empty(folder: pathlib.Path) -> None:
+    """Remove folders without a file, such as a checkpoint's that has gone."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+@contextlib.contextmanager
+def explained(url: str, done: str) -> Iterator[None]:
+    """Say in one line why a place could not be read, written or opened.
+
+    Raises:
+      ImportError: where the package for its scheme is missing.
+      ValueError: for a scheme that there is not.
+      OSError: for anything else that fsspec and its packages raise.
+    """
+    scheme = url.partition("://")[0]
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"{url} needs a package for {scheme}:// ({_first_line(error)}). Run "
+            "pip install 'fedfr_jax[remote]'."
+        ) from error
+    except Exception as error:
+        text = _first_line(error)
+        if done == "opened" and "rotocol not known" in text:
+            raise ValueError(
+                f"{url} must begin with a scheme that fsspec knows, such as gs://, "
+                f"s3:// or abfs://, got {scheme}://."
+            ) from error
+        raise OSError(
+            f"{url} could not be {done} ({text}). Check its name, and that this "
+            "account may read and write there (docs/how-to/buckets.md)."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class RunFolder(NamedTuple):
+    """Where a run works, and what is done when a checkpoint is whole."""
+
+    path: pathlib.Path
+    mirror: Mirror | None = None
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether the path is this process' own copy of a run in a bucket."""
+        return self.mirror is not None
+
+    def share(self) -> None:
+        """Claim a run in a bucket, whose config fits, before it is written to; then the
+        other processes make their copies of it."""
+        from fedfr_jax import mesh
+
+        if self.mirror is None:
+            return
+        with mesh.first_process_first("bucket"):
+            if mesh.is_first_process():
+                self.mirror.claim()
+            else:
+                refresh(self.mirror)
+
+
+@contextlib.contextmanager
+def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder]:
+    """The folder in which a run works: of a URL the copy, which nobody else uses.
+
+    Args:
+      process: number of this process, each of which has a copy; the first one's is
+        downloaded here, those of others once that one has claimed the run.
+
+    Raises:
+      ValueError, OSError: when the bucket cannot be used.
+    """
+    if not is_url(workdir):
+        yield RunFolder(pathlib.Path(workdir))
+        return
+    mirror = Mirror(str(workdir), copy_folder(str(workdir), process))
+    if not process:
+        mirror.check_writable()
+    with _locked_copy(mirror):
+        if not process:
+            refresh(mirror)
+        yield RunFolder(mirror.folder, mirror)
+
+
+@contextlib.contextmanager
+def _locked_copy(mirror: Mirror) -> Iterator[None]:
+    """Keep other processes of this machine out of the copy."""
+    mirror.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = locks.lock_to_write(mirror.folder.parent, MARK)
+    except locks.RunInUse:
+        raise locks.RunInUse(
+            f"{mirror.url} is in use by another process of this machine. Wait for it, "
+            "or choose another --workdir."
+        ) from None
+    with contextlib.closing(lock):
+        yield
+
+
+def refresh(mirror: Mirror) -> None:
+    """Make the copy what the bucket has, its stores' rows included."""
+    from fedfr_jax.federated.store import restore_rows  # which needs JAX
+
+    mirror.download()
+    for layout in mirror.folder.glob("*/store/layout.txt"):
+        restore_rows(layout.parent)
+
+
+def fetch(
+    path: str | os.PathLike, wanted: Callable[[str], bool] | None = None
+) -> pathlib.Path:
+    """A run for reading: of a URL a copy of it, or of the files that are wanted.
+
+    Raises:
+      ValueError: where there is no run.
+      OSError: when the bucket cannot be read.
+    """
+    if not is_url(path):
+        return pathlib.Path(path)
+    return _fetch_copy(str(path), wanted).folder
+
+
+def _fetch_copy(
+    url: str, wanted: Callable[[str], bool] | None, process: int = 0
+) -> Mirror:
+    mirror = Mirror(url, copy_folder(url, process, use="read"))
+    if not mirror.is_there():
+        raise ValueError(f"{url} must be a run, got no {MANIFEST} there.")
+    mirror.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(
+        locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
+    ):
+        refresh(mirror) if wanted is None else mirror.download(wanted)
+    return mirror
+
+
+def is_reported(path: str) -> bool:
+    """Whether pages and tables of runs read a file of a run."""
+    return path.endswith(REPORTED) and "/checkpoints/" not in path
+
+
+def is_model(path: str) -> bool:
+    """Whether a file is of a stage's model, or says which stages there are."""
+    return path.rpartition("/")[2] in MODEL
+
+
+@contextlib.contextmanager
+def fetched_to_evaluate(
+    workdir: str | os.PathLike, process: int = 0
+) -> Iterator[pathlib.Path]:
+    """A copy of a run; what the block writes into it goes to the bucket.
+
+    Args:
+      process: number of this process, each of which has a copy; the first one uploads.
+    """
+    if not is_url(workdir):
+        yield pathlib.Path(workdir)
+        return
+    mirror = _fetch_copy(str(workdir), None, process)
+    before = mirror.files()
+    yield mirror.folder
+    now = mirror.files()
+    changed = [path for path in now if not _is_same(before, path, now[path])]
+    if changed and not process:
+        mirror.add(changed)
+
+
+def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
+    """A folder of runs, for a list of them: of a URL copies of the files that such a
+    list reads, of every run in and below it.
+
+    Raises:
+      ValueError, OSError: when the bucket cannot be read.
+    """
+    if not is_url(folder):
+        return pathlib.Path(folder)
+    url, place = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
+    names = _find_runs(url)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for name in names:
+        inner = f"{url}/{name}" if name else url
+        Mirror(inner, place / name).download(is_reported)
+    return place
+
+
+def _find_runs(url: str) -> list[str]:
+    """Paths below a URL of the folders with a manifest; "" is the URL itself."""
+    with explained(url, "opened"):
+        import fsspec
+
+        fs, root = fsspec.core.url_to_fs(url)
+    found = []
+    with explained(url, "read"):
+        for depth in range(DEPTH + 1):
+            pattern = "/".join([root, *["*"] * depth, MANIFEST])
+            found += fs.glob(pattern)
+    bare = root.strip("/")
+    inner = (x.strip("/").removeprefix(bare).strip("/") for x in found)
+    return [name.removesuffix(MANIFEST).strip("/") for name in inner]
