@@ -86,10 +86,8 @@ def test_a_sigterm_leaves_time_to_end_a_round(seconds, longer, sent, said, code)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
     lines = {process.stdout.readline() for _ in range(2)}
-    ending = (
-        f"SIGTERM: ending after this round, or in {seconds:g} s as it is; a second "
-    )
-    assert lines == {"asked\n", f"{ending}signal ends at once.\n"}
+    lines.remove("asked\n")
+    assert f"ending after this round, or in {seconds:g} s as it is" in lines.pop()
     for name in sent:
         process.send_signal(signal.Signals[name])
     last = process.communicate(timeout=30)[0]

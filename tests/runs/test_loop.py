@@ -21,6 +21,7 @@ from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.lifecycle import Lifecycle, RunInterrupted
 from fedfr_jax.runs.restore import check_end
 from fedfr_jax.runs.sinks import JsonlSink
 from fedfr_jax.runs.trackers import TraceSink
@@ -108,6 +109,21 @@ def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     written = found.read_bytes()
     for name in (b"sample", b"prepare", b"gather", b"train"):  # of the host
         assert name in written
+
+
+def test_a_run_that_is_asked_to_end_saves_its_round_and_loses_nothing(tmp_path):
+    sim, server = build("fedfr")
+    whole = train(sim, server, tmp_path / "whole")
+    found = loop.resume(sim, server, tmp_path / "asked")
+    copies, asked = [], iter([False, True])
+    lifecycle = Lifecycle(lambda: copies.append(None), lambda: next(asked))
+    to = loop.RunOutputs(found.store, found.checkpointer, lambda *_: {})
+    to = to._replace(period=loop.Intervals(0, 4), lifecycle=lifecycle)
+    with pytest.raises(RunInterrupted, match="asked: round 2 has ended and its check"):
+        loop.train(sim, found.server, to, 0, ROUNDS)
+    assert found.checkpointer.latest() == 2 and len(copies) == 1
+    resumed = train(sim, server, tmp_path / "asked")
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
