@@ -40,7 +40,8 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
-from fedfr_jax.schema import check_keys, check_kinds, check_seed, check_whole
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import check_keys, check_values, checked, kinds_of
 from fedfr_jax.tasks.classification.evaluators import Accuracy
 from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
@@ -229,8 +230,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = inspect.signature(build_simulation).parameters
     names = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
     check_keys("options of init", options, [name for name in names if name != "mesh"])
-    check_kinds("", options, known)
-    check_seed("seed", options.get("seed", 0))
+    check_values("", options, kinds_of(build_simulation))
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
@@ -329,12 +329,13 @@ class RunState(NamedTuple):
         )
 
 
+@checked
 def init(
     algorithm: Algorithm,
     data: FederatedDataset,
     variables: PyTree,
     *,
-    batch_size: int,
+    batch_size: Count,
     batching: Batching | None = None,
     mesh=None,
     folder: str | os.PathLike | None = None,
@@ -358,7 +359,6 @@ def init(
         normalizes and clients that take no step, before anything is compiled.
     """
     check_options(options)
-    check_whole("batch_size", batch_size, 1)
     batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
     check_input(batching, data.dataset)
     if not (isinstance(variables, dict) and "params" in variables):
@@ -402,8 +402,9 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
     return run._replace(server=server, round_number=run.round_number + 1), metrics
 
 
+@checked
 def run_rounds(
-    run: RunState, num_rounds: int
+    run: RunState, num_rounds: Count
 ) -> tuple[RunState, list[dict[str, np.ndarray]]]:
     """Train rounds in one call of the devices: (the run after them, metrics of each).
 
@@ -417,7 +418,6 @@ def run_rounds(
         several processes.
       FloatingPointError: as `run_round`; the run stays as it was before the call.
     """
-    check_whole("num_rounds", num_rounds, 1)
     _check_newest(run)
     try:
         server, logs = simulate_rounds(

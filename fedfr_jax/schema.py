@@ -1,27 +1,26 @@
 """Settings as keyword arguments: a function's signature is their schema.
 
-A key that the function does not know is an error that lists those it knows, a value of
-another kind than the annotation one that says the kind, a number out of its range one
-that says the range.
+A key that the function does not know is an error that lists those it knows. Values are
+checked once, by pydantic against the annotations: `call` those of a config, `checked`
+those that a user of the Python API gives. Kinds and ranges are in `ranges`.
 """
 
 import contextlib
+import dataclasses
 import difflib
+import functools
 import inspect
-import math
-import numbers
 import os
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from annotated_types import Interval, MinLen
+
+from fedfr_jax.ranges import MAX, TINY
 from fedfr_jax.renamed_keys import RENAMED
 
-POSITIVE = (2.0**-126, math.inf)  # bounds of a number above 0 in float32
-AT_ONCE = (1, 2**16)  # of a number of images that a device takes together
-BELOW_ONE = (0, math.nextafter(1, 0))  # of a number in [0, 1)
-MOST = 2**31 - 1  # of a number without an upper bound: int32 has to hold it
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
 
 
@@ -30,18 +29,21 @@ def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
 
     Raises:
       ValueError: for a key that is not the function's (with those that are), one that
-        is missing, or a value of another kind than the annotation says.
+        is missing, or a value that its annotation does not allow.
     """
+    return call_at(f"config.{section}", function, settings, *args, **fixed)
+
+
+def call_at(where: str, function: Callable, settings: Mapping, *args, **fixed):
+    """`call` of settings that do not stand in a section of a config."""
     parameters = inspect.signature(function).parameters
     known = [name for name in list(parameters)[len(args) :] if name not in fixed]
-    check_keys(f"config.{section}", settings, known)
-    check_kinds(f"config.{section}.", settings, parameters)
+    kinds = {name: parameters[name].annotation for name in known}
+    settings = check_settings(where, settings, kinds)
     for name in known:
         if parameters[name].default is inspect.Parameter.empty and name not in settings:
-            raise ValueError(f"config.{section} must have the key {name}, got none.")
-    if has_kind(int, settings.get("seed")):
-        check_seed(f"config.{section}.seed", settings["seed"])
-    with naming(f"config.{section}", settings):
+            raise ValueError(f"{where} must have the key {name}, got none.")
+    with naming(where, settings):
         return function(*args, **fixed, **settings)
 
 
@@ -91,18 +93,224 @@ def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:
             )
 
 
-def check_kinds(
-    prefix: str, values: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
-) -> None:
-    """Raise ValueError for the first value that is not of its parameter's annotation.
+def checked(function: Callable) -> Callable:
+    """`function`, which checks its numbers, words and lists against its annotations.
+
+    For what a user calls without a config. Arrays and functions pass by.
+
+    >>> from fedfr_jax.ranges import BelowOne
+    >>> @checked
+    ... def sgd(*, momentum: BelowOne = 0.0):
+    ...     return momentum
+    >>> sgd(momentum=2.0)
+    Traceback (most recent call last):
+    ValueError: momentum must lie in [0, 1), got 2.0.
+    """
+    signature = inspect.signature(function)
+    kinds = {name: x for name, x in kinds_of(function).items() if _is_setting(x)}
+
+    @functools.wraps(function)
+    def check_and_call(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        check_values("", {name: given[name] for name in kinds if name in given}, kinds)
+        return function(*args, **kwargs)
+
+    return check_and_call
+
+
+def _is_setting(kind: Any) -> bool:
+    """Whether it has numbers, words or truths."""
+    if get_origin(kind) is Literal or kind in (bool, int, float, str):
+        return True
+    return any(map(_is_setting, get_args(kind)))
+
+
+def kinds_of(function: Callable) -> dict[str, Any]:
+    """{argument: annotation} of a function, {field: annotation} of a NamedTuple."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.annotation for name, parameter in parameters.items()}
+
+
+def check_settings(where: str, settings: Mapping, kinds: Mapping[str, Any]) -> dict:
+    """The settings, lists as tuples, whose keys and values `kinds` must allow.
 
     Args:
-      prefix: goes before the names in the message, as in "config.federation.".
+      where: they stand, such as "config.federation".
+      kinds: {key: annotation}.
+
+    Raises:
+      ValueError: for the first key or value that it does not.
     """
+    check_keys(where, settings, kinds)
+    return check_values(f"{where}.", settings, kinds)
+
+
+def check_values(
+    prefix: str, values: Mapping[str, Any], kinds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`check_settings` of known keys, whose names follow on the prefix."""
     for name, value in values.items():
-        kind = parameters[name].annotation
-        if not has_kind(kind, value):
-            raise ValueError(f"{prefix}{name} must be {in_words(kind)}, got {value!r}.")
+        if rule := broken_rule(kinds[name], value):
+            near = hint(value, _words(kinds[name]))
+            raise ValueError(
+                f"{prefix}{name} must {rule}, got {_without_arrays(value)!r}{near}."
+            )
+    return {name: _without_lists(value) for name, value in values.items()}
+
+
+def check_fields(prefix: str, settings: tuple) -> None:
+    """Raise ValueError for the first field of a NamedTuple that must not be so."""
+    check_values(prefix, settings._asdict(), kinds_of(type(settings)))
+
+
+def broken_rule(kind: Any, value: Any) -> str:
+    """What a value must do and does not, "" where an annotation allows it.
+
+    >>> from fedfr_jax.ranges import Count
+    >>> broken_rule(Count, 0), broken_rule(Count, 2.5), broken_rule(Count | None, None)
+    ('be at least 1', 'be a whole number', '')
+    """
+    if _has_traced(value):
+        return "" if _takes_floats(kind) else f"be {in_words(kind)}"
+    from pydantic import ValidationError  # slow to import, and not always needed
+
+    try:
+        _adapter(kind).validate_python(_without_arrays(value))
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_input=False):
+            if one["type"].startswith(("greater_", "less_", "too_")):
+                return _range_rule(kind, one["ctx"], value)
+        return f"be {in_words(kind)}"
+    return ""
+
+
+def has_kind(kind: Any, value: Any) -> bool:
+    """Whether an annotation allows a value.
+
+    >>> has_kind(int | tuple[int, ...], (1, 2)), has_kind(int, 2.5)
+    (True, False)
+    """
+    return not broken_rule(kind, value)
+
+
+@functools.cache
+def _adapter(kind: Any):
+    """What checks values against an annotation: strictly, and numbers are finite."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(_for_pydantic(kind), config=config)
+
+
+def _for_pydantic(kind: Any) -> Any:
+    """An annotation whose classes are not looked into, and whose lists are tuples.
+
+    What is no kind of value (none at all, text, a type variable) allows everything.
+    """
+    from pydantic import PlainValidator
+
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return Annotated[_for_pydantic(inside[0]), *inside[1:]]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(_for_pydantic, inside))]  # noqa: UP007 (of a tuple)
+    if origin is Literal or kind in (None, int, float, str, bool, type(None)):
+        return kind
+    if (origin or kind) in (tuple, list, Sequence):
+        if origin in (list, Sequence):
+            inside = (*inside, ...)
+        inside = [x if x is ... else _for_pydantic(x) for x in inside]
+        return tuple[tuple(inside)] if inside else tuple
+    if (origin or kind) in (dict, Mapping):
+        return dict[tuple(map(_for_pydantic, inside))] if inside else dict
+    if (origin or kind) is Callable:
+        return Callable
+    kind = origin or kind
+    if not isinstance(kind, type) or kind in (Any, inspect.Parameter.empty):
+        return Any
+    return Annotated[Any, PlainValidator(functools.partial(_check_class, kind))]
+
+
+def _check_class(kind: type, value: Any) -> Any:
+    """`value`, of the class, or a list that may become an array of it."""
+    is_list_of_array = hasattr(kind, "__array__") and isinstance(value, tuple)
+    if not isinstance(value, kind) and not is_list_of_array:
+        raise ValueError
+    return value
+
+
+def _without_arrays(value: Any) -> Any:
+    """NumPy's and JAX's numbers as Python's, lists as tuples, mappings as dicts."""
+    if _is_list(value):
+        return tuple(map(_without_arrays, value))
+    if isinstance(value, Mapping):
+        return {key: _without_arrays(entry) for key, entry in value.items()}
+    is_array = hasattr(value, "shape") and hasattr(value, "item")
+    is_number = is_array and value.shape == () and not is_traced(value)
+    return value.item() if is_number else value
+
+
+def _is_list(value: Any) -> bool:
+    is_list = isinstance(value, Sequence) and not isinstance(value, TEXTS)
+    return is_list and not hasattr(value, "_fields")  # of a NamedTuple
+
+
+def _without_lists(value: Any) -> Any:
+    """Lists as tuples, in tuples too."""
+    return tuple(map(_without_lists, value)) if _is_list(value) else value
+
+
+def is_traced(value: Any) -> bool:
+    """Whether it stands for a number of a sweep, whose values have been checked."""
+    jax = sys.modules.get("jax")  # what has not been imported traces nothing
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def _has_traced(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_traced, value.values()))
+    return any(map(_has_traced, value)) if _is_list(value) else is_traced(value)
+
+
+def _takes_floats(kind: Any) -> bool:
+    open_kinds = (float, Any, Mapping, dict, inspect.Parameter.empty)
+    return kind in open_kinds or any(map(_takes_floats, get_args(kind)))
+
+
+def _range_rule(kind: Any, context: Mapping, value: Any) -> str:
+    """The bound of an annotation that a value breaks, in words.
+
+    Args:
+      context: of pydantic's error, {"ge": number} or the like.
+    """
+    for bounds in _constraints(kind):
+        if isinstance(bounds, MinLen) and "min_length" in context:
+            return "have an entry"
+        is_interval = isinstance(bounds, Interval)
+        if is_interval and context.items() <= dataclasses.asdict(bounds).items():
+            return _interval_rule(bounds, "le" in context, value)
+    return f"be {in_words(kind)}"
+
+
+def _interval_rule(bounds: Interval, is_above: bool, value: Any) -> str:
+    if bounds.le == MAX:
+        if is_above:
+            return "be below 2**31"
+        if bounds.ge == TINY:
+            is_tiny = not _is_list(value) and value > 0
+            return "be positive in float32" if is_tiny else "be positive"
+        return f"be at least {bounds.ge}"
+    low = "(0" if bounds.ge in (TINY, None) else f"[{bounds.ge}"
+    high = f"{bounds.lt})" if bounds.le is None else f"{bounds.le}]"
+    return f"lie in {low}, {high.replace(str(2**32), '2**32')}"
+
+
+def _constraints(kind: Any) -> Iterator[Any]:
+    """The metadata of an annotation and of those in it."""
+    for inside in get_args(kind):
+        if isinstance(inside, Interval | MinLen):
+            yield inside
+        yield from _constraints(inside)
 
 
 NOUNS = {
@@ -115,67 +323,17 @@ NOUNS = {
 }
 
 
-def has_kind(kind: Any, value: Any) -> bool:
-    """Whether a value of a config is of the kind that an annotation names.
-
-    Lists stand for tuples and arrays, whole numbers for numbers; an annotation that is
-    no kind of value (none at all, text, a type variable) is met by everything.
-
-    >>> has_kind(int | tuple[int, ...], (1, 2)), has_kind(int, 2.5)
-    (True, False)
-    """
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return any(has_kind(part, value) for part in inside)
-    kind = origin or kind
-    if kind in (None, Any, inspect.Parameter.empty) or not isinstance(kind, type):
-        return value is None if kind is None else True
-    if kind in (int, float):
-        return _is_number(kind, value)
-    if kind is Callable:
-        return callable(value)
-    is_list = isinstance(value, Sequence) and not isinstance(value, TEXTS)
-    if kind in (tuple, list, Sequence):
-        return is_list and _all_have_kind(inside, value)
-    return isinstance(value, kind) or (is_list and hasattr(kind, "__array__"))
-
-
-def _is_number(kind: type, value: Any) -> bool:
-    """Whether it is a whole number, or a finite one."""
-    if isinstance(value, bool):
-        return False
-    if is_traced(value):
-        return kind is float
-    if kind is int:
-        return isinstance(value, numbers.Integral)
-    try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float comes near
-        return False
-
-
-def is_traced(value: Any) -> bool:
-    """Whether it stands for a number of a sweep, whose values have been checked."""
-    jax = sys.modules.get("jax")  # what has not been imported traces nothing
-    return jax is not None and isinstance(value, jax.core.Tracer)
-
-
-def _all_have_kind(kinds: tuple, values: Sequence) -> bool:
-    """Whether entries are of the kinds between the brackets of tuple[...]."""
-    if not kinds:
-        return True
-    if len(kinds) == 1 or kinds[1] is Ellipsis:
-        return all(has_kind(kinds[0], value) for value in values)
-    return len(values) == len(kinds) and all(map(has_kind, kinds, values))
-
-
 def in_words(kind: Any) -> str:
-    """An annotation in plain words.
+    """An annotation in plain words, without its ranges.
 
     >>> in_words(int | tuple[int, int] | None)
     'a whole number or a list of 2 whole numbers or none'
     """
     origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return in_words(inside[0])
+    if origin is Literal:
+        return f"one of {list(inside)}"
     if origin in (Union, types.UnionType):
         return " or ".join(map(in_words, inside))
     if origin in (tuple, list, Sequence) and inside:
@@ -192,9 +350,18 @@ def _nouns(kind: Any) -> str:
 
 
 def _noun(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _noun(get_args(kind)[0])
     kind = get_origin(kind) or kind
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return NOUNS.get(kind, name)
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that an annotation allows."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [word for inside in get_args(kind) for word in _words(inside)]
 
 
 def with_tuples(value: Any) -> Any:
@@ -204,47 +371,6 @@ def with_tuples(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(with_tuples(entry) for entry in value)
     return value
-
-
-def check_ranges(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> None:
-    """Raise ValueError for the first value, or entry of one, outside its bounds.
-
-    Args:
-      prefix: goes before the names in the message, as in "config.federation.".
-      bounds: {name: (low, high)}, both included.
-    """
-    for name, (low, high) in bounds.items():
-        value = values[name]
-        for entry in value if isinstance(value, tuple | list) else (value,):
-            if is_traced(entry):
-                continue
-            if hasattr(entry, "shape") and entry.shape == ():  # an array of one number
-                entry = entry.item()
-            if not isinstance(entry, numbers.Real) or isinstance(entry, bool):
-                raise ValueError(f"{prefix}{name} must be a number, got {value!r}.")
-            if not low <= entry <= min(high, MOST):
-                rule = f"be at least {low}" if high == math.inf else None
-                if (low, high) == POSITIVE:
-                    rule = "be positive in float32" if entry > 0 else "be positive"
-                rule = "lie in [0, 1)" if (low, high) == BELOW_ONE else rule
-                rule = "be below 2**31" if MOST < min(entry, high) else rule
-                rule = rule or f"lie in [{low}, {high}]"
-                raise ValueError(f"{prefix}{name} must {rule}, got {value}.")
-
-
-def check_whole(name: str, value: Any, low: int) -> None:
-    """Raise ValueError unless `value` is a whole number of at least `low`."""
-    if not has_kind(int, value) or value < low:
-        raise ValueError(
-            f"{name} must be a whole number of at least {low}, got {value!r}."
-        )
-    check_ranges("", {name: value}, {name: (low, math.inf)})
-
-
-def check_seed(what: str, value: Any) -> None:
-    """Raise ValueError for a seed that some generator of NumPy's does not take."""
-    if not has_kind(int, value) or not 0 <= value < 2**32:
-        raise ValueError(f"{what} must be a whole number in [0, 2**32), got {value!r}.")
 
 
 @contextlib.contextmanager

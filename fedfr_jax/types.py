@@ -12,7 +12,7 @@ What a loss may return, as one form, and the losses of single examples.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,9 +98,13 @@ class Preprocessing(NamedTuple):
 
     # "stretch" to the network's (H, W); or "crop": the largest part around the center
     # with its shape
-    resize: str = "crop"
-    kernel: str = "bilinear"  # or "bicubic", both with antialiasing
-    alignment: str | None = None  # "arcface": by five landmarks to that template
+    resize: Literal["stretch", "crop"] = "crop"
+    kernel: Literal["bilinear", "bicubic"] = (
+        "bilinear"  # or "bicubic", both with antialiasing
+    )
+    alignment: Literal["arcface"] | None = (
+        None  # "arcface": by five landmarks to that template
+    )
     inverted: bool = False  # white for black
     # (pixel - mean) / std of pixels in [0, 255], one number or one for each channel
     mean: float | tuple[float, ...] = 127.5

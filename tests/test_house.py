@@ -12,7 +12,7 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("renamed_keys",),
+    ("ranges", "renamed_keys"),
     ("configs", "digest_json", "distributed", "files", "json_files", "mesh")
     + ("metric_names", "scanned_blocks", "schema", "text", "trees", "types", "version"),
     ("data", "evaluation", "losses", "models", "scaling"),
@@ -162,7 +162,8 @@ def ideas(file):
         if isinstance(node, IMPORTS):
             left_out |= {*range(node.lineno, node.end_lineno + 1)}
         elif isinstance(node, ast.FunctionDef):
-            left_out |= {*range(node.lineno, node.body[0].lineno)}
+            first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
+            left_out |= {*range(first, node.body[0].lineno)}
     every = file.text.splitlines()
     found = (every[n - 1].strip() for n in file.code if n not in left_out)
     return Counter(line for line in found if re.search(r"\w", line))

@@ -1,11 +1,23 @@
 """Which values a factory's annotations let pass."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.schema import call, choose, has_kind, naming
+from fedfr_jax.ranges import (
+    BelowOne,
+    ByRound,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Seed,
+)
+from fedfr_jax.schema import broken_rule, call, checked, choose, has_kind, naming
 
 
 @pytest.mark.parametrize(
@@ -49,15 +61,54 @@ def test_whatever_a_factory_makes_of_its_settings_is_one_line(settings, message)
         choose("x", {"a": factory}, {"name": ["a"]})
 
 
-def test_a_seed_is_one_that_every_generator_takes():
-    def drawn(*, seed=0):
-        return np.random.RandomState(seed).random()
+@pytest.mark.parametrize(
+    "kind, value, rule",
+    [
+        (Positive, 0, "be positive"),
+        (Positive | tuple[Positive, ...], (1.0, -2.0), "be positive"),
+        (Positive, 1e-40, "be positive in float32"),
+        (PositiveShare, 0, "lie in (0, 1]"),
+        (BelowOne, jnp.float32(1.0), "lie in [0, 1)"),
+        (Count, 2**31, "be below 2**31"),
+        (Count | None, 0, "be at least 1"),
+        (Count | None, "0", "be a whole number or none"),
+        (ByRound, (), "have an entry"),
+        (Seed, 2**32, "lie in [0, 2**32)"),
+        (Mapping[str, NonNegative] | None, {"stem": -1}, "be at least 0"),
+        (Literal["a", "b"] | None, "c", "be one of ['a', 'b'] or none"),
+    ],
+)
+def test_a_value_out_of_range_is_told_the_range(kind, value, rule):
+    assert broken_rule(kind, value) == rule
 
-    assert call("x", drawn, {"seed": 2**32 - 1}) != call("x", drawn, {})
-    for seed in (-1, 2**32):
-        with pytest.raises(ValueError, match=r"^config.x.seed must .*2\*\*32\), got"):
-            call("x", drawn, {"seed": seed})
-    assert call("x", lambda seed=None: seed, {"seed": None}) is None
+
+def test_a_function_that_is_checked_says_the_same_as_a_config():
+    @checked
+    def sgd(loss, *, momentum: BelowOne = 0.0, kind: Literal["heavy", "nag"] = "nag"):
+        return loss, momentum, kind
+
+    assert sgd(None, momentum=np.float32(0.5)) == (None, 0.5, "nag")
+    for settings, message in (
+        ({"momentum": 1}, r"momentum must lie in \[0, 1\), got 1.$"),
+        (
+            {"kind": "heavi"},
+            r"kind must be one of .*, got 'heavi' \(did you mean heavy",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            sgd(None, **settings)
+        with pytest.raises(ValueError, match=f"^config.x.{message}"):
+            call("x", sgd, settings, None)
+
+
+def test_a_traced_number_passes_where_a_number_may_stand():
+    @jax.jit
+    def run(x):
+        assert broken_rule(Positive | None, x) == broken_rule(Mapping, {"mu": x}) == ""
+        assert broken_rule(Count, x) == "be a whole number"
+        return x
+
+    run(jnp.float32(-1.0))
 
 
 def test_a_file_is_named_once():

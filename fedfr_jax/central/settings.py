@@ -1,10 +1,10 @@
 """Settings of central training."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import optax
+from annotated_types import Interval, MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -17,41 +17,54 @@ from fedfr_jax.central.sharding import (
     group_size,
     leaf_sharding,
 )
-from fedfr_jax.schema import POSITIVE, check_choice, check_ranges, naming
+from fedfr_jax.ranges import (
+    Cosine,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    Whole,
+)
+from fedfr_jax.schema import naming
+
+Margin = Annotated[float, Interval(ge=0, le=10)]
 
 
 class Training(NamedTuple):
     """Epochs of a margin softmax, or of whatever loss a task has."""
 
-    epochs: int = 16
-    batch_size: int = 64
-    optimizer: str = "sgd"  # a name of OPTIMIZERS
-    learning_rate: float = 0.05
-    warmup_fraction: float = 0.05  # fraction of all steps
-    warmup_start_factor: float = 0.0  # share of the rate that the warm-up starts from
-    milestones: tuple[float, ...] = ()  # fractions; none: a cosine to 0
+    epochs: Whole = 16
+    batch_size: Count = 64
+    optimizer: Literal["adam", "adam_coupled", "lars", "sgd"] = (
+        "sgd"  # a name of OPTIMIZERS
+    )
+    learning_rate: NonNegative = 0.05
+    warmup_fraction: Share = 0.05  # fraction of all steps
+    warmup_start_factor: Share = 0.0  # share of the rate that the warm-up starts from
+    milestones: tuple[Share, ...] = ()  # fractions; none: a cosine to 0
     # "epoch": a rate stays for an epoch, that of its end, as where schedulers are moved
     # on at the start of every epoch.
-    schedule_unit: str = "step"
-    weight_decay: float = 5e-4
+    schedule_unit: Literal["step", "epoch"] = "step"
+    weight_decay: NonNegative = 5e-4
     # {regular expression of leaves below params: factor of their steps}
-    learning_rate_multipliers: Mapping[str, float] | None = None
+    learning_rate_multipliers: Mapping[str, NonNegative] | None = None
     # Largest norm of a step's gradient, that of leaves which do not move too; 0 does
     # not clip.
-    clip_norm: float = 0.0
+    clip_norm: NonNegative = 0.0
     margin_loss: str = "cosface"
-    scale: float = 30.0
-    margin: float = 0.4
+    scale: Positive = 30.0
+    margin: Margin = 0.4
     margin_options: Mapping | None = None  # further keywords of the margin loss
     # Cosine above which another class counts as label noise, see `interclass_filter`.
-    interclass_filtering_threshold: float | None = None
-    flip_probability: float = 0.5
+    interclass_filtering_threshold: Cosine | None = None
+    flip_probability: Share = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
-    checkpoint_every: int = 1  # epochs
-    base_batch_size: int = (
+    checkpoint_every: Whole = 1  # epochs
+    base_batch_size: Whole = (
         0  # images that `learning_rate` is for (linear scaling); 0: any
     )
-    gradient_accumulation_steps: int = (
+    gradient_accumulation_steps: Count = (
         1  # parts of each device's batch, one after another
     )
     # Devices whose parts of a batch share their statistics: False (its own), a number
@@ -59,12 +72,20 @@ class Training(NamedTuple):
     sync_batch_norm: bool | int = False
     # Ordered pairs (pattern of paths, rule of `sharding.RULES`), over all devices.
     sharding: tuple = ()
-    reduce_dtype: str | None = None  # of gradients while devices add them up
+    reduce_dtype: Literal["bfloat16"] | None = (
+        None  # of gradients while devices add them up
+    )
     class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
-    class_chunk_size: int = 0  # classes whose logits exist at once on a device; 0: all
-    class_dtype: str | None = None  # of the factors of cosines; None: float32
+    class_chunk_size: Whole = (
+        0  # classes whose logits exist at once on a device; 0: all
+    )
+    class_dtype: Literal["bfloat16"] | None = (
+        None  # of the factors of cosines; None: float32
+    )
     # Share of the classes in each step, for all epochs or one by one (the last stays).
-    class_sample_rate: float | tuple[float, ...] = 1.0
+    class_sample_rate: (
+        PositiveShare | Annotated[tuple[PositiveShare, ...], MinLen(1)]
+    ) = 1.0
     # What the network starts from: a file of weights, or the work folder of a run. Rows
     # of classes come from checkpoints alone, see runs/central_stage.py.
     init: Any = None
@@ -72,7 +93,7 @@ class Training(NamedTuple):
     # those stay. Running statistics move all the same.
     frozen: str = ""
     distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
-    gate_weight: float = (
+    gate_weight: NonNegative = (
         1.0  # of the head moe with masks, see tasks/faces/public_classes.py
     )
 
@@ -183,33 +204,15 @@ def build_step_sharding(
 
 
 def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
-    """Raise ValueError for a setting out of range; `num_rows` examples exist."""
-    bounds = {
-        "epochs": (1 if settings.init is None else 0, math.inf),
-        "batch_size": (1, num_rows),
-        "learning_rate": (0, math.inf),
-        "warmup_fraction": (0, 1),
-        "warmup_start_factor": (0, 1),
-        "milestones": (0, 1),
-        "weight_decay": (0, math.inf),
-        "clip_norm": (0, math.inf),
-        "scale": POSITIVE,
-        "margin": (0, 10),
-        "flip_probability": (0, 1),
-        "checkpoint_every": (0, math.inf),
-        "base_batch_size": (0, math.inf),
-        "gradient_accumulation_steps": (1, settings.batch_size),
-        "class_chunk_size": (0, math.inf),
-        "gate_weight": (0, math.inf),
-        "class_sample_rate": (POSITIVE[0], 1),
-    }
-    if settings.interclass_filtering_threshold is not None:
-        bounds["interclass_filtering_threshold"] = (-1, 1)
-    check_ranges(f"config.{section}.", settings._asdict(), bounds)
-    check_factors(
-        f"config.{section}.learning_rate_multipliers of ",
-        settings.learning_rate_multipliers or {},
-    )
+    """Raise ValueError for settings that do not fit `num_rows` examples, the mesh or
+    each other."""
+    if not settings.epochs and settings.init is None:
+        raise ValueError(f"config.{section}.epochs must be at least 1, got 0.")
+    if settings.batch_size > num_rows:
+        raise ValueError(
+            f"config.{section}.batch_size must be at most {num_rows}, the number of "
+            f"examples, got {settings.batch_size}."
+        )
     count = num_devices(settings, mesh)
     parts = count * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
@@ -217,7 +220,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
             f"config.{section}.batch_size must be a multiple of {parts} devices times "
             f"micro-batches, got {settings.batch_size}."
         )
-    _check_choices(settings, section)
+    _check_class_parallel(settings, section)
     with naming(f"config.{section}"):
         check_pairs(settings.sharding)
         group_size(settings.sync_batch_norm, count)
@@ -247,19 +250,8 @@ def check_patterns(
             trees.stop_gradients(optax.identity(), settings.frozen).init(params)
 
 
-def check_factors(what: str, factors: Mapping[str, float]) -> None:
-    """Raise ValueError for a factor of `learning_rate_multipliers` below 0."""
-    check_ranges(what, factors, dict.fromkeys(factors, (0, math.inf)))
-
-
-def _check_choices(settings, section):
-    """Names, and what needs class_parallel."""
-    if not settings.class_rates:
-        raise ValueError(f"config.{section}.class_rate must have a rate, got ().")
-    choices = {"optimizer": sorted(OPTIMIZERS), "schedule_unit": ["step", "epoch"]}
-    choices |= dict.fromkeys(("reduce_dtype", "class_dtype"), (None, "bfloat16"))
-    for name, known in choices.items():
-        check_choice(f"config.{section}.{name}", settings._asdict()[name], known)
+def _check_class_parallel(settings, section):
+    """Raise ValueError for what needs class_parallel, without it."""
     if settings.class_parallel:
         return
     for name in ("class_chunk_size", "class_dtype", "class_sample_rate"):

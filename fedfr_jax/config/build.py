@@ -1,7 +1,6 @@
 """From a config to an experiment, with its data or (for a plan) without."""
 
 import contextlib
-import math
 import re
 import types
 from collections.abc import Collection, Mapping
@@ -16,7 +15,8 @@ from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
 from fedfr_jax.plan.disclosures import disclose_stage
-from fedfr_jax.schema import check_choice, check_ranges, check_seed, naming
+from fedfr_jax.ranges import MAX, Seed
+from fedfr_jax.schema import check_choice, check_values, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
@@ -86,7 +86,7 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
         if name not in SECTIONS:
             raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
     check_choice("config.task", settings["task"], sorted(TASKS))
-    check_seed("config.seed", settings["seed"])
+    check_values("config.", {"seed": settings["seed"]}, {"seed": Seed})
     check_literals("config", settings)
     rows = settings.setdefault("methods", {})
     for name in SECTIONS[2:]:
@@ -167,8 +167,10 @@ def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:
             f"one."
         )
     steps *= int(np.max(experiment.federation.epochs_of(trainer)))
-    name = "local steps of the largest client"
-    check_ranges("", {name: steps}, {name: (0, math.inf)})
+    if steps > MAX:
+        raise ValueError(
+            f"local steps of the largest client must be below 2**31, got {steps}."
+        )
 
 
 def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:

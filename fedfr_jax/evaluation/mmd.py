@@ -4,18 +4,21 @@ Gretton et al. 2012, "A Kernel Two-Sample Test" (JMLR 13), equations 3 (unbiased
 (biased).
 """
 
+from typing import Literal
+
 import numpy as np
 
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 
 KERNELS = ("rbf", "linear")
 
 
+@checked
 def mmd_squared(
     x: np.ndarray,
     y: np.ndarray,
     *,
-    kernel: str = "rbf",
+    kernel: Literal["rbf", "linear"] = "rbf",
     unbiased: bool = False,
     sigma: float | None = None,
 ) -> float:
@@ -27,7 +30,7 @@ def mmd_squared(
       sigma: of the rbf kernel; None is the median distance of the pooled rows.
 
     Raises:
-      ValueError: for an unknown kernel, samples that do not fit or a sigma of 0.
+      ValueError: for samples that do not fit, or a sigma of 0.
     """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     least = 2 if unbiased else 1
@@ -48,7 +51,6 @@ def median_distance(rows: np.ndarray) -> float:
 
 
 def _gram(rows, kernel, sigma):
-    check_choice("kernel", kernel, KERNELS)
     if kernel == "linear":
         return rows @ rows.T
     sigma = median_distance(rows) if sigma is None else sigma

@@ -25,7 +25,8 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
 from fedfr_jax.federated.rates import check_local, check_state
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.ranges import BelowOne, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
 
 
@@ -105,10 +106,11 @@ class TrainState(NamedTuple):
     opt_state: PyTree
 
 
+@checked
 def sgd(
     *,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    momentum: BelowOne = 0.0,
+    weight_decay: NonNegative = 0.0,
     nesterov: bool = False,
     weight_decay_mask: str = "",
 ) -> Callable:
@@ -121,11 +123,7 @@ def sgd(
       weight_decay_mask: regular expression of the leaves that decay, such as "kernel$",
       which is
         weight_decay / 2 times their squared norm in the loss; "" is all.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    check_ranges("", locals(), {"momentum": BELOW_ONE, "weight_decay": (0, jnp.inf)})
     mask = trees.matching(weight_decay_mask) if weight_decay_mask else None
 
     def at(rate):

@@ -11,26 +11,26 @@ A cohort is a function of (seed, round): keyed permutations of the population, a
 Poisson cohorts a binomial number of how many of its first clients take part.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
 from fedfr_jax.federated.schedule import sample_cohort
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import check_fields
 
-SAMPLINGS = ("shuffle", "fixed", "poisson", "cyclic")
 MARGIN = 6.0  # standard deviations of a Poisson cohort above its mean
 
 
 class Sampling(NamedTuple):
     """How a round's clients are drawn."""
 
-    name: str = "shuffle"
-    capacity: int = (
+    name: Literal["shuffle", "fixed", "poisson", "cyclic"] = "shuffle"
+    capacity: Whole = (
         0  # of a Poisson cohort: who is drawn beyond it is left out; 0: auto
     )
-    cycle: int = 0  # groups of `cyclic`; 0: as many as cohorts fit the population
+    cycle: Whole = 0  # groups of `cyclic`; 0: as many as cohorts fit the population
 
     @property
     def is_poisson(self) -> bool:
@@ -65,10 +65,10 @@ def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
     """Check that such cohorts can be drawn.
 
     Raises:
-      ValueError: for an unknown name, a cohort that is empty or larger than the
+      ValueError: for a cohort that is empty or larger than the
         population or its groups, or a capacity below the cohort.
     """
-    check_choice("sampling", sampling.name, SAMPLINGS)
+    check_fields("sampling.", sampling)
     if not 0 < cohort <= population:
         raise ValueError(
             f"cohort_size must lie in [1, {population}], the number of clients, got "

@@ -5,13 +5,13 @@ A round's segments: brought to the devices and trained one after the other.
 A round as the host sees it: sample, prepare, schedule, train, put rows away.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -75,7 +75,8 @@ from fedfr_jax.federated.systems.stragglers import (
     client_epochs,
     num_trained,
 )
-from fedfr_jax.schema import check_choice, check_ranges
+from fedfr_jax.ranges import MAX, Count, Seed, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     Algorithm,
     Cohort,
@@ -227,6 +228,7 @@ class RoundLog(NamedTuple):
     counts: Mapping[str, float] = MappingProxyType({})
 
 
+@checked
 def build_simulation(
     algorithm: Algorithm,
     feed: Batching,
@@ -234,12 +236,12 @@ def build_simulation(
     population: Population,
     *,
     mesh: Mesh,
-    cohort_size: int = 0,
-    local_epochs: int | tuple[int, ...] | Callable = 1,
-    clients_per_device: int = 1,
-    seed: int = 0,
+    cohort_size: Whole = 0,
+    local_epochs: Whole | Annotated[tuple[Whole, ...], MinLen(1)] | Callable = 1,
+    clients_per_device: Count = 1,
+    seed: Seed = 0,
     reproducible_sum: bool = False,
-    num_partial_sums: int = DEFAULT_PARTIAL_SUMS,
+    num_partial_sums: Count = DEFAULT_PARTIAL_SUMS,
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
     systems: Systems = Systems(),  # noqa: B008 (a constant)
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
@@ -263,20 +265,9 @@ def build_simulation(
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
       sampling: how a round's clients are drawn.
-
-    Raises:
-      ValueError: when a client owns no example, the algorithm's privacy is not that of
-        such cohorts, or a size is out of range, as a cohort too small for its
-        algorithm.
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
-    sizes = {
-        "clients_per_device": clients_per_device,
-        "num_partial_sums": num_partial_sums,
-    }
-    check_ranges("", sizes, dict.fromkeys(sizes, (1, math.inf)))
-    check_choice("reproducible_sum", reproducible_sum, (False, True))
     fixed = num_partial_sums if reproducible_sum else None
     cohort_size = systems.num_counted(cohort_size or num_clients)
     check_sampling(sampling, num_clients, cohort_size)
@@ -336,16 +327,7 @@ def check_rows_of_clients(population: Population, num_rows: int) -> None:
 
 
 def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
-    given = np.atleast_1d(local_epochs)
-    is_whole = given.size and np.issubdtype(given.dtype, np.integer)
-    if given.ndim > 1 or not is_whole:
-        raise ValueError(
-            "local_epochs must be a whole number, or one per round, got "
-            f"{local_epochs}."
-        )
-    epochs = given.tolist()
-    if min(epochs) < 0:
-        raise ValueError(f"local_epochs must not be negative, got {local_epochs}.")
+    epochs = np.atleast_1d(local_epochs).tolist()
     return lambda round: epochs[min(round, len(epochs) - 1)]
 
 
@@ -568,8 +550,8 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
         steps = np.where(part.is_present, steps, 0)
         if part.max_steps is not None:
             steps = np.minimum(steps, part.max_steps)
-    most = {"local steps": steps.max(initial=0)}
-    check_ranges("", most, {"local steps": (0, math.inf)})
+    if (most := steps.max(initial=0)) > MAX:
+        raise ValueError(f"local steps must be below 2**31, got {most}.")
     plan = build_schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],

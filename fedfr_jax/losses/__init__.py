@@ -7,7 +7,6 @@ or pixel, as optax has them: the key `loss` of rows of classification and segmen
 The other losses compare different things and are imported from their modules.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 
 import jax
@@ -27,7 +26,7 @@ from fedfr_jax.losses.margin_losses import (
     uniface,
 )
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import check_choice, check_keys, check_kinds, register
+from fedfr_jax.schema import call_at, check_choice, check_settings, kinds_of, register
 
 LOSSES = {
     "adaface": adaface,
@@ -79,10 +78,10 @@ def build_margin(
     """
     check_choice("margin_loss", name, LOSSES)
     options = {} if options is None else options
-    parameters = inspect.signature(LOSSES[name]).parameters
-    check_keys("margin_options", options, parameters.keys() - {"scale", "margin"})
-    check_kinds("margin_options.", options, parameters)
-    if not {"scale", "margin"} <= parameters.keys():
+    kinds = kinds_of(LOSSES[name])
+    own = {key: kinds[key] for key in kinds if key not in ("scale", "margin")}
+    options = check_settings("margin_options", options, own)
+    if not {"scale", "margin"} <= kinds.keys():
         raise ValueError(
             f"margin_loss must be a margin of cosines, got {name!r}, of outputs."
         )
@@ -103,13 +102,7 @@ def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = settings.pop("name", None)
     check_choice("loss", name, LOSSES)
-    parameters = inspect.signature(LOSSES[name]).parameters
-    check_keys("loss", settings, parameters)
-    check_kinds("loss.", settings, parameters)
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in settings:
-            raise ValueError(f"loss must have the key {key} of {name!r}, got none.")
-    loss = LOSSES[name](**settings)
+    loss = call_at("loss", LOSSES[name], settings)
     if isinstance(loss, Margin):
         raise ValueError(
             f"loss must be one of outputs, got {name!r}, a margin of cosines: it is "

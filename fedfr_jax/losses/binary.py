@@ -9,13 +9,15 @@ differs from FedFR's code: softplus in place of log(1 + e^x + 1e-8), 5e-10 apart
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 
 from fedfr_jax.losses.margin import cosine, is_label
+from fedfr_jax.ranges import MAX, NonNegative, Positive, Share
 from fedfr_jax.types import PyTree
 
 NUM_BRANCHES = 4
@@ -102,10 +104,10 @@ def binary_branch(
     labels: jax.Array,
     class_mask: jax.Array | None = None,
     *,
-    scale: float = 30.0,
-    margin: float = 0.4,
-    t: float = 3.0,
-    positive_weight: float = 0.7,
+    scale: Positive = 30.0,
+    margin: NonNegative = 0.4,
+    t: Annotated[float, Interval(ge=1, le=MAX)] = 3.0,
+    positive_weight: Share = 0.7,
 ) -> jax.Array:
     """Sum over the local classes of a binary cross entropy with margin.
 

@@ -5,23 +5,25 @@ label's among them (as the code of "Bag of Tricks", arXiv:1903.07071); FastReID,
 arXiv:2006.02631, over the K - 1 others.
 """
 
+from typing import Literal
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses.margin import is_label, mask_classes
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import BelowOne
+from fedfr_jax.schema import checked
 
-SMOOTHING_OVER = ("all", "others")
 
-
+@checked
 def smoothed_cross_entropy(
     logits: jax.Array,
     labels: jax.Array,
     class_mask: jax.Array | None = None,
     *,
-    smoothing: float = 0.1,
-    spread: str = "all",
+    smoothing: BelowOne = 0.1,
+    spread: Literal["all", "others"] = "all",
 ) -> jax.Array:
     """Cross entropy with a target of 1 - smoothing on the label, per example.
 
@@ -36,12 +38,8 @@ def smoothed_cross_entropy(
     Returns:
       [B], non-negative. For a label that is masked or outside [0, M) the value is
       finite and meaningless; select it away.
-
-    Raises:
-      ValueError: for an unknown spread.
     """
     chex.assert_rank(logits, 2)
-    check_choice("spread", spread, SMOOTHING_OVER)
     is_own = is_label(labels, logits.shape[1])
     is_class = jnp.ones_like(is_own)
     if class_mask is not None:

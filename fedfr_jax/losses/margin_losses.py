@@ -52,18 +52,22 @@ FedFR's form of it.
 """
 
 import math
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 
 from fedfr_jax.losses.binary import binary_cross_entropy, spread_out
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.margin import add_angle
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
+from fedfr_jax.ranges import MAX, NonNegative, OpenShare, Positive, PositiveShare, Share
+from fedfr_jax.schema import checked
 
 
-def arcface(*, scale: float = 64.0, margin: float = 0.5) -> Margin:
+@checked
+def arcface(*, scale: Positive = 64.0, margin: NonNegative = 0.5) -> Margin:
     """Logits scale * cos(angle + margin at the label), exact gradient.
 
     d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
@@ -82,7 +86,10 @@ def arcface(*, scale: float = 64.0, margin: float = 0.5) -> Margin:
     return Margin(scale, target)
 
 
-def arcface_straight_through(*, scale: float = 64.0, margin: float = 0.5) -> Margin:
+@checked
+def arcface_straight_through(
+    *, scale: Positive = 64.0, margin: NonNegative = 0.5
+) -> Margin:
     """ArcFace logits whose gradient ignores the margin.
 
     The widely used released code computes the margin in place outside automatic
@@ -102,7 +109,8 @@ def arcface_straight_through(*, scale: float = 64.0, margin: float = 0.5) -> Mar
     return Margin(scale, target)
 
 
-def cosface(*, scale: float = 64.0, margin: float = 0.4) -> Margin:
+@checked
+def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
     """Logits scale * (cosine - margin at the label).
 
     Args:
@@ -117,8 +125,9 @@ def cosface(*, scale: float = 64.0, margin: float = 0.4) -> Margin:
     return Margin(scale, target)
 
 
+@checked
 def curricularface(
-    *, scale: float = 64.0, margin: float = 0.5, ema_rate: float = 0.01
+    *, scale: Positive = 64.0, margin: NonNegative = 0.5, ema_rate: Share = 0.01
 ) -> Margin:
     """ArcFace logits; other classes that look more alike than allowed count for more.
 
@@ -131,11 +140,7 @@ def curricularface(
       scale: inverse temperature, positive.
       margin: added to the angle of the true class, radians.
       ema_rate: weight of a batch's mean cosine in t, in [0, 1].
-
-    Raises:
-      ValueError: for a rate out of range.
     """
-    check_ranges("margin_options.", {"ema_rate": ema_rate}, {"ema_rate": (0, 1)})
 
     def move(state, seen):
         mean = masked_mean(jnp.clip(seen.cosine, -1, 1), seen.is_valid)
@@ -154,8 +159,12 @@ def curricularface(
     return Margin(scale, target, others, state={"t": 0.0}, update_state=move)
 
 
+@checked
 def uniface(
-    *, scale: float = 64.0, margin: float = 0.4, negative_weight: float = 1.0
+    *,
+    scale: Positive = 64.0,
+    margin: NonNegative = 0.4,
+    negative_weight: NonNegative = 1.0,
 ) -> Margin:
     """A binary cross entropy of every class, of scale * cosine - bias.
 
@@ -166,12 +175,7 @@ def uniface(
       scale: positive.
       margin: subtracted from the cosine of the true class.
       negative_weight: of the other classes' sum, at least 0; the paper's l.
-
-    Raises:
-      ValueError: for a negative weight below 0.
     """
-    given = {"negative_weight": negative_weight}
-    check_ranges("margin_options.", given, {"negative_weight": (0, math.inf)})
 
     def target(seen, state):
         del state
@@ -190,15 +194,13 @@ def uniface(
     return Margin(scale, target, params=start, loss=classify)
 
 
-MARGIN_ON = ("angle", "cosine")
-
-
+@checked
 def elasticface(
     *,
-    scale: float = 64.0,
-    margin: float = 0.5,
-    std: float = 0.05,
-    margin_on: str = "angle",
+    scale: Positive = 64.0,
+    margin: NonNegative = 0.5,
+    std: NonNegative = 0.05,
+    margin_on: Literal["angle", "cosine"] = "angle",
     plus: bool = False,
 ) -> Margin:
     """ArcFace or CosFace logits with margins of N(margin, std^2), one per example.
@@ -210,12 +212,7 @@ def elasticface(
         angle and 0.025 on the cosine.
       margin_on: angle (ElasticFace-Arc) or cosine (ElasticFace-Cos).
       plus: the larger an example's cosine, the smaller its margin.
-
-    Raises:
-      ValueError: for an unknown `margin_on` or a negative deviation.
     """
-    check_choice("margin_options.margin_on", margin_on, MARGIN_ON)
-    check_ranges("margin_options.", {"std": std}, {"std": (0, math.inf)})
 
     def target(seen, state):
         del state
@@ -252,12 +249,13 @@ MAX_COSINE = 0.999
 MIN_ANGLE = 1e-3
 
 
+@checked
 def adaface(
     *,
-    scale: float = 64.0,
-    margin: float = 0.4,
-    h: float = 0.333,
-    ema_rate: float = 0.01,
+    scale: Positive = 64.0,
+    margin: NonNegative = 0.4,
+    h: Positive = 0.333,
+    ema_rate: PositiveShare = 0.01,
 ) -> Margin:
     """Logits scale * (cos(angle - margin v) - margin - margin v) at the label.
 
@@ -271,12 +269,7 @@ def adaface(
       ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1];
       the
         released code's `t_alpha`.
-
-    Raises:
-      ValueError: for an h or a rate out of range.
     """
-    bounds = {"h": POSITIVE, "ema_rate": (POSITIVE[0], 1)}
-    check_ranges("margin_options.", {"h": h, "ema_rate": ema_rate}, bounds)
 
     def move(state, seen):
         mean, deviation = _moments(jnp.clip(seen.norm, *NORMS), seen.is_valid)
@@ -314,14 +307,15 @@ def _moments(values, is_valid):
     return mean, jnp.sqrt(square / jnp.maximum(count - 1, 1))
 
 
+@checked
 def magface(
     *,
-    scale: float = 64.0,
-    margin: float = 0.45,
+    scale: Positive = 64.0,
+    margin: NonNegative = 0.45,
     max_margin: float = 0.8,
-    min_norm: float = 10.0,
+    min_norm: Positive = 10.0,
     max_norm: float = 110.0,
-    norm_penalty_weight: float = 35.0,
+    norm_penalty_weight: NonNegative = 35.0,
     easy_margin: bool = True,
 ) -> Margin:
     """Logits scale * cos(angle + m(length) at the label), m linear in the length.
@@ -341,24 +335,12 @@ def magface(
         where angle + m passes pi.
 
     Raises:
-      ValueError: when margins or lengths are out of order, or the penalty is negative.
+      ValueError: when margins or lengths are out of order.
     """
-    given = {
-        "max_margin": max_margin,
-        "max_norm": max_norm,
-        "norm_penalty_weight": norm_penalty_weight,
-    }
-    bounds = {
-        "max_margin": (margin, math.inf),
-        "max_norm": (min_norm, math.inf),
-        "norm_penalty_weight": (0, math.inf),
-        "min_norm": POSITIVE,
-    }
-    check_ranges("margin_options.", {**given, "min_norm": min_norm}, bounds)
-    if max_norm == min_norm:
-        raise ValueError(
-            f"margin_options.max_norm must be above min_norm, got {max_norm} twice."
-        )
+    if max_margin < margin:
+        raise ValueError(f"max_margin must be at least {margin}, got {max_margin}.")
+    if max_norm <= min_norm:
+        raise ValueError(f"max_norm must be above {min_norm}, got {max_norm}.")
     slope = (max_margin - margin) / (max_norm - min_norm)
 
     def target(seen, state):
@@ -378,13 +360,14 @@ def magface(
     return Margin(scale, target, penalty=pull)
 
 
+@checked
 def sphereface2(
     *,
-    scale: float = 40.0,
-    margin: float = 0.4,
-    t: float = 3.0,
-    positive_weight: float = 0.7,
-    loss_weight: float = 50.0,
+    scale: Positive = 40.0,
+    margin: NonNegative = 0.4,
+    t: Annotated[float, Interval(ge=1, le=MAX)] = 3.0,
+    positive_weight: OpenShare = 0.7,
+    loss_weight: NonNegative = 50.0,
 ) -> Margin:
     """weight / scale times the binary cross entropies of scale * (g(c) -+ margin) + b.
 
@@ -398,17 +381,7 @@ def sphereface2(
       t: at least 1; spreads the similarities of wrong classes.
       positive_weight: lambda, of the positive against the negatives, in (0, 1).
       loss_weight: of the whole loss; the released code's `lw`.
-
-    Raises:
-      ValueError: for a number out of range.
     """
-    given = {"t": t, "positive_weight": positive_weight, "loss_weight": loss_weight}
-    bounds = {
-        "t": (1, math.inf),
-        "positive_weight": (1e-6, 1 - 1e-6),
-        "loss_weight": (0, math.inf),
-    }
-    check_ranges("margin_options.", given, bounds)
     shares = (positive_weight, 1 - positive_weight)
 
     def target(seen, state):

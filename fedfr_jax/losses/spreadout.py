@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.losses.margin import cosine, normalize
+from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Whole
 
 
 def class_hinge(
@@ -70,11 +71,11 @@ def spreadout(
 def spread(
     weights: jax.Array,
     *,
-    steps: int = 20,
-    learning_rate: float = 0.01,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    margin: float = 0.4,
+    steps: Whole = 20,
+    learning_rate: NonNegative = 0.01,
+    momentum: BelowOne = 0.9,
+    weight_decay: NonNegative = 5e-4,
+    margin: Cosine = 0.4,
     class_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Server steps of SGD on `spreadout`, from a fresh optimizer.

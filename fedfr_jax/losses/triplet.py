@@ -8,28 +8,27 @@ not scaled by the nearest. Deviation: where its soft margin overflows, FastReID 
 margin of 0.3 for that batch; the logarithm here does not overflow.
 """
 
+from typing import Literal
+
 import chex
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.losses.margin import cosine
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 
-METRICS = ("euclid", "cosine")
-MININGS = ("hard", "weighted")
 MIN_SQUARE = 1e-12  # of a Euclidean distance: at 0 the root has no slope
 MIN_SUM = 1e-6  # added to a sum of weights
 
 
-def distances(features: jax.Array, metric: str = "euclid") -> jax.Array:
+@checked
+def distances(
+    features: jax.Array, metric: Literal["euclid", "cosine"] = "euclid"
+) -> jax.Array:
     """Distances of features [B, D] to each other, [B, B].
 
     euclid: sqrt(max(||a - b||^2, 1e-12)); cosine: 2 - 2 cos.
-
-    Raises:
-      ValueError: for an unknown metric.
     """
-    check_choice("metric", metric, METRICS)
     if metric == "cosine":
         return 2 - 2 * cosine(features, features)
     squares = jnp.sum(jnp.square(features), axis=1)
@@ -40,13 +39,14 @@ def distances(features: jax.Array, metric: str = "euclid") -> jax.Array:
     return jnp.sqrt(jnp.maximum(apart, MIN_SQUARE))
 
 
+@checked
 def triplet(
     features: jax.Array,
     labels: jax.Array,
     is_valid: jax.Array,
     *,
-    metric: str = "euclid",
-    mining: str = "hard",
+    metric: Literal["euclid", "cosine"] = "euclid",
+    mining: Literal["hard", "weighted"] = "hard",
     margin: float | None = 0.3,
 ) -> tuple[jax.Array, jax.Array]:
     """max(0, margin + positive - negative) of every row, and whether the row counts.
@@ -64,12 +64,8 @@ def triplet(
 
     Returns:
       (loss [B], bool [B]: valid rows with a negative in the batch).
-
-    Raises:
-      ValueError: for an unknown metric or mining.
     """
     chex.assert_rank([features, labels, is_valid], [2, 1, 1])
-    check_choice("mining", mining, MININGS)
     apart = distances(features, metric)
     both = is_valid[:, None] & is_valid[None]
     is_same = labels[:, None] == labels[None]

@@ -12,7 +12,7 @@ Both are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import chex
 import jax
@@ -22,14 +22,16 @@ from flax import linen as nn
 from fedfr_jax.models.block_scan import named_stages, stacked_stages
 from fedfr_jax.models.conv import convolve
 from fedfr_jax.models.norm import EPSILON, per_channel
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model, PyTree
 
 PREVIOUS, FULL = "previous", "full"
-LEVELS = (PREVIOUS, FULL)
 
 
-def fold(model: Model, variables: PyTree, *, level: str = FULL) -> tuple:
+@checked
+def fold(
+    model: Model, variables: PyTree, *, level: Literal["previous", "full"] = FULL
+) -> tuple:
     """The network of a model in evaluation, its batch normalizations folded away.
 
     Args:
@@ -42,9 +44,8 @@ def fold(model: Model, variables: PyTree, *, level: str = FULL) -> tuple:
       [B, D] of `model.apply` in evaluation.
 
     Raises:
-      ValueError: for an unknown level, or a network that cannot be folded.
+      ValueError: for a network that cannot be folded.
     """
-    check_choice("level", level, LEVELS)
     if model.fold_batch_norm is None:
         raise ValueError("model must be an iresnet to be folded, got another network.")
     return model.fold_batch_norm(variables, level)

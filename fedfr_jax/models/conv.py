@@ -27,6 +27,7 @@ and 7.6 s, with 39 s to compile (2026-11-23). Elsewhere "auto" is XLA's.
 
 import functools
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,22 +38,24 @@ from fedfr_jax import mesh
 from fedfr_jax.models.linen import normal, xavier_uniform
 from fedfr_jax.models.norm import per_channel
 from fedfr_jax.models.winograd import convolve_3x3, sliding_windows, tiling
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 
 AUTO = "auto"
+Implementation = Literal["auto", "xla", "im2col", "winograd"]
 
 
 # Traced once for each shape, as a network has many of one.
 @functools.partial(
     jax.jit, static_argnames=("stride", "padding", "implementation"), inline=True
 )
+@checked
 def convolve(
     x: jax.Array,
     kernel: jax.Array,
     *,
     stride: int = 1,
     padding: int = 0,
-    implementation: str = AUTO,
+    implementation: Implementation = AUTO,
 ) -> jax.Array:
     """Cross-correlate images with a kernel.
 
@@ -66,13 +69,9 @@ def convolve(
 
     Returns:
       [B, (H + 2 padding - kh) // stride + 1, (W + ...) // stride + 1, O].
-
-    Raises:
-      ValueError: when the implementation is unknown.
     """
     if implementation == AUTO:
         implementation = _fastest_implementation(x, kernel, stride, padding)
-    check_choice("conv_implementation", implementation, (AUTO, *IMPLEMENTATIONS))
     return IMPLEMENTATIONS[implementation](x, kernel, stride, padding)
 
 
@@ -188,14 +187,9 @@ def depthwise(
 
     Returns:
       [B, ceil(H / stride), ceil(W / stride), C].
-
-    Raises:
-      ValueError: when the implementation is unknown.
     """
     if implementation == AUTO:
         implementation = "im2col" if mesh.platform() == "cpu" else "xla"
-    known = (AUTO, *IMPLEMENTATIONS)
-    check_choice("conv_implementation", implementation, known)
     return (_grouped if implementation == "xla" else _shifted)(x, kernel, stride)
 
 

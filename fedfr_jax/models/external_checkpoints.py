@@ -18,22 +18,23 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax import trees
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.models import build_model
 from fedfr_jax.models.iresnet import iresnet
-from fedfr_jax.models.model_limits import check_layers
 from fedfr_jax.models.norm import EPSILON
 from fedfr_jax.models.resnet import resnet
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.ranges import Count
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
-from fedfr_jax.schema import MOST, check_choice, check_ranges, has_kind, with_tuples
+from fedfr_jax.schema import broken_rule, check_choice, has_kind, with_tuples
 from fedfr_jax.types import PyTree
 
 _FACTORIES = {"sphereface": sphereface, "iresnet": iresnet, "resnet": resnet}
@@ -255,7 +256,8 @@ def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
 
 
 Arrays = Mapping[str, np.ndarray]
-SIDES = (1, 2**13)  # of images
+Side = Annotated[int, Interval(ge=1, le=2**13)]
+Image, Vector = tuple[Side, Side, Side], tuple[Count]
 DEPTHS = ("depth", "num_blocks")  # where a network's section has no `blocks`
 IR = "body.0.res_layer.0.weight"
 IR_LAYERS = {  # of a block, with and without a normalization after conv1
@@ -327,7 +329,6 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
 def _check_model(weights: Weights, model: Mapping, input_shape: Sequence[int]) -> None:
     """Raise ValueError for sizes that no file of this many arrays has, before a network
     of them is made."""
-    check_layers("model", model)
     count = len(weights.arrays)
     for name in ("blocks",) if "blocks" in model else DEPTHS:
         if has_kind(int | Sequence[int], of := model.get(name, 0)):
@@ -340,10 +341,8 @@ def _check_model(weights: Weights, model: Mapping, input_shape: Sequence[int]) -
         for shape in input_shape.values():
             _check_model(weights, model, shape)
         return
-    if len(input_shape) not in (1, 3) or not has_kind(tuple[int, ...], input_shape):
-        raise ValueError(f"image_shape must be H, W, C, got {input_shape}.")
-    sides = SIDES if len(input_shape) == 3 else (1, MOST)
-    check_ranges("", {"image_shape": tuple(input_shape)}, {"image_shape": sides})
+    if rule := broken_rule(Image | Vector, tuple(input_shape)):
+        raise ValueError(f"image_shape must {rule}, as H, W, C, got {input_shape}.")
 
 
 def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:

@@ -37,22 +37,22 @@ from flax import linen as nn
 
 from fedfr_jax.models.linen import normal, sow_features, uniform
 from fedfr_jax.models.norm import BatchNorm
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Width
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 NAME = "projection"
 
 
-def with_projection(model: Model, *, projection: int) -> Model:
+@checked
+def with_projection(model: Model, *, projection: Width) -> Model:
     """`model`, a classifier with features, behind a projection to so many numbers, P.
 
     Raises:
-      ValueError: for a projection below 1, or a network without features of its own.
+      ValueError: for a network without features of its own.
     """
     top = model.blocks[-1] if model.blocks else ""
     shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    if projection < 1:
-        raise ValueError(f"projection must be at least 1, got {projection}.")
     if model.apply_with_features is None or "kernel" not in shapes.get(top, {}):
         raise ValueError(
             "projection must go with a classifier with features, got none."
@@ -117,11 +117,7 @@ WITH_DROPOUT = ("E", "F")
 
 
 def check_head(head: str, dropout: float) -> None:
-    """Raise ValueError for an unknown head, or a dropout that is not in [0, 1) or that
-    the head does not have."""
-    check_choice("head", head, HEADS)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
+    """Raise ValueError for a dropout that the head does not have."""
     if dropout and head not in WITH_DROPOUT:
         raise ValueError(f"dropout must be 0 with head {head}, got {dropout}.")
 

@@ -18,16 +18,17 @@ Parameters, C = width of the stage, n = its number of blocks; every bn is {scale
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
 from fedfr_jax.models.bn_folding import FULL, PREVIOUS, Affine, Border, fold_iresnet
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.heads import HEADS, check_head, embed
 from fedfr_jax.models.linen import (
+    Remat,
     block_names,
     check_remat,
     from_linen,
@@ -38,7 +39,8 @@ from fedfr_jax.models.linen import (
     with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, PReLU
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import BelowOne, Blocks, Depth, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 DEPTHS = {
@@ -58,7 +60,6 @@ DEPTHS = {
     1200: (3, 80, 512, 3),
     2060: (3, 128, 896, 3),
 }
-SHORTCUTS = ("conv", "pool")
 
 
 class LayerSettings(NamedTuple):
@@ -70,21 +71,22 @@ class LayerSettings(NamedTuple):
     fold: str | None = None  # a level of `folding`: batch norms are gone
 
 
+@checked
 def iresnet(
     input_shape: Sequence[int],
     *,
-    depth: int = 50,
-    blocks: Sequence[int] | None = None,
-    widths: Sequence[int] = (64, 128, 256, 512),
-    embedding_dim: int = 512,
-    dropout: float = 0.0,
-    stride_on: str = "second",
-    shortcut: str = "conv",
-    head: str = "E",
-    conv_implementation: str = "auto",
+    depth: Depth = 50,
+    blocks: Blocks | None = None,
+    widths: Widths = (64, 128, 256, 512),
+    embedding_dim: Width = 512,
+    dropout: BelowOne = 0.0,
+    stride_on: Literal["first", "second"] = "second",
+    shortcut: Literal["conv", "pool"] = "conv",
+    head: Literal["E", "F", "GAP", "GDC", "moe"] = "E",
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
-    remat: bool | str = False,
+    remat: Remat = False,
 ) -> Model:
     """IResNet of a known depth, or of any numbers of blocks and widths.
 
@@ -112,13 +114,11 @@ def iresnet(
         host.
 
     Raises:
-      ValueError: for an unknown depth, stride_on, shortcut or head, blocks that do not
-        fit the widths, or a dropout outside [0, 1) or of a head without one.
+      ValueError: for an unknown depth, blocks that do not fit the widths, or a dropout
+        of a head without one.
     """
     check_head(head, dropout)
     check_remat(remat)
-    check_choice("stride_on", stride_on, ("first", "second"))
-    check_choice("shortcut", shortcut, SHORTCUTS)
     module = IResNet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
         widths=tuple(widths),

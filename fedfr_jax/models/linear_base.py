@@ -11,30 +11,32 @@ Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `res
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models import mobilenet, resnet
+from fedfr_jax.models.conv import Implementation
 from fedfr_jax.models.linen import from_linen, sow_features, uniform
-from fedfr_jax.schema import check_choice
+from fedfr_jax.models.resnet import Norm
+from fedfr_jax.ranges import Count, Width
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
-TOPS = ("resnet", "mobilenet")
 
-
+@checked
 def linear_base(
     input_shape: Sequence[int],
     *,
-    num_classes: int,
-    block: str = "resnet",
-    width: int = 512,
-    side: int = 4,
-    norm: str = "batch",
-    norm_groups: int = 32,
-    conv_implementation: str = "auto",
+    num_classes: Count,
+    block: Literal["resnet", "mobilenet"] = "resnet",
+    width: Width = 512,
+    side: Width = 4,
+    norm: Norm = "batch",
+    norm_groups: Width = 32,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """A linear layer, a block that keeps its input's shape and a classifier.
@@ -50,15 +52,7 @@ def linear_base(
       conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
-
-    Raises:
-      ValueError: for an unknown block or norm, or numbers below 1.
     """
-    for key, value, known in (("block", block, TOPS), ("norm", norm, resnet.NORMS)):
-        check_choice(key, value, known)
-    for key, value in (("width", width), ("side", side)):
-        if value < 1:
-            raise ValueError(f"{key} must be at least 1, got {value}.")
     settings = norm, norm_groups, conv_implementation, dtype
     module = LinearBase(num_classes, block, width, side, *settings)
     names = ["base", "block1", "fc"]

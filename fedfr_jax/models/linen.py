@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import chex
 import jax
@@ -73,6 +74,7 @@ def xavier_uniform() -> Callable[..., jax.Array]:
     return init
 
 
+Remat = bool | Literal["convolutions", "offload"]
 SOWN = "intermediates"  # where linen keeps what a module sows
 
 
@@ -212,12 +214,8 @@ def saved_names(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, KEPT)
 
 
-def check_remat(remat: bool | str) -> None:
-    """Raise ValueError for what is neither true, false nor a name of REMAT."""
-    if not isinstance(remat, bool) and remat not in REMAT:
-        raise ValueError(
-            f"remat must be true, false or one of {list(REMAT)}, got {remat!r}."
-        )
+def check_remat(remat: Remat) -> None:
+    """Raise ValueError for a host without the memory that offloading needs."""
     if remat == "offload" and not has_host_memory(HOST):
         raise ValueError(
             "remat must not be offload without pinned host memory, got it."
@@ -242,12 +240,6 @@ KEPT, HOST = "convolution", "pinned_host"
 REMAT = {"convolutions": _convolutions, "offload": _offload}
 
 
-def check_widths(widths: Sequence[int]) -> None:
-    """Raise ValueError unless there is a width, and each is positive."""
-    if not widths or min(widths) < 1:
-        raise ValueError(f"widths must be positive, at least one, got {widths}.")
-
-
 def stage_blocks(
     depths: dict[int, tuple[int, ...]],
     depth: int,
@@ -260,7 +252,6 @@ def stage_blocks(
     Raises:
       ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
-    check_widths(widths)
     if blocks is None:
         check_choice("depth", depth, depths)
         blocks = depths[depth]

@@ -24,7 +24,7 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, Depthwise
+from fedfr_jax.models.conv import Conv, Depthwise, Implementation
 from fedfr_jax.models.heads import Pixels
 from fedfr_jax.models.linen import (
     block_names,
@@ -34,6 +34,8 @@ from fedfr_jax.models.linen import (
     with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, PReLU
+from fedfr_jax.ranges import Blocks, Width
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 STEM, TOP = 64, 512
@@ -48,13 +50,14 @@ class LayerSettings(NamedTuple):
     dtype: Any
 
 
+@checked
 def mobilefacenet(
     input_shape: Sequence[int],
     *,
-    blocks: Sequence[int] = (4, 6, 2),
-    scale: int = 1,
-    embedding_dim: int = 128,
-    conv_implementation: str = "auto",
+    blocks: Blocks = (4, 6, 2),
+    scale: Width = 1,
+    embedding_dim: Width = 128,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,
@@ -73,15 +76,13 @@ def mobilefacenet(
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
-      ValueError: for blocks that are not three numbers, or a scale below 1.
+      ValueError: for blocks that are not three numbers.
     """
-    if len(blocks) != len(STAGES) or min(blocks) < 0:
+    if len(blocks) != len(STAGES):
         raise ValueError(
             f"blocks must be at least 0 in each of {len(STAGES)} stages, got "
             f"{tuple(blocks)}."
         )
-    if scale < 1:
-        raise ValueError(f"scale must be at least 1, got {scale}.")
     module = MobileFaceNet(
         blocks=tuple(blocks),
         scale=scale,

@@ -23,17 +23,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Depthwise
+from fedfr_jax.models.conv import Depthwise, Implementation
 from fedfr_jax.models.linen import from_linen, sow_features, uniform, with_remat
 from fedfr_jax.models.resnet import (
-    NORMS,
-    STEMS,
     Convolution,
     LayerSettings,
+    Norm,
+    StemKind,
     build_conv,
     build_norm,
 )
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Count, Depth, Positive, Width
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 STEM = 32  # channels of the stem
@@ -45,16 +46,17 @@ MIN_BLOCKS = len(BEFORE) + len(AFTER)
 Layer = tuple[int, int]  # channels and stride
 
 
+@checked
 def mobilenet(
     input_shape: Sequence[int],
     *,
-    num_classes: int,
-    num_blocks: int = 13,
-    width: float = 1.0,
-    stem: str = "cifar",
-    norm: str = "batch",
-    norm_groups: int = 32,
-    conv_implementation: str = "auto",
+    num_classes: Count,
+    num_blocks: Depth = 13,
+    width: Positive = 1.0,
+    stem: StemKind = "cifar",
+    norm: Norm = "batch",
+    norm_groups: Width = 32,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -77,9 +79,8 @@ def mobilenet(
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
-      ValueError: for an unknown stem or norm, or numbers out of range.
+      ValueError: for numbers out of range.
     """
-    check_choice("norm", norm, NORMS)
     layers = parse_layers(num_blocks, width, stem)
     module = MobileNet(
         layers, num_classes, norm, norm_groups, conv_implementation, dtype, remat
@@ -101,7 +102,6 @@ def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
         raise ValueError(f"width must leave the stem a channel, got {width}.")
-    check_choice("stem", stem, STEMS)
     middle = (MIDDLE,) * (num_blocks - MIN_BLOCKS)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
     return tuple((round(width * channels), stride) for channels, stride in layers)

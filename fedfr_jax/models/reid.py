@@ -13,36 +13,45 @@ Parameters: those of `residual`, and
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 from flax import linen as nn
 
+from fedfr_jax.models.conv import Implementation
 from fedfr_jax.models.linen import from_linen, he_normal, normal, sow_features
 from fedfr_jax.models.norm import BatchNorm
-from fedfr_jax.models.resnet import LayerSettings, Trunk, build_trunk, stage_maps
-from fedfr_jax.schema import check_choice
+from fedfr_jax.models.resnet import (
+    LayerSettings,
+    StemKind,
+    Trunk,
+    build_trunk,
+    stage_maps,
+)
+from fedfr_jax.ranges import BelowOne, Blocks, Count, Depth, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
-NECKS = ("linear", "bnneck")
 FIRST_SCALE = 0.02  # deviation of a linear neck's scales from 1
 FIRST_CLASSIFIER = 0.001  # deviation of the classifier's weights from 0
 
 
+@checked
 def reid(
     input_shape: Sequence[int],
     *,
-    num_classes: int,
-    depth: int = 50,
-    blocks: Sequence[int] | None = None,
-    widths: Sequence[int] = (64, 128, 256, 512),
-    stem: str = "imagenet",
-    last_stride: int = 2,
-    neck: str = "linear",
-    neck_dim: int = 512,
-    dropout: float = 0.5,
-    conv_implementation: str = "auto",
+    num_classes: Count,
+    depth: Depth = 50,
+    blocks: Blocks | None = None,
+    widths: Widths = (64, 128, 256, 512),
+    stem: StemKind = "imagenet",
+    last_stride: Annotated[int, Interval(ge=1, le=2)] = 2,
+    neck: Literal["linear", "bnneck"] = "linear",
+    neck_dim: Width = 512,
+    dropout: BelowOne = 0.5,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -62,14 +71,8 @@ def reid(
         training then needs a key.
 
     Raises:
-      ValueError: for an unknown depth, stem or neck, or a number out of its range.
+      ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
-    check_choice("neck", neck, NECKS)
-    check_choice("last_stride", last_stride, (1, 2))
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}.")
-    if neck_dim < 1:
-        raise ValueError(f"neck_dim must be at least 1, got {neck_dim}.")
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)
     dim = neck_dim if neck == "linear" else 0

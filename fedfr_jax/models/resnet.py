@@ -30,13 +30,13 @@ of the last stage.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
@@ -47,7 +47,8 @@ from fedfr_jax.models.linen import (
     with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Blocks, Count, Depth, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 DEPTHS = {
@@ -59,8 +60,7 @@ DEPTHS = {
 }
 MIN_BOTTLENECK = 50  # depth from which blocks are bottlenecks
 EXPANSION = 4  # of a bottleneck's width to its output channels
-STEMS = ("cifar", "imagenet")
-NORMS = ("batch", "group")
+StemKind, Norm = Literal["cifar", "imagenet"], Literal["batch", "group"]
 
 
 class Trunk(NamedTuple):
@@ -92,7 +92,6 @@ def build_trunk(
     Raises:
       ValueError: as `resnet`.
     """
-    check_choice("stem", stem, STEMS)
     blocks = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
     return Trunk(blocks, tuple(widths), depth >= MIN_BOTTLENECK, stem, remat)
 
@@ -154,7 +153,7 @@ class Stem(nn.Module):
     """Convolution, normalization, ReLU; with stride and pooling for large images."""
 
     width: int
-    kind: str  # one of STEMS
+    kind: str  # a StemKind
     settings: LayerSettings
 
     @nn.compact
@@ -252,17 +251,18 @@ def _max_pool(x):
     return functools.reduce(jnp.maximum, columns)
 
 
+@checked
 def resnet(
     input_shape: Sequence[int],
     *,
-    num_classes: int,
-    depth: int = 18,
-    blocks: Sequence[int] | None = None,
-    widths: Sequence[int] = (64, 128, 256, 512),
-    stem: str = "cifar",
-    norm: str = "batch",
-    norm_groups: int = 32,
-    conv_implementation: str = "auto",
+    num_classes: Count,
+    depth: Depth = 18,
+    blocks: Blocks | None = None,
+    widths: Widths = (64, 128, 256, 512),
+    stem: StemKind = "cifar",
+    norm: Norm = "batch",
+    norm_groups: Width = 32,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
@@ -283,10 +283,8 @@ def resnet(
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
-      ValueError: for an unknown depth, stem or norm, or blocks that do not fit the
-        widths.
+      ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
-    check_choice("norm", norm, NORMS)
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)
     blocks = [*trunk.names, "fc"]

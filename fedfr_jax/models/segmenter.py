@@ -20,19 +20,21 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.models.mobilenet import block_maps, block_names_of, parse_layers
 from fedfr_jax.models.resnet import (
-    NORMS,
     Convolution,
     LayerSettings,
+    Norm,
+    StemKind,
     build_conv,
     build_norm,
     build_trunk,
     stage_maps,
 )
-from fedfr_jax.schema import check_choice, check_ranges, choose
+from fedfr_jax.ranges import Blocks, Depth, Positive, Width, Widths
+from fedfr_jax.schema import checked, choose
 from fedfr_jax.types import Model
 
 
@@ -48,10 +50,10 @@ class Encoder(NamedTuple):
 
 def resnet_encoder(
     *,
-    depth: int = 18,
-    blocks: Sequence[int] | None = None,
-    widths: Sequence[int] = (64, 128, 256, 512),
-    stem: str = "imagenet",
+    depth: Depth = 18,
+    blocks: Blocks | None = None,
+    widths: Widths = (64, 128, 256, 512),
+    stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Encoder:
     """The stages of a ResNet; `resnet.resnet` tells of its settings."""
@@ -65,9 +67,9 @@ def resnet_encoder(
 
 def mobilenet_encoder(
     *,
-    num_blocks: int = 13,
-    width: float = 1.0,
-    stem: str = "imagenet",
+    num_blocks: Depth = 13,
+    width: Positive = 1.0,
+    stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Encoder:
     """The last map of every size in a MobileNet; `mobilenet` tells of its settings."""
@@ -83,15 +85,16 @@ def mobilenet_encoder(
 ENCODERS = {"resnet": resnet_encoder, "mobilenet": mobilenet_encoder}
 
 
+@checked
 def segmenter(
     input_shape: Sequence[int],
     *,
-    num_classes: int,
+    num_classes: Width,
     encoder: Mapping = MappingProxyType({"name": "resnet"}),
-    width: int = 64,
-    norm: str = "batch",
-    norm_groups: int = 32,
-    conv_implementation: str = "auto",
+    width: Width = 64,
+    norm: Norm = "batch",
+    norm_groups: Width = 32,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
@@ -108,11 +111,8 @@ def segmenter(
         parameters. Normalization and logits compute in at least float32.
 
     Raises:
-      ValueError: for an unknown encoder, setting of one, or norm.
+      ValueError: for an unknown encoder, or setting of one.
     """
-    check_choice("norm", norm, NORMS)
-    sizes = {"num_classes": num_classes, "width": width}
-    check_ranges("", sizes, dict.fromkeys(sizes, (1, 2**16)))
     made = choose("model.encoder", ENCODERS, encoder)
     module = Segmenter(
         made, num_classes, width, norm, norm_groups, conv_implementation, dtype

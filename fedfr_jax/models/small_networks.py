@@ -37,24 +37,26 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.linen import (
-    check_widths,
     from_linen,
     sow_features,
     xavier_uniform,
 )
 from fedfr_jax.models.norm import BatchNorm
+from fedfr_jax.ranges import Count, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
+@checked
 def cnn(
     input_shape: Sequence[int],
     *,
-    widths: Sequence[int] = (32, 64),
-    embedding_dim: int = 128,
-    num_classes: int | None = None,
-    conv_implementation: str = "auto",
+    widths: Widths = (32, 64),
+    embedding_dim: Width = 128,
+    num_classes: Count | None = None,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
@@ -70,7 +72,6 @@ def cnn(
     Raises:
       ValueError: for widths that are none, or an image that is too small.
     """
-    check_widths(widths)
     smallest = 2 * len(widths) + 2
     if min(input_shape[:2]) < smallest:
         raise ValueError(
@@ -84,11 +85,12 @@ def cnn(
     return _cnn_model(module, input_shape, convolutions, embedding_dim, num_classes)
 
 
+@checked
 def mlp(
     input_shape: Sequence[int],
     *,
-    hidden_dim: int = 64,
-    num_classes: int | None = None,
+    hidden_dim: Width = 64,
+    num_classes: Count | None = None,
     dtype: Any = None,
 ) -> Model:
     """One linear layer with ReLU on the flattened image, D = hidden.
@@ -171,12 +173,13 @@ def _top(module, hidden, x, dtype=None):
     return top(sow_features(module, x))
 
 
+@checked
 def leaf_celeba(
     input_shape: Sequence[int],
     *,
-    num_classes: int = 2,
-    widths: Sequence[int] = (32, 32, 32, 32),
-    conv_implementation: str = "auto",
+    num_classes: Count = 2,
+    widths: Widths = (32, 32, 32, 32),
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
@@ -196,13 +199,14 @@ def leaf_celeba(
     return _leaf_model(input_shape, module)
 
 
+@checked
 def leaf_femnist(
     input_shape: Sequence[int],
     *,
-    num_classes: int = 62,
-    widths: Sequence[int] = (32, 64),
-    hidden_dim: int = 2048,
-    conv_implementation: str = "auto",
+    num_classes: Count = 62,
+    widths: Widths = (32, 64),
+    hidden_dim: Width = 2048,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
     """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
@@ -219,7 +223,6 @@ def leaf_femnist(
 
 
 def _leaf_model(input_shape, module):
-    check_widths(module.widths)
     smallest = 2 ** len(module.widths)
     if min(input_shape[:2]) < smallest:
         raise ValueError(
@@ -285,8 +288,9 @@ def _max_pool(x):
     return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
 
 
+@checked
 def logistic(
-    input_shape: Sequence[int], *, num_classes: int, dtype: Any = None
+    input_shape: Sequence[int], *, num_classes: Count, dtype: Any = None
 ) -> Model:
     """One linear layer to `num_classes` logits.
 

@@ -20,7 +20,7 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
@@ -30,19 +30,22 @@ from fedfr_jax.models.linen import (
     xavier_uniform,
 )
 from fedfr_jax.models.norm import PReLU
+from fedfr_jax.ranges import Blocks, Depth, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 DEPTHS = {20: (1, 2, 4, 1), 64: (3, 7, 16, 3)}
 
 
+@checked
 def sphereface(
     input_shape: Sequence[int],
     *,
-    depth: int = 64,
-    blocks: Sequence[int] | None = None,
-    widths: Sequence[int] = (64, 128, 256, 512),
-    embedding_dim: int = 512,
-    conv_implementation: str = "auto",
+    depth: Depth = 64,
+    blocks: Blocks | None = None,
+    widths: Widths = (64, 128, 256, 512),
+    embedding_dim: Width = 512,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,

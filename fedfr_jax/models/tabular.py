@@ -11,17 +11,20 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.linen import check_widths, from_linen, sow_features
+from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.ranges import Count, Width, Widths
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
+@checked
 def tabular(
     input_shape: Mapping[str, Sequence[int]],
     *,
-    hidden_dims: Sequence[int] = (64, 64),
-    num_classes: int = 2,
-    num_categories: int = 256,
-    category_dim: int = 8,
+    hidden_dims: Widths = (64, 64),
+    num_classes: Count = 2,
+    num_categories: Count = 256,
+    category_dim: Width = 8,
 ) -> Model:
     """Linear layers with ReLU on {"numbers": [B, D], "categories": [B, C]}.
 
@@ -33,14 +36,13 @@ def tabular(
       category_dim: E.
 
     Raises:
-      ValueError: for inputs of other names, or layers that are none.
+      ValueError: for inputs of other names.
     """
     if not isinstance(input_shape, Mapping) or {*input_shape} != {*KEYS}:
         raise ValueError(
             f"tabular needs inputs {list(KEYS)}, got {input_shape}: take the source "
             "table."
         )
-    check_widths(hidden_dims)
     module = Tabular(tuple(hidden_dims), num_classes, num_categories, category_dim)
     blocks = [f"fc{i + 1}" for i in range(len(hidden_dims))]
     blocks = ["embedding", *blocks, "classifier"]

@@ -18,17 +18,18 @@ Parameters, E = width, P = patches, every norm<i> is {scale, bias} [E]:
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv
+from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.linen import block_names, from_linen, normal, uniform, with_remat
 from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import BelowOne, Depth, Width
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 SIZES = {  # name: (width, blocks)
@@ -40,17 +41,18 @@ SIZES = {  # name: (width, blocks)
 }
 
 
+@checked
 def vit(
     input_shape: Sequence[int],
     *,
-    size: str = "S",
-    width: int | None = None,
-    depth: int | None = None,
-    num_heads: int = 8,
-    patch_size: int = 9,
-    mask_ratio: float = 0.0,
-    embedding_dim: int = 512,
-    conv_implementation: str = "auto",
+    size: Literal["T", "S", "B", "L", "H"] = "S",
+    width: Width | None = None,
+    depth: Depth | None = None,
+    num_heads: Width = 8,
+    patch_size: Width = 9,
+    mask_ratio: BelowOne = 0.0,
+    embedding_dim: Width = 512,
+    conv_implementation: Implementation = "auto",
     dtype: Any = None,
     scan_blocks: bool = True,
     remat: bool = False,
@@ -74,13 +76,12 @@ def vit(
       remat: training keeps the input of every block only, and computes it again.
 
     Raises:
-      ValueError: for an unknown size, numbers out of range, or an image that is smaller
+      ValueError: for a width that the heads do not divide, or an image that is smaller
         than a patch.
     """
-    check_choice("size", size, SIZES)
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
-    _check(input_shape, width, depth, num_heads, patch_size, mask_ratio)
+    _check(input_shape, width, num_heads, patch_size)
     module = ViT(
         width=width,
         depth=depth,
@@ -99,19 +100,15 @@ def vit(
     return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
-def _check(input_shape, width, depth, heads, patch, mask_ratio):
-    if heads < 1 or width < heads or width % heads:
+def _check(input_shape, width, heads, patch):
+    if width % heads:
         raise ValueError(f"width must be a multiple of {heads} heads, got {width}.")
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}.")
-    if not 1 <= patch <= min(input_shape[:2]):
+    if patch > min(input_shape[:2]):
         raise ValueError(
             f"patch_size must lie in [1, {min(input_shape[:2])}], the side of "
             f"input_shape "
             f"{tuple(input_shape)}, got {patch}."
         )
-    if not 0 <= mask_ratio < 1:
-        raise ValueError(f"mask_ratio must be in [0, 1), got {mask_ratio}.")
 
 
 class ViT(nn.Module):

@@ -17,7 +17,7 @@ from fedfr_jax.data.partition import ms1m_order
 from fedfr_jax.data.sources import open_source
 from fedfr_jax.data.sources.decoding import parse_size
 from fedfr_jax.data.sources.selection import concat_sources
-from fedfr_jax.federated.settings import AUTO, TABLES
+from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.models import MODELS, conv
 from fedfr_jax.tasks.faces.distillation import DummyTeacher
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source, is_image
@@ -97,7 +97,7 @@ def without_files(settings: Mapping, say=print) -> dict:
     source = dummy_images(settings["data"], partition, say)
     federation = settings["federation"]
     # A stream reads nothing before it is asked; lanes that are measured are built.
-    if federation.get("data_placement", AUTO) in TABLES:
+    if federation.get("data_placement", AUTO) in (AUTO, "device"):
         federation = {**federation, "data_placement": "stream"}
     if federation.get("clients_per_device") == AUTO:
         federation = {**federation, "clients_per_device": 1}

@@ -3,20 +3,21 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from fedfr_jax.losses.contrastive import model_contrastive
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import NonNegative, Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
+@checked
 def with_contrastive_loss(
     loss_of: Callable,
     model: Model,
     *,
-    contrastive_weight: float = 1.0,
-    contrastive_temperature: float = 0.5,
+    contrastive_weight: NonNegative = 1.0,
+    contrastive_temperature: Positive = 0.5,
 ) -> Callable:
     """A row's loss + weight * `model_contrastive` of the network's features.
 
@@ -34,15 +35,9 @@ def with_contrastive_loss(
       loss(variables, batch, key, *, received, previous), whose last two are variables.
 
     Raises:
-      ValueError: when a number is out of range, or the network has no features.
+      ValueError: when the network has no features.
     """
     check_features(model, "moon")
-    values = {
-        "contrastive_weight": contrastive_weight,
-        "contrastive_temperature": contrastive_temperature,
-    }
-    bounds = {"contrastive_weight": (0, jnp.inf), "contrastive_temperature": POSITIVE}
-    check_ranges("", values, bounds)
     loss_of(model)  # what is wrong with its settings is told before training
 
     def loss_fn(variables, batch, key, *, received, previous):

@@ -12,11 +12,14 @@ The value of a metric whose first round a table tells.
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -34,12 +37,21 @@ from fedfr_jax.federated.algorithms.prototypes import (
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.models.external_checkpoints import fitted
 from fedfr_jax.models.saved_model import load_weights
-from fedfr_jax.schema import check_keys, check_whole, naming
+from fedfr_jax.ranges import MAX
+from fedfr_jax.schema import call, naming
 from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, PyTree, TrainedModels
 
-MAX_IMAGES = 1000  # features that are looked at
 OF_IMAGE = 20  # pixels of an image, where there are enough images
 SECTION = "config.evaluation.representation"
+
+
+class RepresentationConfig(NamedTuple):
+    """Keys of config.evaluation.representation."""
+
+    max_images: Annotated[int, Interval(ge=2, le=MAX)] = 1000  # that are looked at
+    # Work folder of a run such as a central one, to whose last row's network MMD is
+    # taken.
+    reference: str | os.PathLike | None = None
 
 
 def check_settings(
@@ -48,10 +60,7 @@ def check_settings(
     """What `representation` is told by config.evaluation.representation, checked.
 
     Args:
-      settings: `max_images`, features that are looked at, and `reference`, the work
-      folder of
-        a run such as a central one, to whose last row's network MMD is taken; None asks
-        for nothing.
+      settings: keys of `RepresentationConfig`; None asks for nothing.
       first: variables of the model, arrays or shapes.
 
     Raises:
@@ -60,9 +69,9 @@ def check_settings(
     """
     if settings is None:
         return None
-    check_keys(SECTION, settings, ("reference", "max_images"))
-    settings = {"max_images": MAX_IMAGES, "reference": None, **settings}
-    check_whole(f"{SECTION}.max_images", settings["max_images"], 2)
+    settings = call(
+        "evaluation.representation", RepresentationConfig, settings
+    )._asdict()
     if model.apply_with_features is None:
         raise ValueError(f"{SECTION} must go with a model of features, got another.")
     reference = settings["reference"]
@@ -79,7 +88,7 @@ def representation(
     feed: Batching,
     *,
     reference: PyTree | None = None,
-    max_images: int = MAX_IMAGES,
+    max_images: int = 1000,
 ) -> Evaluator:
     """Evaluator of the one network, nothing where there is none.
 

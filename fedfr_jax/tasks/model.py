@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.model_limits import check_layers
-from fedfr_jax.schema import MOST, choose, naming
+from fedfr_jax.ranges import MAX
+from fedfr_jax.schema import choose, naming
 from fedfr_jax.types import InputShape, Model, PyTree, input_structs
 
 NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual network
@@ -36,7 +36,6 @@ def build_network(
       ValueError: for settings that make no network, or one that cannot run.
     """
     check_dtype(settings.get("dtype"))
-    check_layers("model", settings)
     model = choose("model", MODELS, settings, input_shape)._replace(config=settings)
     if (size := model.embedding_dim) < 1:
         raise ValueError(f"config.model must give at least a number, got {size}.")
@@ -67,7 +66,7 @@ def check_dtype(dtype: Any) -> None:
 def check_sizes(variables: PyTree) -> None:
     """Raise ValueError for an array of more numbers than int32 counts."""
     largest = max(jax.tree.leaves(variables), key=lambda leaf: math.prod(leaf.shape))
-    if math.prod(largest.shape) > MOST:
+    if math.prod(largest.shape) > MAX:
         raise ValueError(
             f"config.model must give arrays of fewer than 2**31 numbers, got one of "
             f"shape {largest.shape}."

@@ -2,31 +2,31 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import MinLen
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import by_block, layer_wise, round_decay, sgd, step_decay
-from fedfr_jax.schema import check_choice, check_keys, check_kinds, check_ranges, choose
+from fedfr_jax.ranges import BelowOne, Count, NonNegative, Share, Whole
+from fedfr_jax.schema import (
+    check_choice,
+    check_keys,
+    check_values,
+    checked,
+    choose,
+    kinds_of,
+)
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.renamed import check_renamed
 from fedfr_jax.types import Algorithm, LocalTraining
 
-SOME = (0, math.inf)
-BOUNDS = {  # of the numbers that `local_of` is told; momentum's are of `sgd`
-    "learning_rate": (0, math.inf),
-    "decay_epochs": (0, math.inf),
-    "decay_rounds": (1, math.inf),
-    "decay_factor": (0, 1),
-    "weight_decay": (0, math.inf),
-    "clip_norm": (0, math.inf),
-}
 # Keys of algorithms that take a name of a family, or {"name": ..., settings}.
 NESTED = {"server_optimizer": SERVER_OPTIMIZERS}
 # Optimizers of optax's that move every number by its own gradients, whatever its leaf.
@@ -86,25 +86,27 @@ def algorithm_maker(
         if isinstance(given, Mapping | str):
             given = {"name": given} if isinstance(given, str) else given
             own[key] = choose(f"{section}.{key}", family, given)
-    check_kinds(f"config.{section}.", own, asked)
+    kinds = kinds_of(ALGORITHMS[name])
+    own = check_values(f"config.{section}.", own, kinds)
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
     make = functools.partial(ALGORITHMS[name], **own)
     check_needs(section, name, needs_of(make), facts, task)
     return make, {*asked}
 
 
+@checked
 def local_of(
     loss: Callable,
     *,
-    learning_rate: float,
-    decay_epochs: int | tuple[int, ...] = 0,
-    decay_rounds: tuple[int, ...] = (),
-    decay_factor: float = 0.1,
+    learning_rate: NonNegative,
+    decay_epochs: Whole | Annotated[tuple[Whole, ...], MinLen(1)] = 0,
+    decay_rounds: tuple[Count, ...] = (),
+    decay_factor: Share = 0.1,
     optimizer: str | Mapping = "sgd",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    clip_norm: float = 0.0,
-    learning_rate_multipliers: Mapping = MappingProxyType({}),
+    momentum: BelowOne = 0.0,
+    weight_decay: NonNegative = 0.0,
+    clip_norm: NonNegative = 0.0,
+    learning_rate_multipliers: Mapping[str, NonNegative] = MappingProxyType({}),
 ) -> LocalTraining:
     """A client's training from plain settings.
 
@@ -124,12 +126,8 @@ def local_of(
         which with sgd is a learning rate of their own; other leaves have factor 1.
 
     Raises:
-      ValueError: for an unknown optimizer, settings that it does not have or a number
-        out of its range.
+      ValueError: for an unknown optimizer, or settings that it does not have.
     """
-    check_ranges("", locals(), BOUNDS)
-    if decay_epochs == ():
-        raise ValueError("decay_epochs must be a number, or one per round, got ().")
     given = {"name": optimizer} if isinstance(optimizer, str) else optimizer
     if not isinstance(given, Mapping):
         raise ValueError(f"optimizer must be a name or a mapping, got {given!r}.")
@@ -149,11 +147,6 @@ def local_of(
                 )
 
     if learning_rate_multipliers:
-        check_ranges(
-            "learning_rate_multipliers of ",
-            learning_rate_multipliers,
-            dict.fromkeys(learning_rate_multipliers, SOME),
-        )
         make = layer_wise(make, learning_rate_multipliers)
 
     def clipped(rate):

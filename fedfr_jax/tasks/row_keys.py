@@ -1,8 +1,7 @@
 """Keys of a method beside those of its algorithm: personal, frozen, batch_stats, ..."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -14,8 +13,8 @@ from fedfr_jax.federated.algorithms.batch_stats import (
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.local import freeze_leaves, trainable
-from fedfr_jax.federated.settings import check_epochs
-from fedfr_jax.schema import check_kinds, check_whole
+from fedfr_jax.ranges import ByRound, Whole
+from fedfr_jax.schema import check_values, kinds_of
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.trees import matching
 from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
@@ -33,8 +32,10 @@ class Own(NamedTuple):
     frozen: str | Mapping = ""  # as personal, of params that do not move
     # Of the personal leaves alone at the start of a round, beside the federation's;
     # with fedavg.
-    personal_epochs: int = 0
-    batch_stats: str = "average"  # local or first, see `with_batch_stats`
+    personal_epochs: Whole = 0
+    batch_stats: Literal["average", "local", "random_client"] = (
+        "average"  # local or first, see `with_batch_stats`
+    )
     # Links between the clients' updates and their mean, first to last: names, or
     # {"name": ..., settings}, see `fedfr describe aggregation`.
     aggregation: str | Mapping | Sequence = ()
@@ -49,7 +50,7 @@ class Own(NamedTuple):
     # at updates that are not finite.
     on_bad_update: str | Mapping | None = None
     # Of a round, instead of the federation's.
-    local_epochs: int | tuple[int, ...] | None = None
+    local_epochs: ByRound | None = None
 
 
 OWN = Own._fields
@@ -62,7 +63,7 @@ def own_of(section: str, options: dict) -> dict:
       ValueError: for a value of another kind than `Own` says.
     """
     own = {key: options.pop(key) for key in OWN if key in options}
-    check_kinds(f"config.{section}.", own, inspect.signature(Own).parameters)
+    own = check_values(f"config.{section}.", own, kinds_of(Own))
     links = build_links(f"{section}.aggregation", own.get("aggregation", ()))
     return {**own, "aggregation": links}
 
@@ -92,8 +93,6 @@ def composed(
     where = leaves_of(of.model, own.get("personal", ""), of.at)
     if own.get("init_per_client") and not where:
         raise ValueError("init_per_client must go with personal leaves, got none.")
-    if (local_epochs := own.get("local_epochs")) is not None:
-        check_epochs("local_epochs", local_epochs)
     local = with_frozen(local, own.get("frozen", ""), of)
     if epochs := own.get("personal_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
@@ -129,7 +128,6 @@ def finetuning_first(
       ValueError: without such leaves, for a number of epochs out of range, or an
         algorithm that looks into a client's training.
     """
-    check_whole("personal_epochs", epochs, 1)
     if algorithm != "fedavg":
         raise ValueError(
             f"personal_epochs must go with the algorithm fedavg, got {algorithm!r}."

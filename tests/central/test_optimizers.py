@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from fedfr_jax.central.optimizers import OPTIMIZERS
-from fedfr_jax.central.settings import Training, build_optimizer, check_training
-from fedfr_jax.mesh import make_mesh
+from fedfr_jax.central.settings import Training, build_optimizer
+from fedfr_jax.schema import call
 
 
 def trajectory(optimizer, start, grads):
@@ -96,6 +96,5 @@ def test_a_layer_has_a_rate_of_its_own(name):
 def test_a_gradient_that_is_longer_than_clip_norm_is_cut_to_it():
     np.testing.assert_allclose(first_step(clip_norm=0.5), 0.01 / 4, rtol=1e-4)
     np.testing.assert_allclose(first_step(clip_norm=2.5), 0.01, rtol=1e-4)
-    settings = Training(clip_norm=-1.0)
     with pytest.raises(ValueError, match="config.pretrain.clip_norm must be at least"):
-        check_training(settings, "pretrain", 10**4, make_mesh(1))
+        call("pretrain", Training, {"clip_norm": -1.0})

@@ -1,6 +1,6 @@
 """Numbers of algorithms and of what they are told: out of range is refused by name."""
 
-import inspect
+from typing import Annotated, get_args, get_origin
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,7 @@ from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd
+from fedfr_jax.schema import kinds_of
 from fedfr_jax.tasks.options import local_of
 from tests.contracts.test_algorithms import MEMBERS
 
@@ -77,9 +78,15 @@ NOT_ZERO = {
 
 def numbers_of(function):
     """Names of the arguments that are numbers, or lists of them."""
-    given = inspect.signature(function).parameters.values()
-    kinds = (int, float, float | None, int | tuple[int, ...], tuple[int, ...])
-    return [p.name for p in given if p.annotation in kinds]
+    return [name for name, kind in kinds_of(function).items() if is_number(kind)]
+
+
+def is_number(kind):
+    """Whether an annotation has no other values but None."""
+    if get_origin(kind) is Annotated:
+        return is_number(get_args(kind)[0])
+    inside = [x for x in get_args(kind) if x not in (type(None), ...)]
+    return kind in (int, float) or (inside != [] and all(map(is_number, inside)))
 
 
 def is_refused(make, name, value):

@@ -242,7 +242,7 @@ def test_identities_with_few_images_are_left_out(tmp_path):
     assert source.read(np.array([4]))[0, 0, 0, 0] == ord("c")
     with pytest.raises(ValueError, match="1 of 3 identities remain, the largest has 3"):
         folder(tmp_path, image_size=4, min_images=3)
-    with pytest.raises(ValueError, match="min_images must be .* at least 0, got -1"):
+    with pytest.raises(ValueError, match="min_images must be at least 0, got -1"):
         folder(tmp_path, image_size=4, min_images=-1)
 
 

@@ -212,7 +212,7 @@ def test_celeb_a_by_an_attribute_belongs_to_the_people(stub, tmp_path):
         tfds("celeb_a", attribute="Bald")
     with pytest.raises(ValueError, match="apart, got Young"):
         tfds("celeb_a", attribute="Young")
-    with pytest.raises(ValueError, match="min_images must be .* at least 0, got -1"):
+    with pytest.raises(ValueError, match="min_images must be at least 0, got -1"):
         tfds("celeb_a", attribute="Smiling", min_images=-1)
     with pytest.raises(ValueError, match="attribute must be None for mnist"):
         tfds("mnist", attribute="Young")

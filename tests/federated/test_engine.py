@@ -230,8 +230,8 @@ def test_a_pattern_that_matches_no_leaf_is_an_error():
     [
         ({"cohort_size": 6}, "cohort_size must lie in .*got 6"),
         ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
-        ({"local_epochs": -1}, "local_epochs must not be negative"),
-        ({"local_epochs": 2.5}, "local_epochs must be a whole number, .*got 2.5"),
+        ({"local_epochs": -1}, "local_epochs must be at least 0"),
+        ({"local_epochs": 2.5}, "local_epochs must be a whole number .*got 2.5"),
         ({"local_epochs": (2, np.nan)}, "local_epochs must be a whole number"),
     ],
 )

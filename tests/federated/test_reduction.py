@@ -159,7 +159,7 @@ def test_shards_do_not_move_when_devices_do():
 
 def test_a_sum_is_reproducible_or_not():
     with pytest.raises(
-        ValueError, match="reproducible_sum must be one of .*got 'tree'"
+        ValueError, match="reproducible_sum must be true or false, got 'tree'"
     ):
         table, population = toys.problem()
         build_simulation(

@@ -73,7 +73,7 @@ def test_groups_of_cyclic_cohorts_take_turns_for_the_whole_run():
 @pytest.mark.parametrize(
     "sampling, message",
     [
-        (Sampling("random"), "sampling must be one of"),
+        (Sampling("random"), "sampling.name must be one of"),
         (Sampling("cyclic", cycle=21), "sampling.cycle must be at most 20"),
         (Sampling("poisson", capacity=40), "sampling.capacity must be at least"),
     ],

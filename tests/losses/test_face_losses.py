@@ -239,7 +239,7 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
             "margin_options must have keys of .'ema_rate', 'h'., got",
         ),
         ("magface", {"max_margin": 0.1}, "max_margin must be at least 0.4, got 0.1"),
-        ("magface", {"max_norm": 10.0}, "max_norm must be above min_norm, got"),
+        ("magface", {"max_norm": 10.0}, "max_norm must be above 10.0, got"),
         (
             "curricularface",
             {"ema_rate": 2.0},

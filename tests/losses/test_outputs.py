@@ -45,7 +45,7 @@ def test_a_loss_goes_by_its_name_and_takes_settings():
         ("cosface", "one of outputs, got 'cosface', a margin of cosines: it is margin"),
         ({"name": "focal", "gama": 1.0}, "loss must have keys of .*did you mean gamma"),
         ({"name": "focal", "gamma": "x"}, "loss.gamma must be a finite number, got"),
-        ("needs", "loss must have the key gamma of 'needs', got none"),
+        ("needs", "loss must have the key gamma, got none"),
         ("mean", r"must give a number for every example, \(2,\) for two, got \(\)"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.bn_folding import LEVELS, fold, fold_block
+from fedfr_jax.models.bn_folding import FULL, PREVIOUS, fold, fold_block
 from tests.models.test_model_goldens import _block_tree
 
 SHAPE = (14, 11, 3)  # three stages: 7 by 6, 4 by 3, 2 by 2
@@ -19,7 +19,9 @@ def test_a_folded_block_has_the_kernels_and_the_border_of_the_golden(golden, cas
     want, block = golden("bigface_bnfold"), golden("bigface_iblock")
     variables = _block_tree(block, f"{case}/w/")
     size = block[f"{case}/x"].shape[2:]
-    partial, full = (fold_block(*variables.values(), x, size, 1) for x in LEVELS)
+    partial, full = (
+        fold_block(*variables.values(), x, size, 1) for x in (PREVIOUS, FULL)
+    )
     kernel = lambda name: want[f"{case}/{name}"].transpose(2, 3, 1, 0)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
     close(partial["bn1"]["scale"], want[f"{case}/bn1_scale"])

@@ -143,7 +143,7 @@ def test_convolutions_are_kept_on_the_device_or_on_the_host():
     loss = lambda params: model.apply({**start, "params": params}, X, True)[0].sum()
     # In the program as it is traced: XLA:CPU has no other memory to put them into.
     assert "<host>" in str(jax.make_jaxpr(jax.grad(loss))(start["params"]))
-    with pytest.raises(ValueError, match="remat must be true, false or one of"):
+    with pytest.raises(ValueError, match="remat must be true or false or one of"):
         _model("iresnet", remat="some")
 
 

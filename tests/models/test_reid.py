@@ -161,5 +161,5 @@ def test_a_bnneck_compares_before_its_norm_and_retrieves_after_it(golden):
 )
 def test_settings_out_of_range_are_refused(key, value):
     settings = {"blocks": None, "widths": (4, 4, 4, 4), key: value}
-    with pytest.raises(ValueError, match=f"{key} must be"):
+    with pytest.raises(ValueError, match=f"{key} must"):
         MODELS["reid"](SHAPE, num_classes=4, **settings)

@@ -208,12 +208,12 @@ def test_numbers_that_are_not_finite_are_refused_by_name(dtype, value, tmp_path)
     [
         ({"model": "{", "image_shape": "[32, 32, 3]"}, "model must be readable JSON"),
         ({"model": "[]", "image_shape": "[32, 32, 3]"}, "model must be a JSON object"),
-        ({"model": "{}", "image_shape": "[1e9, 2]"}, "image_shape must be H, W, C"),
+        ({"model": "{}", "image_shape": "[1e9, 2]"}, "image_shape must be a list of"),
         (
             {"model": "{}", "image_shape": "[32, 99999, 3]"},
             r"image_shape must lie in \[",
         ),
-        ({"model": '{"blocks": [1000000]}'}, r"blocks must lie in \[0, 4096\]"),
+        ({"model": '{"blocks": [1000000]}'}, "file's 1 arrays, got 1000000"),
         ({"model": '{"blocks": [9, 9]}'}, "must be of the file's 1 arrays, got 18"),
         ({"model": '{"name": "vit", "depth": 4000}'}, "got 4000 blocks"),
     ],

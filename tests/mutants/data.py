@@ -284,12 +284,12 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/data/sources/selection.py",
         "data/test_sources_folder.py",
-        [('    check_whole("min_images", min_images, 0)\n', "")],
+        [("min_images: Whole", "min_images: int")],
     ),
     Mutants(
         "fedfr_jax/data/sources/tfds.py",
         "data/test_sources_tfds.py",
-        [('    check_whole("min_images", min_images, 0)\n', "")],
+        [("has: np.ndarray, min_images: Whole", "has: np.ndarray, min_images: int")],
     ),
     Mutants(
         "fedfr_jax/data/sources/packed.py",

@@ -15,9 +15,12 @@ MUTANTS = [
         "tasks/faces/test_defaults.py "
         f"{METHODS}::test_fedavg_is_the_row_without_public_data",
         [
-            ("contrastive_weight: float = 5.0", "contrastive_weight: float = 1.0"),
-            ("branch_weight: float = 10.0", "branch_weight: float = 1.0"),
-            ("temperature: float = 0.5", "temperature: float = 1.0"),
+            (
+                "contrastive_weight: NonNegative = 5.0",
+                "contrastive_weight: NonNegative = 1.0",
+            ),
+            ("branch_weight: NonNegative = 10.0", "branch_weight: NonNegative = 1.0"),
+            ("temperature: Positive = 0.5", "temperature: Positive = 1.0"),
             ("        0.4  # cosine above which", "        0.5  # cosine above which"),
             (
                 "terms.hard_negative_threshold if terms.use_public_data else None",

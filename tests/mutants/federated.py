@@ -33,7 +33,7 @@ MUTANTS = [
         "fedfr_jax/federated/simulation.py",
         "federated/test_engine.py::"
         "test_more_steps_than_a_number_of_32_bits_counts_are_refused",
-        [('    check_ranges("", most, {"local steps": (0, math.inf)})\n', "")],
+        [("> MAX:", "> MAX**2:")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/fedfr.py",
@@ -273,14 +273,19 @@ MUTANTS = [
         [("if head_epochs >= least:", "if head_epochs > least:")],
     ),
     Mutants(
-        "fedfr_jax/federated/algorithms/penalties.py",
+        "fedfr_jax/federated/algorithms/fedprox.py",
         "contracts/test_ranges.py",
-        [("{name: (0, jnp.inf)}", "{name: (-9, jnp.inf)}")],
+        [("mu: NonNegative", "mu: float")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/server_optimizers.py",
         "contracts/test_ranges.py",
-        [('"eps": POSITIVE', '"eps": (0, jnp.inf)')],
+        [
+            (
+                "*,\n    b1: BelowOne = 0.9,\n    eps: Positive",
+                "*,\n    b1: BelowOne = 0.9,\n    eps: NonNegative",
+            )
+        ],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/feddyn.py",
@@ -352,7 +357,7 @@ MUTANTS = [
         "fedfr_jax/api.py",
         "test_notebook.py",
         [
-            ('    check_kinds("", options, known)\n', ""),
+            ('    check_values("", options, kinds_of(build_simulation))\n', ""),
             ("x.dtype == jnp.uint8", "False"),
             ("if not sim.batching.steps_per_epoch(largest)", "if False"),
             (">= logits.shape[1]", "> logits.shape[1]"),

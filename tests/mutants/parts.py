@@ -89,7 +89,7 @@ MUTANTS = [
         [
             ("wanted, unbiased=True)", "wanted)"),
             ("softmax_entropy(logits).mean", "feature_entropy(logits).mean"),
-            ('check_whole(f"{SECTION}.max_images", settings["max_images"], 2)', "pass"),
+            ("Interval(ge=2, le=MAX)", "Interval(ge=0, le=MAX)"),
         ],
     ),
     Mutants(
@@ -123,6 +123,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/data/partition/quantity_skew.py",
         DEFAULTS,
-        [("min_examples: int = 5", "min_examples: int = 10")],
+        [("min_examples: Count = 5", "min_examples: Count = 10")],
     ),
 ]

@@ -30,12 +30,10 @@ from tests.tasks.faces import given
 
 def test_lanes_are_a_number_or_auto():
     check_federation(call("federation", Federation, {"clients_per_device": "auto"}), 5)
-    for wrong, rule in [("many", "a number or auto"), (0, "at least 1")]:
-        federation = call("federation", Federation, {"clients_per_device": wrong})
-        with pytest.raises(
-            ValueError, match=f"config.federation.clients_per_device must be {rule}"
-        ):
-            check_federation(federation, 5)
+    for wrong, rule in [("many", r"a whole number or .*'auto'"), (0, "at least 1")]:
+        says = f"config.federation.clients_per_device must be {rule}"
+        with pytest.raises(ValueError, match=says):
+            call("federation", Federation, {"clients_per_device": wrong})
     with pytest.raises(ValueError, match="config.federation.rounds must be a whole"):
         call("federation", Federation, {"rounds": "auto"})
 

@@ -4,7 +4,8 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.iresnet import DEPTHS
-from fedfr_jax.models.model_limits import check_layers
+from fedfr_jax.ranges import Depth
+from fedfr_jax.schema import has_kind
 from fedfr_jax.tasks.model import build_network, check_dtype
 
 SHAPE = (4, 4, 1)
@@ -50,7 +51,11 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
             "norm_groups must lie in .*got 10000",
         ),
         (
-            {"name": "segmenter", "encoder": {**ENCODER, "widths": (8, 0)}},
+            {
+                "name": "segmenter",
+                "num_classes": 2,
+                "encoder": {**ENCODER, "widths": (8, 0)},
+            },
             r"encoder.widths must lie in .*got \(8, 0\)",
         ),
     ],
@@ -61,7 +66,7 @@ def test_a_size_that_no_network_has_is_refused_before_one_is_made(settings, mess
 
 
 def test_sizes_at_their_bounds_and_multipliers_are_taken():
-    check_layers("model", {"name": "iresnet", "depth": max(DEPTHS)})
+    assert has_kind(Depth, max(DEPTHS))
     most = {"name": "mlp", "hidden_dim": 2**16, "num_classes": 3}
     assert build_network(most, SHAPE)[1].shape == (1, 3)
     none = {"name": "sphereface", "blocks": (0,), "widths": (1,), "embedding_dim": 1}

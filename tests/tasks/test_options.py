@@ -107,7 +107,7 @@ def test_a_layer_may_have_a_rate_of_its_own():
     with pytest.raises(ValueError, match="must match a leaf such as .*stem"):
         steps(local(learning_rate_multipliers={"stem": 0.1}).optimizer(RATE))
     with pytest.raises(
-        ValueError, match="learning_rate_multipliers of a must be at least 0"
+        ValueError, match="learning_rate_multipliers must be at least 0"
     ):
         local(learning_rate_multipliers={"a": -1.0})
 

@@ -65,7 +65,7 @@ def test_a_budget_that_is_spent_early_ends_the_method_early():
         ({**PRIVATE, "delta": 0.5}, {}, "delta must be .* at most 1 / N"),
         ({**PRIVATE, "clip": 1.0}, {}, "privacy must have keys of .*'clip'"),
         ({**PRIVATE, "noise": "bands"}, {}, "noise.name must be one of"),
-        (None, {"sampling": "poison"}, "sampling must be one of .*poisson"),
+        (None, {"sampling": "poison"}, "sampling.name must be one of .*poisson"),
         (None, {"systems": {"dropouts": {}}}, "systems must have keys of .*dropout"),
         (None, {"systems": {"over_selection": 0.5}}, "over_selection"),
     ],

@@ -12,40 +12,25 @@ Augments one after the other, and over a batch.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from jax import lax
 
-from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import Augment, PyTree
 
-FINITE = (-1e30, 1e30)
+Fill = Annotated[float, Interval(ge=-1e30, le=1e30)]  # of pixels, in their own units
 
 
-def check_numbers(prefix: str, values: Mapping[str, Any], bounds: Mapping) -> None:
-    """Raise ValueError for the first value that is no number within its bounds.
-
-    Args:
-      prefix: goes before the names in the message, as in "affine's ".
-      bounds: {name: (low, high)}, both included.
-    """
-    for name, value in values.items():
-        if isinstance(value, tuple | list):
-            raise ValueError(f"{prefix}{name} must be a number, got {value}.")
-    check_ranges(prefix, values, bounds)
-
-
-def check_pair(prefix: str, name: str, value: Any, bounds: tuple) -> None:
-    """Raise ValueError unless `value` is (low, high), rising and within `bounds`."""
-    check_ranges(prefix, {name: value}, {name: bounds})
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
-    if not is_pair or value[0] > value[1]:
-        raise ValueError(f"{prefix}{name} must be (low, high), got {value}.")
+def check_rising(name: str, value: tuple[float, float]) -> None:
+    """Raise ValueError unless `value` is (low, high)."""
+    if value[0] > value[1]:
+        raise ValueError(f"{name} must be (low, high), got {value}.")
 
 
 def change_image(inputs: PyTree, image: Callable) -> PyTree:

@@ -31,9 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, arcface_template, similarity
-from fedfr_jax.data.augment.composition import check_numbers, store
+from fedfr_jax.data.augment.composition import store
 from fedfr_jax.data.augment.photometric import gray
 from fedfr_jax.data.augment.random_erasing import noise
+from fedfr_jax.ranges import Seed, Share
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Augment
 
 JITTER = 1.5  # of the default landmarks, each on its own
@@ -324,16 +326,16 @@ def _cloth(key, u, t, frame):
 
 
 BARE, TEMPLATE, SURFACE = 0, 1, 2
-FRACTIONS = {"probability": (0, 1), "surface_fraction": (0, 1)}
 
 
+@checked
 def face_mask(
     *,
-    probability: float = 0.35,
-    surface_fraction: float = 0.5,
+    probability: Share = 0.35,
+    surface_fraction: Share = 0.5,
     fixed_per_image: bool = False,
     keep_clean: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Augment:
     """Cover nose and mouth of a face with a mask, in an image in [0, 255].
 
@@ -354,10 +356,8 @@ def face_mask(
       seed: of the masks when `fixed_per_image`.
 
     Raises:
-      ValueError: for a number out of its range, or targets with a mask already.
+      ValueError: for targets with a mask already.
     """
-    given = {"probability": probability, "surface_fraction": surface_fraction}
-    check_numbers("face_mask's ", given, FRACTIONS)
 
     def draw(key):
         coin, kind = jax.random.uniform(key, (2,), jnp.float32)

@@ -16,29 +16,31 @@ The first is taken. dm_pix's also mixes dtypes, an error under strict promotion.
 Mirroring and cropping: image, landmarks and mask move together.
 """
 
-import math
-import numbers
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from jax import lax
 
 from fedfr_jax.data.augment.composition import (
-    FINITE,
-    check_numbers,
-    check_pair,
+    Fill,
+    check_rising,
     constant,
     identity,
     move,
     store,
 )
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Share, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Augment
 
-BOUNDS = {"degrees": (0, 180), "shear": (0, 80), "translate": (0, 1), "fill": FINITE}
 SMALLEST = 2**-10  # scale
+Degrees = Annotated[float, Interval(ge=0, le=180)]
+Shear = Annotated[float, Interval(ge=0, le=80)]  # degrees
+Scale = Annotated[float, Interval(ge=SMALLEST, le=1 / SMALLEST)]
+Zoom = Annotated[float, Interval(ge=0, le=1 - SMALLEST)]
 
 
 class AffineMap(NamedTuple):
@@ -52,13 +54,14 @@ class AffineMap(NamedTuple):
     dy: jax.Array  # [] pixels
 
 
+@checked
 def affine(
     *,
-    degrees: float = 0.0,
-    scale: float | tuple[float, float] = 0.0,
-    translate: float = 0.0,
-    shear: float = 0.0,
-    fill: float = 0.0,
+    degrees: Degrees = 0.0,
+    scale: Zoom | tuple[Scale, Scale] = 0.0,
+    translate: Share = 0.0,
+    shear: Shear = 0.0,
+    fill: Fill = 0.0,
     ignore_index: int = 255,
 ) -> Augment:
     """Shear, scale and rotate about the center, then shift, each drawn uniformly.
@@ -74,8 +77,6 @@ def affine(
       fill: what comes into the image from outside.
       ignore_index: what comes into the mask from outside.
     """
-    given = {"degrees": degrees, "shear": shear, "translate": translate}
-    check_numbers("affine's ", {**given, "fill": fill}, BOUNDS)
     scale = _scale_range(scale)
 
     def draw(key, height, width):
@@ -98,16 +99,15 @@ def affine(
             mask=lambda mask: nearest(mask, x, y, ignore_index),
         )
 
-    has_effect = any(given.values()) or scale != (1, 1)
+    has_effect = any((degrees, shear, translate)) or scale != (1, 1)
     return Augment(apply) if has_effect else identity()
 
 
 def _scale_range(scale):
     """(low, high) of a fraction or a pair."""
     if isinstance(scale, tuple | list):
-        check_pair("affine's ", "scale", scale, (SMALLEST, 1 / SMALLEST))
+        check_rising("scale", scale)
         return tuple(scale)
-    check_numbers("affine's ", {"scale": scale}, {"scale": (0, 1 - SMALLEST)})
     return (1 - scale, 1 + scale)
 
 
@@ -180,11 +180,11 @@ def _pixels(framed, x, y):
 
 
 FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth corner
-MODES = ("constant", "reflect")
 
 
+@checked
 def horizontal_flip(
-    *, probability: float = 0.5, landmark_swap: tuple[int, ...] | None = FIVE_POINTS
+    *, probability: Share = 0.5, landmark_swap: tuple[int, ...] | None = FIVE_POINTS
 ) -> Augment:
     """Mirror left-right. View 0 is the example as it is, view 1 mirrored.
 
@@ -197,9 +197,6 @@ def horizontal_flip(
       eye
         becomes a right one. None when landmarks have no sides.
     """
-    check_numbers(
-        "horizontal_flip's ", {"probability": probability}, {"probability": (0, 1)}
-    )
     _check_swap(landmark_swap)
 
     def mirrored(inputs, targets):
@@ -260,8 +257,13 @@ def _mirror_points(points, width, swap):
     return jnp.stack([points[i] for i in swap])
 
 
+@checked
 def pad_and_crop(
-    *, padding: int, fill: float = 0.0, mode: str = "constant", ignore_index: int = 255
+    *,
+    padding: Whole,
+    fill: Fill = 0.0,
+    mode: Literal["constant", "reflect"] = "constant",
+    ignore_index: int = 255,
 ) -> Augment:
     """Pad every side and cut the old size out anywhere: a shift by whole pixels.
 
@@ -271,12 +273,6 @@ def pad_and_crop(
       mode: "constant", or "reflect" to pad image and mask with their own mirror image.
       ignore_index: what the mask is padded with in the mode "constant".
     """
-    given = {"padding": padding, "fill": fill}
-    bounds = {"padding": (0, math.inf), "fill": FINITE}
-    check_numbers("pad_and_crop's ", given, bounds)
-    if not isinstance(padding, numbers.Integral):
-        raise ValueError(f"pad_and_crop's padding must be an integer, got {padding}.")
-    check_choice("pad_and_crop's mode", mode, MODES)
 
     def cut(values, start, outside):
         widths = [(padding, padding)] * 2 + [(0, 0)] * (values.ndim - 2)

@@ -10,32 +10,33 @@ on another's. A plain form of cross-client style transfer (Chen et al. 2023,
 arXiv:2210.00912), which exchanges statistics of a network's maps instead.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from jax import lax
 
 from fedfr_jax.data.augment.composition import (
-    FINITE,
+    Fill,
     change_image,
-    check_numbers,
     identity,
     store,
 )
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import NonNegative, Positive, Share
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Augment
 
-NOT_NEGATIVE = (0, math.inf)
 GRAY = (0.299, 0.587, 0.114)  # ITU-R BT.601, what JPEG and torchvision take
 
 
+@checked
 def normalize(
     *,
-    mean: float | tuple[float, ...] = 127.5,
-    std: float | tuple[float, ...] = 127.5,
+    mean: Fill | tuple[Fill, ...] = 127.5,
+    std: Positive | tuple[Positive, ...] = 127.5,
 ) -> Augment:
     """(image - mean) / std, float32 whatever the image is made of.
 
@@ -43,8 +44,6 @@ def normalize(
       mean, std: in the image's own units (bytes: [0, 255]), one number or one for
         each channel; the defaults give [-1, 1].
     """
-    bounds = {"mean": FINITE, "std": POSITIVE}
-    check_ranges("normalize's ", {"mean": mean, "std": std}, bounds)
 
     def scaled(image):
         spread = _per_channel("std", std, image.shape[-1])
@@ -82,12 +81,13 @@ def _per_channel(what, value, num_channels):
     return value[None, None]
 
 
+@checked
 def color_jitter(
     *,
-    brightness: float = 0.0,
-    contrast: float = 0.0,
-    saturation: float = 0.0,
-    hue: float = 0.0,
+    brightness: NonNegative = 0.0,
+    contrast: NonNegative = 0.0,
+    saturation: NonNegative = 0.0,
+    hue: Annotated[float, Interval(ge=0, le=0.5)] = 0.0,
 ) -> Augment:
     """Jitter the colors of an image in [0, 255], so before `normalize`.
 
@@ -100,11 +100,9 @@ def color_jitter(
         each pixel away from its own luminance.
       hue: x in [0, 0.5] turns the hue by as much of a full circle, either way.
     """
-    factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-    check_numbers("color_jitter's ", factors, dict.fromkeys(factors, NOT_NEGATIVE))
-    check_numbers("color_jitter's ", {"hue": hue}, {"hue": (0, 0.5)})
-    high = np.array([1 + x for x in factors.values()] + [hue], np.float32)
-    low = np.array([max(0, 1 - x) for x in factors.values()] + [-hue], np.float32)
+    factors = (brightness, contrast, saturation)
+    high = np.array([1 + x for x in factors] + [hue], np.float32)
+    low = np.array([max(0, 1 - x) for x in factors] + [-hue], np.float32)
 
     def apply(key, inputs, targets):
         drawn = jax.random.uniform(key, (4,), jnp.float32, low, high)
@@ -128,7 +126,7 @@ def color_jitter(
 
         return change_image(inputs, change), targets
 
-    return Augment(apply) if any(factors.values()) or hue else identity()
+    return Augment(apply) if any(factors) or hue else identity()
 
 
 def gray(image: jax.Array) -> jax.Array:
@@ -176,11 +174,12 @@ CHUNK_SIZE = 256  # images that are read together
 MIN_DEVIATION = 1.0  # of 255: less is taken for a camera that shows one color
 
 
+@checked
 def camera_statistics(
     *,
     means: Sequence[Sequence[float]] = (),
     stds: Sequence[Sequence[float]] = (),
-    probability: float = 0.5,
+    probability: Share = 0.5,
 ) -> Augment:
     """Take on another camera's statistics, before `normalize`.
 
@@ -192,15 +191,13 @@ def camera_statistics(
       probability: of a change, in [0, 1].
 
     Raises:
-      ValueError: for statistics of fewer than two cameras, or a number out of range.
+      ValueError: for statistics of fewer than two cameras.
     """
-    prefix = "camera_statistics' "
-    check_numbers(prefix, {"probability": probability}, {"probability": (0, 1)})
     mean, std = np.array(means, np.float32), np.array(stds, np.float32)
     if mean.ndim != 2 or mean.shape != std.shape or len(mean) < 2:
         raise ValueError(
-            f"{prefix}means and stds must be [cameras, C] of at least 2 cameras, got "
-            f"{mean.shape} and {std.shape}."
+            "camera_statistics' means and stds must be [cameras, C] of at least 2 "
+            f"cameras, got {mean.shape} and {std.shape}."
         )
     std = np.maximum(std, MIN_DEVIATION)
 

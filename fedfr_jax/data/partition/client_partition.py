@@ -150,12 +150,10 @@ def rows_to_assign(
       test_fraction: in (0, 1).
 
     Raises:
-      ValueError: for labels, `is_test` or a fraction that are out of range, or a class
+      ValueError: for labels or `is_test` that are out of range, or a class
         without a training row (with its number).
     """
     labels = check_labels(labels)
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must lie in (0, 1), got {test_fraction}.")
     held_back = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test)
     if held_back.dtype != bool or held_back.shape != labels.shape:
         raise ValueError(

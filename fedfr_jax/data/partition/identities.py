@@ -33,8 +33,11 @@ from fedfr_jax.data.partition.identity_assignment import (
     group,
     name_keys,
 )
+from fedfr_jax.ranges import Seed
+from fedfr_jax.schema import checked
 
 
+@checked
 def by_identity(
     labels: np.ndarray,
     *,
@@ -52,7 +55,7 @@ def by_identity(
     unseen_ids_from: np.ndarray | None = None,
     use_validation_split: bool = False,
     names: IdentityNames | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> IdentityPartition:
     """Disjoint identities for every client, the global set and the unseen set.
 

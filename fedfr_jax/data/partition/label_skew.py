@@ -17,8 +17,6 @@ loops over clients.
                the largest number of rows of a client are ours.
 """
 
-import math
-
 import numpy as np
 
 from fedfr_jax.data.partition.client_partition import (
@@ -32,16 +30,18 @@ from fedfr_jax.data.partition.client_partition import (
     rows_to_assign,
     top_up,
 )
-from fedfr_jax.schema import check_whole
+from fedfr_jax.ranges import Count, OpenShare, Positive, Seed
+from fedfr_jax.schema import checked
 
 
+@checked
 def iid(
     labels: np.ndarray,
     *,
-    num_clients: int,
+    num_clients: Count,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """Rows at random, as many for every client (they differ by one at most).
 
@@ -56,7 +56,6 @@ def iid(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    check_whole("num_clients", num_clients, 1)
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients", num_clients, 1, rows)
     rng = np.random.default_rng(seed)
@@ -66,14 +65,15 @@ def iid(
     return build_partition(rows, owner, num_clients, rng)
 
 
+@checked
 def by_class(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    classes_per_client: int,
+    num_clients: Count,
+    classes_per_client: Count,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """At most k classes per client, each class divided equally over its owners.
 
@@ -94,8 +94,6 @@ def by_class(
     Raises:
       ValueError: settings out of range, or a class or client that is left empty.
     """
-    check_whole("num_clients", num_clients, 1)
-    check_whole("classes_per_client", classes_per_client, 1)
     rows = rows_to_assign(labels, is_test, test_fraction)
     num_classes = rows.num_classes
     if classes_per_client > num_classes:
@@ -118,16 +116,17 @@ def by_class(
     return build_partition(rows, owner, num_clients, rng)
 
 
+@checked
 def dirichlet(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    alpha: float,
-    min_examples: int = 1,
-    max_examples: int | None = None,
+    num_clients: Count,
+    alpha: Positive,
+    min_examples: Count = 1,
+    max_examples: Count | None = None,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """Each class divided over the clients in proportions drawn from Dir(alpha).
 
@@ -155,10 +154,6 @@ def dirichlet(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    check_whole("num_clients", num_clients, 1)
-    check_whole("min_examples", min_examples, 1)
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}.")
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
     room = class_capacity(num_clients, min_examples, max_examples, len(rows.assigned))
@@ -190,7 +185,10 @@ def class_capacity(
     """
     if most is None:
         return np.full(num_clients, num_rows)
-    check_whole("max_examples", most, max(least, -(-num_rows // num_clients)))
+    if most < (needed := max(least, -(-num_rows // num_clients))):
+        raise ValueError(
+            f"max_examples must be a whole number of at least {needed}, got {most!r}."
+        )
     return np.full(num_clients, most)
 
 
@@ -205,14 +203,15 @@ def sample_proportions(
     return np.minimum(taker, num_clients - 1)  # sums just below 1
 
 
+@checked
 def shards(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    shards_per_client: int = 2,
+    num_clients: Count,
+    shards_per_client: Count = 2,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """Rows sorted by class, cut into equal shards, s random shards for every client.
 
@@ -230,8 +229,6 @@ def shards(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    check_whole("num_clients", num_clients, 1)
-    check_whole("shards_per_client", shards_per_client, 1)
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough(
         "num_clients * shards_per_client", num_clients, shards_per_client, rows

@@ -12,17 +12,19 @@ from fedfr_jax.data.partition.client_partition import (
 )
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.files import check_members
-from fedfr_jax.schema import check_whole
+from fedfr_jax.ranges import Count, OpenShare, Seed
+from fedfr_jax.schema import checked
 
 
+@checked
 def natural(
     labels: np.ndarray,
     *,
     client_ids: np.ndarray | str | os.PathLike,
-    num_clients: int | None = None,
+    num_clients: Count | None = None,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """Natural clients: every row stays with whom it comes from.
 
@@ -44,7 +46,6 @@ def natural(
     names, client = read_client_ids(client_ids, len(labels))
     num_owners = len(names)
     num_clients = num_owners if num_clients is None else num_clients
-    check_whole("num_clients", num_clients, 1)
     if num_clients > num_owners:
         raise ValueError(
             f"num_clients must be at most {num_owners} (the client_ids), got "

@@ -15,9 +15,10 @@ generator. Client u has the classes u, u + 1, ... modulo M. Which rows of a clas
 gets is ours: they are shuffled.
 """
 
-import math
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.partition.client_partition import (
     UNASSIGNED,
@@ -28,7 +29,8 @@ from fedfr_jax.data.partition.client_partition import (
     follow_training,
     rows_to_assign,
 )
-from fedfr_jax.schema import check_choice, check_ranges, check_whole
+from fedfr_jax.ranges import Count, NonNegative, OpenShare, Seed
+from fedfr_jax.schema import checked
 
 
 def _power(rng, count, skew):
@@ -43,16 +45,17 @@ def _lognormal(rng, count, skew):
 DISTRIBUTIONS = {"power": _power, "lognormal": _lognormal}
 
 
+@checked
 def quantity_skew(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    distribution: str = "power",
-    skew: float = 1.0,
-    min_examples: int = 1,
+    num_clients: Count,
+    distribution: Literal["power", "lognormal"] = "power",
+    skew: NonNegative = 1.0,
+    min_examples: Count = 1,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.2,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """Rows at random; beyond a least number, sizes are as a law draws them.
 
@@ -72,11 +75,6 @@ def quantity_skew(
     Raises:
       ValueError: settings out of range, or a class without a training row.
     """
-    check_whole("num_clients", num_clients, 1)
-    check_whole("min_examples", min_examples, 1)
-    check_choice("distribution", distribution, DISTRIBUTIONS)
-    if not 0 <= skew < math.inf:
-        raise ValueError(f"skew must be finite and not negative, got {skew}.")
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
     rng = np.random.default_rng(seed)
@@ -96,16 +94,17 @@ def quantity_skew(
 MAX_CLIENTS = 2**24  # whose classes fit the memory, before anything is dealt
 
 
+@checked
 def power_law(
     labels: np.ndarray,
     *,
-    num_clients: int = 1000,
-    classes_per_client: int = 2,
-    min_examples: int = 5,
-    sigma: float = 2.0,
+    num_clients: Count = 1000,
+    classes_per_client: Count = 2,
+    min_examples: Count = 5,
+    sigma: NonNegative = 2.0,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.1,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.1,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """`least` rows of each class of a client, the others in lognormal shares.
 
@@ -124,7 +123,6 @@ def power_law(
     Raises:
       ValueError: settings out of range, or a class with too few rows.
     """
-    check_ranges("", locals(), {"sigma": (0, math.inf), "min_examples": (1, math.inf)})
     rows = rows_to_assign(labels, is_test, test_fraction)
     classes = _classes(rows, num_clients, classes_per_client)
     sizes = np.bincount(rows.labels[rows.assigned], minlength=rows.num_classes)
@@ -164,16 +162,17 @@ def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
     return shares
 
 
+@checked
 def lognormal_sizes(
     labels: np.ndarray,
     *,
-    num_clients: int = 200,
-    classes_per_client: int = 3,
-    mean: float = 4.0,
-    sigma: float = 1.0,
+    num_clients: Count = 200,
+    classes_per_client: Count = 3,
+    mean: Annotated[float, Interval(ge=0, le=20)] = 4.0,
+    sigma: NonNegative = 1.0,
     is_test: np.ndarray | None = None,
-    test_fraction: float = 0.1,
-    seed: int = 0,
+    test_fraction: OpenShare = 0.1,
+    seed: Seed = 0,
 ) -> ClientPartition:
     """lognormal(mean, sigma) + 5 rows of a client, as many of each of its classes.
 
@@ -187,7 +186,6 @@ def lognormal_sizes(
     Raises:
       ValueError: settings out of range, or a client that is left empty.
     """
-    check_ranges("", locals(), {"sigma": (0, math.inf), "mean": (0, 20)})
     rows = rows_to_assign(labels, is_test, test_fraction)
     classes = _classes(rows, num_clients, classes_per_client)
     draw = np.random.RandomState(seed).lognormal(mean, sigma, num_clients) + 5
@@ -198,13 +196,20 @@ def lognormal_sizes(
 
 def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarray:
     """Classes [N, k] of the clients."""
-    check_ranges("", locals(), {"classes_per_client": (1, rows.num_classes)})
-    if num_clients < 1 or num_clients % rows.num_classes:
+    if classes_per_client > rows.num_classes:
+        raise ValueError(
+            f"classes_per_client must lie in [1, {rows.num_classes}], got "
+            f"{classes_per_client}."
+        )
+    if num_clients > MAX_CLIENTS:
+        raise ValueError(
+            f"num_clients must lie in [1, {MAX_CLIENTS}], got {num_clients}."
+        )
+    if num_clients % rows.num_classes:
         raise ValueError(
             f"num_clients must be a multiple of the {rows.num_classes} classes, got "
             f"{num_clients}."
         )
-    check_ranges("", locals(), {"num_clients": (1, MAX_CLIENTS)})
     first = np.arange(num_clients)[:, None]
     return (first + np.arange(classes_per_client)) % rows.num_classes
 

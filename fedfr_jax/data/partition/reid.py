@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.partition.client_partition import UNASSIGNED
-from fedfr_jax.schema import check_whole
+from fedfr_jax.ranges import Count, Seed
+from fedfr_jax.schema import checked
 
 
 class TrainingLabels(NamedTuple):
@@ -67,8 +68,9 @@ def by_camera(
     return ClientOfImage(client, tuple(names))
 
 
+@checked
 def by_identity(
-    seen: TrainingLabels, *, num_clients: int, seed: int = 0
+    seen: TrainingLabels, *, num_clients: Count, seed: Seed = 0
 ) -> ClientOfImage:
     """Equal numbers of people, drawn at random, whom no other client has.
 
@@ -78,7 +80,6 @@ def by_identity(
       num_clients: N, at most the number of people.
       seed: any int >= 0.
     """
-    check_whole("num_clients", num_clients, 1)
     people, number = np.unique(seen.labels, return_inverse=True)
     each = len(people) // num_clients
     if not each:

@@ -11,7 +11,7 @@ names tell images of a person apart by: a camera, a sequence (3DPeS), or a singl
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from fedfr_jax.data.sources.reid import (
     reid_source,
     tested_identities,
 )
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Seed
+from fedfr_jax.schema import checked
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 
-SHOTS = ("single_shot", "multi_shot")
 SHARED = 200  # people of PRID 2011 that both cameras see, the first ones
 
 
@@ -74,7 +74,7 @@ def viper(
     *,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """VIPeR (Gray et al., 2007): VIPeR/{cam_a,cam_b}/000_45.bmp, 632 people.
 
@@ -96,7 +96,7 @@ def cuhk01(
     *,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """CUHK01 (Li et al., ACCV 2012): campus/0001001.png, 971 people.
 
@@ -113,7 +113,7 @@ def three_dpes(
     *,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """3DPeS (Baltieri et al., 2011): RGB/<person>_<sequence>_FRAME_<n>_RGB.bmp.
 
@@ -130,7 +130,7 @@ def ilids(
     *,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """i-LIDS (Zheng et al., BMVC 2009): Persons/0001001.jpg, 119 people.
 
@@ -144,13 +144,14 @@ def ilids(
     return _halves(found, image_size, test_identities, seed)
 
 
+@checked
 def prid2011(
     data_dir: str | os.PathLike,
     *,
-    shots: str = "single_shot",
+    shots: Literal["single_shot", "multi_shot"] = "single_shot",
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """PRID 2011 (Hirzer et al., SCIA 2011): <shots>/cam_a/person_0001.png.
 
@@ -162,7 +163,6 @@ def prid2011(
       shots: "single_shot", or "multi_shot" with cam_a/person_0001/0001.png.
       data_dir, image_size, test_identities, seed: see `viper`.
     """
-    check_choice("shots", shots, SHOTS)
     pattern = rf"(?:.*/)?{shots}/cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
     example = f"prid_2011/{shots}/cam_a/person_0001.png"
     found = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))

@@ -14,7 +14,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -31,7 +31,7 @@ from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, open_files
 from fedfr_jax.data.sources.listed_images import listed_reader
 from fedfr_jax.data.sources.stored import stored_images
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 from fedfr_jax.types import IGNORE_INDEX, Masks, Preprocessing, Source
 
 MODES = ("1", "L", "P")  # of Pillow: a byte per pixel at most
@@ -223,7 +223,7 @@ def class_counts(
 # images/[test/]<anything>.jpg and masks/[test/]<the same>.png
 IMAGES = r"(?:.*/)?images/(?P<pair>(?P<test>test/)?.+)\.[^./]+"
 MASKS = r"(?:.*/)?masks/(?P<pair>.+)\.[^./]+"
-LABELS = ("largest", "identity")
+Labels = Literal["largest", "identity"]
 CAMVID = {  # name: color, as the authors of SegNet draw them; 11 is void
     "Sky": (128, 128, 128),
     "Building": (128, 0, 0),
@@ -239,6 +239,7 @@ CAMVID = {  # name: color, as the authors of SegNet draw them; 11 is void
 }
 
 
+@checked
 def image_masks(
     path: str | os.PathLike,
     *,
@@ -249,7 +250,7 @@ def image_masks(
     masks: str = MASKS,
     first_class: int = 0,
     ignore_values: Sequence[int] = (IGNORE_INDEX,),
-    labels: str = "largest",
+    labels: Labels = "largest",
     background: Sequence[str] = (),
 ) -> Source:
     """A directory or .zip of images, each with a mask of one byte per pixel.
@@ -276,7 +277,6 @@ def image_masks(
         or with a number that stands for nothing, or one name twice; for a class that
         no mask has.
     """
-    check_choice("labels", labels, LABELS)
     stored, channels = (
         detect_encoding(classes, first_class, ignore_values),
         check_channels(channels),
@@ -317,13 +317,14 @@ def image_masks(
     )
 
 
+@checked
 def camvid(
     data_dir: str | os.PathLike,
     *,
     image_size: int | tuple[int, int] | None = None,
     train: Sequence[str] = ("train",),
     test: Sequence[str] = ("test",),
-    labels: str = "largest",
+    labels: Labels = "largest",
     background: Sequence[str] = (),
 ) -> Source:
     """CamVid in SegNet's split: {train,val,test}/X and {train,val,test}annot/X.

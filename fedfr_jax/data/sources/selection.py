@@ -16,7 +16,8 @@ import numpy as np
 from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.decoding import check_rows
 from fedfr_jax.data.sources.stored import select_rows
-from fedfr_jax.schema import check_whole
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Pairs, Source
 
 Value = TypeVar("Value")
@@ -78,13 +79,13 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
     )
 
 
-def keep_identities(source: Source, min_images: int, origin: str) -> Source:
+@checked
+def keep_identities(source: Source, min_images: Whole, origin: str) -> Source:
     """The source with only the identities that have at least `min_images` images.
 
     Raises:
       ValueError: naming `origin` when fewer than two identities remain.
     """
-    check_whole("min_images", min_images, 0)
     counts = np.bincount(source.labels, minlength=len(source.names))
     is_kept = counts >= min_images
     if min_images <= 1 or is_kept.all():

@@ -14,19 +14,26 @@ Sizes, memory and what compilers make of a run are functions of them: a set that
 here, or not yet anywhere, is stood in for by one of its counts.
 """
 
-import math
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.sources.decoding import check_rows, parse_size
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, NonNegative, Seed, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 
 DIM, CLASSES = 60, 10
 
 
+@checked
 def synthetic(
-    *, alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, seed: int = 0
+    *,
+    alpha: NonNegative = 1.0,
+    beta: NonNegative = 1.0,
+    num_clients: Annotated[int, Interval(ge=1, le=10_000)] = 30,
+    seed: Seed = 0,
 ) -> Source:
     """All users' vectors, float32 [60], and whose they are.
 
@@ -34,13 +41,7 @@ def synthetic(
       alpha, beta: at least 0; of W_k and b_k, and of x.
       num_clients: each has 50 vectors and a lognormal(4, 2) number more.
       seed: of the legacy generator.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    bounds = {"alpha": (0, math.inf), "beta": (0, math.inf)}
-    bounds |= {"num_clients": (1, 10_000), "seed": (0, math.inf)}
-    check_ranges("", locals(), bounds)
     users = list(draw_clients(alpha, beta, num_clients, np.random.RandomState(seed)))
     inputs = np.concatenate([x for x, _ in users]).astype(np.float32)
     labels = np.concatenate([y for _, y in users]).astype(np.int32)
@@ -67,15 +68,16 @@ def draw_clients(alpha, beta, num_users, random: np.random.RandomState):
         yield x, np.argmax(x @ weight + bias, axis=1)
 
 
+@checked
 def fake_data(
     *,
-    num_identities: int,
-    images_per_identity: int = 10,
+    num_identities: Count,
+    images_per_identity: Count = 10,
     image_size: int | tuple[int, int] = 112,
-    channels: int = 3,
-    num_cameras: int = 0,
-    test_identities: int = 1,
-    num_pixel_classes: int = 0,
+    channels: Annotated[int, Interval(ge=1, le=16)] = 3,
+    num_cameras: Whole = 0,
+    test_identities: Count = 1,
+    num_pixel_classes: Annotated[int, Interval(ge=0, le=255)] = 0,
 ) -> Source:
     """Black uint8 images [H, W, C], so many of each identity.
 
@@ -92,10 +94,6 @@ def fake_data(
     Raises:
       ValueError: when a number is out of its range.
     """
-    bounds = dict.fromkeys(("num_identities", "images_per_identity"), (1, math.inf))
-    bounds |= {"channels": (1, 16), "num_cameras": (0, math.inf)}
-    bounds |= {"num_pixel_classes": (0, 255), "test_identities": (1, num_identities)}
-    check_ranges("", locals(), bounds)
     shape = (*parse_size(image_size), channels)
     labels = np.repeat(np.arange(num_identities, dtype=np.int32), images_per_identity)
     place = np.tile(np.arange(images_per_identity, dtype=np.int32), num_identities)

@@ -34,7 +34,8 @@ from fedfr_jax.data.sources.decoding import (
 from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.segmentation import MaskEncoding, class_counts, read_mask
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.schema import check_choice, check_whole
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import check_choice, checked
 from fedfr_jax.types import Masks, Preprocessing, Source
 
 POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
@@ -136,8 +137,9 @@ def fits(layout: Layout, attribute: str | None, rows: dict[str, np.ndarray]) -> 
     return landmarks is None or landmarks.shape == (len(labels), 5, 2)
 
 
+@checked
 def by_attribute(
-    source: Source, attribute: str, has: np.ndarray, min_images: int
+    source: Source, attribute: str, has: np.ndarray, min_images: Whole
 ) -> Source:
     """The source with classes "not <attribute>" and "<attribute>".
 
@@ -149,7 +151,6 @@ def by_attribute(
     Raises:
       ValueError: when a class has no image, or nobody is left.
     """
-    check_whole("min_images", min_images, 0)
     is_kept = np.bincount(source.labels)[source.labels] >= min_images
     if len(np.unique(has[is_kept])) < 2:
         raise ValueError(
@@ -167,6 +168,7 @@ def by_attribute(
 LETTERS_A_TO_J = range(36, 46)  # of emnist/byclass: digits, then A to Z, then a to z
 
 
+@checked
 def tfds(
     dataset: str,
     split: str = "train",
@@ -177,7 +179,7 @@ def tfds(
     channels: int | None = None,
     align: bool = False,
     attribute: str | None = None,
-    min_images: int = 1,
+    min_images: Whole = 1,
     cache: str | os.PathLike | None = None,
 ) -> Source:
     """A TensorFlow data set as a source; downloaded and prepared when it is not there.

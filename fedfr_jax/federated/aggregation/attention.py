@@ -5,6 +5,7 @@ sends is a `LogScaled` summary; the weights come out of the sums alone.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import no_state, split
 from fedfr_jax.federated.aggregation.mean import weighted
-from fedfr_jax.schema import check_choice, check_ranges
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, LogScaled, Summary
 
 TINY = 1e-12  # of a client without margin, before it is normalized
@@ -32,7 +34,10 @@ def spectral_norm(x: jax.Array) -> jax.Array:
 NORMS = {"l2": l2_norm, "spectral": spectral_norm}
 
 
-def attention(*, epsilon: float = 1.2, distance_norm: str = "l2") -> Aggregator:
+@checked
+def attention(
+    *, epsilon: NonNegative = 1.2, distance_norm: Literal["l2", "spectral"] = "l2"
+) -> Aggregator:
     """FedAtt: per tensor, clients that moved farther from the server count more.
 
     Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
@@ -44,12 +49,7 @@ def attention(*, epsilon: float = 1.2, distance_norm: str = "l2") -> Aggregator:
     Args:
       epsilon: step of the server, >= 0.
       distance_norm: l2, or spectral on matrices, as in the authors' code.
-
-    Raises:
-      ValueError: for an unknown norm, or a negative step.
     """
-    check_ranges("", {"epsilon": epsilon}, {"epsilon": (0, jnp.inf)})
-    check_choice("distance_norm", distance_norm, NORMS)
 
     def attend(change):
         length = NORMS[distance_norm](change)
@@ -125,15 +125,7 @@ ATTENTIONS = {"softmax": softmax, "relu_sum": relu_sum}
 def logarithms(
     temperature: float, attention: str, attention_combination: str
 ) -> Callable:
-    """(LPM, APM) of one shape -> list of logs, for the attentions that they make.
-
-    Raises:
-      ValueError: for an unknown word, or a temperature that is not positive.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}.")
-    check_choice("attention", attention, ATTENTIONS)
-    check_choice("attention_combination", attention_combination, COMBINATIONS)
+    """(LPM, APM) of one shape -> list of logs, for the attentions that they make."""
 
     def logs_of(lpm, apm):
         chosen = {"lpm": [lpm], "apm": [apm]}.get(attention_combination, [lpm, apm])

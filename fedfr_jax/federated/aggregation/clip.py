@@ -14,22 +14,20 @@ from fedfr_jax.federated.aggregation.contract import (
     no_state,
     split,
 )
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator, Summary
 
 
-def clip_by_global_norm(*, max_norm: float = 1.0) -> Aggregator:
+@checked
+def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
     """u min(1, C / ||u||): Sun et al. 2019, arXiv:1911.07963, section 4.
 
     The metric `clip_fraction` is 1 for a client whose update was longer.
 
     Args:
       max_norm: C > 0, the largest norm of an update.
-
-    Raises:
-      ValueError: when C is not positive.
     """
-    check_ranges("", {"max_norm": max_norm}, {"max_norm": POSITIVE})
 
     def summarize(key, state, update, weight):
         del key, state
@@ -40,7 +38,8 @@ def clip_by_global_norm(*, max_norm: float = 1.0) -> Aggregator:
     return chain(drop_non_finite(), Aggregator(no_state, summarize, keep))
 
 
-def centered_clip(*, max_norm: float = 1.0) -> Aggregator:
+@checked
+def centered_clip(*, max_norm: Positive = 1.0) -> Aggregator:
     """Clipping around a center, which is the last round's aggregate.
 
     Karimireddy, He, Jaggi 2021, arXiv:2012.10333, equation 2, with one iteration a
@@ -49,11 +48,7 @@ def centered_clip(*, max_norm: float = 1.0) -> Aggregator:
     Args:
       max_norm: C > 0, the largest distance of an update from the center that counts
         whole.
-
-    Raises:
-      ValueError: when C is not positive.
     """
-    check_ranges("", {"max_norm": max_norm}, {"max_norm": POSITIVE})
 
     def summarize(key, center, update, weight):
         del key

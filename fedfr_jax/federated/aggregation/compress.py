@@ -10,22 +10,26 @@ who ever took part. Running statistics are sent as they are.
 import functools
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.permutation import permute
 from fedfr_jax.federated.aggregation.contract import keep, no_state, split
-from fedfr_jax.schema import POSITIVE, check_ranges, check_seed
+from fedfr_jax.ranges import PositiveShare, Seed
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator, LinkState, Message, Summary
 
-SHARE = (POSITIVE[0], 1)
+Bits = Annotated[int, Interval(ge=1, le=23)]  # float32 keeps 23 exactly
 BLOCK = 1024  # numbers that a rotation mixes with each other
 
 
-def top_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
+@checked
+def top_k(*, fraction: PositiveShare = 0.01, error_feedback: bool = True) -> Aggregator:
     """The k numbers of an update that are largest in magnitude; the others are 0.
 
     Aji and Heafield 2017, arXiv:1704.05021. A message has k numbers and their places.
@@ -33,11 +37,7 @@ def top_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
     Args:
       fraction: k of d numbers, in (0, 1]; k is at least 1.
       error_feedback: adds to an update what earlier messages have left out.
-
-    Raises:
-      ValueError: when the fraction is out of its range.
     """
-    check_ranges("", {"fraction": fraction}, {"fraction": SHARE})
 
     def compress(key, change):
         del key
@@ -53,7 +53,10 @@ def top_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
     return compressor(compress, count, error_feedback)
 
 
-def random_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregator:
+@checked
+def random_k(
+    *, fraction: PositiveShare = 0.01, error_feedback: bool = True
+) -> Aggregator:
     """k random numbers of an update; the others are 0.
 
     Konecny et al. 2016, arXiv:1610.05492, section 3 (random mask). The places follow
@@ -63,11 +66,7 @@ def random_k(*, fraction: float = 0.01, error_feedback: bool = True) -> Aggregat
       fraction: k of d numbers, in (0, 1]; k is at least 1.
       error_feedback: adds to an update what earlier messages have left out. Without it
         what is sent is d / k times as large, which makes it unbiased.
-
-    Raises:
-      ValueError: when the fraction is out of its range.
     """
-    check_ranges("", {"fraction": fraction}, {"fraction": SHARE})
 
     def compress(key, change):
         flat, unflatten = _flatten(change)
@@ -102,7 +101,8 @@ def sign(*, error_feedback: bool = True) -> Aggregator:
     return compressor(compress, count, error_feedback)
 
 
-def stochastic_quantize(*, bits: int = 8, error_feedback: bool = False) -> Aggregator:
+@checked
+def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggregator:
     """Every leaf on 2^bits equal steps from its least to its largest number.
 
     Suresh et al. 2017, arXiv:1611.00429, section 2.2 (k-level): a number goes to one of
@@ -113,11 +113,7 @@ def stochastic_quantize(*, bits: int = 8, error_feedback: bool = False) -> Aggre
     Args:
       bits: of a number, in [1, 23], as many as float32 keeps exactly.
       error_feedback: adds to an update what earlier messages have left out, see above.
-
-    Raises:
-      ValueError: when `bits` is out of its range.
     """
-    check_ranges("", {"bits": bits}, {"bits": (1, 23)})
 
     def compress(key, change):
         keys = jax.random.split(key, max(len(change), 1))
@@ -127,7 +123,8 @@ def stochastic_quantize(*, bits: int = 8, error_feedback: bool = False) -> Aggre
     return compressor(compress, count, error_feedback)
 
 
-def rotate(*, seed: int = 0) -> Aggregator:
+@checked
+def rotate(*, seed: Seed = 0) -> Aggregator:
     """Every leaf turned by random signs and a Hadamard matrix, and back at the server.
 
     Suresh et al. 2017, arXiv:1611.00429, section 3: numbers of similar size lose
@@ -137,11 +134,7 @@ def rotate(*, seed: int = 0) -> Aggregator:
 
     Args:
       seed: of the signs.
-
-    Raises:
-      ValueError: when the seed is out of its range.
     """
-    check_seed("seed", seed)
 
     def turned(change, turn):
         keys = jax.random.split(jax.random.key(seed), max(len(change), 1))

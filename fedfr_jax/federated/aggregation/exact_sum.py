@@ -6,18 +6,23 @@ up, see `federated.secure_sum`.
 """
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 
 from fedfr_jax.federated.aggregation.contract import no_state
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import SUM, Aggregator, LogScaled, Message, PerClient, Summary
 
 INT32_MAX = 2**31 - 1
+Levels = Annotated[int, Interval(ge=2, le=INT32_MAX)]
 
 
-def quantize(*, range: float = 8.0, levels: int = 2**22) -> Aggregator:
+@checked
+def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
     """Every number that is summed on a grid of whole numbers, rounded by chance.
 
     A client sends floor(x levels / (2 range) + u), u uniform in [0, 1), as int32; the
@@ -34,10 +39,9 @@ def quantize(*, range: float = 8.0, levels: int = 2**22) -> Aggregator:
         K levels / 2 < 2^31.
 
     Raises:
-      ValueError: when a number is out of its range; of a cohort, when its sum would
-        not fit 32 bits; when traced, for updates that are not summed plainly.
+      ValueError: of a cohort, when its sum would not fit 32 bits; when traced, for
+        updates that are not summed plainly.
     """
-    check_ranges("", locals(), {"range": POSITIVE, "levels": (2, 2**31)})
     scale = levels / (2 * range)
 
     def summarize(key, state, update, weight):

@@ -1,6 +1,7 @@
 """Weighted means of updates, streamed."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import no_state
 from fedfr_jax.federated.sums import is_scaled
-from fedfr_jax.schema import check_choice
 from fedfr_jax.types import LAST, MEAN, Aggregator, Client, PyTree, Summary
 
 
@@ -90,14 +90,9 @@ def by_num_examples(client: Client) -> jax.Array:
 
 
 WEIGHTS = {"num_examples": by_num_examples, "uniform": uniform}
+Weighting = Literal["num_examples", "uniform"] | Callable
 
 
-def weight_of(weighting: str | Callable) -> Callable:
-    """A name of WEIGHTS, or a function, as client -> weight [].
-
-    Raises:
-      ValueError: for an unknown name.
-    """
-    if not callable(weighting):
-        check_choice("weighting", weighting, WEIGHTS)
+def weight_of(weighting: Weighting) -> Callable:
+    """A name of WEIGHTS, or a function, as client -> weight []."""
     return weighting if callable(weighting) else WEIGHTS[weighting]

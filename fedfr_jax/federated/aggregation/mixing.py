@@ -16,13 +16,13 @@ from fedfr_jax.federated.aggregation.robust import (
     push_apart,
     squared_distances,
 )
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator
 
-SOME = (1, jnp.inf)
 
-
-def nearest_neighbor_mixing(*, num_malicious_clients: int = 1) -> Aggregator:
+@checked
+def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
     """Every update becomes the mean of the K - f nearest to it, itself among them.
 
     Allouah et al. 2023, arXiv:2302.01772, algorithm 2 (NNM). Running statistics are
@@ -30,11 +30,7 @@ def nearest_neighbor_mixing(*, num_malicious_clients: int = 1) -> Aggregator:
 
     Args:
       num_malicious_clients: f >= 1; K > 2 f.
-
-    Raises:
-      ValueError: when f is out of its range.
     """
-    check_ranges("", locals(), {"num_malicious_clients": SOME})
     f = num_malicious_clients
 
     def mix(key, updates, weights):
@@ -49,7 +45,8 @@ def nearest_neighbor_mixing(*, num_malicious_clients: int = 1) -> Aggregator:
     return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
 
 
-def bucketing(*, clients_per_bucket: int = 2) -> Aggregator:
+@checked
+def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
     """Means of random groups of s updates, in the place of the updates.
 
     Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. What stands behind it
@@ -57,11 +54,7 @@ def bucketing(*, clients_per_bucket: int = 2) -> Aggregator:
 
     Args:
       clients_per_bucket: s >= 1; the last bucket may have fewer.
-
-    Raises:
-      ValueError: when s is out of its range.
     """
-    check_ranges("", locals(), {"clients_per_bucket": SOME})
     size = clients_per_bucket
 
     def mix(key, updates, weights):
@@ -76,7 +69,8 @@ def bucketing(*, clients_per_bucket: int = 2) -> Aggregator:
     return _mixing(mix, clients_per_row=size)
 
 
-def adaptive_robust_clipping(*, num_malicious_clients: int = 1) -> Aggregator:
+@checked
+def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
     """The longest floor(2 f (K - f) / K) updates are clipped to the next norm.
 
     Allouah et al. 2024, arXiv:2405.14432, algorithm 2 (ARC). Norms are of everything
@@ -84,11 +78,7 @@ def adaptive_robust_clipping(*, num_malicious_clients: int = 1) -> Aggregator:
 
     Args:
       num_malicious_clients: f >= 1; K > 2 f.
-
-    Raises:
-      ValueError: when f is out of its range.
     """
-    check_ranges("", locals(), {"num_malicious_clients": SOME})
     f = num_malicious_clients
 
     def mix(key, updates, weights):

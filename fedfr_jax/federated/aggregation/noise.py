@@ -3,11 +3,13 @@
 import jax
 
 from fedfr_jax.federated.aggregation.contract import hand_on, no_state, split
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator
 
 
-def gaussian_noise(*, std: float) -> Aggregator:
+@checked
+def gaussian_noise(*, std: NonNegative) -> Aggregator:
     """Normal noise on every number of the aggregate, not on running statistics.
 
     Before weighted_mean in a chain it is on the mean, behind it on the sum of weighted
@@ -15,11 +17,7 @@ def gaussian_noise(*, std: float) -> Aggregator:
 
     Args:
       std: standard deviation, >= 0.
-
-    Raises:
-      ValueError: when it is negative.
     """
-    check_ranges("", {"std": std}, {"std": (0, float("inf"))})
 
     def finish(key, state, total):
         change, statistics, join = split(total.update)

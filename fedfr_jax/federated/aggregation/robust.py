@@ -13,10 +13,12 @@ arXiv:1912.13445, algorithm 2. Distances are over all leaves together.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 
 from fedfr_jax.federated.aggregation.clip import zero_center
 from fedfr_jax.federated.aggregation.contract import (
@@ -26,10 +28,9 @@ from fedfr_jax.federated.aggregation.contract import (
     split,
 )
 from fedfr_jax.federated.aggregation.mean import scale_weight, wide
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import Count, Positive, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
-
-SOME = (1, jnp.inf)
 
 
 def of_all_updates(
@@ -76,14 +77,11 @@ def median() -> Aggregator:
     return of_all_updates(combine, max_malicious=fewer_than_half)
 
 
-def trimmed_mean(*, trim_fraction: float = 0.1) -> Aggregator:
-    """Mean without the largest and smallest floor(fraction K) of every coordinate.
-
-    Raises:
-      ValueError: when `trim_fraction` is outside [0, 0.5).
-    """
-    if not 0 <= trim_fraction < 0.5:
-        raise ValueError(f"trim_fraction must lie in [0, 0.5), got {trim_fraction}.")
+@checked
+def trimmed_mean(
+    *, trim_fraction: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
+) -> Aggregator:
+    """Mean without the largest and smallest floor(fraction K) of every coordinate."""
 
     def combine(updates, weights):
         del weights
@@ -101,19 +99,17 @@ def trimmed_mean(*, trim_fraction: float = 0.1) -> Aggregator:
     )
 
 
-def krum(*, num_malicious_clients: int = 1, num_clients_to_keep: int = 1) -> Aggregator:
+@checked
+def krum(
+    *, num_malicious_clients: Whole = 1, num_clients_to_keep: Count = 1
+) -> Aggregator:
     """Mean of the clients with the least sums of distances to their neighbors.
 
     Args:
       num_malicious_clients: f; a sum is of the K - f - 2 smallest squared distances.
         K >= 2 f + 3.
       num_clients_to_keep: 1 is Krum, more is multi-Krum; at most K.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    bounds = {"num_malicious_clients": (0, jnp.inf), "num_clients_to_keep": SOME}
-    check_ranges("", locals(), bounds)
 
     def combine(updates, weights):
         del weights
@@ -130,7 +126,8 @@ def krum(*, num_malicious_clients: int = 1, num_clients_to_keep: int = 1) -> Agg
     return of_all_updates(combine, min_clients=least, max_malicious=stands)
 
 
-def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
+@checked
+def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
     """Per coordinate, the mean of the values nearest to the median of those chosen.
 
     K - 2 f clients are chosen by Krum, one after the other, each among those that are
@@ -138,11 +135,7 @@ def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
 
     Args:
       num_malicious_clients: f >= 1; K >= 4 f + 3.
-
-    Raises:
-      ValueError: when f is out of its range.
     """
-    check_ranges("", locals(), {"num_malicious_clients": SOME})
     f = num_malicious_clients
 
     def combine(updates, weights):
@@ -161,7 +154,10 @@ def bulyan(*, num_malicious_clients: int = 1) -> Aggregator:
     )
 
 
-def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggregator:
+@checked
+def geometric_median(
+    *, iterations: Count = 10, smoothing: Positive = 1e-6
+) -> Aggregator:
     """The point of least mean distance to all, by Weiszfeld's iterations from the mean.
 
     Both means are weighted by the algorithm's weights, as the paper's and its code's;
@@ -171,11 +167,7 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggreg
       iterations: each goes over all updates. The released code takes at most 4, with a
         smoothing of 1e-5, and stops when they gain little.
       smoothing: least distance by which an update is weighed, > 0.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    check_ranges("", locals(), {"iterations": SOME, "smoothing": POSITIVE})
 
     def combine(updates, weights):
         is_kept = finite_clients(updates)
@@ -196,7 +188,8 @@ def geometric_median(*, iterations: int = 10, smoothing: float = 1e-6) -> Aggreg
     return of_all_updates(combine, max_malicious=fewer_than_half)
 
 
-def rfa(*, smoothing: float = 1e-6) -> Aggregator:
+@checked
+def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
     """The geometric median, streamed: one of Weiszfeld's iterations in a round.
 
     With v the last round's aggregate and a_k a client's weight, v <- sum_k b_k u_k /
@@ -207,11 +200,7 @@ def rfa(*, smoothing: float = 1e-6) -> Aggregator:
 
     Args:
       smoothing: s > 0, least distance by which an update is weighed.
-
-    Raises:
-      ValueError: when `smoothing` is not positive.
     """
-    check_ranges("", {"smoothing": smoothing}, {"smoothing": POSITIVE})
 
     def summarize(key, center, update, weight):
         del key

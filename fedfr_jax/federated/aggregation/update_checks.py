@@ -4,24 +4,28 @@ Excluded clients count with weight 0 and keep the personal state that they had; 
 metric `dropped` is 1 for them.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import sums
 from fedfr_jax.federated.aggregation.contract import split
-from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
+from fedfr_jax.ranges import Positive, Share
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm
 
 STOP, EXCLUDE = "stop", "exclude"
 
 
+@checked
 def with_update_checks(
     algorithm: Algorithm,
-    on_bad_update: str = EXCLUDE,
+    on_bad_update: Literal["stop", "exclude"] = EXCLUDE,
     *,
-    max_norm: float = jnp.inf,
-    min_kept: float = 0.5,
+    max_norm: Positive = jnp.inf,
+    min_kept: Share = 0.5,
 ) -> Algorithm:
     """`algorithm` that looks at each client's update before its aggregation does.
 
@@ -35,13 +39,8 @@ def with_update_checks(
       min_kept: share of a cohort, in [0, 1], below which a run that excludes stops.
 
     Raises:
-      ValueError: for an unknown word, a number out of its range, or an algorithm whose
-        clients send no update.
+      ValueError: for an algorithm whose clients send no update.
     """
-    check_choice("on_bad_update", on_bad_update, (STOP, EXCLUDE))
-    check_ranges("", {"min_kept": min_kept}, {"min_kept": (0, 1)})
-    if max_norm != jnp.inf:
-        check_ranges("", {"max_norm": max_norm}, {"max_norm": POSITIVE})
     own = algorithm.aggregator
     if own is None:
         raise ValueError(

@@ -25,7 +25,8 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     Algorithm,
     ClientOutput,
@@ -78,12 +79,13 @@ class Server(NamedTuple):
     counts: jax.Array  # [W, D] examples in the cohorts of the last W rounds
 
 
+@checked
 def afl(
     local: LocalTraining,
     *,
-    num_classes: int,
-    domain_learning_rate: float = 0.1,
-    domain_window_size: int = 1,
+    num_classes: Count,
+    domain_learning_rate: NonNegative = 0.1,
+    domain_window_size: Count = 1,
     domain_of: Callable | None = None,
 ) -> Algorithm:
     """Agnostic averaging.
@@ -94,16 +96,7 @@ def afl(
       domain_learning_rate: of the domains' shares, >= 0.
       domain_window_size: W >= 1, rounds over which domains are counted.
       domain_of: batch -> [B] int32 domain of each example, in [0, D).
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    bounds = {
-        "num_classes": 1,
-        "domain_learning_rate": 0,
-        "domain_window_size": 1,
-    }  # at least
-    check_ranges("", locals(), {name: (x, jnp.inf) for name, x in bounds.items()})
     domain_of = domain_of or (lambda batch: batch.labels)
     loss_fn = as_aux_loss(local.loss)
     train = build_local_training(

@@ -8,17 +8,16 @@ outputs), and alpha moves in every step with the same optimizer; deployment mixe
 with the server's newest model; batch normalization has its own statistics for v_bar.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import init_state, local_step, run_steps
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Share
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
@@ -37,23 +36,20 @@ def mix(own: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(blend, other, own["v"], is_leaf=lambda x: x is None)
 
 
+@checked
 def apfl(
     local: LocalTraining,
     *,
-    alpha: float = 0.5,
+    alpha: Share = 0.5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "uniform",
+    weighting: Weighting = "uniform",
 ) -> Algorithm:
     """FedAvg of y; v and alpha stay with the client.
 
     Args:
       alpha: a new client's share of its own model, in [0, 1].
       server_optimizer, weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when `alpha` is out of its range.
     """
-    check_ranges("", {"alpha": alpha}, {"alpha": (0, 1)})
     global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
     weight = weight_of(weighting)
 

@@ -5,34 +5,33 @@ arXiv:2102.07623) keeps a client's own; the released FedReID takes those of the 
 that its random sample of the cohort names first, another one in every round.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, PyTree
 
-BATCH_STATS_MODES = ("average", "local", "random_client")
 
-
-def with_batch_stats(algorithm: Algorithm, how: str) -> Algorithm:
+@checked
+def with_batch_stats(
+    algorithm: Algorithm, mode: Literal["average", "local", "random_client"]
+) -> Algorithm:
     """`algorithm` with running statistics averaged, kept, or a random client's.
 
     Args:
-      how: average (as algorithms do), local (each client keeps its own) or
+      mode: average (as algorithms do), local (each client keeps its own) or
         random_client (the server takes those of one client of the cohort, as FedReID's
         released code).
-
-    Raises:
-      ValueError: for another word.
     """
-    check_choice("batch_stats", how, BATCH_STATS_MODES)
-    if how == "average":
+    if mode == "average":
         return algorithm
     kept = with_personal_layers(algorithm, batch_stats_mode)
-    if how == "local":
+    if mode == "local":
         return kept
     return from_random_client(kept)._replace(
         has_global_model=algorithm.has_global_model

@@ -6,23 +6,25 @@ batches train both, one training after the other; the authors' code alternates b
 batch and averages with equal weights (`weighting="uniform"`).
 """
 
-from collections.abc import Callable
-
 import optax
 
 from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
+@checked
 def ditto(
     local: LocalTraining,
     *,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "num_examples",
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """FedAvg, and a personal model of all leaves per client.
 
@@ -30,12 +32,9 @@ def ditto(
       local: used for both models.
       lam: lambda >= 0, the pull of the personal model to the global one.
       server_optimizer, weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when `lam` is negative.
     """
     global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
-    train_own = build_local_training(proximal(local, lam, "lam"))
+    train_own = build_local_training(proximal(local, lam))
 
     def client_update(key, server, own, client):
         nothing = global_part.init_personal(key, server)

@@ -6,7 +6,6 @@ statistics are averaged plainly whatever the optimizer. What stays with the clie
 said around it: see `personal`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,8 +14,9 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
@@ -27,11 +27,12 @@ class Server(NamedTuple):
     opt_state: PyTree
 
 
+@checked
 def fedavg(
     local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "num_examples",
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Federated averaging.
 

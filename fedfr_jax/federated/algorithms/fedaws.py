@@ -8,24 +8,31 @@ with d = 1 - cosine. Of a classifier's kernel [D, M] the rows are the columns.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
+from annotated_types import Interval
 
 from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
+Distance = Annotated[float, Interval(ge=0, le=2)]  # of two cosines
 
+
+@checked
 def fedaws(
     local: LocalTraining,
     *,
     spreadout: Callable,
     classes: str,
-    margin: float = 0.9,
-    lam: float = 10.0,
-    server_learning_rate: float = 0.1,
-    weighting: str | Callable = "num_examples",
+    margin: Distance = 0.9,
+    lam: NonNegative = 10.0,
+    server_learning_rate: NonNegative = 0.1,
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """FedAvg, then a step of the server on the class rows.
 
@@ -38,17 +45,8 @@ def fedaws(
       weighting: see `fedavg`.
 
     Raises:
-      ValueError: when a number is out of its range; when the leaf is not one.
+      ValueError: when the leaf is not one.
     """
-    values = {
-        "margin": margin,
-        "lam": lam,
-        "server_learning_rate": server_learning_rate,
-    }
-    some = (0, float("inf"))
-    check_ranges(
-        "", values, {"margin": (0, 2), "lam": some, "server_learning_rate": some}
-    )
     base, select = fedavg(local, weighting=weighting), trees.matching(classes)
     gradient = jax.grad(lambda kernel: spreadout(kernel.T, margin=1 - margin))
 

@@ -7,11 +7,10 @@ authors' code; g comes from one pass over all of the cohort's examples. It is a 
 devices before the round: its last bits depend on their number, whatever `reduction`.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import (
     cohort_gradient,
@@ -21,11 +20,14 @@ from fedfr_jax.federated.algorithms.penalties import (
 )
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
+@checked
 def feddane(
-    local: LocalTraining, *, mu: float, weighting: str | Callable = "num_examples"
+    local: LocalTraining, *, mu: NonNegative, weighting: Weighting = "num_examples"
 ) -> Algorithm:
     """Federated Newton-type averaging.
 

@@ -20,7 +20,8 @@ from fedfr_jax.federated.aggregation.mean import uniform
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import Count, Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
@@ -31,12 +32,13 @@ class Server(NamedTuple):
     drift: PyTree  # -h / a, like the params
 
 
+@checked
 def feddyn(
     local: LocalTraining,
     *,
-    num_clients: int,
-    alpha: float = 0.1,
-    mean_examples: float | None = None,
+    num_clients: Count,
+    alpha: Positive = 0.1,
+    mean_examples: Positive | None = None,
 ) -> Algorithm:
     """Dynamic regularization; clients count equally.
 
@@ -45,15 +47,8 @@ def feddyn(
       alpha: a > 0.
       mean_examples: of a client; when given, client k pulls with a mean_examples / n_k,
         as in the authors' code, where the paper has a for everybody.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    given = 1.0 if mean_examples is None else mean_examples
-    values = {"alpha": alpha, "mean_examples": given}
-    check_ranges("", values, dict.fromkeys(values, POSITIVE))
-    check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
-    train = build_local_training(proximal(local, alpha, "alpha"))
+    train = build_local_training(proximal(local, alpha))
 
     def pull_of(client):
         if mean_examples is None:

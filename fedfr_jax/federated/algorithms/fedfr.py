@@ -24,6 +24,7 @@ more round of the engine, so that it resumes, schedules and logs like any other.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +33,9 @@ from fedfr_jax import scanned_blocks
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import check_choice
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, Client, ClientOutput, LocalTraining, PyTree
 
-PUBLIC_CLASS_UPDATES = ("average", "frozen")
 WEIGHTS = {
     "num_examples": lambda client: client.num_examples,
     "num_examples+hard_negatives": lambda client: (
@@ -44,14 +44,17 @@ WEIGHTS = {
 }
 
 
+@checked
 def fedfr(
     local: LocalTraining,
     *,
     frozen: Callable | None = None,
     prepare: Callable | None = None,
-    public_classes_update: str = "average",
+    public_classes_update: Literal["average", "frozen"] = "average",
     initial_previous_model: Callable | None = None,
-    weighting: str = "num_examples+hard_negatives",
+    weighting: Literal[
+        "num_examples", "num_examples+hard_negatives"
+    ] = "num_examples+hard_negatives",
     begin: Callable | None = None,
     share: bool = True,
 ) -> Algorithm:
@@ -73,12 +76,7 @@ def fedfr(
         starts from; None starts from what there is.
       share: False trains every client alone, from its previous backbone; the server
         stays as it was.
-
-    Raises:
-      ValueError: for an unknown option.
     """
-    check_choice("public_classes_update", public_classes_update, PUBLIC_CLASS_UPDATES)
-    check_choice("weighting", weighting, WEIGHTS)
     base, train = fedavg(local), build_local_training(local)
 
     def init_personal(key, server):

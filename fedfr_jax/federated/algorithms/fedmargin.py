@@ -21,8 +21,7 @@ before they train: the one of after is known only when their models are summed a
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ from fedfr_jax.federated.aggregation.attention import (
     logarithms,
     softmax_mean,
 )
-from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.prototypes import (
@@ -46,7 +45,8 @@ from fedfr_jax.federated.algorithms.prototypes import (
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.ranges import BelowOne, Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     Algorithm,
     Broadcast,
@@ -64,17 +64,18 @@ class Server(NamedTuple):
     prototypes: Prototypes
 
 
+@checked
 def fedmargin(
     local: LocalTraining,
     *,
     model: Model,
-    measure: str = "displacement",
-    temperature: float = 1.0,
+    measure: Literal["displacement", "hypothesis", "relative"] = "displacement",
+    temperature: Positive = 1.0,
     normalize_features: bool = True,
-    attention: str = "softmax",
-    attention_combination: str = "mean",
-    weighting: str | Callable = "uniform",
-    prototype_momentum: float = 0.0,
+    attention: Literal["softmax", "relu_sum"] = "softmax",
+    attention_combination: Literal["mean", "product", "lpm", "apm"] = "mean",
+    weighting: Weighting = "uniform",
+    prototype_momentum: BelowOne = 0.0,
 ) -> Algorithm:
     """Attention by the displacement of prototypes.
 
@@ -88,19 +89,11 @@ def fedmargin(
       for one.
       weighting: examples multiplies a client's attention by them, see `fedavg`.
       prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
-
-    Raises:
-      ValueError: for an unknown word, or a number out of its range.
     """
     base, train, weight = (
         fedavg(local),
         build_local_training(local),
         weight_of(weighting),
-    )
-    check_ranges(
-        "",
-        {"prototype_momentum": prototype_momentum},
-        {"prototype_momentum": BELOW_ONE},
     )
     measured = build_measure(measure)
     logs_of = logarithms(temperature, attention, attention_combination)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of, weighted_mean
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
 from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.ranges import BelowOne, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
@@ -43,12 +44,13 @@ def proximal_norm(shrink: float | jax.Array) -> Callable:
     return lambda steps: ((1 - (1 - shrink) ** steps) / shrink, steps)
 
 
+@checked
 def fednova(
     local: LocalTraining,
     *,
-    momentum: float = 0.0,
-    mu: float = 0.0,
-    weighting: str | Callable = "num_examples",
+    momentum: BelowOne = 0.0,
+    mu: NonNegative = 0.0,
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Normalized averaging.
 
@@ -60,10 +62,8 @@ def fednova(
       weighting: see `fedavg`.
 
     Raises:
-      ValueError: for a number out of its range, or momentum and a proximal term at
-        once.
+      ValueError: for momentum and a proximal term at once.
     """
-    check_ranges("", {"momentum": momentum}, {"momentum": BELOW_ONE})
     if momentum and mu:
         raise ValueError(f"momentum must be 0 with mu, got {momentum}.")
     if mu:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 import optax
 
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
@@ -24,12 +27,13 @@ def proximal_training(local: LocalTraining, mu: float) -> Callable:
     return train_near
 
 
+@checked
 def fedprox(
     local: LocalTraining,
     *,
-    mu: float,
+    mu: NonNegative,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "num_examples",
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Federated averaging of proximal local training.
 

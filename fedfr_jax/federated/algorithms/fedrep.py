@@ -5,25 +5,25 @@ Deviation: clients are weighted by examples, as in the authors' code; the paper'
 equally.
 """
 
-import math
-from collections.abc import Callable
-
 import jax
 
 from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import phased_training
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
+@checked
 def fedrep(
     local: LocalTraining,
     *,
     head: str,
-    head_epochs: int,
-    weighting: str | Callable = "num_examples",
+    head_epochs: Count,
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """`head_epochs` of the head, the round's other epochs of the body.
 
@@ -33,10 +33,8 @@ def fedrep(
       weighting: see `fedavg`.
 
     Raises:
-      ValueError: for head_epochs below 1; once `init` has seen the leaves, for a head
-        that matches none or all.
+      ValueError: once `init` has seen the leaves, for a head that matches none or all.
     """
-    check_ranges("", {"head_epochs": head_epochs}, {"head_epochs": (1, math.inf)})
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))
     kept = with_personal_layers(fedavg(train, weighting=weighting), head)

@@ -10,6 +10,7 @@ ended, so a round holds K networks, and the server one for each of the N clients
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,8 @@ from fedfr_jax.federated.algorithms.public_data import (
 )
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model
 
 MAX_PRECISION = jax.lax.Precision.HIGHEST
@@ -70,13 +72,15 @@ def clusters(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
     return (jnp.cumsum(is_first) - 1)[first].astype(jnp.int32)
 
 
+@checked
 def finch(
     local: LocalTraining,
     *,
     model: Model,
     shared: PublicImages,
-    num_clients: int,
-    weighting: str | Callable = "num_examples",
+    num_clients: Count,
+    weighting: Literal["distance", "num_examples", "uniform"]
+    | Callable = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
     """Federated averaging inside clusters; the judged network is the clients' mean.
@@ -89,10 +93,9 @@ def finch(
       train_mode: of networks that are weighed, see `cdw`.
 
     Raises:
-      ValueError: for images that do not fit, or without clients.
+      ValueError: for images that do not fit.
     """
     check_public_images(model, shared)
-    check_ranges("", {"num_clients": num_clients}, {"num_clients": (1, jnp.inf)})
     train, look = build_local_training(local), features_of_images(model, shared)
     weight = training_weight(weighting, model, train_mode)
 

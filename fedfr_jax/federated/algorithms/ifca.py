@@ -24,10 +24,16 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import cluster_mean, uniform, weight_of
+from fedfr_jax.federated.aggregation.mean import (
+    Weighting,
+    cluster_mean,
+    uniform,
+    weight_of,
+)
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree, as_aux_loss
 
 
@@ -64,14 +70,7 @@ def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) ->
 def build_clustered(
     client_update: Callable, num_clusters: int, init_noise: float
 ) -> Algorithm:
-    """J models, of which each client remembers one; the judged one is their mean.
-
-    Raises:
-      ValueError: when `num_clusters` or `init_noise` is out of range.
-    """
-    check_ranges(
-        "", locals(), {"num_clusters": (1, jnp.inf), "init_noise": (0, jnp.inf)}
-    )
+    """J models, of which each client remembers one; the judged one is their mean."""
     draw = lambda key, models: jax.random.randint(
         key, (), 0, count_clusters(models), jnp.int32
     )
@@ -119,12 +118,13 @@ def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
     return jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
 
 
+@checked
 def ifca(
     local: LocalTraining,
     *,
-    num_clusters: int = 2,
-    init_noise: float = 0.05,
-    weighting: str | Callable = "uniform",
+    num_clusters: Count = 2,
+    init_noise: NonNegative = 0.05,
+    weighting: Weighting = "uniform",
 ) -> Algorithm:
     """Clustering by loss.
 
@@ -152,8 +152,9 @@ def ifca(
     return build_clustered(client_update, num_clusters, init_noise)
 
 
+@checked
 def hypcluster(
-    local: LocalTraining, *, num_clusters: int = 2, init_noise: float = 0.05
+    local: LocalTraining, *, num_clusters: Count = 2, init_noise: NonNegative = 0.05
 ) -> Algorithm:
     """`ifca` of clients that count by examples."""
     return ifca(
@@ -164,8 +165,9 @@ def hypcluster(
     )
 
 
+@checked
 def fesem(
-    local: LocalTraining, *, num_clusters: int = 2, init_noise: float = 0.05
+    local: LocalTraining, *, num_clusters: Count = 2, init_noise: NonNegative = 0.05
 ) -> Algorithm:
     """Multi-center federated learning: clustering by distance of params.
 

@@ -13,8 +13,8 @@ statistics, but where every client keeps its own. Deviation: teachers run in eva
 mode unless asked, where the released code leaves their dropout on.
 """
 
-import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,9 @@ from fedfr_jax.federated.algorithms.public_data import (
 )
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training, sgd
+from fedfr_jax.ranges import BelowOne, Count, NonNegative
 from fedfr_jax.scanned_blocks import unstack_like
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTree
 
 
@@ -91,17 +92,19 @@ def fill_features(model: Model, variables: PyTree) -> PyTree:
     }
 
 
+@checked
 def kd(
     local: LocalTraining,
     *,
     model: Model,
     shared: PublicImages,
-    distill_every: int = 10,
+    distill_every: Count = 10,
     normalize: bool = True,
-    distill_learning_rate: float = 5e-4,
-    distill_momentum: float = 0.9,
-    distill_weight_decay: float = 5e-4,
-    weighting: str = "num_examples",
+    distill_learning_rate: NonNegative = 5e-4,
+    distill_momentum: BelowOne = 0.9,
+    distill_weight_decay: NonNegative = 5e-4,
+    weighting: Literal["distance", "num_examples", "uniform"]
+    | Callable = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
     """FedAvg whose server learns from its clients' mean features.
@@ -117,16 +120,8 @@ def kd(
       train_mode: teachers, and networks that are weighed, run as in training.
 
     Raises:
-      ValueError: for a number out of its range, or images that do not fit.
+      ValueError: for images that do not fit.
     """
-    some = (0, math.inf)
-    bounds = {
-        "distill_every": (1, math.inf),
-        "distill_learning_rate": some,
-        "distill_momentum": BELOW_ONE,
-        "distill_weight_decay": some,
-    }
-    check_ranges("", locals(), bounds)
     check_public_images(model, shared)
     base, train = fedavg(local), build_local_training(local)
     weight = training_weight(weighting, model, train_mode)

@@ -15,16 +15,14 @@ grad F(y; B) - grad F(w; B) + G, see mimelite.py. Deviation: G comes from a pass
 the cohort's examples before the round, whose sums depend on the number of devices.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import (
     cohort_gradient,
@@ -34,7 +32,8 @@ from fedfr_jax.federated.algorithms.penalties import (
 )
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.ranges import BelowOne, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
@@ -45,12 +44,13 @@ class Server(NamedTuple):
     momentum: PyTree
 
 
+@checked
 def mimelite(
     local: LocalTraining,
     *,
-    server_momentum: float = 0.9,
-    server_learning_rate: float = 1.0,
-    weighting: str | Callable = "num_examples",
+    server_momentum: BelowOne = 0.9,
+    server_learning_rate: NonNegative = 1.0,
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """MimeLite: local steps with the server's momentum.
 
@@ -59,9 +59,6 @@ def mimelite(
       server_momentum: b in [0, 1).
       server_learning_rate: eta_s >= 0, on params.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
     train = build_local_training(with_correction(local))
 
@@ -78,9 +75,6 @@ def frozen_momentum(
     push, local, momentum, server_learning_rate, weighting
 ) -> Algorithm:
     """Of Mime too: `push(key, server, client)` trains, the server moves m."""
-    values = {"server_momentum": momentum, "server_learning_rate": server_learning_rate}
-    bounds = {"server_momentum": BELOW_ONE, "server_learning_rate": (0, jnp.inf)}
-    check_ranges("", values, bounds)
     gradient, weight = cohort_gradient(local), weight_of(weighting)
 
     def client_update(key, server, personal, client):
@@ -116,12 +110,13 @@ def frozen_momentum(
     )
 
 
+@checked
 def mime(
     local: LocalTraining,
     *,
-    server_momentum: float = 0.9,
-    server_learning_rate: float = 1.0,
-    weighting: str | Callable = "num_examples",
+    server_momentum: BelowOne = 0.9,
+    server_learning_rate: NonNegative = 1.0,
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Mime; arguments, ranges and errors are those of `mimelite`."""
     train = build_local_training(with_correction(minus_anchor(local)))

@@ -6,22 +6,22 @@ that they trained last. The term is in the loss, which is handed both models; se
 one, for which the term has no gradient.
 """
 
-from collections.abc import Callable
-
 import optax
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
+@checked
 def moon(
     local: LocalTraining,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "num_examples",
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Model-contrastive federated averaging.
 

@@ -20,7 +20,6 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.model_parallel import unshard
-from fedfr_jax.schema import check_ranges
 from fedfr_jax.types import (
     Broadcast,
     LocalTraining,
@@ -69,18 +68,14 @@ def prepare_gradient(local: LocalTraining) -> Callable:
     return prepare
 
 
-def proximal(local: LocalTraining, strength: float, name: str = "mu") -> LocalTraining:
+def proximal(local: LocalTraining, strength: float) -> LocalTraining:
     """Loss + strength / 2 ||params - anchor||^2; `anchor` is like the shared params.
 
     `pull` [], another keyword of the loss, is a client's own factor of the strength.
 
     The gradient gains `strength * (params - anchor)`: FedProx, arXiv:1812.06127,
     equation 2; Ditto and pFedMe pull a personal model alike.
-
-    Raises:
-      ValueError: when `strength` is negative; it says the `name` of its key.
     """
-    check_ranges("", {name: strength}, {name: (0, jnp.inf)})
     loss_fn = as_aux_loss(local.loss)
 
     def loss_near(variables, batch, key, *, anchor, pull=1.0, **round_args):

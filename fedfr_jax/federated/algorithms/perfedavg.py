@@ -9,27 +9,31 @@ step of rate a: the server's network itself is not meant to be good.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.schema import POSITIVE, check_choice, check_ranges
+from fedfr_jax.ranges import Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, Client, LocalTraining, as_aux_loss
 
 BATCHES = {"fo": 2, "hf": 3}  # of a step
 
 
+@checked
 def perfedavg(
     local: LocalTraining,
     *,
-    inner_learning_rate: float,
-    order: str = "fo",
-    hf_delta: float = 1e-3,
+    inner_learning_rate: Positive,
+    order: Literal["fo", "hf"] = "fo",
+    hf_delta: Positive = 1e-3,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "uniform",
+    weighting: Weighting = "uniform",
 ) -> Algorithm:
     """Personalized federated averaging.
 
@@ -40,13 +44,7 @@ def perfedavg(
       order: fo or hf.
       hf_delta: d > 0 of hf.
       server_optimizer, weighting: see `fedavg`.
-
-    Raises:
-      ValueError: for another word, or a number out of its range.
     """
-    check_choice("order", order, BATCHES)
-    values = {"inner_learning_rate": inner_learning_rate, "hf_delta": hf_delta}
-    check_ranges("", values, dict.fromkeys(values, POSITIVE))
     fit = build_local_training(
         local._replace(loss=meta_loss(local, inner_learning_rate, hf_delta))
     )

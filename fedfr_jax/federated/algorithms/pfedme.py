@@ -8,14 +8,12 @@ means are weighted by examples; clients outside the cohort do not train; running
 statistics are theta's.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import weight_of
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import (
@@ -25,18 +23,20 @@ from fedfr_jax.federated.local import (
     run_steps,
 )
 from fedfr_jax.federated.rates import check_rate
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import Count, NonNegative, Positive
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
+@checked
 def pfedme(
     local: LocalTraining,
     *,
-    personal_learning_rate: float,
-    lam: float = 15.0,
-    inner_steps: int = 5,
+    personal_learning_rate: Positive,
+    lam: NonNegative = 15.0,
+    inner_steps: Count = 5,
     server_optimizer: optax.GradientTransformation | None = None,
-    weighting: str | Callable = "num_examples",
+    weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Personalized federated learning with Moreau envelopes.
 
@@ -49,16 +49,12 @@ def pfedme(
       weighting: see `fedavg`.
 
     Raises:
-      ValueError: when a number is out of its range, or `local` has no learning rate.
+      ValueError: when `local` has no learning rate.
     """
-    bounds = {"personal_learning_rate": POSITIVE, "inner_steps": (1, jnp.inf)}
-    check_ranges("", locals(), bounds)
     check_rate(local)
     global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
     weight = weight_of(weighting)
-    inner_local = proximal(local, lam, "lam")._replace(
-        learning_rate=personal_learning_rate
-    )
+    inner_local = proximal(local, lam)._replace(learning_rate=personal_learning_rate)
     inner_step = local_step(inner_local)
 
     def client_update(key, server, own, client):

@@ -18,13 +18,15 @@ from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
-from fedfr_jax.schema import check_ranges, is_traced
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked, is_traced
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, as_aux_loss
 
 TINY = 1e-10
 
 
-def qfedavg(local: LocalTraining, *, q: float) -> Algorithm:
+@checked
+def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
     """Fair federated averaging, numerator and denominator streamed.
 
     Args:
@@ -33,9 +35,8 @@ def qfedavg(local: LocalTraining, *, q: float) -> Algorithm:
       q: >= 0; larger is fairer.
 
     Raises:
-      ValueError: when q is negative, or the rate has no inverse.
+      ValueError: when the rate has no inverse.
     """
-    check_ranges("", {"q": q}, {"q": (0, jnp.inf)})
     check_rate(local)
     _check_first(local.learning_rate)
     train, loss_fn = build_local_training(local), as_aux_loss(local.loss)

@@ -18,7 +18,8 @@ from fedfr_jax.federated.aggregation.mean import uniform, weighted_mean
 from fedfr_jax.federated.algorithms.penalties import with_correction
 from fedfr_jax.federated.local import build_local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
@@ -29,8 +30,9 @@ class Server(NamedTuple):
     control: PyTree
 
 
+@checked
 def scaffold(
-    local: LocalTraining, *, num_clients: int, server_learning_rate: float = 1.0
+    local: LocalTraining, *, num_clients: Count, server_learning_rate: NonNegative = 1.0
 ) -> Algorithm:
     """Stochastic controlled averaging; clients count equally.
 
@@ -41,11 +43,8 @@ def scaffold(
       server_learning_rate: eta_g >= 0, on params.
 
     Raises:
-      ValueError: when a number is out of its range, or `local` has no learning rate,
-        its optimizer having one.
+      ValueError: when `local` has no learning rate, its optimizer having one.
     """
-    bounds = {"num_clients": (1, jnp.inf), "server_learning_rate": (0, jnp.inf)}
-    check_ranges("", locals(), bounds)
     check_rate(local)
     train = build_local_training(with_correction(local))
     subtract = lambda x, y: jax.tree.map(jnp.subtract, x, y)

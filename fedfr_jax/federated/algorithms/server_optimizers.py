@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.schema import BELOW_ONE, POSITIVE, check_ranges
+from fedfr_jax.ranges import BelowOne, NonNegative, Positive
+from fedfr_jax.schema import checked
 
 
 class Moments(NamedTuple):
@@ -25,29 +26,29 @@ class Moments(NamedTuple):
     square: optax.Updates
 
 
+@checked
 def fedavgm(
-    learning_rate: float = 1.0, *, momentum: float = 0.9, nesterov: bool = False
+    learning_rate: NonNegative = 1.0,
+    *,
+    momentum: BelowOne = 0.9,
+    nesterov: bool = False,
 ) -> optax.GradientTransformation:
     """Server momentum v = momentum v + D; w+ = w + rate v, or D + momentum v.
 
     Args:
       learning_rate: >= 0.
       momentum: in [0, 1).
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    bounds = {"learning_rate": (0, jnp.inf), "momentum": BELOW_ONE}
-    check_ranges("", locals(), bounds)
     return optax.sgd(learning_rate, momentum, nesterov)
 
 
+@checked
 def fedadagrad(
-    learning_rate: float,
+    learning_rate: NonNegative,
     *,
-    b1: float = 0.9,
-    eps: float = 1e-3,
-    initial_accumulator_value: float = 0.0,
+    b1: BelowOne = 0.9,
+    eps: Positive = 1e-3,
+    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """v + D^2. Settings are those of `adaptive`."""
     rule = lambda v, square: v + square
@@ -60,16 +61,16 @@ def fedadagrad(
     )
 
 
+@checked
 def fedadam(
-    learning_rate: float,
+    learning_rate: NonNegative,
     *,
-    b2: float = 0.99,
-    b1: float = 0.9,
-    eps: float = 1e-3,
-    initial_accumulator_value: float = 0.0,
+    b2: BelowOne = 0.99,
+    b1: BelowOne = 0.9,
+    eps: Positive = 1e-3,
+    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """b2 v + (1 - b2) D^2, b2 = `b2` in [0, 1). Settings are of `adaptive`."""
-    check_ranges("", {"b2": b2}, {"b2": BELOW_ONE})
     rule = lambda v, square: b2 * v + (1 - b2) * square
     return adaptive(
         rule,
@@ -80,16 +81,16 @@ def fedadam(
     )
 
 
+@checked
 def fedyogi(
-    learning_rate: float,
+    learning_rate: NonNegative,
     *,
-    b2: float = 0.99,
-    b1: float = 0.9,
-    eps: float = 1e-3,
-    initial_accumulator_value: float = 0.0,
+    b2: BelowOne = 0.99,
+    b1: BelowOne = 0.9,
+    eps: Positive = 1e-3,
+    initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
     """v - (1 - b2) D^2 sign(v - D^2), b2 = `b2` in [0, 1). See `adaptive`."""
-    check_ranges("", {"b2": b2}, {"b2": BELOW_ONE})
     rule = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
     return adaptive(
         rule,
@@ -115,12 +116,7 @@ def adaptive(
       b1: b1, the decay of m in [0, 1).
       eps: degree of adaptivity, > 0.
       initial_accumulator_value: v before the first round, >= 0.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
-    bounds = {"learning_rate": (0, jnp.inf), "initial_accumulator_value": (0, jnp.inf)}
-    check_ranges("", locals(), {**bounds, "b1": BELOW_ONE, "eps": POSITIVE})
 
     def init(params):
         start = jax.tree.map(

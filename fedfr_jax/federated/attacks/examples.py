@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.attacks.contract import Attack
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, Number, Share, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Batch, PyTree
 
 WORD = 0x9E3779B9  # spreads the positions of examples
@@ -27,12 +28,13 @@ def label_flip() -> Attack:
     return Attack(poison=poison)
 
 
+@checked
 def backdoor(
     *,
-    target: int = 0,
-    fraction: float = 0.5,
-    pattern_size: int = 3,
-    boost: float = 1.0,
+    target: Whole = 0,
+    fraction: Share = 0.5,
+    pattern_size: Count = 3,
+    boost: Number = 1.0,
 ) -> Attack:
     """Images with a white square in the corner are said to be of one class.
 
@@ -46,11 +48,8 @@ def backdoor(
       boost: by which the attacker's update is multiplied.
 
     Raises:
-      ValueError: for a number out of its range; when traced, for examples without
-        images or with masks.
+      ValueError: when traced, for examples without images or with masks.
     """
-    bounds = {"target": (0, jnp.inf), "fraction": (0, 1), "pattern_size": (1, jnp.inf)}
-    check_ranges("", locals(), {**bounds, "boost": (-jnp.inf, jnp.inf)})
 
     def poison(batch: Batch) -> Batch:
         image = batch.inputs.get("image")

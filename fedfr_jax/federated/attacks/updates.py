@@ -5,9 +5,8 @@ import jax.numpy as jnp
 
 from fedfr_jax.federated.aggregation.mixing import average
 from fedfr_jax.federated.attacks.contract import Attack, honest_mean
-from fedfr_jax.schema import check_ranges
-
-ANY = (-jnp.inf, jnp.inf)
+from fedfr_jax.ranges import NonNegative, Number
+from fedfr_jax.schema import checked
 
 
 def sign_flip() -> Attack:
@@ -15,22 +14,19 @@ def sign_flip() -> Attack:
     return Attack(change=lambda key, update: [-x for x in update])
 
 
-def scaled(*, factor: float = 10.0) -> Attack:
+@checked
+def scaled(*, factor: Number = 10.0) -> Attack:
     """The attacker's own update times `factor` (Bagdasaryan et al. 2018,
     arXiv:1807.00459, section 4.2)."""
-    check_ranges("", {"factor": factor}, {"factor": ANY})
     return Attack(change=lambda key, update: [factor * x for x in update])
 
 
-def gaussian(*, mean: float = 0.0, std: float = 1.0) -> Attack:
+@checked
+def gaussian(*, mean: Number = 0.0, std: NonNegative = 1.0) -> Attack:
     """Normal noise instead of an update, drawn anew by every attacker.
 
     Blanchard et al. 2017, arXiv:1703.02757, section 5.
-
-    Raises:
-      ValueError: when the standard deviation is negative.
     """
-    check_ranges("", locals(), {"mean": ANY, "std": (0, jnp.inf)})
 
     def change(key, update):
         keys = jax.random.split(key, len(update))
@@ -40,7 +36,8 @@ def gaussian(*, mean: float = 0.0, std: float = 1.0) -> Attack:
     return Attack(change=change)
 
 
-def alie(*, tau: float = 1.5) -> Attack:
+@checked
+def alie(*, tau: Number = 1.5) -> Attack:
     """A little is enough: the honest mean plus tau standard deviations, by coordinate.
 
     Baruch et al. 2019, arXiv:1902.06156, algorithm 3, with the deviation (of a sample,
@@ -50,7 +47,6 @@ def alie(*, tau: float = 1.5) -> Attack:
     Args:
       tau: z of the paper, which chooses it by the numbers of clients and attackers.
     """
-    check_ranges("", {"tau": tau}, {"tau": ANY})
 
     def collude(updates, is_honest):
         mean = honest_mean(updates, is_honest)
@@ -66,7 +62,8 @@ def alie(*, tau: float = 1.5) -> Attack:
     return Attack(collude=collude)
 
 
-def inner_product(*, tau: float = 2.0) -> Attack:
+@checked
+def inner_product(*, tau: Number = 2.0) -> Attack:
     """Minus tau times the honest mean: the inner product with it is negative.
 
     Xie et al. 2020, arXiv:1903.03936, section 4. Fall of empires (FOE) in the
@@ -75,7 +72,6 @@ def inner_product(*, tau: float = 2.0) -> Attack:
     Args:
       tau: epsilon of the paper.
     """
-    check_ranges("", {"tau": tau}, {"tau": ANY})
 
     def collude(updates, is_honest):
         return [-tau * x for x in honest_mean(updates, is_honest)]

@@ -26,6 +26,8 @@ from scipy import optimize
 
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.sampling import Sampling, check_sampling
+from fedfr_jax.ranges import Count, Positive
+from fedfr_jax.schema import checked
 
 GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
 LEAST_NOISE = 0.3  # of loss distributions, which take minutes and gigabytes below it
@@ -148,7 +150,8 @@ def participations(mechanism: Mechanism, rounds: int) -> int:
     return -(-rounds // per_epoch)
 
 
-def calibrate_noise(mechanism: Mechanism, *, epsilon: float, rounds: int) -> float:
+@checked
+def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -> float:
     """The least noise multiplier, to a thousandth, of `rounds` within `epsilon`.
 
     Args:
@@ -156,10 +159,8 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: float, rounds: int) -> flo
       epsilon: > 0, after the last round.
 
     Raises:
-      ValueError: as `build_accountant`, or for an epsilon that is not positive.
+      ValueError: as `build_accountant`.
     """
-    if not epsilon > 0:
-        raise ValueError(f"privacy.epsilon must be positive, got {epsilon}.")
     check_mechanism(mechanism)
 
     def excess(noise_multiplier, of=_of_mechanism):

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedfr_jax.schema import check_whole
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
 
 
 class Strategy(NamedTuple):
@@ -32,7 +33,8 @@ class Strategy(NamedTuple):
     sensitivity: Callable[[int], float]
 
 
-def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
+@checked
+def banded_noise(*, rounds: Count, bands: Count = 8) -> Strategy:
     """A banded Toeplitz strategy, its columns of length 1.
 
     Choquette-Choo et al. 2023, arXiv:2306.08153: the mean squared error of prefix sums
@@ -41,14 +43,9 @@ def banded_noise(*, rounds: int, bands: int = 8) -> Strategy:
     Args:
       rounds: T, for which it is made.
       bands: in [1, T]; 1 is independent noise.
-
-    Raises:
-      ValueError: for numbers out of range.
     """
     from jax_privacy.matrix_factorization import toeplitz
 
-    check_whole("rounds", rounds, 1)
-    check_whole("bands", bands, 1)
     if bands > rounds:
         raise ValueError(f"bands must be at most the {rounds} rounds, got {bands}.")
     with _plain_float64():
@@ -83,7 +80,8 @@ def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
     )
 
 
-def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
+@checked
+def blt_noise(*, rounds: Count, min_separation: Count = 1) -> Strategy:
     """A buffered linear Toeplitz strategy, in a few models of memory for any T.
 
     Dvijotham et al. 2024, arXiv:2404.16706; for several participations McMahan et al.
@@ -93,14 +91,9 @@ def blt_noise(*, rounds: int, min_separation: int = 1) -> Strategy:
     Args:
       rounds: T, for which it is made.
       min_separation: rounds from one participation of a client to the next, at least.
-
-    Raises:
-      ValueError: for numbers out of range.
     """
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
-    check_whole("rounds", rounds, 1)
-    check_whole("min_separation", min_separation, 1)
     most = -(-rounds // min_separation)
     with _plain_float64():
         blt = buffered_toeplitz.optimize(

@@ -31,7 +31,8 @@ from fedfr_jax.federated.privacy.accountant import (
 )
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.sampling import Sampling
-from fedfr_jax.schema import POSITIVE, check_ranges, check_whole
+from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     LAST,
     MEAN,
@@ -78,18 +79,19 @@ class Privacy(NamedTuple):
         return std * self.cohort_size / (self.noise_cohort_size or self.cohort_size)
 
 
+@checked
 def private(
     algorithm: Algorithm,
     *,
-    clip_norm: float,
-    noise_multiplier: float,
-    cohort_size: int,
-    delta: float,
-    epsilon: float = math.inf,
-    clip_quantile: float | None = None,
-    clip_learning_rate: float = 0.2,
-    clip_count_std: float = 0.0,
-    noise_cohort_size: int = 0,
+    clip_norm: Positive,
+    noise_multiplier: NonNegative,
+    cohort_size: Count,
+    delta: OpenShare,
+    epsilon: Positive = math.inf,
+    clip_quantile: OpenShare | None = None,
+    clip_learning_rate: Positive = 0.2,
+    clip_count_std: NonNegative = 0.0,
+    noise_cohort_size: Whole = 0,
     is_local: bool = False,
     noise: Strategy | None = None,
 ) -> Algorithm:
@@ -117,7 +119,8 @@ def private(
       noise: `banded_noise(...)` or `blt_noise(...)`; None is independent in each round.
 
     Raises:
-      ValueError: for a number out of range, or an algorithm that sends no plain mean.
+      ValueError: for an algorithm that sends no plain mean, or settings that exclude
+        each other.
     """
     given = Privacy(
         clip_norm=clip_norm,
@@ -173,21 +176,7 @@ def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
 
 
 def check_privacy(given: Privacy) -> None:
-    """Raise ValueError for a number out of range."""
-    bounds = {
-        "clip_norm": POSITIVE,
-        "noise_multiplier": (0, math.inf),
-        "cohort_size": (1, math.inf),
-        "clip_learning_rate": POSITIVE,
-        "clip_count_std": (0, math.inf),
-        "noise_cohort_size": (0, math.inf),
-    }
-    check_ranges("privacy.", given._asdict(), bounds)
-    check_whole("privacy.cohort_size", given.cohort_size, 1)
-    if not 0 < given.delta < 1:
-        raise ValueError(f"privacy.delta must lie in (0, 1), got {given.delta}.")
-    if not given.epsilon > 0:
-        raise ValueError(f"privacy.epsilon must be positive, got {given.epsilon}.")
+    """Raise ValueError for settings that exclude each other."""
     if given.is_local and (given.strategy or given.noise_cohort_size):
         raise ValueError(
             "privacy.is_local must go with independent noise of the clients there are, "
@@ -195,10 +184,6 @@ def check_privacy(given: Privacy) -> None:
         )
     if given.clip_quantile is None:
         return
-    if not 0 < given.clip_quantile < 1:
-        raise ValueError(
-            f"privacy.clip_quantile must lie in (0, 1), got {given.clip_quantile}."
-        )
     if given.noise_multiplier >= 2 * given.count_std:
         raise ValueError(
             "privacy.clip_count_std must be above half the noise multiplier of "

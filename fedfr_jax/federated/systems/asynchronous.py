@@ -35,10 +35,9 @@ from fedfr_jax.federated.systems.state import (
     as_seconds,
     on_inner,
 )
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count, NonNegative, PositiveShare, Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, Cohort, Participation
-
-MANY = (1, np.inf)
 
 
 class Asynchronous(NamedTuple):
@@ -51,12 +50,13 @@ class Asynchronous(NamedTuple):
     mixing: float | None = None  # of FedAsync; None: FedBuff
 
 
+@checked
 def fedbuff(
     *,
-    concurrency: int,
-    buffer_size: int = 10,
-    max_staleness: int = 20,
-    staleness_exponent: float = 0.5,
+    concurrency: Count,
+    buffer_size: Count = 10,
+    max_staleness: Whole = 20,
+    staleness_exponent: NonNegative = 0.5,
 ) -> Asynchronous:
     """FedBuff: steps of buffered updates, scaled down by their staleness.
 
@@ -65,30 +65,20 @@ def fedbuff(
     return Asynchronous(concurrency, buffer_size, max_staleness, staleness_exponent)
 
 
+@checked
 def fedasync(
     *,
-    concurrency: int,
-    mixing: float = 0.6,
-    max_staleness: int = 20,
-    staleness_exponent: float = 0.5,
+    concurrency: Count,
+    mixing: PositiveShare = 0.6,
+    max_staleness: Whole = 20,
+    staleness_exponent: NonNegative = 0.5,
 ) -> Asynchronous:
     """FedAsync: every model that arrives is mixed into the server's."""
     return Asynchronous(concurrency, 1, max_staleness, staleness_exponent, mixing)
 
 
 def check_asynchronous(settings: Asynchronous, num_clients: int) -> None:
-    """Raise ValueError for a number out of range."""
-    bounds = {
-        "concurrency": MANY,
-        "buffer_size": MANY,
-        "max_staleness": (0, np.inf),
-        "staleness_exponent": (0, np.inf),
-    }
-    check_ranges("asynchronous.", settings._asdict(), bounds)
-    if settings.mixing is not None and not 0 < settings.mixing <= 1:
-        raise ValueError(
-            f"asynchronous.mixing must lie in (0, 1], got {settings.mixing}."
-        )
+    """Raise ValueError for more clients under way than there are."""
     busy = settings.concurrency + settings.buffer_size
     if busy > num_clients:
         raise ValueError(

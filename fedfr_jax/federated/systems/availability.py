@@ -5,16 +5,17 @@ Devices train when they are idle, charging and on a free network, which is at ni
 """
 
 import os
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.federated.systems.profiles import (
-    NOT_NEGATIVE,
     check_complete,
     read_lines,
 )
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import NonNegative, Seed
+from fedfr_jax.schema import checked
 
 HOUR, DAY = 3600.0, 24 * 3600.0
 COLUMNS = ("client", "from", "to")
@@ -35,13 +36,14 @@ class Availability(NamedTuple):
         return np.minimum.reduceat(until, self.offsets[:-1])
 
 
+@checked
 def diurnal_availability(
     num_clients: int,
     *,
-    hours: float = 8.0,
-    peak_hour: float = 2.0,
-    spread_hours: float = 3.0,
-    seed: int = 0,
+    hours: Annotated[float, Interval(ge=1e-3, le=24)] = 8.0,
+    peak_hour: Annotated[float, Interval(ge=0, le=24)] = 2.0,
+    spread_hours: NonNegative = 3.0,
+    seed: Seed = 0,
 ) -> Availability:
     """Every client is there for as many hours of each day, about the same hour.
 
@@ -49,12 +51,7 @@ def diurnal_availability(
       hours: length of a client's window, in (0, 24].
       peak_hour: when most of them are there, in [0, 24).
       spread_hours: standard deviation of the windows' middles.
-
-    Raises:
-      ValueError: when a number is out of range.
     """
-    bounds = {"hours": (1e-3, 24), "peak_hour": (0, 24), "spread_hours": NOT_NEGATIVE}
-    check_ranges("availability.", locals(), bounds)
     draws = np.random.default_rng((seed, 8)).normal(size=num_clients)
     middle = peak_hour + spread_hours * draws
     start = (middle - hours / 2) * HOUR % DAY

@@ -9,21 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.schema import BELOW_ONE, check_ranges
+from fedfr_jax.ranges import BelowOne
 from fedfr_jax.types import Participation
 
 
 class Dropout(NamedTuple):
     """How probable it is that a client leaves a round, each client on its own."""
 
-    before_training: float = 0.0  # in [0, 1)
-    after_training: float = 0.0  # in [0, 1), of those that have trained
-
-
-def check_dropout(dropout: Dropout) -> None:
-    """Raise ValueError for a probability out of range."""
-    bounds = {name: BELOW_ONE for name in Dropout._fields}
-    check_ranges("dropout.", dropout._asdict(), bounds)
+    before_training: BelowOne = 0.0  # in [0, 1)
+    after_training: BelowOne = 0.0  # in [0, 1), of those that have trained
 
 
 def drop_clients(

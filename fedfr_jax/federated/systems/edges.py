@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import update_like
 from fedfr_jax.federated.aggregation.mean import cluster_mean
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
 from fedfr_jax.types import MEAN, Algorithm, PyTree
-
-MANY = (1, jnp.inf)
 
 
 class Edges(NamedTuple):
@@ -35,8 +34,13 @@ class EdgeClient(NamedTuple):
     inner: PyTree
 
 
+@checked
 def with_edge_servers(
-    algorithm: Algorithm, *, num_clients: int, num_edges: int, average_every: int = 1
+    algorithm: Algorithm,
+    *,
+    num_clients: Count,
+    num_edges: Count,
+    average_every: Count = 1,
 ) -> Algorithm:
     """`algorithm` on two levels.
 
@@ -48,11 +52,11 @@ def with_edge_servers(
       average_every: rounds between averages of the edges.
 
     Raises:
-      ValueError: when a number is out of range, or the algorithm's updates are not
+      ValueError: for more edges than clients, or an algorithm whose updates are not
         averaged by a plain mean.
     """
-    bounds = {"num_edges": (1, num_clients), "average_every": MANY}
-    check_ranges("", locals(), bounds)
+    if num_edges > num_clients:
+        raise ValueError(f"num_edges must lie in [1, {num_clients}], got {num_edges}.")
     if algorithm.aggregator is None or algorithm.aggregator.role != MEAN:
         raise ValueError(
             "edge servers must go with an algorithm whose updates are averaged by a "

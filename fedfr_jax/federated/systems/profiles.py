@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.schema import POSITIVE, check_ranges
+from fedfr_jax.ranges import NonNegative, Positive, Seed
+from fedfr_jax.schema import checked
 
-NOT_NEGATIVE = (0, math.inf)
 GIGA, MEGABIT = 1e9, 1e6 / 8  # operations; bytes
 COLUMNS = ("client", "gflops", "download_mbps", "upload_mbps")
 
@@ -40,15 +40,16 @@ class Profiles(NamedTuple):
     upload: np.ndarray  # [N] bytes per second
 
 
+@checked
 def log_normal_profiles(
     num_clients: int,
     *,
-    gflops: float = 10.0,
-    download_mbps: float = 20.0,
-    upload_mbps: float = 5.0,
-    speed_sigma: float = 1.0,
-    bandwidth_sigma: float = 1.0,
-    seed: int = 0,
+    gflops: Positive = 10.0,
+    download_mbps: Positive = 20.0,
+    upload_mbps: Positive = 5.0,
+    speed_sigma: NonNegative = 1.0,
+    bandwidth_sigma: NonNegative = 1.0,
+    seed: Seed = 0,
 ) -> Profiles:
     """Profiles whose logarithms are normal; a client's three numbers are independent.
 
@@ -57,14 +58,7 @@ def log_normal_profiles(
         second.
       speed_sigma, bandwidth_sigma: standard deviations of the natural logarithms; with
         1, two thirds of the clients are within a factor of 2.7 of the median.
-
-    Raises:
-      ValueError: when a number is out of range.
     """
-    medians = ("gflops", "download_mbps", "upload_mbps")
-    bounds = {name: POSITIVE for name in medians}
-    bounds |= {"speed_sigma": NOT_NEGATIVE, "bandwidth_sigma": NOT_NEGATIVE}
-    check_ranges("profiles.", locals(), bounds)
     draws = np.random.default_rng((seed, 7)).normal(size=(3, num_clients))
     speed = np.exp(speed_sigma * draws[0])
     down, up = np.exp(bandwidth_sigma * draws[1:])

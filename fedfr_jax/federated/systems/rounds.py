@@ -25,7 +25,6 @@ from fedfr_jax.federated.systems.asynchronous import (
 from fedfr_jax.federated.systems.availability import Availability
 from fedfr_jax.federated.systems.dropout import (
     Dropout,
-    check_dropout,
     drop_clients,
 )
 from fedfr_jax.federated.systems.profiles import (
@@ -44,6 +43,7 @@ from fedfr_jax.federated.systems.sampling import (
 )
 from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
 from fedfr_jax.federated.systems.stragglers import Stragglers
+from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Participation
 
 
@@ -82,7 +82,7 @@ class Systems(NamedTuple):
 
 def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     """Raise ValueError for what does not go together or is out of range."""
-    check_dropout(systems.dropout)
+    check_fields("dropout.", systems.dropout)
     needs_time = {
         "availability": systems.availability is not None,
         "over_selection": systems.over_selection != 1,

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.ranges import BelowOne
+
 
 class Stragglers(NamedTuple):
     """How many there are, and what becomes of them."""
 
-    ratio: float = 0.0  # of a round's cohort, in [0, 1)
+    ratio: BelowOne = 0.0  # of a round's cohort, in [0, 1)
     are_dropped: bool = False
 
 
@@ -27,12 +29,10 @@ def check_stragglers(
       least_epochs: E of the round that has the fewest.
 
     Raises:
-      ValueError: when the ratio is out of range, there is no epoch to lose, or nobody
+      ValueError: when there is no epoch to lose, or nobody
         is left.
     """
     ratio = stragglers.ratio
-    if not 0 <= ratio < 1:
-        raise ValueError(f"straggler_fraction must lie in [0, 1), got {ratio}.")
     if ratio and least_epochs < 2 and not stragglers.are_dropped:
         raise ValueError(
             f"local_epochs must be at least 2 with stragglers, got {least_epochs}."

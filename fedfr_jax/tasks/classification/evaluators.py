@@ -26,7 +26,8 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
 from fedfr_jax.federated.simulation import build_simulation
-from fedfr_jax.schema import AT_ONCE, call, check_ranges, check_whole, naming
+from fedfr_jax.ranges import BatchSize, Count, Share
+from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import build_dataset, build_population, split_classes
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
@@ -163,8 +164,8 @@ def accuracy_summary(values: np.ndarray) -> dict[str, float]:
 class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
-    batch_size: int = 64  # test images at once on a device
-    target_accuracy: float | None = None  # the table names the first round that has it
+    batch_size: BatchSize = 64  # test images at once on a device
+    target_accuracy: Share | None = None  # the table names the first round that has it
     # Every client's network is judged after training on the client's images as well:
     # keys of `local_of`, `epochs` and `trainable`, a pattern of the leaves that train.
     finetune: Mapping | None = None
@@ -173,7 +174,11 @@ class EvaluationConfig(NamedTuple):
     representation: Mapping | None = None
 
 
-FINETUNE = {"epochs": 1, "trainable": ""}  # with the keys of `local_of`
+class FinetuneConfig(NamedTuple):
+    """Keys of config.evaluation.finetune, beside those of `local_of`."""
+
+    epochs: Count = 1
+    trainable: str = ""
 
 
 def build_evaluators(
@@ -194,10 +199,6 @@ def build_evaluators(
       ValueError: for an unknown key, or a value out of its range.
     """
     asked = call("evaluation", EvaluationConfig, settings)
-    bounds = {"batch_size": AT_ONCE}
-    if asked.target_accuracy is not None:
-        bounds["target_accuracy"] = (0, 1)
-    check_ranges("config.evaluation.", asked._asdict(), bounds)
     given = asked.finetune
     prepared = None if given is None else _finetuning(given, model, first)
     of_features = check_settings(asked.representation, model, first)
@@ -229,10 +230,10 @@ def _finetuning(settings, model, first) -> tuple:
             f"config.{section} must be left out in a run of several processes, got "
             f"{dict(settings)}."
         )
-    settings = {**FINETUNE, **settings}
-    check_whole(f"config.{section}.epochs", settings["epochs"], 1)
-    epochs, moves = settings.pop("epochs"), settings.pop("trainable")
-    local = call(section, local_of, settings, cross_entropy(model))
+    own = {k: v for k, v in settings.items() if k in FinetuneConfig._fields}
+    epochs, moves = call(section, FinetuneConfig, own)
+    others = {k: v for k, v in settings.items() if k not in own}
+    local = call(section, local_of, others, cross_entropy(model))
     with naming(f"config.{section}.trainable"):
         jax.eval_shape(lambda params: trainable(moves, params)[0], first["params"])
     return build_finetuning(local, moves), epochs

@@ -10,13 +10,15 @@ import optax
 from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import BelowOne, Cosine
+from fedfr_jax.schema import checked
 from fedfr_jax.tasks.contrastive import check_features
 from fedfr_jax.types import Batch, Model
 
 
+@checked
 def cross_entropy(
-    model: Model, *, label_smoothing: float = 0.0, loss: str | Mapping = ""
+    model: Model, *, label_smoothing: BelowOne = 0.0, loss: str | Mapping = ""
 ) -> Callable:
     """Loss of `LocalTraining`: softmax cross-entropy over the batch's valid examples.
 
@@ -30,7 +32,7 @@ def cross_entropy(
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: when label_smoothing is out of range, or for an unfit loss.
+      ValueError: for an unfit loss, or smoothing beside one.
     """
     values_of = build_losses(model, label_smoothing, loss)
 
@@ -46,10 +48,8 @@ def build_losses(model: Model, label_smoothing: float, loss: str | Mapping) -> C
     """(logits [B, M], labels [B]) -> [B] of these settings, see `cross_entropy`.
 
     Raises:
-      ValueError: when label_smoothing is out of range, or for an unfit loss.
+      ValueError: for an unfit loss, or smoothing beside one.
     """
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1), got {label_smoothing}.")
     if not loss:
         return partial(with_smoothing, label_smoothing=label_smoothing)
     if label_smoothing:
@@ -80,7 +80,8 @@ def with_metrics(
     return masked_mean(values, batch.is_valid), accuracy
 
 
-def class_pull(model: Model, *, target_cosine: float = 0.9) -> Callable:
+@checked
+def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
     """FedAwS's loss: features near the row of their own class.
 
     Args:
@@ -91,9 +92,8 @@ def class_pull(model: Model, *, target_cosine: float = 0.9) -> Callable:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: when target is out of range, or the network has no features.
+      ValueError: when the network has no features.
     """
-    check_ranges("", {"target_cosine": target_cosine}, {"target_cosine": (-1, 1)})
     check_features(model, "fedaws")
 
     def loss_fn(variables, batch, key):

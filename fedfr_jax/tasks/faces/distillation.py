@@ -23,11 +23,10 @@ views' settings.
 import contextlib
 import hashlib
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +43,13 @@ from fedfr_jax.losses.distillation import angular_distillation
 from fedfr_jax.losses.masked_means import COUNTED, masked_mean
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
-from fedfr_jax.models.model_limits import check_layers
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.ranges import NonNegative, Share
 from fedfr_jax.schema import (
     call,
-    check_choice,
     check_keys,
-    check_ranges,
+    checked,
     choose,
     naming,
 )
@@ -60,7 +58,6 @@ from fedfr_jax.tasks.faces.data import FaceData, build_inputs
 from fedfr_jax.trees import path_name
 from fedfr_jax.types import Batch, Model, PyTree, Source, as_aux_loss
 
-TEACHER_INPUTS = ("same", "clean")
 KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an example
 
 
@@ -86,14 +83,15 @@ class Distill(NamedTuple):
     unlabeled_source: str | None = None  # part of the source that has no labels
 
 
+@checked
 def distill(
     model: Model,
     *,
-    weight: float = 9.0,
+    weight: NonNegative = 9.0,
     teacher: Mapping | None = None,
     cache: str | os.PathLike | DummyTeacher | None = None,
-    teacher_input: str = "same",
-    unlabeled_fraction: float = 0.0,
+    teacher_input: Literal["same", "clean"] = "same",
+    unlabeled_fraction: Share = 0.0,
     unlabeled_source: str | None = None,
 ) -> Distill:
     """The key `distill` of a row or of `pretrain`.
@@ -116,14 +114,9 @@ def distill(
         classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
 
     Raises:
-      ValueError: for an option out of range, neither teacher nor cache, or a teacher
-        that does not fit its file or the student.
+      ValueError: for neither teacher nor cache, or a teacher that does not fit its file
+        or the student.
     """
-    bounds = {"weight": (0, math.inf), "unlabeled_fraction": (0, 1)}
-    check_ranges(
-        "", {"weight": weight, "unlabeled_fraction": unlabeled_fraction}, bounds
-    )
-    check_choice("teacher_input", teacher_input, TEACHER_INPUTS)
     if teacher is None and cache is None:
         raise ValueError("teacher or cache must be given, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)
@@ -147,7 +140,6 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
     if "weights" not in settings:
         raise ValueError("teacher must have the key weights, got none.")
     given, shape = settings["weights"], student.input_shape
-    check_layers("distill.teacher.model", settings.get("model"))
     if isinstance(given, DummyTeacher):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
         return Teacher(_like(student, model), _dummy_teacher(model))

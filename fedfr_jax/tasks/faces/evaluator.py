@@ -11,6 +11,7 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -25,7 +26,7 @@ from fedfr_jax.evaluation.error_rates import flag_unsupported
 from fedfr_jax.evaluation.identification import generic_identification
 from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
 from fedfr_jax.evaluation.samples import embedding_map, unit_rows, worst_pairs
-from fedfr_jax.evaluation.score_tiles import ALL, NEGATIVES
+from fedfr_jax.evaluation.score_tiles import ALL
 from fedfr_jax.evaluation.verification import (
     generic_verification,
     masked_scores,
@@ -33,7 +34,8 @@ from fedfr_jax.evaluation.verification import (
     ten_fold,
 )
 from fedfr_jax.federated.inference import build_embed
-from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
+from fedfr_jax.ranges import BatchSize, Seed
+from fedfr_jax.schema import call, checked
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import (
     build_rates,
@@ -99,7 +101,9 @@ def _distinct(first, second, is_wanted):
 
 
 def min_negatives(
-    labels: np.ndarray, own_of: Sequence[np.ndarray], negatives: str = ALL
+    labels: np.ndarray,
+    own_of: Sequence[np.ndarray],
+    negatives: Literal["all", "other_clients"] = ALL,
 ) -> int:
     """Pairs of two people with an own image in them, of the client with fewest.
 
@@ -154,31 +158,23 @@ class FaceEvaluator:
       ValueError: for files and settings that do not fit, before anything is compiled.
     """
 
+    @checked
     def __init__(
         self,
         task: FaceData,
         mesh: Mesh,
         *,
-        batch_size: int = 64,
+        batch_size: BatchSize = 64,
         fars: float | Sequence[float] = (1e-3, 1e-2),
         fpirs: float | Sequence[float] = (1e-2, 1e-1),
         pairs: str | os.PathLike | Mapping | None = None,
         templates: str | os.PathLike | Mapping | None = None,
         identification: str | os.PathLike | Mapping | None = None,
         masked_fars: float | Sequence[float] | None = None,
-        client_thresholds: str = "exact",
+        client_thresholds: Literal["exact", "binned"] = "exact",
         negatives: str = ALL,
-        seed: int = 0,
+        seed: Seed = 0,
     ):
-        check_choice(
-            "config.evaluation.client_thresholds",
-            client_thresholds,
-            CLIENT_VERIFICATIONS,
-        )
-        check_choice("config.evaluation.negatives", negatives, NEGATIVES)
-        check_ranges(
-            "config.evaluation.", {"batch_size": batch_size}, {"batch_size": AT_ONCE}
-        )
         verify = CLIENT_VERIFICATIONS[client_thresholds]
         self._verify = functools.partial(verify, negatives=negatives)
         self._negatives = negatives

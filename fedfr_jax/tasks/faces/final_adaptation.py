@@ -9,6 +9,7 @@ global network with the embeddings that the client had after the last round.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -21,7 +22,8 @@ from fedfr_jax.losses.distillation import (
 )
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import BelowOne, NonNegative, Positive, Share
+from fedfr_jax.schema import checked
 from fedfr_jax.tasks.faces.frozen_features import frozen_features
 from fedfr_jax.tasks.faces.loss import build_rule, face_loss
 from fedfr_jax.types import Algorithm, LocalTraining, Model
@@ -30,23 +32,23 @@ DISTILLATIONS = {
     "distill": knowledge_distillation_over_elements,
     "distill_classes": knowledge_distillation,
 }
-KINDS = ("finetune", "angular", *DISTILLATIONS)
 
 
+@checked
 def build_face_adaptation(
     algorithm: Algorithm,
     model: Model,
     *,
-    kind: str = "finetune",
-    learning_rate: float = 1e-3,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
+    kind: Literal["finetune", "angular", "distill", "distill_classes"] = "finetune",
+    learning_rate: NonNegative = 1e-3,
+    momentum: BelowOne = 0.9,
+    weight_decay: NonNegative = 5e-4,
     margin_loss: str = "cosface",
-    scale: float = 30.0,
-    margin: float = 0.4,
-    alpha: float = 0.95,
-    temperature: float = 6.0,
-    weight: float = 9.0,
+    scale: Positive = 30.0,
+    margin: NonNegative = 0.4,
+    alpha: Share = 0.95,
+    temperature: Positive = 6.0,
+    weight: NonNegative = 9.0,
 ) -> Algorithm:
     """The round that follows the last of `algorithm`, a `fedfr(...)` without branch.
 
@@ -59,9 +61,8 @@ def build_face_adaptation(
       weight: of the angular term; 9 is BigFace's.
 
     Raises:
-      ValueError: for an unknown kind, or a margin loss that keeps or learns numbers.
+      ValueError: for a margin loss that keeps or learns numbers.
     """
-    check_choice("adaptation.kind", kind, KINDS)
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
     rule = build_rule(margin_loss, scale, margin, None)

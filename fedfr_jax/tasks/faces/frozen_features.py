@@ -23,7 +23,7 @@ mean features of its classes stand for them, as the embeddings stay with the cli
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedfr import backbone_of
 from fedfr_jax.federated.client import cohort_rows
 from fedfr_jax.federated.inference import build_embed, build_over_cohort, embed_views
-from fedfr_jax.schema import check_choice
+from fedfr_jax.ranges import Cosine, Whole
 from fedfr_jax.types import Batch, Client, Prepared, PyTree, RoundContext
 
 
@@ -185,16 +185,15 @@ def class_mean_start(embed: Callable) -> Callable:
     return begin
 
 
-LEVELS = ("image", "class")
 BLOCK_SCORES = 2**23  # similarities held at once, per device
 
 
 def prepare_features(
     embed: Callable,
     *,
-    threshold: float | None,
-    capacity: int = 0,
-    level: str = "image",
+    threshold: Cosine | None,
+    capacity: Whole = 0,
+    level: Literal["image", "class"] = "image",
 ) -> Callable:
     """An `Algorithm.prepare`: frozen features and hard negatives of a cohort.
 
@@ -208,7 +207,6 @@ def prepare_features(
     Raises:
       ValueError: for an unknown level.
     """
-    check_choice("hard_negative_level", level, LEVELS)
 
     @cache  # compiled once for each feed and mesh
     def functions(feed, mesh):

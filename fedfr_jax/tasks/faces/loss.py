@@ -24,9 +24,9 @@ negatives (bce, uniface) or left out (cosface), or the public classes too (cosfa
 which of the latter two is the paper's CosFace branch is not published.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,9 @@ from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
 from fedfr_jax.losses.margin_losses import uniface
 from fedfr_jax.losses.masked_means import masked_mean, masked_part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
-from fedfr_jax.schema import check_choice, check_keys
-from fedfr_jax.tasks.faces.option_ranges import check_numbers
+from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
+from fedfr_jax.schema import check_choice, check_keys, check_settings, checked
+from fedfr_jax.tasks.options import keywords
 from fedfr_jax.types import Model, PyTree
 
 NUMBERS = "margin_loss"  # no block of a network has this name
@@ -105,7 +106,7 @@ def learned(margin: Margin | None, num_classes: int) -> PyTree:
 
 
 LIKE_FIRST = ("cosface", "cosface_all")  # which have the first term's margin
-BRANCHES = ("bce", *LIKE_FIRST, "uniface")
+Branch = Literal["bce", "cosface", "cosface_all", "uniface"]
 
 
 def compute_branch_values(
@@ -114,7 +115,7 @@ def compute_branch_values(
     """(customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
 
     Args:
-      branch: one of BRANCHES, or None, which has no values.
+      branch: a Branch, or None, which has no values.
       options: keywords of the branch's loss.
       margin_loss, first: the name of the first term's margin, and its keywords.
 
@@ -124,10 +125,8 @@ def compute_branch_values(
     options = {} if options is None else options
     loss = {"bce": binary_branch, "uniface": uniface}.get(branch)
     loss = LOSSES.get(margin_loss) if branch in LIKE_FIRST else loss
-    parameters = inspect.signature(loss).parameters.values() if loss else ()
-    known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
-    check_keys("branch_options", options, known)
-    check_numbers("branch_options.", options)
+    kinds = {k: x.annotation for k, x in keywords(loss).items()} if loss else {}
+    options = check_settings("branch_options", options, kinds)
     if branch is None:
         return None
     if branch == "bce":
@@ -174,7 +173,6 @@ def build_branch_loss(
 
 
 HINGE = "class_hinge"  # beside the names of LOSSES
-REWEIGHTS = ("corrected", "official")
 
 
 def init_local(
@@ -267,23 +265,24 @@ def backbone_of(variables: PyTree) -> PyTree:
     return {**own, "params": variables["params"]["backbone"]}
 
 
+@checked
 def face_loss(
     model: Model,
     *,
     margin_loss: str = "cosface",
-    scale: float = 30.0,
-    margin: float = 0.4,
+    scale: Positive = 30.0,
+    margin: NonNegative = 0.4,
     margin_options: Mapping | None = None,
-    contrastive_weight: float = 0.0,
-    contrastive_temperature: float = 0.5,
-    branch: str | None = None,
-    branch_weight: float = 10.0,
+    contrastive_weight: NonNegative = 0.0,
+    contrastive_temperature: Positive = 0.5,
+    branch: Branch | None = None,
+    branch_weight: NonNegative = 10.0,
     branch_options: Mapping | None = None,
-    converter: str = "linear",
+    converter: Literal["linear", "bottleneck"] = "linear",
     detach_branch: bool = False,
-    branch_reweighting: str | None = None,
-    num_clients: int = 0,
-    interclass_filtering_threshold: float | None = None,
+    branch_reweighting: Literal["corrected", "official"] | None = None,
+    num_clients: Whole = 0,
+    interclass_filtering_threshold: Cosine | None = None,
 ) -> Callable:
     """Loss of `LocalTraining` over params {"backbone", "phi", "head", "branch",
     "margin"}.
@@ -314,10 +313,10 @@ def face_loss(
         label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
-      ValueError: for an unknown margin loss, branch, converter, reweight or option of
-        the branch, an option out of range, or a reweight without clients.
+      ValueError: for an unknown margin loss or option of the branch, one out of range,
+        or a reweighting without clients.
     """
-    _check_choices(margin_loss, branch, converter, branch_reweighting, num_clients)
+    _check_names(margin_loss, branch_reweighting, num_clients)
     rule = build_rule(margin_loss, scale, margin, margin_options)
     _check_rule(rule, margin_loss, branch, branch_reweighting)
     first = {"scale": scale, "margin": margin, **(margin_options or {})}
@@ -429,11 +428,8 @@ def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, use)
 
 
-def _check_choices(margin_loss, branch, converter, branch_reweighting, num_clients):
+def _check_names(margin_loss, branch_reweighting, num_clients):
     check_choice("margin_loss", margin_loss, (*LOSSES, HINGE))
-    check_choice("branch", branch, (None, *BRANCHES))
-    check_choice("converter", converter, CONVERTERS)
-    check_choice("branch_reweighting", branch_reweighting, (None, *REWEIGHTS))
     if branch_reweighting and num_clients < 1:
         raise ValueError(
             f"num_clients must be at least 1 with branch_reweighting, got "

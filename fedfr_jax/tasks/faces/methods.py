@@ -10,10 +10,9 @@ training `share=False`; `adaptation` appends the adaptation of Yu et al. to a me
 without a branch.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,8 @@ from fedfr_jax.federated.parameter_packing import (
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
-from fedfr_jax.schema import call, check_choice, check_keys, naming
+from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
+from fedfr_jax.schema import call, check_choice, check_settings, kinds_of, naming
 from fedfr_jax.tasks.faces.distillation import Distill, open_distill, with_distillation
 from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.frozen_features import (
@@ -40,6 +40,7 @@ from fedfr_jax.tasks.faces.frozen_features import (
     prepare_features,
 )
 from fedfr_jax.tasks.faces.loss import (
+    Branch,
     backbone_of,
     build_rule,
     classifier,
@@ -52,7 +53,6 @@ from fedfr_jax.tasks.faces.loss import (
     with_margin_state,
     with_start,
 )
-from fedfr_jax.tasks.faces.option_ranges import check_numbers
 from fedfr_jax.tasks.options import algorithm_of, keywords
 from fedfr_jax.tasks.trainers import MethodContext, federated_trainer
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
@@ -78,24 +78,26 @@ class FaceTerms(NamedTuple):
     """
 
     margin_loss: str = "cosface"  # this and the next three: see `face_loss`
-    scale: float = 30.0
-    margin: float = 0.4
+    scale: Positive = 30.0
+    margin: NonNegative = 0.4
     margin_options: Mapping | None = None
     use_public_data: bool = True  # train on the public classes too, with hard negatives
-    hard_negative_threshold: float | None = (
+    hard_negative_threshold: Cosine | None = (
         0.4  # cosine above which they are hard; None: none is
     )
-    max_hard_negatives: int = 0  # of a client; 0 has no limit
-    hard_negative_level: str = "image"  # by image, or by class with all its images
-    contrastive_weight: float = 5.0  # this and the next seven: see `face_loss`
-    contrastive_temperature: float = 0.5
-    branch: str | None = "bce"
-    branch_weight: float = 10.0
+    max_hard_negatives: Whole = 0  # of a client; 0 has no limit
+    hard_negative_level: Literal["image", "class"] = (
+        "image"  # by image, or by class with all its images
+    )
+    contrastive_weight: NonNegative = 5.0  # this and the next seven: see `face_loss`
+    contrastive_temperature: Positive = 0.5
+    branch: Branch | None = "bce"
+    branch_weight: NonNegative = 10.0
     branch_options: Mapping | None = None
-    converter: str = "linear"
+    converter: Literal["linear", "bottleneck"] = "linear"
     detach_branch: bool = False
-    branch_reweighting: str | None = None
-    initial_previous_model: str = (
+    branch_reweighting: Literal["corrected", "official"] | None = None
+    initial_previous_model: Literal["global", "random"] = (
         "global"  # or random, the previous network of a new client
     )
     # Start all class embeddings from mean features of the pretrained network, not from
@@ -104,7 +106,7 @@ class FaceTerms(NamedTuple):
     # Cosine above which the server pushes the classes of a cohort's clients apart after
     # a round; None does not. Its options are `steps`, `learning_rate`, `momentum` and
     # `weight_decay` of `spread`.
-    spreadout: float | None = None
+    spreadout: Cosine | None = None
     spreadout_options: Mapping | None = None
     # `epochs` of a last round, and the keywords of `build_face_adaptation`; None for
     # none.
@@ -208,7 +210,6 @@ def face_method(
     given = {key: options.pop(key) for key in known if key in options}
     with naming(f"config.{section}"):
         terms = call(section, FaceTerms, {**unset, **given})
-        check_numbers("", terms._asdict())
         _check_exclusions(terms, options)
         rule = build_rule(
             terms.margin_loss, terms.scale, terms.margin, terms.margin_options
@@ -360,9 +361,6 @@ def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
     """Raise ValueError for options that exclude each other."""
     share, how = options.get("share", True), options.get("batch_stats", "average")
     is_random = terms.initial_previous_model == "random"
-    check_choice(
-        "initial_previous_model", terms.initial_previous_model, ("global", "random")
-    )
     if not share and is_random:
         raise ValueError(
             "initial_previous_model must be global with share=False, got random."
@@ -393,10 +391,10 @@ def spread_apart(margin: float | None, options: Mapping | None) -> Callable | No
         without a margin.
     """
     options = {} if options is None else options
-    known = set() if margin is None else set(inspect.signature(spread).parameters)
-    known -= {"weights", "margin", "class_mask"}
-    check_keys("spreadout_options", options, known)
-    check_numbers("spreadout_options.", options)
+    kinds = {} if margin is None else kinds_of(spread)
+    passed = ("weights", "margin", "class_mask")
+    kinds = {name: kind for name, kind in kinds.items() if name not in passed}
+    options = check_settings("spreadout_options", options, kinds)
     if margin is None:
         return None
     return lambda heads, **mask: spread(heads, margin=margin, **options, **mask)[0]
@@ -412,10 +410,9 @@ def last_round(
       ValueError: for a setting that `build_face_adaptation` does not have, or one out
       of range.
     """
-    known = {"epochs", *inspect.signature(build_face_adaptation).parameters}
-    check_keys("adaptation", settings, known - {"algorithm", "model"})
-    settings = {"epochs": 5, **settings}
-    check_numbers("adaptation.", settings)
+    kinds = {**kinds_of(build_face_adaptation), "epochs": Whole}
+    kinds = {k: x for k, x in kinds.items() if k not in ("algorithm", "model")}
+    settings = {"epochs": 5, **check_settings("adaptation", settings, kinds)}
     epochs = settings.pop("epochs")
     around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
     algorithm = federated_trainer(section, options, of, around).algorithm

@@ -18,12 +18,12 @@ such as FedProx's proximal term, so that rows differ in what they hand to the cl
 alone.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import Interval, MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -32,8 +32,6 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, place_examples, stream
 from fedfr_jax.evaluation.rerank import check_reranking, k_reciprocal_rerank
 from fedfr_jax.evaluation.retrieval import (
-    AVERAGE_PRECISIONS,
-    DIVISORS,
     IdentityLabels,
     cosines,
     count_matches,
@@ -45,7 +43,8 @@ from fedfr_jax.evaluation.retrieval import (
 from fedfr_jax.evaluation.score_tiles import unit_length
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.simulation import build_simulation
-from fedfr_jax.schema import AT_ONCE, call, check_choice, check_ranges
+from fedfr_jax.ranges import BatchSize, Count, Whole
+from fedfr_jax.schema import call
 from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
 from fedfr_jax.tasks.options import keywords, local_of
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
@@ -66,41 +65,27 @@ from fedfr_jax.types import (
 class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation; the defaults are what most papers report."""
 
-    batch_size: int = 64  # test images at once on a device
+    batch_size: BatchSize = 64  # test images at once on a device
     flip_test: bool = True  # features are sums with those of mirror images
-    ranks: tuple[int, ...] = (1, 5, 10)
-    average_precision: str = "standard"  # or "official", see retrieval.py
-    average_over: str = (
+    ranks: Annotated[tuple[Count, ...], MinLen(1)] = (1, 5, 10)
+    average_precision: Literal["standard", "official"] = (
+        "standard"  # or "official", see retrieval.py
+    )
+    average_over: Literal["valid", "all"] = (
         "valid"  # means over queries with a match; "all": FedReID's code
     )
     single_digit_camera: bool = False  # FedReID's bug: camera 15 is taken for camera 1
-    single_gallery_shot_trials: int = (
+    single_gallery_shot_trials: Annotated[int, Interval(ge=0, le=10**4)] = (
         0  # galleries of one image of each person for CMC; 0: the whole
     )
     rerank: bool | Mapping = False  # or settings of rerank.py: {"k1", "k2", "weight"}
-    num_visualized: int = (
+    num_visualized: Annotated[int, Interval(ge=0, le=100)] = (
         8  # queries on the page that is drawn in the end; 0 draws none
     )
     personalized_every_evaluation: bool = False  # a test per client, or only in the end
     local_training: Mapping | None = (
         None  # clients train before a test, see local_models.py
     )
-
-
-def build_evaluation(settings: Mapping) -> EvaluationConfig:
-    """config.evaluation, checked."""
-    evaluating = call("evaluation", EvaluationConfig, settings)
-    bounds = {"batch_size": AT_ONCE, "ranks": (1, math.inf)}
-    bounds |= {"single_gallery_shot_trials": (0, 10**4), "num_visualized": (0, 100)}
-    check_ranges("config.evaluation.", evaluating._asdict(), bounds)
-    if not evaluating.ranks:
-        raise ValueError("config.evaluation.ranks must have a rank, got ().")
-    for key, known in (
-        ("average_precision", AVERAGE_PRECISIONS),
-        ("average_over", DIVISORS),
-    ):
-        check_choice(f"config.evaluation.{key}", evaluating._asdict()[key], known)
-    return evaluating
 
 
 class EvaluationSet(NamedTuple):
@@ -296,7 +281,11 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
     return Evaluation(metrics, per_client)
 
 
-PERSONAL = ("epochs", "identities_per_batch")
+class LocalTrainingConfig(NamedTuple):
+    """Keys of config.evaluation.local_training, beside those of `local_of` and loss."""
+
+    epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
+    identities_per_batch: Whole = 0  # 0: batches as they come
 
 
 def build_client_training(
@@ -317,14 +306,10 @@ def build_client_training(
             f"config.{section} must be left out in a run of several processes, got "
             f"{dict(settings)}."
         )
-    settings = {"epochs": 1, "identities_per_batch": 0, **settings}
-    epochs, identities = (settings.pop(key) for key in PERSONAL)
-    numbers = {"epochs": epochs, "identities_per_batch": identities}
-    check_ranges(
-        f"config.{section}.",
-        numbers,
-        {"epochs": (1, 1e6), "identities_per_batch": (0, math.inf)},
-    )
+    settings = dict(settings)
+    names = [k for k in LocalTrainingConfig._fields if k in settings]
+    own = {k: settings.pop(k) for k in names}
+    epochs, identities = call(section, LocalTrainingConfig, own)
     of_loss = {k: settings.pop(k) for k in keywords(reid_loss) if k in settings}
     loss = call(section, reid_loss, of_loss, model)
     local = call(section, local_of, settings, loss)

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.host_batches import with_host_batches
-from fedfr_jax.schema import check_ranges
 from fedfr_jax.tasks.reid.data import ReidSplit
 from fedfr_jax.types import Algorithm
 
@@ -73,8 +72,8 @@ def check_identities(
     Args:
       what: whose `labels` [n] they are, such as "client 3".
     """
-    numbers = {"identities": identities, "images": images}
-    check_ranges("", numbers, {"identities": (2, np.inf), "images": (1, np.inf)})
+    if identities < 2:
+        raise ValueError(f"identities_per_batch must be at least 2, got {identities}.")
     number = len(np.unique(labels))
     if number < identities:
         raise ValueError(

@@ -1,26 +1,29 @@
 """Re-identification loss of a client: identity and triplet terms."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 
-from fedfr_jax.losses.label_smoothing import SMOOTHING_OVER, smoothed_cross_entropy
+from fedfr_jax.losses.label_smoothing import smoothed_cross_entropy
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.losses.triplet import METRICS, MININGS, triplet
-from fedfr_jax.schema import check_choice, check_ranges
+from fedfr_jax.losses.triplet import triplet
+from fedfr_jax.ranges import BelowOne, NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
+@checked
 def reid_loss(
     model: Model,
     *,
-    identity_weight: float = 1.0,
-    label_smoothing: float = 0.0,
-    smoothing_over: str = "all",
-    triplet_weight: float = 0.0,
-    triplet_mining: str = "hard",
-    triplet_metric: str = "euclid",
-    triplet_margin: float | None = 0.3,
+    identity_weight: NonNegative = 1.0,
+    label_smoothing: BelowOne = 0.0,
+    smoothing_over: Literal["all", "others"] = "all",
+    triplet_weight: NonNegative = 0.0,
+    triplet_mining: Literal["hard", "weighted"] = "hard",
+    triplet_metric: Literal["euclid", "cosine"] = "euclid",
+    triplet_margin: NonNegative | None = 0.3,
 ) -> Callable:
     """Loss of `LocalTraining`: cross entropy over a client's own identities, and
     triplets.
@@ -41,23 +44,12 @@ def reid_loss(
       "accuracy", perhaps "triplet_loss"})).
 
     Raises:
-      ValueError: for an unknown word, or a number out of its range.
+      ValueError: for two weights of 0.
     """
-    numbers = {"identity_weight": identity_weight, "triplet_weight": triplet_weight}
-    if triplet_margin is not None:
-        numbers["triplet_margin"] = triplet_margin
-    check_ranges("", numbers, dict.fromkeys(numbers, (0, float("inf"))))
-    check_ranges("", {"label_smoothing": label_smoothing}, {"label_smoothing": (0, 1)})
     if not identity_weight and not triplet_weight:
         raise ValueError(
             "identity_weight or triplet_weight must be above 0, got 0 for both."
         )
-    for name, value, known in (
-        ("smoothing_over", smoothing_over, SMOOTHING_OVER),
-        ("triplet_mining", triplet_mining, MININGS),
-        ("triplet_metric", triplet_metric, METRICS),
-    ):
-        check_choice(name, value, known)
 
     def identity(logits, batch):
         number = jnp.arange(logits.shape[1], dtype=jnp.int32)

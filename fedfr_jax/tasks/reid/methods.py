@@ -18,6 +18,7 @@ from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
+from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.data import by_conv_implementation
 from fedfr_jax.tasks.model import build_network, with_name
@@ -37,7 +38,7 @@ from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, 
 class Batches(NamedTuple):
     """Keys of a row beside those of its loss."""
 
-    identities_per_batch: int = (
+    identities_per_batch: Whole = (
         0  # P of batches of P identities with as many images each
     )
 

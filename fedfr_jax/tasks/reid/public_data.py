@@ -7,14 +7,16 @@ kept back, or a source of its own. Their labels are never looked at.
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.sources import keep_rows, stored
 from fedfr_jax.federated.algorithms.public_data import PublicImages
-from fedfr_jax.schema import AT_ONCE, call, check_ranges
+from fedfr_jax.ranges import Seed, Whole
+from fedfr_jax.schema import call
 from fedfr_jax.tasks.data import open_data
 from fedfr_jax.tasks.reid.data import check_source
 from fedfr_jax.types import TRAIN, Source
@@ -23,11 +25,13 @@ from fedfr_jax.types import TRAIN, Source
 class PublicDataConfig(NamedTuple):
     """Keys of config.partition.public, of which `fraction` or `source` is given."""
 
-    fraction: float = 0.0  # of the people to train on, who are taken from the clients
+    fraction: Annotated[float, Interval(ge=0, le=0.9)] = (
+        0.0  # of the people to train on, who are taken from the clients
+    )
     source: Mapping = MappingProxyType({})  # as config.data: all of its images
-    max_images: int = 0  # images at most, drawn at random; 0 takes all
-    batch_size: int = 32
-    seed: int = 0
+    max_images: Whole = 0  # images at most, drawn at random; 0 takes all
+    batch_size: Annotated[int, Interval(ge=2, le=2**16)] = 32
+    seed: Seed = 0
 
 
 def build_public_data(
@@ -46,12 +50,6 @@ def build_public_data(
     if not settings:
         return source, None
     public = call("partition.public", PublicDataConfig, settings)
-    bounds = {
-        "fraction": (0, 0.9),
-        "max_images": (0, math.inf),
-        "batch_size": (2, AT_ONCE[1]),
-    }
-    check_ranges("config.partition.public.", public._asdict(), bounds)
     if bool(public.fraction) == bool(public.source):
         raise ValueError(
             "config.partition.public must have a fraction or a source, got "

@@ -34,7 +34,6 @@ from fedfr_jax.tasks.reid.evaluator import (
     EvaluationSet,
     ReidEvaluator,
     build_client_training,
-    build_evaluation,
     build_evaluation_set,
     cache_first_call,
     local_models,
@@ -68,7 +67,7 @@ def reid(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
-    evaluating = build_evaluation(settings["evaluation"])
+    evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})
     source, shared = build_public_data(public, open_data(settings["data"]))

@@ -8,14 +8,16 @@ import optax
 
 from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import check_ranges
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
+@checked
 def pixel_cross_entropy(
     model: Model,
     *,
-    class_weights: tuple[float, ...] = (),
+    class_weights: tuple[NonNegative, ...] = (),
     loss: str | Mapping = "",
 ) -> Callable:
     """Loss of `LocalTraining`: the mean over all pixels of a class of the valid
@@ -36,12 +38,10 @@ def pixel_cross_entropy(
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: for weights that are not one per class, negative, or all 0, or an
-        unfit loss.
+      ValueError: for weights that are not one per class, or all 0, or an unfit loss.
     """
     num_classes = model.embedding_dim
     weights = class_weights or (1.0,) * num_classes
-    check_ranges("", {"class_weights": weights}, {"class_weights": (0, jnp.inf)})
     if len(weights) != num_classes or not any(weights):
         raise ValueError(
             f"class_weights must be one for each of {num_classes} classes, not all 0, "

@@ -1,9 +1,10 @@
 """Stages of a segmentation config."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from jax.sharding import Mesh
 
 from fedfr_jax.data.batching import Batching
@@ -12,7 +13,8 @@ from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
-from fedfr_jax.schema import AT_ONCE, call, check_ranges
+from fedfr_jax.ranges import BatchSize, Share
+from fedfr_jax.schema import call
 from fedfr_jax.tasks.data import (
     build_batching,
     build_dataset,
@@ -52,15 +54,17 @@ from fedfr_jax.types import (
     Task,
 )
 
+Visualized = Annotated[int, Interval(ge=0, le=100)]  # images
+
 
 class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
-    batch_size: int = 16  # test images at once on a device
-    num_visualized: int = (
+    batch_size: BatchSize = 16  # test images at once on a device
+    num_visualized: Visualized = (
         4  # test images that are drawn when a row has ended; 0 draws none
     )
-    target_miou: float | None = None  # the table names the first round that has it
+    target_miou: Share | None = None  # the table names the first round that has it
     # AMM of the one network's features of `most` test pixels; with a `reference`, the
     # work folder of a run such as a central one, MMD to its last row's network.
     representation: Mapping | None = None
@@ -77,7 +81,7 @@ def segmentation(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
-    evaluating = build_evaluation(settings["evaluation"])
+    evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
     source = check_masks(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
@@ -110,16 +114,6 @@ def segmentation(settings: Mapping) -> Experiment:
         seed=settings["seed"],
         with_hyperparameters=remake_of(settings["methods"], of),
     )
-
-
-def build_evaluation(settings: Mapping) -> EvaluationConfig:
-    """config.evaluation, checked."""
-    evaluating = call("evaluation", EvaluationConfig, settings)
-    bounds = {"batch_size": AT_ONCE, "num_visualized": (0, 100)}
-    if evaluating.target_miou is not None:
-        bounds["target_miou"] = (0, 1)
-    check_ranges("config.evaluation.", evaluating._asdict(), bounds)
-    return evaluating
 
 
 def check_masks(source: Source, settings: Mapping) -> Source:

@@ -159,7 +159,7 @@ BANDED = Strategy("banded", 64, 8, True, None, lambda played: 1.0)
 WRONG = {
     "privacy.delta .* at most 1 / N = 0.01": {"delta": 0.02},
     "privacy.delta must be positive": {"delta": 0.0},
-    "sampling must be one of": {"sampling": Sampling("Poisson")},
+    "sampling.name must be one of": {"sampling": Sampling("Poisson")},
     "sampling.capacity must be at least the cohort_size of 10": {
         "sampling": Sampling("poisson", capacity=9)
     },
@@ -179,5 +179,5 @@ def test_what_is_not_accounted_for_is_refused(message):
 
 
 def test_epsilon_must_be_positive_to_calibrate():
-    with pytest.raises(ValueError, match="privacy.epsilon must be positive, got 0"):
+    with pytest.raises(ValueError, match="epsilon must be positive, got 0"):
         calibrate_noise(Mechanism(100, 10, 1.0, 1e-3), epsilon=0, rounds=1)

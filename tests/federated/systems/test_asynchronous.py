@@ -180,15 +180,17 @@ def test_a_buffer_of_the_paper_s_weights_is_the_golden_one():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ff.fedbuff(concurrency=0), "asynchronous.concurrency must be at least 1"),
-        (ff.fedbuff(concurrency=9, buffer_size=2), "at most 10, the number of clients"),
-        (ff.fedasync(concurrency=2, mixing=0.0), r"mixing must lie in \(0, 1\], got 0"),
-        (ff.fedbuff(concurrency=2, max_staleness=-1), "max_staleness must be at least"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": 9, "buffer_size": 2}, "at most 10, the number of clients"),
+        ({"concurrency": 2, "mixing": 0.0}, r"mixing must lie in \(0, 1\], got 0"),
+        ({"concurrency": 2, "max_staleness": -1}, "max_staleness must be at least"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
+    factory = ff.fedasync if "mixing" in settings else ff.fedbuff
     with pytest.raises(ValueError, match=message):
-        check_systems(Systems(profiles=PROFILES, asynchronous=settings), 10, 2)
+        systems = Systems(profiles=PROFILES, asynchronous=factory(**settings))
+        check_systems(systems, 10, 2)
 
 
 def test_what_an_asynchronous_run_cannot_have_is_refused():

@@ -19,6 +19,7 @@ from fedfr_jax.federated.systems.stragglers import (
     client_epochs,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.schema import call
 from fedfr_jax.types import Cohort
 from tests.federated.toys import SIZES, fedavg_toy, feed, problem
 
@@ -121,5 +122,5 @@ def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
     ],
 )
 def test_what_cannot_be_played_is_refused(settings, message):
-    with pytest.raises(ValueError, match=f"config.federation: .*{message}"):
-        check_federation(Federation(**settings), num_clients=10)
+    with pytest.raises(ValueError, match=f"config.federation.*{message}"):
+        check_federation(call("federation", Federation, settings), num_clients=10)

@@ -332,5 +332,5 @@ def test_a_model_of_the_config_may_have_a_projection(quarters):
     kernel = trainer.init_variables(None)["params"]["classifier"]["kernel"]
     assert kernel.shape == (3, 4)
     model["projection"] = 0
-    with pytest.raises(ValueError, match="^config.model: projection must be at least"):
+    with pytest.raises(ValueError, match="^config.model.projection must lie in"):
         build(config(quarters, model=model))

@@ -492,12 +492,12 @@ ROWS = [
         "frozen: path pattern must match a leaf.*got 'nosuch'",
     ),
     ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
-    ({"kind": "central", "batch_size": 129}, r"batch_size must lie in \[1, 128\]"),
+    ({"kind": "central", "batch_size": 129}, r"batch_size must be at most 128"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
     ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
     (
         {**RATE, "personal": "classifier", "personal_epochs": -1},
-        "personal_epochs must be a whole number of at least 1, got -1",
+        "personal_epochs must be at least 0, got -1",
     ),
     (
         {**RATE, "personal": "fc", "personal_epochs": 1, "algorithm": "scaffold"},
@@ -547,7 +547,7 @@ SECTIONS = [
         "model.embedding_dim must be the 4 classes of the data, got 7",
     ),
     ({"evaluation": {"fars": 1}}, r"evaluation must have keys of .*batch_size"),
-    ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must lie in \[0, 4"),
+    ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must be at most 4"),
     ({"federation": {"augment": ("blur",)}}, r"augment\[\d\].name must be one of"),
     (
         {"model": {"name": "resnett"}},
@@ -567,7 +567,7 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"finetune": {"epochs": 0, **RATE}}},
-        "evaluation.finetune.epochs must be a whole number of at least 1, got 0",
+        "evaluation.finetune.epochs must be at least 1, got 0",
     ),
     (
         {"evaluation": {"finetune": {"trainable": "conv", **RATE}}},

@@ -90,7 +90,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         (
             "evaluation",
             {"representation": {"max_images": 2.5}},
-            "representation.max_images must be a whole number of at least 2, got 2.5",
+            "representation.max_images must be a whole number, got 2.5",
         ),
         (
             "methods",

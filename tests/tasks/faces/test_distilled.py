@@ -301,7 +301,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="teacher or cache must be given"):
         d.distill(student)
     with pytest.raises(
-        ValueError, match="config.pretrain.distill: teacher_input must be one"
+        ValueError, match="config.pretrain.distill.teacher_input must be one"
     ):
         d.open_distill("pretrain", {"cache": "x", "teacher_input": "masks"}, student)
 

@@ -8,6 +8,7 @@ from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.schema import call
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -128,15 +129,18 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
         ({"sharding": ("kernel",)}, r"sharding must have \(pattern, rule\) pairs"),
         (
             {"sync_batch_norm": "global"},
-            "sync_batch_norm must be False, True or a divisor of",
+            "sync_batch_norm must be true or false or a whole number",
         ),
-        ({"reduce_dtype": "float16"}, "reduce_dtype must be one of .None, 'bfloat16'"),
+        (
+            {"reduce_dtype": "float16"},
+            "reduce_dtype must be one of .'bfloat16'. or none",
+        ),
         ({"optimizer": "larc"}, "optimizer must be one of .'adam', 'adam_coupled', "),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(wrong, says):
-    settings = Training(**{**SETTINGS, **wrong})
     with pytest.raises(ValueError, match=f"config.pretrain.*{says}"):
+        settings = call("pretrain", Training, {**SETTINGS, **wrong})
         check_training(settings, "pretrain", 100, make_mesh(4))
 
 

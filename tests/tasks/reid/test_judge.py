@@ -14,10 +14,11 @@ from fedfr_jax.evaluation.retrieval import (
     summary,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.schema import call
 from fedfr_jax.tasks.reid.data import build_split
 from fedfr_jax.tasks.reid.evaluator import (
+    EvaluationConfig,
     ReidEvaluator,
-    build_evaluation,
     build_evaluation_set,
 )
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, TrainedModels
@@ -27,7 +28,7 @@ BY_CAMERA, BY_DATASET = {"name": "by_camera"}, {"name": "by_dataset"}
 
 
 def judge_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
-    evaluating = build_evaluation({"batch_size": 4, **options})
+    evaluating = call("evaluation", EvaluationConfig, {"batch_size": 4, **options})
     images = build_evaluation_set(source, build_split(settings, source), memory)
     return ReidEvaluator(images, make_mesh(devices), evaluating, plain=identity())
 
@@ -155,7 +156,7 @@ def test_settings_reach_the_protocol():
         ),
         ({"rank": 1}, "config.evaluation must have keys of .*did you mean ranks"),
         ({"ranks": (0,)}, "config.evaluation.ranks must be at least 1"),
-        ({"ranks": ()}, r"config.evaluation.ranks must have a rank, got \(\)"),
+        ({"ranks": ()}, r"config.evaluation.ranks must have an entry, got \(\)"),
         ({"rerank": {"k3": 1}}, "config.evaluation.rerank must have keys of"),
         ({"rerank": {"k1": 99}}, "config.evaluation.rerank: .*18 .the images.*k1 = 99"),
     ],

@@ -9,8 +9,8 @@ from fedfr_jax.evaluation.retrieval import IdentityLabels
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.reid.data import build_split
 from fedfr_jax.tasks.reid.evaluator import (
+    EvaluationConfig,
     ReidEvaluator,
-    build_evaluation,
     build_evaluation_set,
 )
 from fedfr_jax.tasks.reid.retrieval_page import (
@@ -42,7 +42,7 @@ def test_a_page_frames_right_and_wrong(has_one, memory):
     judged = build_evaluation_set(
         source, build_split({"name": "by_camera"}, source), memory
     )
-    judge = ReidEvaluator(judged, make_mesh(1), build_evaluation({}), plain=identity())
+    judge = ReidEvaluator(judged, make_mesh(1), EvaluationConfig(), plain=identity())
     person = lambda x: (x[:, 0, 0, :1] + x[:, 0, -1, :1]).astype(jnp.float32) / 20
     embed = lambda _, x: jnp.concatenate([jnp.cos(person(x)), jnp.sin(person(x))], 1)
     one = jnp.int32(0) if has_one else None

@@ -294,7 +294,7 @@ def test_moon_trains_with_its_term(tmp_path):
         *[
             (
                 {"methods": {"x": {**RATE, "triplet_margin": value}}},
-                "^config.methods.x: triplet_margin must be (at least 0|below 2)",
+                "^config.methods.x.triplet_margin must be (at least 0|below 2)",
             )
             for value in (-1, 1e300)
         ],
@@ -305,7 +305,7 @@ def test_moon_trains_with_its_term(tmp_path):
                     "public": {"fraction": 0.5, "seed": -1},
                 }
             },
-            r"^config.partition.public.seed must be a whole number in \[0, 2..32\)",
+            r"^config.partition.public.seed must lie in \[0, 2..32\)",
         ),
     ],
 )

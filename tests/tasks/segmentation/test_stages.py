@@ -280,7 +280,7 @@ def test_facts_and_targets_are_of_images_and_of_pixels(config):
 ROWS = [
     ({**RATE, "kind": "centralized"}, "kind must be one of .'federated', 'central'."),
     ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
-    ({"kind": "central", "batch_size": 23}, r"batch_size must lie in \[1, 22\]"),
+    ({"kind": "central", "batch_size": 23}, r"batch_size must be at most 22"),
     ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),
     ({**RATE, "personal": "fc"}, "path pattern must match a leaf.*got 'fc'"),
     ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
@@ -290,7 +290,7 @@ ROWS = [
     ({**RATE, "class_weights": (1, -1, 1)}, "class_weights must be at least 0"),
     ({"kind": "central", "class_weights": (0, 0, 0)}, "class_weights must .*not all 0"),
     ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
-    ({**RATE, "local_epochs": ()}, "local_epochs must be a number, or one per round"),
+    ({**RATE, "local_epochs": ()}, "local_epochs must have an entry"),
     ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
     ({**RATE, "personal": {}}, "personal must have one key of"),
 ]
@@ -304,8 +304,8 @@ def test_a_wrong_row_is_refused_by_its_name(config, row, rule):
 
 
 SECTIONS = [
-    ({"partition": {"alpha": 0.0}}, "partition: alpha must be positive.*got 0.0"),
-    ({"partition": {"alpha": -1.0}}, "partition: alpha must be positive.*got -1.0"),
+    ({"partition": {"alpha": 0.0}}, "partition.alpha must be positive.*got 0.0"),
+    ({"partition": {"alpha": -1.0}}, "partition.alpha must be positive.*got -1.0"),
     ({"partition": {"name": "iid"}}, "partition must have keys of.*'alpha'"),
     ({"model": {"num_classes": 7}}, r"model must .*\(12, 16, 3\), got \(12, 16, 7\)"),
     ({"model": {"encoder": {"name": "vgg"}}}, "model.encoder.name must be one of"),
@@ -320,7 +320,7 @@ SECTIONS = [
     ),
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
-    ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must lie in \[0, 3"),
+    ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must be at most 3"),
     ({"data": {"classes": ["red", "green"]}}, r"classes 0 to 1 or void \[255\], got 2"),
 ]
 

@@ -25,9 +25,9 @@ def broken(release, tmp_path_factory):
     [
         (
             {"client_thresholds": "bins"},
-            r"client_thresholds must be one of \['binned', 'exact'\], got 'bins'",
+            r"client_thresholds must be one of \['exact', 'binned'\], got 'bins'",
         ),
-        ({"pairs": 3}, "config.evaluation.pairs must be a path or a mapping, got 3"),
+        ({"pairs": 3}, "pairs must be a text or a path or a mapping or none, got 3"),
         ({"pairs": "none.bin"}, "config.evaluation.pairs.*none.bin"),
         ({"pairs": {"fars": 0.1}}, "one of the keys path and source, got neither"),
         (

@@ -1,0 +1,35 @@
+"""Kinds of settings: numbers with their ranges, as annotations of keyword arguments.
+
+`schema` checks them; a setting that is one of several words is a `Literal`. A number
+without an upper bound has that of int32, which has to hold it.
+
+>>> def sgd(*, learning_rate: Positive, momentum: BelowOne = 0.0): ...
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from annotated_types import Interval, MinLen
+
+MAX = 2**31 - 1
+TINY = 2.0**-126  # least positive number of float32
+
+Positive = Annotated[float, Interval(ge=TINY, le=MAX)]
+NonNegative = Annotated[float, Interval(ge=0, le=MAX)]
+Number = Annotated[float, Interval(ge=-MAX, le=MAX)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+PositiveShare = Annotated[float, Interval(ge=TINY, le=1)]
+OpenShare = Annotated[float, Interval(gt=0, lt=1)]
+BelowOne = Annotated[float, Interval(ge=0, lt=1)]
+Cosine = Annotated[float, Interval(ge=-1, le=1)]
+
+Whole = Annotated[int, Interval(ge=0, le=MAX)]  # 0, 1, 2, ...
+Count = Annotated[int, Interval(ge=1, le=MAX)]  # 1, 2, ...
+Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # of every generator of NumPy's
+BatchSize = Annotated[int, Interval(ge=1, le=2**16)]
+Width = Annotated[int, Interval(ge=1, le=2**16)]  # of a layer
+Widths = Annotated[Sequence[Width], MinLen(1)]
+Depth = Annotated[int, Interval(ge=1, le=2**12)]  # layers or blocks
+Blocks = Sequence[Annotated[int, Interval(ge=0, le=2**12)]]  # of every stage
+
+ByRound = Count | Annotated[tuple[Count, ...], MinLen(1)]  # the last entry stays
