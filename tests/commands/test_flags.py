@@ -334,7 +334,7 @@ def test_a_member_is_described_whole(capsys):
 def test_sections_are_described_with_what_stands_beside_their_keys(capsys):
     assert main(["describe", "sections", "federation"]) == 0
     text = capsys.readouterr().out
-    assert "cohort_size: int = 0  # 0: all clients" in text and "def " not in text
+    assert "cohort_size: Whole = 0  # 0: all clients" in text and "def " not in text
     assert main(["describe"]) == 0
     text = capsys.readouterr().out
     assert "sections: evaluation.classification," in text and "scaffold" in text

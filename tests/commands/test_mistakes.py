@@ -138,7 +138,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "evaluation.fars=(2.0,)",
             "config.evaluation.fars must lie in (0, 1), got 2.0",
         ),
-        ("seed=text", "config.seed must be a whole number in [0, 2**32), got 'text'"),
+        ("seed=text", "config.seed must be a whole number, got 'text'"),
         (
             "partition.num_clients=1000000000000",
             "config.partition: num_clients must lie in [1, 152]",
@@ -153,7 +153,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         (
             "federation.cohort_size=9",
-            "config.federation.cohort_size must lie in [0, 3], got 9",
+            "config.federation.cohort_size must be at most 3, the number of",
         ),
         (
             "pretrain.flip_probability=2",
@@ -206,10 +206,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.methods.a must have keys that are text without dots, got 'b.c'.",
         ),
         ("partition.name=[1]", "config.partition.name must be one of ["),
-        ("partition.seed=-1", "config.partition.seed must be a whole number in [0, 2"),
+        ("partition.seed=-1", "config.partition.seed must lie in [0, 2"),
         (
             "partition={'name':'lognormal_sizes','num_clients':1900000000000}",
-            "config.partition: num_clients must lie in [1, 16777216], got 19",
+            "config.partition.num_clients must lie in [1, 16777216], got 19",
         ),
         ("model.dtype={'name':'x'}", "config.model.dtype must be none or a floating"),
         (
@@ -218,7 +218,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         (
             "methods.fedfr.momentum=1",
-            "config.methods.fedfr: momentum must lie in [0, 1), got 1.",
+            "config.methods.fedfr.momentum must lie in [0, 1), got 1.",
         ),
         (
             "methods={'x':{'algorithm':'fedavg','init_per_client':''}}",
@@ -255,7 +255,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         (
             "model={'name':'cnn','num_classes':0}",
-            "config.model must give at least a number, got 0",
+            "config.model.num_classes must be at least 1, got 0",
         ),
         ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
         (

@@ -78,7 +78,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/data/partition/quantity_skew.py",
         WRONG,
-        [("if num_clients > MAX_CLIENTS:", "if False:")],
+        [("Interval(ge=1, le=2**24)", "Interval(ge=1)")],
     ),
     Mutants(
         "fedfr_jax/central/settings.py",

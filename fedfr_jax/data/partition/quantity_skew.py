@@ -32,6 +32,9 @@ from fedfr_jax.data.partition.client_partition import (
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Seed
 from fedfr_jax.schema import checked
 
+# Whose classes fit the memory, before anything is dealt.
+Clients = Annotated[int, Interval(ge=1, le=2**24)]
+
 
 def _power(rng, count, skew):
     return rng.permutation(np.arange(1.0, count + 1)) ** -skew
@@ -91,14 +94,11 @@ def quantity_skew(
     return build_partition(rows, owner, num_clients, rng)
 
 
-MAX_CLIENTS = 2**24  # whose classes fit the memory, before anything is dealt
-
-
 @checked
 def power_law(
     labels: np.ndarray,
     *,
-    num_clients: Count = 1000,
+    num_clients: Clients = 1000,
     classes_per_client: Count = 2,
     min_examples: Count = 5,
     sigma: NonNegative = 2.0,
@@ -166,7 +166,7 @@ def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
 def lognormal_sizes(
     labels: np.ndarray,
     *,
-    num_clients: Count = 200,
+    num_clients: Clients = 200,
     classes_per_client: Count = 3,
     mean: Annotated[float, Interval(ge=0, le=20)] = 4.0,
     sigma: NonNegative = 1.0,
@@ -200,10 +200,6 @@ def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarra
         raise ValueError(
             f"classes_per_client must lie in [1, {rows.num_classes}], got "
             f"{classes_per_client}."
-        )
-    if num_clients > MAX_CLIENTS:
-        raise ValueError(
-            f"num_clients must lie in [1, {MAX_CLIENTS}], got {num_clients}."
         )
     if num_clients % rows.num_classes:
         raise ValueError(
