@@ -15,6 +15,8 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from torch_models import accuracy, network, tensors
 
 
@@ -58,7 +60,12 @@ class Rounds(TrainingProcessCallback):
 
 def main():
     logging.disable(logging.WARNING)
-    args = workloads.arguments(__doc__)
+    flag = {"action": "store_true", "help": "with differential privacy"}
+    args = workloads.arguments(__doc__, private=flag)
+    after = WeightByDatapoints()
+    if args.private:  # clipped by the client, noise once on the sum
+        noise = GaussianMechanism(workloads.CLIP_NORM, workloads.NOISE_MULTIPLIER)
+        after = CentrallyAppliedPrivacyMechanism(noise)
     torch.set_num_threads(args.threads)
     work = workloads.WORKLOADS[args.workload]
     data = workloads.make_data(work)
@@ -82,7 +89,7 @@ def main():
         SimulatedBackend(
             training_data=dataset,
             val_data=dataset,
-            postprocessors=[WeightByDatapoints()],
+            postprocessors=[after],
         ),
         model,
         NNTrainHyperParams(

@@ -51,6 +51,7 @@ WORKLOADS = {
     "smoke": Workload("cnn", (28, 28, 1), 10, 16, 4, 20, 10),
     "smoke_face": Workload("sphereface", (32, 32, 3), 10, 2, 2, 16, 8, 2, 1e-3),
 }
+CLIP_NORM, NOISE_MULTIPLIER = 1.0, 0.5  # of private rounds
 MEASURED = ("mlp_many", "emnist_cnn", "cifar_cnn", "fedfr_step")
 # SphereFace of fedfr_step, and the public classes beside a client's own.
 BLOCKS, WIDTHS, DIM, NUM_PUBLIC = (1, 2, 2, 1), (32, 64, 128, 256), 128, 500

@@ -247,6 +247,7 @@ def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
     return epsilon
 
 
+@functools.lru_cache(maxsize=128)  # the same in all rounds of an epoch
 def _gaussian(noise_multiplier: float, delta: float) -> float:
     import dp_accounting  # of the extra [privacy], as all below
 

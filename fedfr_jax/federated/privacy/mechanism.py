@@ -220,15 +220,17 @@ def private_mean(given: Privacy) -> Aggregator:
 
     def summarize(key, state, update, weight):
         del weight
-        is_finite = trees.is_finite(update)
-        update = trees.where(is_finite, update, optax.tree.zeros_like(update))
         update = jax.tree.map(wide, update)
-        clipped, norm = clipping.clip_pytree(update, state.clip_norm)
+        # One pass for the norm, which says whether all is finite, and one to scale.
+        clipped, norm = clipping.clip_pytree(update, state.clip_norm, nan_safe=False)
+        is_finite = jnp.isfinite(norm)
+        clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
+        norm = jnp.where(is_finite, norm, 0)  # as an update of nothing
         if given.is_local:
             clipped = gaussian(key, clipped, noise_std * state.clip_norm)
         norm = norm.astype(state.clip_norm.dtype)
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
-        dropped = jnp.where(is_finite, 0.0, 1.0)  # it counts as an update of nothing
+        dropped = jnp.where(is_finite, 0.0, 1.0)
         metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
         return Summary(clipped, jnp.float32(1), is_inside - 0.5), metrics
 
