@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 
 import jax
 import numpy as np
@@ -97,6 +98,17 @@ def test_runs_side_by_side_are_those_of_runs_alone_up_to_rounding(
         float(table[0]["params_with_head"]) - float(table[0]["params_backbone"])
         == 5 * 17
     )
+
+
+def test_runs_whose_seed_draws_attackers_go_together_by_seed(config):
+    """Who attacks is part of the program."""
+    base = runpy.run_path(str(config))["get_config"]()
+    axes = ["seed=[0, 1]", f"{RATE}=[0.05, 0.2]"]
+    sizes = lambda: sorted(len(x) for x in group_runs(build_runs(base, axes)))
+    assert sizes() == [4]
+    with base.unlocked():
+        base.methods.fedavg.attack = {"name": "sign_flip", "share": 0.4}
+    assert sizes() == [2, 2]
 
 
 def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys):

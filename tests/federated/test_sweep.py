@@ -11,6 +11,7 @@ from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.privacy import private
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import (
     assign,
@@ -27,6 +28,8 @@ from fedfr_jax.federated.sweep import (
     start_sweep,
     sweep,
 )
+from fedfr_jax.federated.systems.profiles import log_normal_profiles
+from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, LocalTraining, Prepared
 from tests.federated import toys
@@ -229,3 +232,39 @@ def test_a_sweep_of_seeds_needs_no_numbers():
 def test_every_seed_has_its_numbers():
     with pytest.raises(ValueError, match="one per seed, got 3 for 2 seeds"):
         build(seeds=[1, 2])
+
+
+def test_no_member_plays_a_round_that_overspends_its_privacy():
+    """The second round of everybody would; nothing is compiled before it is said."""
+    few = len(EVERYONE)
+    given = {"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": few}
+    make = lambda hyper: private(
+        fedavg(toys.LOCAL._replace(learning_rate=hyper["rate"])),
+        **given,
+        delta=1e-3,
+        epsilon=4.0,
+    )
+    runs = sweep(
+        make,
+        toys.feed(),
+        *toys.problem(),
+        hypers=HYPERS[:2],
+        seeds=SEEDS[:2],
+        mesh=make_mesh(1),
+    )
+    with pytest.raises(ValueError, match="privacy.epsilon must stay within 4, but"):
+        run_sweep_round(runs, None, [None, None], 1)
+
+
+def test_clients_that_take_time_are_refused_side_by_side_in_one_line():
+    slow = Systems(profiles=log_normal_profiles(len(EVERYONE)))
+    with pytest.raises(ValueError, match="systems of a vmapped sweep .* one by one"):
+        sweep(
+            lambda hyper: fedavg(toys.LOCAL),
+            toys.feed(),
+            *toys.problem(),
+            hypers=HYPERS[:1],
+            seeds=SEEDS[:1],
+            mesh=make_mesh(1),
+            systems=slow,
+        )

@@ -12,6 +12,9 @@ from fedfr_jax.runs.stage_setup import read_end
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
 
 
+CLOCK = {"name": "log_normal"}
+
+
 def config_of(privacy=None, **federation):
     method = {"learning_rate": 0.1} | ({} if privacy is None else {"privacy": privacy})
     return {
@@ -61,6 +64,12 @@ def test_a_budget_that_is_spent_early_ends_the_method_early():
     "privacy, federation, message",
     [
         ({"clip_norm": 1.0, "epsilon": 2.0}, {}, "privacy.* the key delta"),
+        ({"clip_norm": 1.0, "delta": 1e-2}, {}, "the key epsilon or noise_multiplier"),
+        (
+            PRIVATE,
+            {"systems": {"profiles": CLOCK}},
+            "privacy must go with clients that",
+        ),
         ({**PRIVATE, "clip_norm": 0.0}, {}, "clip_norm must be positive"),
         ({**PRIVATE, "delta": 0.5}, {}, "delta must be .* at most 1 / N"),
         ({**PRIVATE, "clip": 1.0}, {}, "privacy must have keys of .*'clip'"),
@@ -73,6 +82,29 @@ def test_a_budget_that_is_spent_early_ends_the_method_early():
 def test_what_cannot_be_is_one_line(privacy, federation, message):
     with pytest.raises(ValueError, match=message):
         build(config_of(privacy, **federation))
+
+
+def test_files_that_lack_a_client_or_hours_are_named_before_anything_runs(tmp_path):
+    path = tmp_path / "devices.csv"
+    path.write_text("client,gflops,download_mbps,upload_mbps\n0,1,20,5\n2,1,20,5\n")
+    profiles = {"name": "csv", "path": str(path)}
+    message = "devices.csv must have a line for each of the 6 clients, got none for 4 "
+    with pytest.raises(ValueError, match=f"{message}.* the first is client 1"):
+        build(config_of(systems={"profiles": profiles}))
+    path = tmp_path / "hours.csv"
+    path.write_text("client,from,to\n0,0,5\n")
+    there = {"profiles": CLOCK, "availability": {"name": "csv", "path": str(path)}}
+    with pytest.raises(ValueError, match="hours.csv must have a line for each of the"):
+        build(config_of(systems=there))
+
+
+def test_an_asynchronous_step_has_the_clients_of_its_buffer():
+    """More clients than whole numbers can be summed of; a buffer of two fits."""
+    buffer = {"name": "fedbuff", "concurrency": 3, "buffer_size": 2}
+    config = config_of(systems={"profiles": CLOCK, "asynchronous": buffer})
+    config["methods"]["row"]["aggregation"] = {"name": "quantize", "levels": 2**30}
+    config["federation"]["cohort_size"] = 0
+    assert build(config).stages.keys() == {"row"}
 
 
 def test_clients_fail_as_the_config_says():

@@ -1,8 +1,11 @@
 """Attackers and checks of updates by the keys of a config."""
 
+import jax
 import pytest
 
 from fedfr_jax.config.build import build
+from fedfr_jax.tasks import trust
+from tests.tasks.test_numerics import config as faces_config
 from tests.tasks.test_privacy import config_of
 
 
@@ -35,6 +38,11 @@ def test_a_methods_keys_are_attackers_around_its_rule_and_checks_around_all():
             {"attack": ALIE, "aggregation": {"name": "krum"}},
             "attack.share must be at most 0.2 .* it stands 1",
         ),
+        (
+            {"aggregation": {"name": "quantize", "levels": 2**30}},
+            "cohort_size must be at most 3 .* overflow 32 bits",
+        ),
+        ({"aggregation": {"name": "quantize", "range": 0}}, "range must be positive"),
         ({"on_bad_update": "ignore"}, "on_bad_update must be one of .*'ignore'"),
         (
             {"on_bad_update": {"name": "stop", "norm": 1}},
@@ -45,3 +53,21 @@ def test_a_methods_keys_are_attackers_around_its_rule_and_checks_around_all():
 def test_mistakes_are_named_before_anything_is_compiled(method, words):
     with pytest.raises(ValueError, match=words):
         algorithm_of(**method)
+
+
+@pytest.mark.parametrize("task", ["faces", "classification"])
+def test_attackers_are_drawn_by_the_configs_seed(task, monkeypatch):
+    seeds = []
+
+    def attacked(algorithm, attack, *, seed, **others):
+        seeds.append(seed)
+        return algorithm
+
+    monkeypatch.setattr(trust, "attack_algorithm", attacked)
+    config = config_of() if task == "classification" else faces_config(task)
+    attack = {"name": "sign_flip", "share": 0.5}
+    for given in ({}, {"seed": 3}):
+        config["methods"]["row"]["attack"] = {**attack, **given}
+        with jax.numpy_dtype_promotion("standard"):
+            build({**config, "seed": 7})
+    assert seeds == [7, 3]
