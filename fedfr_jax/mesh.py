@@ -161,7 +161,7 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
       ValueError: when more devices are asked for than exist, when a process would
         have none of them, or when one model's devices are of several processes.
     """
-    devices = list_devices()
+    devices = sorted(list_devices(), key=_slice_index)
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
     if wanted * num_model_shards > len(devices):
         raise ValueError(
@@ -186,6 +186,11 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
         (CLIENTS, MODEL),
         axis_types=(AxisType.Auto, AxisType.Auto),
     )
+
+
+def _slice_index(device: jax.Device) -> int:
+    """Of TPUs the slice, whose devices stand side by side in a mesh; 0 of others."""
+    return device.slice_index if hasattr(device, "slice_index") else 0
 
 
 def device_grid(mesh: Mesh) -> tuple[int, int]:

@@ -25,6 +25,7 @@ EXTRAS = {
     "tensorboard": ("tensorboardX", "TensorBoard"),
     "export": ("onnx", "export to ONNX"),
     "detect": ("cv2", "finding faces"),
+    "remote": ("s3fs", "runs in buckets"),
     "search": ("faiss", "search by FAISS"),
     "tfds": ("tensorflow_datasets", "TensorFlow Datasets"),
     "torch": ("torch", "PyTorch checkpoints"),

@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
         default="h200",
         metavar="NAME",
         help="h200 (the default), h100, a100, v100, v5e, v5p or v6e; a grid such as "
-        "v5p:4x4x8 or h200:1x1x8 says how many; cpu: this machine",
+        "v5p:4x4x8 or h200:1x1x8 says how many, v5e:16x16:2 two slices; cpu: this "
+        "machine",
     )
     add_switch(
         parser,

@@ -147,9 +147,12 @@ def train_in(values: argparse.Namespace, run, is_asked: Callable[[], bool]) -> N
     Args:
       is_asked: whether a signal asks this process to end after a round.
     """
+    import jax
+
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
+    from fedfr_jax.runs.hosts import describe_hosts, see_hosts
     from fedfr_jax.runs.lifecycle import Lifecycle
     from fedfr_jax.runs.stage_config import earlier_stages_of
     from fedfr_jax.runs.trackers import Logging, check_sinks
@@ -159,6 +162,10 @@ def train_in(values: argparse.Namespace, run, is_asked: Callable[[], bool]) -> N
     view = "quiet" if values.quiet else "auto"
     logging = Logging(sinks, view, values.profile)
     experiment = build(values.config)
+    if jax.process_count() > 1:
+        hosts = describe_hosts(see_hosts(experiment.mesh), experiment.mesh)
+        if jax.process_index() == 0:
+            print(hosts, flush=True)
     check_sinks(sinks)  # a config's file may have registered some
     chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
     text = kept_text(values.config)

@@ -128,7 +128,7 @@ def _segment_programs(sim, server, rows, slots, order, table, shared) -> Program
     """A segment of as many waves as the stream's memory has room for, and the end."""
     del table
     waves, lanes = slots.shape[1:3]
-    room = shared[0].examples.shape[1]
+    room = shared[0].added_rows.shape[1]
     size = fit_waves(
         sim.device_data,
         sim.largest.cumsum(),

@@ -1,6 +1,7 @@
 """Absent devices by name, for XLA's compilers: "v5p:4x4x8", "h200:1x1x8".
 
-A TPU's name is libtpu's (v5p, v5e, v6e) with the chips along each axis; of GPUs the
+A TPU's name is libtpu's (v5p, v5e, v6e) with the chips along each axis, and behind it
+how many such slices there are where they are several ("v5e:16x16:2"); of GPUs the
 numbers are slices, hosts of a slice and GPUs of a host. The compilers come with
 `jax[tpu]` and `jax[cuda12]` and run where there is no such device.
 """
@@ -42,6 +43,7 @@ dnn_version_info { major: 9 minor: 10 }
 runtime_version { major: 12 minor: 9 }
 device_description_str: "NVIDIA H200"
 """
+GRID = r"[1-9]\d*(x[1-9]\d*)*(:[1-9]\d*)?"
 COMMON = {"JAX_PLATFORMS": "cpu"}
 
 
@@ -86,18 +88,34 @@ def device_kind(name: str) -> Kind:
       ValueError: for another kind, or numbers that are no grid.
     """
     kind, _, grid = name.partition(":")
-    if kind not in KINDS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
+    if kind not in KINDS or not re.fullmatch(GRID, grid):
         known = ", ".join(KINDS)
         raise ValueError(
-            f"--device must be one of {known} and its grid, such as v5p:4x4x8 or "
-            f"h200:1x1x8, got {name!r}."
+            f"--device must be one of {known} and its grid, such as v5p:4x4x8, "
+            f"v5e:16x16:2 (two slices) or h200:1x1x8, got {name!r}."
+        )
+    if ":" in grid and KINDS[kind].platform != "tpu":
+        raise ValueError(
+            f"--device must have slices of TPUs only, got {name!r}: of GPUs the first "
+            "number of the grid says how many slices there are."
         )
     return KINDS[kind]
 
 
+def split_slices(name: str) -> tuple[str, int]:
+    """(name of one slice, how many there are).
+
+    >>> split_slices("v5e:16x16:2"), split_slices("h200:1x1x8")
+    (('v5e:16x16', 2), ('h200:1x1x8', 1))
+    """
+    kind, grid, *slices = name.split(":")
+    return f"{kind}:{grid}", int(slices[0]) if slices else 1
+
+
 def num_devices(name: str) -> int:
     """Of a name such as v5p:4x4x8, which has 128."""
-    return math.prod(map(int, name.partition(":")[2].split("x")))
+    one, slices = split_slices(name)
+    return slices * math.prod(map(int, one.partition(":")[2].split("x")))
 
 
 @contextlib.contextmanager
@@ -108,7 +126,10 @@ def topology(name: str) -> Iterator[None]:
       ValueError: for an unknown name, or a grid that there is not.
     """
     kind = device_kind(name)
-    options = {"topology_name": name}
+    one, slices = split_slices(name)
+    options = {"topology_name": one}
+    if slices > 1:
+        options["num_slices"] = slices
     if kind.target:
         grid = name.partition(":")[2]
         options = {"topology": grid, "target_config": kind.target}

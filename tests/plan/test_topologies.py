@@ -1,0 +1,39 @@
+"""Names of devices that are not there, and of slices."""
+
+import types
+
+import pytest
+
+from fedfr_jax import mesh
+from fedfr_jax.plan.topologies import device_kind, num_devices, topologies, topology
+
+
+def test_several_slices_are_asked_of_the_compiler(monkeypatch):
+    assert num_devices("v5e:4x4:2") == 32 and num_devices("h200:1x2x8") == 16
+    asked = {}
+
+    def describe(**options):
+        asked.update(options)
+        return types.SimpleNamespace(devices=())
+
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    with topology("v5e:4x4:2"):
+        pass
+    assert asked == {"platform": "tpu", "topology_name": "v5e:4x4", "num_slices": 2}
+
+
+def test_devices_of_a_slice_stand_side_by_side(monkeypatch):
+    devices = mesh.list_devices()[:4]
+    slices = dict(zip(devices, [1, 0, 1, 0], strict=True))
+    monkeypatch.setattr(mesh, "list_devices", lambda: devices)
+    monkeypatch.setattr(mesh, "_slice_index", slices.get)
+    found = mesh.make_mesh().devices.reshape(-1)
+    assert list(found) == [devices[i] for i in (1, 3, 0, 2)]
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4:0", "v5e:4x4:2:2", "v9:2x2"])
+def test_a_grid_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match="must be one of v5e, v5p, v6e, h200 and its"):
+        device_kind(name)
+    with pytest.raises(ValueError, match="must have slices of TPUs only"):
+        device_kind("h200:1x1x8:2")

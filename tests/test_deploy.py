@@ -1,0 +1,157 @@
+"""Recipes for clusters are what the tools that read them take, and start `fedfr`."""
+
+import ast
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from fedfr_jax.cli.launch import coordinator_address
+from fedfr_jax.cli.main import main
+from fedfr_jax.config.files import shipped
+
+ROOT = pathlib.Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+FILES = sorted(path.name for path in DEPLOY.iterdir() if path.suffix != ".md")
+KUBERNETES = "1.31"
+# Of JobSet's CRD (jobset.x-k8s.io/v1alpha2) what stands around its jobs.
+JOBSET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
+        "kind": {"const": "JobSet"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["replicatedJobs"],
+            "properties": {
+                "failurePolicy": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"maxRestarts": {"type": "integer"}},
+                },
+                "replicatedJobs": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["name", "template"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "replicas": {"type": "integer"},
+                            "template": {"type": "object", "required": ["spec"]},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def check_shell(path):
+    """shellcheck; the flags of Slurm are comments to it."""
+    if path.suffix == ".sh":
+        assert os.access(path, os.X_OK), f"{path} must be executable"
+    subprocess.run([shutil.which("shellcheck"), path], check=True)
+
+
+def check_kubernetes(path):
+    """Every object strictly; of a JobSet each job as the Job that it becomes."""
+    for found in yaml.safe_load_all(path.read_text()):
+        if found["kind"] != "JobSet":
+            kubernetes_validate.validate(found, KUBERNETES, strict=True)
+            continue
+        jsonschema.validate(found, JOBSET)
+        for job in found["spec"]["replicatedJobs"]:
+            head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}}
+            job = {**head, "spec": job["template"]["spec"]}
+            kubernetes_validate.validate(job, KUBERNETES, strict=True)
+
+
+def check_skypilot(path):
+    """The schemas that `sky` itself checks a task by, and its script."""
+    schemas = json.loads((ROOT / "tests" / "sky_schema.json").read_text())
+    task = yaml.safe_load(path.read_text())
+    jsonschema.validate(task, schemas["task"])
+    jsonschema.validate(task["resources"], schemas["resources"])
+    words = [shutil.which("shellcheck"), "--shell=bash", "-"]
+    subprocess.run(words, input=task["run"], text=True, check=True)
+
+
+def check_python(path):
+    """It parses; where Ray is installed, its names are there."""
+    tree = ast.parse(path.read_text())
+    ray = pytest.importorskip("ray.train.v2.jax", reason="Ray is not installed")
+    (names,) = (x for x in tree.body if getattr(x, "module", "") == "ray.train.v2.jax")
+    assert all(hasattr(ray, alias.name) for alias in names.names)
+
+
+CHECKS = {
+    ".sh": check_shell,
+    ".sbatch": check_shell,
+    ".py": check_python,
+    "-jobset.yaml": check_kubernetes,
+    "skypilot.yaml": check_skypilot,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_tool_of_a_recipe_takes_it(name):
+    (check,) = (check for end, check in CHECKS.items() if name.endswith(end))
+    check(DEPLOY / name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_recipe_starts_a_config_and_flags_that_there_are(name, monkeypatch):
+    text = (DEPLOY / name).read_text().replace("\\\n", " ")
+    assert "smoke" in shipped() and "smoke" in text
+    assert f"deploy/{name}" in text  # how it is started
+    assert f"({name})" in (DEPLOY / "README.md").read_text()
+    from fedfr_jax.cli import launch, train
+
+    seen = []
+    monkeypatch.setattr(train, "train", lambda values, location: seen.append(values))
+    flags = re.findall(r"--(?:distributed|grace_seconds=\d+)", text)
+    assert main(["train", "--config=smoke", "--workdir=gs://a/b", *set(flags)]) == 0
+    (values,) = seen
+    assert values.grace_seconds in (30, 90)
+    if "fedfr launch" in text:
+        given = re.search(r"fedfr launch (.*?) train", text, re.DOTALL)[1].split()
+        monkeypatch.setattr(launch, "launch", lambda *_, **more: seen.append(more))
+        words = [re.sub(r'"\$.*"', "1" if "num" in x else "0", x) for x in given]
+        assert main(["launch", *words, "train"]) == 0
+        assert seen[-1]["coordinator"] == coordinator_address("0", 8482)
+
+
+def test_the_image_is_built_from_the_lock_and_runs_as_a_user():
+    path = ROOT / "Dockerfile"
+    rules = ["--failure-threshold=warning", str(path)]
+    subprocess.run([shutil.which("hadolint"), *rules], check=True)
+    text = path.read_text()
+    assert "--constraint /lock/requirements.txt" in text
+    assert text.index("USER 1000") < text.index("ENTRYPOINT")
+    pins = (ROOT / "requirements.txt").read_text().splitlines()
+    assert not [pin for pin in pins if "[" in pin and pin[0] != "#"]  # pip takes none
+    kept = (ROOT / ".dockerignore").read_text().split("\n!")
+    assert {"fedfr_jax", "configs", "setup.py", "requirements.txt"} <= {*kept}
+
+
+@pytest.mark.slow
+def test_the_smoke_config_says_what_every_host_sees(tmp_path, capfd):
+    words = ["--config=smoke", "--sinks=csv", f"--workdir={tmp_path / 'run'}"]
+    assert main(["launch", "train", *words]) == 0
+    said = capfd.readouterr().out
+    for i in range(2):
+        assert re.search(rf"process {i} of 2 on .*: \d+ of \d+ devices", said)
+    assert re.search(r"mesh of \d+ x 1 .*: the sum over \d+ devices is \d+ in ev", said)
