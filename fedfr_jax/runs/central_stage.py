@@ -29,14 +29,21 @@ from fedfr_jax.central import class_capacity
 from fedfr_jax.central.epochs import Epochs, build_epochs
 from fedfr_jax.central.settings import build_mesh, build_optimizer, build_step_sharding
 from fedfr_jax.data.stream import place_examples
+from fedfr_jax.models.flops import PASSES
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
+from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.terminal import StageFacts
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
-from fedfr_jax.types import CentralTrainer, PyTree, ShardedClasses
+from fedfr_jax.types import (
+    CentralTrainer,
+    FederatedTrainer,
+    PyTree,
+    ShardedClasses,
+)
 
 NAMES = "class_names"
 
@@ -182,13 +189,20 @@ def _train_epochs(
         more = {"logging": logging, "facts": StageFacts(examples=trainer.num_rows)}
         with open_sinks(folder, folder.name, settings.epochs, first, **more) as sinks:
             facts = folder.name, state, settings.batch_size
+            work = {
+                "images": epochs.num_steps * settings.batch_size,
+                "flops_per_image": training_flops(trainer),
+            }
             first_call = CompileTimer(sinks, own_mesh, *facts)
             for epoch in range(first, settings.epochs):
                 started = time.perf_counter()
                 if epoch == first:
                     first_call.begin()
-                state, scalars = epochs.run(state, data, epoch)
-                first_call.record(time.perf_counter() - started)
+                with lifecycle.timed("training"):
+                    state, scalars = epochs.run(state, data, epoch)
+                seconds = time.perf_counter() - started
+                first_call.record(seconds)
+                scalars |= speeds(seconds, **work)
                 loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
@@ -196,14 +210,20 @@ def _train_epochs(
                 must_end = epoch < last and lifecycle.must_end()
                 if must_end or loop.is_due(every, epoch, last):
                     saved = add_names(state, table) if table else state
-                    checkpointer.save(epoch + 1, saved)
-                    lifecycle.saved()
+                    with lifecycle.timed("checkpoint"):
+                        checkpointer.save(epoch + 1, saved)
+                        lifecycle.saved()
                 if must_end:
                     raise loop.interrupted(checkpointer, f"epoch {epoch + 1}")
     if checkpointer.latest() is None:  # no epoch: the weights that were given
         checkpointer.save(0, add_names(state, table) if table else state)
     checkpointer.close()
     return state
+
+
+def training_flops(trainer: CentralTrainer | FederatedTrainer) -> int:
+    """Operations of training the model on one image, which it counts itself, or 0."""
+    return PASSES * trainer.count_flops() if trainer.count_flops else 0
 
 
 def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epochs:

@@ -30,8 +30,9 @@ from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs import data_digest, loop, report
-from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.central_stage import train_central, training_flops
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
+from fedfr_jax.runs.goodput import goodput, measured_time
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
@@ -188,9 +189,12 @@ def run_experiment(
     write_summary(workdir / "partition.json", experiment.task.data_report)
     write_environment(workdir)
     show(experiment.task.data_report_text)
-    found = run_stages(experiment, workdir, clock, logging, lifecycle)
-    summary = {"methods": finite_numbers(found), "seconds": clock.note()}
-    summary |= named_config(workdir)
+    with measured_time(clock.uses) as times:
+        lifecycle = lifecycle._replace(times=times)
+        found = run_stages(experiment, workdir, clock, logging, lifecycle)
+    seconds = clock.note(times.seconds)
+    summary = {"methods": finite_numbers(found), "seconds": seconds}
+    summary |= {**goodput(times.seconds, seconds), **named_config(workdir)}
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
     rows = {name: methods_of_run(workdir / name) for name in found}
@@ -243,7 +247,7 @@ def run_stages(
         if name in wanted:
             ends[name] = end
         if clock:
-            clock.note()
+            clock.note(lifecycle.times and lifecycle.times.seconds)
         lifecycle.saved()
     return found
 
@@ -265,7 +269,8 @@ def run_central(
     )
     apply, network = trainer.apply_global, trainer.global_model(variables)
     networks = TrainedModels(network, apply, None, apply)
-    found = saved_and_evaluated(experiment, trainer, networks, folder)
+    with lifecycle.timed("evaluation"):
+        found = saved_and_evaluated(experiment, trainer, networks, folder)
     if is_new:
         show_at_end(folder, end - 1, with_prefix(found), logging)
     return variables, found
@@ -334,12 +339,20 @@ def run_federated(
     ):
         judge = evaluators_during_training(experiment, trainer, sim)
         to = loop.RunOutputs(
-            store, begun.checkpointer, judge, sinks, clients, period, lifecycle
+            store,
+            begun.checkpointer,
+            judge,
+            sinks,
+            clients,
+            period,
+            lifecycle,
+            training_flops(trainer),
         )
         for part, first_round, num_rounds in parts:
             server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole
-        found = saved_and_evaluated(experiment, trainer, view(server), folder)
+        with lifecycle.timed("evaluation"):
+            found = saved_and_evaluated(experiment, trainer, view(server), folder)
     begun.checkpointer.close()
     if first < end:  # what is judged in rounds is there already
         late = {x: of for x, of in found.items() if not evaluators[x].during_training}

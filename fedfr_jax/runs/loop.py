@@ -32,6 +32,7 @@ from fedfr_jax.federated.sweep import (
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
+from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
 from fedfr_jax.types import PyTree
 
@@ -65,6 +66,7 @@ class RunOutputs(NamedTuple):
     client_log: Callable | None = None  # takes (round, {name: [K] list})
     period: Intervals = Intervals()
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE
+    flops_per_image: int | None = None  # of training; None: no speed is logged
 
 
 class RestoredRun(NamedTuple):
@@ -133,7 +135,10 @@ def train(
         started = time.perf_counter()
         if first == first_round:
             first_call.begin()
-        with _names_round(first, checkpointer):
+        with (
+            _names_round(first, checkpointer),
+            to.lifecycle.timed("training"),
+        ):
             if most == 1:
                 server, log = simulate_round(sim, server, store, first)
                 logs = [log]
@@ -145,10 +150,37 @@ def train(
         first_call.record(seconds)
         for round, outcome in enumerate(logs, first):
             more = {"seconds": seconds / len(logs)}
+            more |= round_speeds(sim, to, outcome, more["seconds"])
             if sim.data.is_streamed:
                 more["input_wait_seconds"] = outcome.input_wait_seconds
-            save_round(to, round, num_rounds - 1, server, outcome, more)
+                if to.lifecycle.times:
+                    wait = outcome.input_wait_seconds
+                    to.lifecycle.times.move(wait, "training", "input")
+            save_round(
+                to,
+                round,
+                num_rounds - 1,
+                server,
+                outcome,
+                more,
+                is_end_of_call=round == end - 1,
+            )
     return server
+
+
+def round_speeds(
+    sim: Simulation, to: RunOutputs, outcome: RoundLog, seconds: float
+) -> dict[str, float]:
+    """Clients, images and the model's operations per second of a round."""
+    if to.flops_per_image is None:
+        return {}
+    steps = outcome.metrics["steps"]
+    return speeds(
+        seconds,
+        clients=int((steps > 0).sum()),
+        images=float(steps.sum()) * sim.batching.batch_size,
+        flops_per_image=to.flops_per_image,
+    )
 
 
 def calls_of_rounds(
@@ -192,11 +224,18 @@ def save_round(
     server: PyTree,
     outcome: RoundLog,
     more: Mapping[str, float],
+    *,
+    is_end_of_call: bool = True,
 ) -> None:
-    """Write down what a round has left: its numbers, `more`, a checkpoint when due."""
+    """Write down what a round has left: its numbers, `more`, a checkpoint when due.
+
+    Args:
+      is_end_of_call: whether `server` is that after this round, not a later one.
+    """
     scalars = {**summarize(outcome), **more}
     if is_due(to.period.evaluate_every, round, last):
-        scalars.update(to.evaluate(server, to.store))
+        with to.lifecycle.timed("evaluation"):
+            scalars.update(to.evaluate(server, to.store))
     # Before the checkpoint: a line that is written twice is dropped at the
     # resume, one that was never written would be missing for ever.
     for sink in to.sinks:
@@ -205,13 +244,14 @@ def save_round(
             sink.histograms(round, histograms_of(outcome))
     if to.client_log:
         to.client_log(round, per_client_rows(outcome))
-    must_end = round < last and to.lifecycle.must_end()
+    must_end = is_end_of_call and round < last and to.lifecycle.must_end()
     is_saved = must_end or is_due(to.period.checkpoint_every, round, last)
     if to.checkpointer and is_saved:
-        with _names_round(round, to.checkpointer):
-            to.store.flush(round + 1)
-        to.checkpointer.save(round + 1, server)
-        to.lifecycle.saved()
+        with to.lifecycle.timed("checkpoint"):
+            with _names_round(round, to.checkpointer):
+                to.store.flush(round + 1)
+            to.checkpointer.save(round + 1, server)
+            to.lifecycle.saved()
     if must_end:
         raise interrupted(to.checkpointer, f"round {round + 1}")
 

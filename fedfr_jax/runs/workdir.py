@@ -35,12 +35,17 @@ class ElapsedTime:
     def __init__(self, path: pathlib.Path):
         _check_file(path)
         self._path, self._started = path, time.perf_counter()
-        self._before = read_seconds(path)
+        self._before, self.uses = read_seconds(path), _read_uses(path)
 
-    def note(self) -> float:
-        """Total seconds so far, also written down."""
+    def note(self, uses: Mapping[str, float] | None = None) -> float:
+        """Total seconds so far, also written down.
+
+        Args:
+          uses: {what for: seconds}, those before included.
+        """
         total = self._before + time.perf_counter() - self._started
-        write_summary(self._path, {"seconds": total})
+        self.uses = self.uses if uses is None else {**uses}
+        write_summary(self._path, {"seconds": total, "uses": self.uses})
         return total
 
 
@@ -62,6 +67,13 @@ def read_seconds(path):
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         print(f"{path} is damaged ({error!r}): seconds are counted from now on.")
         return 0.0
+
+
+def _read_uses(path) -> dict[str, float]:
+    """{what for: seconds} in the file of a run; none of a damaged one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {use: float(x) for use, x in read_json(path)["uses"].items()}
+    return {}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
@@ -42,7 +43,9 @@ def trained(folder):
     experiment = build(with_tuples(kept_config(folder)))
     found = load_models(experiment, "scaffold", folder).variables
     lines = (folder / "scaffold" / "metrics.jsonl").read_text().splitlines()
-    return jax.tree.leaves(found), [{**json.loads(x), "seconds": 0} for x in lines]
+    is_clock = lambda name: name == "seconds" or name.endswith("_per_second")
+    rows = [{k: v for k, v in json.loads(x).items() if not is_clock(k)} for x in lines]
+    return jax.tree.leaves(found), rows
 
 
 def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsys):
@@ -64,4 +67,13 @@ def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsy
     summary = json.loads((longer / "summary.json").read_text())
     signed = json.loads((longer / "config.json").read_text())
     assert summary["config_sha256"] == signed["sha256"]
+    shares = summary["time_shares"]
+    assert summary["goodput"] == shares["training"] > 0 and shares["compile"] > 0
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+    last = json.loads(
+        (longer / "scaffold" / "metrics.jsonl").read_text().split("\n")[-2]
+    )
+    images = last["images_per_second"]
+    assert last["clients_per_second"] * 8 * 2 == pytest.approx(images)  # two batches
+    assert last["model_flops_per_second"] == pytest.approx(images * 3 * 2 * 16 * 5)
     assert main(["evaluate", f"--workdir={longer}"]) == 0

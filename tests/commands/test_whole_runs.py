@@ -51,11 +51,14 @@ def finish(process):
     return output
 
 
+CLOCK = ("seconds", "_per_second")
+
+
 def results(workdir):
     summary = json.loads((workdir / "summary.json").read_text())
     rows = {
         name: [
-            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            {k: v for k, v in json.loads(line).items() if not k.endswith(CLOCK)}
             for line in (workdir / name / "metrics.jsonl").read_text().splitlines()
         ]
         for name in summary["methods"]

@@ -167,7 +167,7 @@ def ends_of(workdir: pathlib.Path) -> dict:
         for path in folder.glob("*.jsonl"):
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             ends[f"{stage} {path.stem}"] = [
-                {k: v for k, v in row.items() if "seconds" not in k} for row in rows
+                {k: v for k, v in row.items() if "second" not in k} for row in rows
             ]
         steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("[0-9]*"))
         ends[f"{stage} checkpoints"] = steps

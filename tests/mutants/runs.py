@@ -63,14 +63,34 @@ MUTANTS = [
         "fedfr_jax/runs/loop.py",
         LOOP,
         [
-            ("            to.store.flush(round + 1)\n", "            pass\n"),
+            ("                to.store.flush(round + 1)\n", "                pass\n"),
             (
-                "            to.store.flush(round + 1)\n"
-                "        to.checkpointer.save(round + 1, server)\n",
-                "            to.checkpointer.save(round + 1, server)\n"
-                "        to.store.flush(round + 1)\n",
+                "                to.store.flush(round + 1)\n"
+                "            to.checkpointer.save(round + 1, server)\n",
+                "                to.checkpointer.save(round + 1, server)\n"
+                "            to.store.flush(round + 1)\n",
             ),
+            ("must_end = is_end_of_call and ", "must_end = "),
             ("        protected=checkpointer.steps(),\n", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/remote.py",
+        "runs/test_remote.py",
+        [
+            (
+                '        if manifest.get("writer") != self._writer:\n',
+                "        if False:\n",
+            ),
+            ("            if gone := [", "            if gone := 0 and ["),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/row_log.py",
+        "federated/test_row_log.py",
+        [
+            ("            if _round(path) > round:\n", "            if False:\n"),
+            ("        if _is_outgrown(files):", "        if False:"),
         ],
     ),
     Mutants(

@@ -162,11 +162,19 @@ def _differ(value: Any, other: Any) -> bool:
     return texts[0] != texts[1] and difference > unit / 2
 
 
+def _uses(summary: Mapping[str, Any]) -> str:
+    """What the time went into, of a summary that says so; shares below 1 % are left
+    out."""
+    shares = summary.get("time_shares", {})
+    large = [f"{use} {100 * x:.0f} %" for use, x in shares.items() if x >= 0.01]
+    return f": {', '.join(large)}" if large else ""
+
+
 def _caption(summary: Mapping[str, Any]) -> str:
     """The time of it all, and which columns are of private training."""
     seconds, methods = summary.get("seconds"), summary["methods"]
     private = [name for name in methods if "privacy" in methods[name]]
-    lines = [] if seconds is None else [f"{seconds:.0f} s in all"]
+    lines = [] if seconds is None else [f"{seconds:.0f} s in all{_uses(summary)}"]
     if private:
         lines.append(
             f"{', '.join(private)}: the model is private at this epsilon; numbers "

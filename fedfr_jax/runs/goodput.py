@@ -1,0 +1,109 @@
+"""Goodput: which share of a run's time is training, and what the rest goes into.
+
+Goodput is training over wall time, as pods measure it. Tracing and compiling is taken
+out of whatever waits for it, by JAX's own events.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import jax
+
+USES = ("training", "compile", "input", "evaluation", "checkpoint")
+EVENTS = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")
+EVENTS += ("backend_compile_duration",)  # the last includes reading a kept program
+
+
+class TimeUse:
+    """Seconds of a run by USES.
+
+    Args:
+      before: those of the run's earlier starts.
+    """
+
+    def __init__(self, before: Mapping[str, float] = {}):  # noqa: B006 (only read)
+        self.seconds = {use: float(before.get(use, 0.0)) for use in USES}
+        self._spans, self._lock = (
+            [],
+            threading.Lock(),
+        )  # of compiling, one after another
+
+    @contextlib.contextmanager
+    def timed(self, use: str) -> Iterator[None]:
+        """Count the block as `use`, but for what it compiles."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begin
+            compiled = self._compiled_since(begin)
+            self.seconds["compile"] += compiled
+            self.seconds[use] += max(seconds - compiled, 0.0)
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count seconds of one use as those of another."""
+        seconds = min(seconds, self.seconds[source])
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    def _compiled_since(self, begin: float) -> float:
+        with self._lock:
+            found = sum(end - max(start, begin) for start, end in self._spans)
+            self._spans.clear()
+        return max(found, 0.0)
+
+    def note_compile(self, event: str, seconds: float, **_) -> None:
+        """Take a duration that JAX reports; one within another, or of two threads at
+        the same time, counts once."""
+        if event.rpartition("/")[2] not in EVENTS:
+            return
+        end = time.perf_counter()
+        start = end - seconds
+        with self._lock:
+            while self._spans and self._spans[-1][1] > start:
+                start = min(start, self._spans.pop()[0])
+            self._spans.append((start, end))
+
+
+@contextlib.contextmanager
+def measured_time(before: Mapping[str, float]) -> Iterator[TimeUse]:
+    """A `TimeUse` that hears what is compiled within the block."""
+    times = TimeUse(before)
+    jax.monitoring.register_event_duration_secs_listener(times.note_compile)
+    try:
+        yield times
+    finally:
+        jax.monitoring.unregister_event_duration_listener(times.note_compile)
+
+
+def goodput(used: Mapping[str, float], total: float) -> dict:
+    """{"goodput": share of training, "time_shares": {use: share, "other": the rest}}.
+
+    Args:
+      total: seconds of the run.
+    """
+    shares = {use: round(x / max(total, 1e-9), 4) for use, x in used.items()}
+    other = round(max(1.0 - sum(shares.values()), 0.0), 4)
+    return {"goodput": shares["training"], "time_shares": {**shares, "other": other}}
+
+
+def speeds(
+    seconds: float, *, images: float, flops_per_image: int, clients: int = 0
+) -> dict[str, float]:
+    """Numbers per second of a round, or an epoch, as far as they are known.
+
+    >>> speeds(2.0, images=10, flops_per_image=0)
+    {'images_per_second': 5.0}
+
+    Args:
+      flops_per_image: of training on one, by the model alone: forward and backward,
+        without what is computed again or for metrics; 0 where nobody knows.
+    """
+    found = {"images_per_second": images / seconds}
+    if clients:
+        found = {"clients_per_second": clients / seconds, **found}
+    if flops_per_image:
+        found["model_flops_per_second"] = images * flops_per_image / seconds
+    return found

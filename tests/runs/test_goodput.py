@@ -1,0 +1,61 @@
+"""A run's time is counted once, whatever waits for what."""
+
+import pytest
+
+from fedfr_jax.runs import goodput
+from fedfr_jax.runs.goodput import EVENTS, TimeUse, speeds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Function: from now on it is so late."""
+    now = [0.0]
+    monkeypatch.setattr(goodput.time, "perf_counter", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, seconds)
+
+
+def compile_until(times, clock, end, seconds, event=EVENTS[0]):
+    clock(end)
+    times.note_compile(f"/jax/core/compile/{event}", seconds)
+
+
+def test_what_compiles_within_another_or_beside_it_counts_once(clock):
+    times = TimeUse({"training": 5.0})
+    clock(10)
+    with times.timed("training"):
+        compile_until(times, clock, 12, 1)  # traced within
+        compile_until(times, clock, 13, 2.5)  # the trace around it
+        compile_until(times, clock, 16, 2, EVENTS[2])
+        compile_until(times, clock, 16.5, 2, EVENTS[2])  # on another thread
+        compile_until(times, clock, 17, 7, "something_else")
+        clock(20)
+    assert times.seconds["compile"] == pytest.approx(2.5 + 2.5)
+    assert times.seconds["training"] == pytest.approx(5 + 10 - 5)
+
+
+def test_the_wait_for_input_is_no_training(clock):
+    times = TimeUse()
+    with times.timed("training"):
+        clock(4)
+    times.move(1.0, "training", "input")
+    with times.timed("checkpoint"):
+        clock(6)
+    found = goodput.goodput(times.seconds, 8.0)
+    assert found["goodput"] == 0.375
+    assert found["time_shares"] == {
+        "training": 0.375,
+        "compile": 0.0,
+        "input": 0.125,
+        "evaluation": 0.0,
+        "checkpoint": 0.25,
+        "other": 0.25,
+    }
+
+
+def test_speeds_are_of_the_model_alone():
+    found = speeds(2.0, images=10, flops_per_image=600, clients=4)
+    assert found == {
+        "clients_per_second": 2.0,
+        "images_per_second": 5.0,
+        "model_flops_per_second": 3000.0,
+    }
