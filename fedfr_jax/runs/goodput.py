@@ -25,10 +25,7 @@ class TimeUse:
 
     def __init__(self, before: Mapping[str, float] = {}):  # noqa: B006 (only read)
         self.seconds = {use: float(before.get(use, 0.0)) for use in USES}
-        self._spans, self._lock = (
-            [],
-            threading.Lock(),
-        )  # of compiling, one after another
+        self._spans, self._lock = [], threading.Lock()  # of compiling, in order
 
     @contextlib.contextmanager
     def timed(self, use: str) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """A central stage that is killed goes on to the same bits."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,5 +90,7 @@ def test_a_killed_stage_resumes_to_the_same_bits(tmp_path):
         train("killed", 1 + 2 * 6 + 2)
     resumed = train("killed", often)
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    lines = [(tmp_path / x / "metrics.jsonl").read_text() for x in ("whole", "killed")]
-    assert lines[0] == lines[1]
+    logs = (tmp_path / x / "metrics.jsonl" for x in ("whole", "killed"))
+    rows = [[json.loads(x) for x in log.read_text().splitlines()] for log in logs]
+    keep = lambda row: {k: x for k, x in row.items() if not k.endswith("_per_second")}
+    assert [*map(keep, rows[0])] == [*map(keep, rows[1])]

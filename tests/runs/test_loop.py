@@ -128,9 +128,8 @@ def test_a_run_that_is_asked_to_end_saves_its_round_and_loses_nothing(
         loop.train(sim, found.server, to, 0, ROUNDS)
     assert found.checkpointer.latest() == end and len(copies) == 1
     resumed = train(sim, server, tmp_path / "asked")
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), resumed, whole
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    jax.tree.map(close, resumed, whole)
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
