@@ -195,8 +195,9 @@ def table(results: dict) -> str:
         lines += [
             "",
             f"A private round takes {each['ratio_of_medians']:.2f} times a plain one "
-            f"(medians of 57 in turns; fastest: {each['ratio_of_fastest']:.2f}; seconds "
-            f"of cores: {each['ratio_of_core_seconds']:.2f}), "
+            "(medians of 57 in turns; fastest: "
+            f"{each['ratio_of_fastest']:.2f}; seconds of cores: "
+            f"{each['ratio_of_core_seconds']:.2f}), "
             f"{each['milliseconds']['private']} against "
             f"{each['milliseconds']['plain']} ms.",
         ]

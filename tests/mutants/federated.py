@@ -14,7 +14,19 @@ MUTANTS = [
             ("jnp.exp(-rate * (share", "jnp.exp(rate * (share"),
             ("x / given.cohort_size, noisy", "x / total.weight, noisy"),
             ("- (2 * self.count_std) ** -2", "- self.count_std**-2"),
+            ("        norm = jnp.where(is_finite, norm, 0)", "        norm = norm"),
         ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/communication.py",
+        "tasks/test_private_algorithms.py",
+        [("    check_covered(algorithm, output, extra.shared)\n", "")],
+    ),
+    Mutants(
+        "fedfr_jax/federated/sweep.py",
+        "federated/test_sweep.py::"
+        "test_no_member_plays_a_round_that_overspends_its_privacy",
+        [("        check_round(sim.accountant, round)\n", "")],
     ),
     Mutants(
         "fedfr_jax/federated/privacy/accountant.py",

@@ -6,6 +6,11 @@ LOOP = "runs/test_loop.py"
 
 MUTANTS = [
     Mutants(
+        "fedfr_jax/runs/loop.py",
+        "runs/test_private_marks.py",
+        [("**({NOT_PRIVATE: True} if is_private(outcome) else {}),", "")],
+    ),
+    Mutants(
         "fedfr_jax/runs/data_digest.py",
         "runs/test_data_digest.py",
         [

@@ -126,6 +126,23 @@ def test_the_bit_of_an_update_that_is_not_clipped_is_half():
     np.testing.assert_allclose(state.clip_norm, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("broken", [np.nan, -np.inf, 1e30])
+def test_an_update_whose_norm_is_no_number_is_one_of_nothing(broken):
+    """Also of numbers whose squares are none; it counts as not clipped."""
+    given = Privacy(**settings(clip_quantile=0.5, clip_count_std=1e-9))
+    link = private_mean(given)
+    updates = {"x": np.array([[0.5, 0], [broken, 1.0]], np.float32)}
+    found, state = aggregate(link, updates)
+    np.testing.assert_allclose(found["x"], [0.5 / 6, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        state.clip_norm, np.exp(-0.2 * (1 / 6 + 0.5 - 0.5)), rtol=1e-6
+    )
+    start = link.init(jax.tree.map(lambda x: x[0], updates))
+    one = jax.tree.map(lambda x: jnp.asarray(x[1]), updates)
+    _, metrics = link.summarize(jax.random.key(0), start, one, jnp.ones(()))
+    assert metrics["dropped"] == 1 and metrics["clip_fraction"] == 0
+
+
 def play_private(make, **options):
     """Servers of two rounds of `make`, clipped to almost nothing and without noise."""
     rng = np.random.default_rng(3)
