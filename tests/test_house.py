@@ -21,15 +21,15 @@ FLOORS = (
     ("runs",),
     ("deploy", "plan", "viewer"),
     ("config",),
-    ("__init__", "__main__", "api", "cli", "loading"),
+    ("__init__", "__main__", "api", "cli", "flower", "loading"),
 )
 SIDEWAYS = {("mesh", "types"), ("scanned_blocks", "types"), ("trees", "types")}
 SIDEWAYS |= {("trees", "scanned_blocks"), ("json_files", "files")}
 SIDEWAYS |= {("digest_json", "files"), ("digest_json", "json_files")}
 SIDEWAYS |= {("__main__", "cli"), ("cli", "__init__"), ("cli", "api")}
-SIDEWAYS |= {("cli", "loading"), ("loading", "api")}
+SIDEWAYS |= {("cli", "loading"), ("loading", "api"), ("flower", "api")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
-LAZY += "|dp_accounting|jax_privacy"
+LAZY += "|dp_accounting|jax_privacy|flwr"
 LAZY += "|jinja2|vl_convert|starlette|uvicorn|wandb|trackio|mlflow"
 # A client's step, a central one, and the server's on rows of classes.
 GRADIENTS = ("federated/local.py", "central/step.py", "losses/spreadout.py")

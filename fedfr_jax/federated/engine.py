@@ -509,8 +509,19 @@ def next_server(algorithm, server, total, output, order, shared):
 
 
 def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
-    """Train the client of one slot; an idle slot's sums are selected away."""
-    key = client_key(key, slot.client)
+    """`train_client` of one slot, with its client's key from the run's."""
+    parts = algorithm, feed, max_local, server, row, slot, extra, held, round
+    return train_client(*parts, client_key(key, slot.client))
+
+
+def train_client(
+    algorithm, feed, max_local, server, row, slot, extra, held, round, key
+):
+    """Train the client of one slot; an idle slot's sums are selected away.
+
+    Args:
+      key: the client's own.
+    """
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)

@@ -278,7 +278,7 @@ def build_simulation(
     population = population._replace(sizes_descending=population.largest(places))
     inner, algorithm = algorithm, in_world(algorithm, systems, num_clients)
     if not callable(local_epochs):
-        given, local_epochs = local_epochs, _by_round(local_epochs)
+        given, local_epochs = local_epochs, epochs_by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
     source = place_data(mesh, table)
     return Simulation(
@@ -326,7 +326,8 @@ def check_rows_of_clients(population: Population, num_rows: int) -> None:
         raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")
 
 
-def _by_round(local_epochs: int | tuple[int, ...]) -> Callable:
+def epochs_by_round(local_epochs: int | tuple[int, ...]) -> Callable:
+    """Passes over a client's examples by round; a tuple's last entry stays."""
     epochs = np.atleast_1d(local_epochs).tolist()
     return lambda round: epochs[min(round, len(epochs) - 1)]
 

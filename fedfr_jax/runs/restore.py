@@ -54,7 +54,7 @@ def load_models(
     check_choice("method", name, experiment.stages)
     data_digest.check(experiment.task, [workdir / name], changed=changed)
     return _read(
-        experiment, name, workdir, _earlier_stage(experiment, name, workdir)
+        experiment, name, workdir, variables_before(experiment, name, workdir)
     ).networks
 
 
@@ -140,12 +140,12 @@ def _finished_stages(
         yield name, end
 
 
-def _earlier_stage(experiment, name, workdir) -> PyTree | None:
+def variables_before(experiment, name, workdir) -> PyTree | None:
     """What the stage `name` starts from."""
     start = experiment.stages[name].init_from_stage
     if start is None:
         return None
-    before = _earlier_stage(experiment, start, workdir)
+    before = variables_before(experiment, start, workdir)
     return _read(experiment, start, workdir, before).handed_on
 
 

@@ -1,0 +1,66 @@
+"""What examples/real_clients.py runs at the server and at each client."""
+
+import os
+
+import jax
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+import fedfr_jax as ff
+from fedfr_jax import flower
+
+NUM_CLIENTS = 4
+
+
+def own_digits(client):
+    """Examples of one client, (x, y). A real one reads files that only it has."""
+    digits = load_digits()
+    x = (digits.images.reshape(-1, 64) / 8 - 1).astype(np.float32)
+    part = slice(client, None, NUM_CLIENTS)
+    return x[part][:400], digits.target[part][:400]
+
+
+def methods():
+    """({name: algorithm}, variables that all start from)."""
+    model = ff.MODELS["mlp"]((64,), hidden_dim=32, num_classes=10)
+
+    def loss(variables, batch, key):
+        logits, batch_stats = model.apply(variables, batch.images, True, key=key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        return ff.masked_mean(losses, batch.is_valid), (batch_stats, {})
+
+    training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.1)
+    fedavg = ff.fedavg(training)
+    noise = {"clip_norm": 1.0, "noise_multiplier": 0.5, "delta": 0.01}
+    found = {
+        "fedavg": fedavg,
+        "scaffold": ff.scaffold(training, num_clients=NUM_CLIENTS),
+        "fedper": ff.with_personal_layers(fedavg, "params/classifier"),
+        "quantized": ff.with_aggregation(
+            fedavg, ff.AGGREGATORS["quantize"](range=512.0)
+        ),
+        "private": ff.privacy.private(fedavg, cohort_size=NUM_CLIENTS, **noise),
+    }
+    return found, model.init(jax.random.key(0))
+
+
+OPTIONS = {"batch_size": 20, "local_epochs": 2, "seed": 1}
+
+
+def build(config):
+    """The deployment that the run's config asks for, the same on both sides."""
+    algorithms, variables = methods()
+    algorithm = algorithms[config["method"]]
+    given = {**OPTIONS, "num_clients": NUM_CLIENTS}
+    return flower.build_deployment(algorithm, own_digits, variables, **given)
+
+
+def save(number, variables):
+    """After every round: keep what the server has."""
+    leaves = jax.tree.leaves(variables)
+    np.savez(os.environ.get("SAVE_TO", "variables.npz"), *leaves)
+
+
+server = flower.server_app(build, evaluate_fn=save)
+client = flower.client_app(build)

@@ -1,0 +1,430 @@
+"""A round in two places: clients that train elsewhere, and a server that sums.
+
+The engine trains a cohort on the devices of one mesh. Here each client trains where its
+examples are, and the server has what the clients send; both exchange arrays by name.
+What a client draws is a function of (seed, round, client), and its step, the links of
+the aggregation and the server's step are the engine's own, so that rounds are those of
+the simulation but for the order of additions.
+
+A client is handed its own key and never the run's: what the server draws, such as the
+noise of a private mean, no client can know.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedfr_jax import trees
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated import sums
+from fedfr_jax.federated.client import (
+    Population,
+    SlotInputs,
+    client_key,
+    listed_rows,
+)
+from fedfr_jax.federated.engine import (
+    IS_FINITE,
+    LaneOutput,
+    empty_prepared,
+    next_server,
+    train_client,
+)
+from fedfr_jax.federated.finite import (
+    check_dropped,
+    check_metrics,
+    check_rows,
+    check_state,
+    check_updates,
+)
+from fedfr_jax.federated.privacy.accountant import Accountant, check_round
+from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
+from fedfr_jax.federated.schedule import random_client
+from fedfr_jax.federated.simulation import accountant_of, epochs_by_round
+from fedfr_jax.schema import check_seed, check_whole
+from fedfr_jax.types import Algorithm, Dataset, PyTree
+
+Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/kernel"
+
+
+class ClientData(NamedTuple):
+    """What one client owns."""
+
+    dataset: Dataset  # of [n, ...]
+    num_classes: int
+    offset: int = 0  # of its first row in a table of all clients, where there is one
+
+
+class Deployment(NamedTuple):
+    """What a server and its clients agree on."""
+
+    algorithm: Algorithm
+    variables: PyTree  # {"params", "batch_stats"} that the first round starts from
+    client_data: Callable[[int], ClientData]  # client -> its data; asked by itself only
+    num_clients: int  # N
+    batching: Batching
+    local_epochs: int | tuple[int, ...] | Callable = 1  # as of `build_simulation`
+    cohort_size: int = 0  # K; 0: all clients
+    seed: int = 0  # the server's alone counts
+    sampling: Sampling = Sampling()
+    max_rounds: int | None = None  # within the budget of a private method
+
+    @property
+    def num_asked(self) -> int:
+        """Clients of a round: K, or the capacity of a Poisson cohort."""
+        return self.sampling.max_cohort(
+            self.num_clients, self.cohort_size or self.num_clients
+        )
+
+    def epochs(self, round: int, client: int) -> int:
+        """A client's passes over its examples."""
+        of = self.local_epochs
+        epochs = np.asarray((of if callable(of) else epochs_by_round(of))(round))
+        return int(epochs[client] if epochs.ndim else epochs)
+
+
+def client_data_of(dataset, population: Population) -> Callable[[int], ClientData]:
+    """Client -> its part of a table that has all clients' examples."""
+
+    def load(client):
+        first, end = (int(population.offsets[client + i]) for i in range(2))
+        rows = dataset.take(np.arange(first, end))
+        return ClientData(rows, int(population.num_classes[client]), first)
+
+    return load
+
+
+def check_deployment(given: Deployment) -> None:
+    """Raise ValueError for what real clients cannot do, or a number out of range."""
+    algorithm, cohort_size = given.algorithm, given.cohort_size or given.num_clients
+    if algorithm.prepare:
+        raise ValueError(
+            f"{algorithm} needs a server that looks at clients' examples before the "
+            "round (`prepare`), which real clients keep. Choose an algorithm without."
+        )
+    if algorithm.aggregator is None:
+        raise ValueError(
+            f"{algorithm} sends no update that could be summed. Choose an algorithm "
+            "like fedavg."
+        )
+    check_whole("num_clients", given.num_clients, 1)
+    check_seed("seed", given.seed)
+    check_sampling(given.sampling, given.num_clients, cohort_size)
+    algorithm.check_cohort(cohort_size)
+    if not callable(given.local_epochs):
+        algorithm.check_epochs(int(np.min(given.local_epochs)))
+    accountant_of(algorithm, given.sampling, given.num_clients)
+
+
+def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
+    """Leaves of a tree by their names, in host memory."""
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
+    return {trees.path_name(path): np.asarray(x) for path, x in leaves}
+
+
+def from_arrays(arrays: Arrays, template: PyTree, sender: str) -> PyTree:
+    """The tree like `template`, arrays or shapes, whose leaves are in `arrays`.
+
+    Raises:
+      ValueError: for a leaf that is missing or of another shape, naming the `sender`.
+    """
+
+    def pick(path, leaf):
+        name, wanted = trees.path_name(path), (*leaf.shape, str(leaf.dtype))
+        x = arrays.get(name)
+        if x is not None and x.dtype.kind == "V":  # how files keep bfloat16
+            x = x.view(leaf.dtype)
+        found = None if x is None else (*x.shape, str(x.dtype))
+        if found != wanted:
+            raise ValueError(
+                f"{name} of {sender} must be {wanted}, got {found}. Build server and "
+                "clients from the same algorithm, variables and version of fedfr_jax."
+            )
+        return x
+
+    return jax.tree_util.tree_map_with_path(pick, template)
+
+
+# What both sides trace.
+
+
+def server_shapes(given: Deployment) -> PyTree:
+    """The server's state, as shapes."""
+    return jax.eval_shape(given.algorithm.init, given.variables)
+
+
+def personal_shapes(given: Deployment) -> PyTree:
+    """A client's personal state, as shapes."""
+    init = given.algorithm.init_personal
+    return jax.eval_shape(init, jax.random.key(0), server_shapes(given))
+
+
+def client_round(given: Deployment) -> Callable:
+    """(server, personal, slot, table, round, key) -> the engine's (sums, lane)."""
+
+    def run(server, personal, slot, table, round, key):
+        return train_client(
+            *(given.algorithm, given.batching, table.num_examples, server, personal),
+            *(slot, empty_prepared(1), listed_rows(table, jnp.int32(0)), round, key),
+        )
+
+    return run
+
+
+def single_slot(data: ClientData, **numbers) -> SlotInputs:
+    """The engine's numbers of a client that is trained on its own."""
+    of_data = {
+        "num_classes": data.num_classes,
+        "offset": data.offset,
+        "num_examples": data.dataset.num_examples,
+    }
+    values = {**dict.fromkeys(SlotInputs._fields[:-2], 0), **of_data, **numbers}
+    kind = lambda name: np.bool_ if name.startswith("is_") else np.int32
+    return SlotInputs(**{name: kind(name)(x) for name, x in values.items()})
+
+
+def host_zeros(shapes: PyTree) -> PyTree:
+    """Zeros of `shapes` in host memory."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
+def sent_parts(given: Deployment, total: PyTree, lane: LaneOutput) -> PyTree:
+    """What a client sends as arrays; of a private one what its mechanism covers."""
+    if given.algorithm.privacy:
+        return {"sum": total}
+    return {"sum": total, "client": lane._replace(personal=(), metrics={})}
+
+
+# A client.
+
+
+class ClientTask(NamedTuple):
+    """What a client is told of a round beside the server's arrays."""
+
+    round: int
+    key: np.ndarray  # uint32 [.]: the client's own, the same in every round
+    cohort_index: int
+    is_random_client: bool
+
+
+class ClientReply(NamedTuple):
+    """What a client sends."""
+
+    arrays: Arrays
+    metrics: Mapping[str, float]  # none of a private algorithm
+
+
+def describe_example(dataset: Dataset) -> str:
+    """Shapes and dtypes of one example, as JSON: what a server has to know of data."""
+    dtype = lambda x: str(jax.dtypes.canonicalize_dtype(x.dtype))
+    one = lambda x: [list(x.shape[1:]), dtype(x)]
+    return json.dumps(jax.tree.map(one, dataset._asdict()))
+
+
+def build_client(given: Deployment) -> Callable:
+    """The function that trains one client:
+
+        (client, ClientTask, arrays, personal) -> (ClientReply, personal)
+
+    `arrays` are what it reads of the server's state, see `RoundTrace.received`;
+    `personal` is its state after the last round that it took part in, {} before. It
+    raises ValueError for arrays of another algorithm or network, and FloatingPointError
+    where the state that stays would not be finite.
+    """
+    run, zeros = jax.jit(client_round(given)), host_zeros(server_shapes(given))
+    new_row = host_zeros(personal_shapes(given))
+
+    def train(client, task, arrays, personal):
+        data = given.client_data(client)
+        server = from_arrays({**to_arrays(zeros), **arrays}, zeros, "the server")
+        row, sender = new_row, f"the state of client {client}"
+        row = from_arrays(personal, row, sender) if personal else row
+        steps = given.batching.steps_per_epoch(data.dataset.num_examples)
+        slot = single_slot(
+            data,
+            client=client,
+            cohort_index=task.cohort_index,
+            is_new=not personal,
+            num_steps=steps * given.epochs(task.round, client),
+            is_random_client=task.is_random_client,
+        )
+        key, round = jax.random.wrap_key_data(task.key), np.int32(task.round)
+        found = run(server, row, slot, data.dataset, round, key)
+        total, lane = jax.device_get(found)
+        rows = jax.tree.map(lambda x: x[None], lane.personal)
+        check_rows(rows, np.array([client]), task.round)
+        metrics = {} if given.algorithm.privacy else jax.tree.map(float, lane.metrics)
+        sent = to_arrays(sent_parts(given, total, lane))
+        return ClientReply(sent, metrics), to_arrays(lane.personal)
+
+    return train
+
+
+# The server.
+
+
+class RemoteCohort(NamedTuple):
+    """The clients that a round asks."""
+
+    ids: np.ndarray  # [K] ascending, as many in every round
+    is_asked: np.ndarray  # [K] bool: not those that a Poisson cohort leaves out
+
+    @property
+    def asked(self) -> np.ndarray:
+        """Ids of those that are asked."""
+        return self.ids[self.is_asked]
+
+
+class RemoteServer(NamedTuple):
+    """A server whose clients are elsewhere; its state is the algorithm's."""
+
+    given: Deployment
+    received: tuple[str, ...]  # names of the state's leaves that clients read
+    total: PyTree  # shapes of what a client adds to the sums
+    lane: LaneOutput  # shapes of what is kept of it
+    accountant: Accountant | None
+    # (state, total, lanes [1, K, 1, ...], round) -> (state, metrics), compiled
+    finish: Callable
+
+    def cohort(self, round: int) -> RemoteCohort:
+        """Who is asked in a round, as in a simulation.
+
+        Raises:
+          ValueError: when the round would overspend the privacy budget.
+        """
+        check_round(self.accountant, round)
+        given = self.given
+        sizes = given.num_clients, given.cohort_size or given.num_clients
+        ids, is_drawn = sample_clients(given.sampling, given.seed, round, *sizes)
+        return RemoteCohort(
+            ids, np.full(len(ids), True) if is_drawn is None else is_drawn
+        )
+
+    def tasks(self, cohort: RemoteCohort, round: int) -> dict[int, ClientTask]:
+        """{client: what it is told} of those that are asked."""
+        seed = self.given.seed
+        first, root = random_client(cohort.asked, seed, round), jax.random.key(seed)
+        keys = jax.vmap(functools.partial(client_key, root))(jnp.asarray(cohort.ids))
+        words = np.asarray(jax.random.key_data(keys))
+        tasks = {
+            int(client): ClientTask(round, words[i], i, bool(client == first))
+            for i, client in enumerate(cohort.ids)
+        }
+        return {client: tasks[client] for client in cohort.asked.tolist()}
+
+    def arrays(self, state: PyTree) -> dict[str, np.ndarray]:
+        """What clients read of the server's state."""
+        arrays = to_arrays(state)
+        return {name: arrays[name] for name in self.received}
+
+    def unpack(self, client: int, reply: ClientReply) -> tuple[PyTree, LaneOutput]:
+        """A reply as (what is summed, the engine's lane).
+
+        Raises:
+          ValueError: for one of another algorithm or network, or numbers that are not
+            finite, whatever the client says of them.
+        """
+        shapes = sent_parts(self.given, self.total, self.lane)
+        sent = from_arrays(reply.arrays, shapes, f"client {client}")
+        total, lane = sent["sum"], host_zeros(self.lane)._replace(is_finite=np.True_)
+        if "client" in sent:
+            names = self.lane.metrics
+            metrics = {
+                k: np.asarray(reply.metrics[k], x.dtype) for k, x in names.items()
+            }
+            lane = sent["client"]._replace(metrics=metrics)
+        logs = jax.tree.leaves(total, is_leaf=sums.is_scaled)
+        parts = [x.tree if sums.is_scaled(x) else x for x in logs]
+        if not (lane.is_finite and trees.is_finite(parts)):
+            raise ValueError(
+                f"update of client {client} must be finite, got nan or infinity. Lower "
+                "the learning rate."
+            )
+        return total, lane
+
+    def update(
+        self,
+        state: PyTree,
+        cohort: RemoteCohort,
+        replies: Mapping[int, tuple[PyTree, LaneOutput]],
+        round: int,
+    ) -> tuple[PyTree, dict[str, np.ndarray]]:
+        """The server's part of a round.
+
+        Args:
+          replies: of `unpack`, by client; whoever is missing has not answered.
+
+        Returns:
+          the state, and metrics {name: [n]} of those who have, by ascending id.
+
+        Raises:
+          FloatingPointError: for numbers that are not finite, as in a simulation.
+        """
+        total, lanes = sums.zero_sums(self.total), []
+        for client in cohort.ids.tolist():
+            summed, lane = replies.get(client, (None, host_zeros(self.lane)))
+            total = total if summed is None else add_sums(total, summed)
+            lanes.append(lane._replace(is_received=np.bool_(summed is not None)))
+        stacked = jax.tree.map(lambda *x: np.stack(x)[None, :, None], *lanes)
+        state, found = self.finish(state, total, stacked, np.int32(round))
+        is_here = np.array([lane.is_received for lane in lanes])
+        metrics = {name: x[is_here] for name, x in jax.device_get(found).items()}
+        return state, self.checked(state, metrics, cohort.ids[is_here], round)
+
+    def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
+        """Metrics of a round [n] that may stand, see `store_personal_state`."""
+        check_updates(metrics.pop(IS_FINITE), ids, round)
+        if self.given.algorithm.privacy:  # of single clients it knows nothing
+            metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
+        check_metrics(metrics, ids, round)
+        check_dropped(metrics, ids, round, self.given.algorithm.min_kept)
+        check_state(state, f"round {round + 1}")
+        if self.accountant:
+            epsilon = self.accountant.epsilon_bound(round + 1)
+            metrics["epsilon"] = np.full(len(ids), epsilon)
+        return metrics
+
+
+add_sums = jax.jit(sums.add_sums)
+
+
+def build_server(given: Deployment, example: str) -> RemoteServer:
+    """The server of clients with such examples; it has none itself.
+
+    Args:
+      example: of `describe_example`, as a client sends it.
+    """
+    struct = lambda x: jax.ShapeDtypeStruct((1, *x[0]), x[1])
+    is_leaf = lambda x: isinstance(x, list)
+    table = Dataset(**jax.tree.map(struct, json.loads(example), is_leaf=is_leaf))
+    state, slot = server_shapes(given), single_slot(ClientData(table, 1))
+    arguments = state, personal_shapes(given), slot, table
+    program, (total, lane) = jax.make_jaxpr(client_round(given), return_shape=True)(
+        *arguments, np.int32(0), jax.random.key(0)
+    )
+    used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
+    used |= {id(x) for x in program.jaxpr.outvars}
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    pairs = zip(leaves, program.jaxpr.invars, strict=False)
+    read = [trees.path_name(path) for (path, _), x in pairs if id(x) in used]
+    key = jax.random.key(given.seed)
+
+    @jax.jit
+    def finish(state, total, lanes, round):
+        order = jnp.arange(lanes.weight.shape[1])
+        shared = empty_prepared(1)._replace(num_added=()), round, key, ()
+        return next_server(given.algorithm, state, total, lanes, order, shared)
+
+    return RemoteServer(
+        given=given,
+        received=tuple(read),
+        total=total,
+        lane=lane._replace(personal=()),
+        accountant=accountant_of(given.algorithm, given.sampling, given.num_clients),
+        finish=finish,
+    )

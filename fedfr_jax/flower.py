@@ -1,0 +1,450 @@
+"""Flower apps: the algorithms of a simulation with real clients.
+
+    deployment = flower.build_deployment(fedavg, data, variables, batch_size=20)
+    server = flower.server_app(deployment, rounds=3)    # serverapp = "app:server"
+    client = flower.client_app(deployment)              # clientapp = "app:client"
+
+Both are Flower's own apps, so that `flwr run`, its SuperLink and SuperNodes run them.
+A SuperNode says by `--node-config "partition-id=3"` which client it is. See
+docs/how-to/real-clients.md.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from fedfr_jax.api import FederatedDataset, check_input, class_labels, inputs_of
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.remote import (
+    ClientData,
+    ClientReply,
+    ClientTask,
+    Deployment,
+    RemoteServer,
+    build_client,
+    build_server,
+    check_deployment,
+    client_data_of,
+    describe_example,
+)
+from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.schema import check_choice, check_whole, naming
+from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
+
+OLDEST, TOO_NEW = (1, 42), (2, 0)  # versions of flwr
+ROUNDS = "num-server-rounds"  # Flower's name of it in a run's config
+Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
+
+
+def check_library() -> None:
+    """Raise ImportError unless Flower is there in a version that fits."""
+    install = 'pip install "fedfr_jax[flower]"'
+    try:
+        version = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise ImportError(f"fedfr_jax.flower needs Flower: {install}.") from None
+    if not OLDEST <= tuple(map(int, version.split(".")[:2])) < TOO_NEW:
+        raise ImportError(
+            f"fedfr_jax.flower needs flwr of version 1.42 or later, below 2, got "
+            f"{version}: {install}."
+        )
+
+
+def build_deployment(
+    algorithm: Algorithm,
+    data: FederatedDataset | Callable[[int], tuple],
+    variables: PyTree,
+    *,
+    batch_size: int,
+    batching: Batching | None = None,
+    num_clients: int | None = None,
+    **options,
+) -> Deployment:
+    """What `ff.init` is given, for real clients.
+
+    Args:
+      data: all clients' examples, of which each takes its own; or a function client
+        -> (x, y), its examples, called at that client alone, with `num_clients`.
+      variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
+      batching: how batches are made; None shuffles and takes examples as they are.
+      options: cohort_size, local_epochs, seed and sampling, as of `ff.init`.
+
+    Raises:
+      ValueError: for an algorithm that real clients cannot run, or a number out of
+        range.
+    """
+    check_whole("batch_size", batch_size, 1)
+    batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
+    if isinstance(data, FederatedDataset):
+        check_input(batching, data.dataset)
+        load = client_data_of(data.dataset, data.population)
+        num_clients = len(data.clients)
+    else:
+        load = functools.partial(_own_data, data, batching)
+    if not (isinstance(variables, dict) and "params" in variables):
+        variables = {"params": variables}
+    given = Deployment(
+        algorithm=algorithm,
+        variables={"batch_stats": {}, **variables},
+        client_data=load,
+        num_clients=num_clients,
+        batching=batching,
+        **options,
+    )
+    check_deployment(given)
+    return given
+
+
+def _own_data(load: Callable, batching: Batching, client: int) -> ClientData:
+    x, y = load(client)
+    table = Dataset.from_arrays(inputs_of(x), class_labels("y", y))
+    check_input(batching, table)
+    return ClientData(table, int(table.labels.max()) + 1)
+
+
+def from_config(
+    name: str, method: str | None = None, *, run: str | None = None
+) -> Deployment:
+    """A method of a config, with its data.
+
+    Args:
+      name: what `fedfr train --config=` takes.
+      method: of config.methods; None is the only one.
+      run: run directory of that config, for a method that starts from an earlier
+        stage, which is trained there.
+
+    Raises:
+      ValueError: for a config that simulates what real clients do on their own, a
+        method that they cannot run, or a stage that is missing.
+    """
+    from fedfr_jax.config import files
+    from fedfr_jax.config.build import build
+
+    path, argument = files.with_argument(name)
+    experiment = build(files.load(files.find(path), argument))
+    stages = experiment.stages
+    method = next(iter(stages)) if method is None and len(stages) == 1 else method
+    check_choice("method", method, stages)
+    with naming(f"config.methods.{method}"):
+        given = _deployment_of(experiment, method, run)
+        check_deployment(given)
+    return given
+
+
+def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
+    """The deployment of a stage of an experiment, not yet checked."""
+    trainer = experiment.stages[method].trainer
+    federation, population = experiment.federation, experiment.task.population
+    if not isinstance(trainer, FederatedTrainer):
+        raise ValueError("a stage without clients cannot run with Flower.")
+    if federation.systems or federation.straggler_fraction:
+        raise ValueError(
+            "real clients fail and take time on their own: remove systems and "
+            "straggler_fraction from config.federation."
+        )
+    if trainer.final_adaptation:
+        raise ValueError(
+            f"the round of all clients after the last one is not run with Flower: "
+            f"remove its key from config.methods.{method}."
+        )
+    return Deployment(
+        algorithm=trainer.algorithm,
+        variables=trainer.init_variables(_variables_before(experiment, method, run)),
+        client_data=client_data_of(experiment.task.dataset, population),
+        num_clients=population.num_clients,
+        batching=experiment.batching,
+        local_epochs=federation.epochs_of(trainer),
+        cohort_size=federation.cohort_size,
+        seed=experiment.seed,
+        sampling=build_sampling(federation.sampling),
+    )
+
+
+def _variables_before(experiment, method: str, run: str | None) -> PyTree | None:
+    """What the stage starts from, None where it starts on its own."""
+    from fedfr_jax.runs.restore import variables_before
+
+    before = experiment.stages[method].init_from_stage
+    if before is not None and run is None:
+        raise ValueError(
+            f"it starts from the stage {before}: train that first, with `fedfr train "
+            f"--methods={before} --workdir=RUN`, and give run=RUN."
+        )
+    return variables_before(experiment, method, run)
+
+
+def _words(given: Given, *configs: Mapping[str, Any]) -> tuple:
+    """What `given` is called with, to be looked up by: () of a deployment."""
+    merged = {k: x for config in configs for k, x in config.items()}
+    return () if isinstance(given, Deployment) else tuple(sorted(merged.items()))
+
+
+def _resolve(given: Given, words: tuple) -> Deployment:
+    return given if isinstance(given, Deployment) else given(dict(words))
+
+
+def _to_record(arrays: Mapping[str, np.ndarray]):
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({name: Array(np.asarray(x)) for name, x in arrays.items()})
+
+
+def _from_record(record) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def client_app(given: Given):
+    """The `flwr.clientapp.ClientApp` of a deployment.
+
+    A client's personal state lies in its SuperNode's `Context.state` for as long as the
+    run; it is never sent.
+
+    Args:
+      given: the deployment; or a function {key: value} -> deployment of the run's
+        config, with the node's beside it.
+
+    Raises:
+      ImportError: without Flower, or with a version that does not fit.
+    """
+    check_library()
+    from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @functools.cache
+    def built(words):
+        deployment = _resolve(given, words)
+        return deployment, build_client(deployment)
+
+    def of(context):
+        words = _words(given, context.run_config, context.node_config)
+        deployment, train = built(words)
+        return deployment, train, _client_id(deployment, context.node_config)
+
+    @app.query()
+    def query(message, context):
+        deployment, _, client = of(context)
+        example = describe_example(deployment.client_data(client).dataset)
+        record = ConfigRecord({"id": client, "example": example})
+        return Message(RecordDict({"client": record}), reply_to=message)
+
+    @app.train()
+    def train(message, context):
+        _, step, client = of(context)
+        content, state = message.content, context.state
+        task = _task(content["task"])
+        arrays = _from_record(content["server"])
+        personal = _from_record(state["personal"]) if "personal" in state else {}
+        reply, personal = step(client, task, arrays, personal)
+        state["personal"] = _to_record(personal)
+        update, metrics = _to_record(reply.arrays), MetricRecord(dict(reply.metrics))
+        found = RecordDict({"update": update, "metrics": metrics})
+        return Message(found, reply_to=message)
+
+    return app
+
+
+def _task(record: Mapping[str, Any]) -> ClientTask:
+    return ClientTask(**{**record, "key": np.array(record["key"], np.uint32)})
+
+
+def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
+    """Which client a SuperNode is.
+
+    Raises:
+      ValueError: unless it says so.
+    """
+    client, most = node_config.get("partition-id"), deployment.num_clients - 1
+    if not (isinstance(client, int) and 0 <= client <= most):
+        raise ValueError(
+            f"partition-id of the SuperNode's --node-config must be one of 0 to {most},"
+            f' got {client}. Start it with --node-config "partition-id=0".'
+        )
+    return client
+
+
+def server_app(
+    given: Given,
+    *,
+    rounds: int = 3,
+    timeout: float = 3600.0,
+    evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
+):
+    """The `flwr.serverapp.ServerApp` of a deployment.
+
+    Args:
+      given: as of `client_app`, without the nodes' config.
+      rounds: `num-server-rounds` of the run's config, where it is there, goes first.
+      timeout: seconds that a round waits for its clients; it goes on with those that
+        have answered. The first one waits as long for all clients to connect.
+      evaluate_fn: (round from 1, variables of the global network) -> numbers to print,
+        or None, called after every round.
+
+    Raises:
+      ImportError: as `client_app`.
+    """
+    check_library()
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        deployment = _resolve(given, _words(given, context.run_config))
+        number = context.run_config.get(ROUNDS, rounds)
+        check_whole(ROUNDS, number, 1)
+        train_rounds(deployment, grid, number, timeout, evaluate_fn)
+
+    return app
+
+
+def train_rounds(
+    deployment: Deployment,
+    grid,
+    rounds: int,
+    timeout: float = 3600.0,
+    evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
+) -> PyTree:
+    """Train with the clients of a Flower `Grid`: -> the server's state after the end.
+
+    Raises:
+      RuntimeError: when no client is there, or none answers a round that asks some.
+      ValueError: when a round would overspend the privacy budget.
+      FloatingPointError: when the server's numbers are not finite after a round.
+    """
+    nodes = Nodes(grid, deployment.num_clients)
+    nodes.wait(timeout)
+    server = build_server(deployment, nodes.example)
+    state = deployment.algorithm.init(deployment.variables)
+    for number in range(rounds):
+        cohort = server.cohort(number)
+        replies = ask(server, state, nodes, cohort, number, timeout)
+        state, metrics = server.update(state, cohort, replies, number)
+        found = {name: float(x.mean()) for name, x in metrics.items() if x.size}
+        if evaluate_fn:
+            variables = deployment.algorithm.global_model(state)
+            found |= evaluate_fn(number + 1, variables) or {}
+        shown = "".join(f", {name} {x:.4g}" for name, x in found.items())
+        say(f"{len(replies)} of {len(cohort.asked)} clients{shown}", number, rounds)
+    return state
+
+
+def say(text: str, number: int, rounds: int | None = None) -> None:
+    """Print a line of round `number`, from 0, into the run's log."""
+    of = f" of {rounds}" if rounds else ""
+    print(f"Round {number + 1}{of}: {text}", flush=True)
+
+
+class Nodes:
+    """Connected SuperNodes, by the client that each is."""
+
+    def __init__(self, grid, num_clients: int):
+        self.grid, self.num_clients = grid, num_clients
+        self.known: dict[int, int | None] = {}  # node -> client, None if it cannot say
+        self.example = ""  # see `describe_example`
+
+    def wait(self, timeout: float) -> None:
+        """Until all clients are connected, or for `timeout` seconds.
+
+        Raises:
+          RuntimeError: when there is none.
+        """
+        end = time.monotonic() + timeout
+        while len(list(self.grid.get_node_ids())) < self.num_clients:
+            if time.monotonic() > end:
+                break
+            time.sleep(1)
+        found = self.connected(timeout)
+        if not found:
+            raise RuntimeError(
+                f"No client has connected within {timeout:g} s. Start SuperNodes with "
+                '--node-config "partition-id=0" and so on, then `flwr run` again.'
+            )
+        if len(found) < self.num_clients:
+            print(f"{len(found)} of {self.num_clients} clients are connected.")
+
+    def connected(self, timeout: float) -> dict[int, int]:
+        """{client: node} of those that are there; new nodes are asked who they are."""
+        from flwr.app import Message, MessageType, RecordDict
+
+        here = list(self.grid.get_node_ids())
+        query = lambda node: Message(RecordDict(), node, MessageType.QUERY)
+        if new := [query(node) for node in here if node not in self.known]:
+            for reply in self.grid.send_and_receive(new, timeout=timeout):
+                self.learn(reply)
+        return {
+            client: node
+            for node, client in self.known.items()
+            if node in here and client is not None
+        }
+
+    def learn(self, reply) -> None:
+        """Take down what a node says of itself."""
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            self.known[node] = None
+            print(f"A client cannot take part: {reason(reply)}", flush=True)
+            return
+        record = reply.content["client"]
+        self.example = self.example or record["example"]
+        if record["example"] != self.example:
+            self.known[node] = None
+            print(
+                f"Client {record['id']} cannot take part: its examples must be "
+                f"{self.example}, got {record['example']}.",
+                flush=True,
+            )
+            return
+        self.known[node] = record["id"]
+
+
+def reason(reply) -> str:
+    """Why a client has not answered, in one line."""
+    words = str(reply.error.reason or f"error {reply.error.code}").split()
+    return " ".join(words)
+
+
+def ask(
+    server: RemoteServer, state: PyTree, nodes: Nodes, cohort, number: int, timeout
+) -> dict:
+    """Let a cohort train: {client: what `RemoteServer.update` is given of it}.
+
+    Raises:
+      RuntimeError: when none of them answers.
+    """
+    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+    where, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
+    messages = []
+    for client, task in server.tasks(cohort, number).items():
+        if client in where:
+            words = {**task._asdict(), "key": task.key.tolist()}
+            content = RecordDict({"task": ConfigRecord(words), "server": arrays})
+            group = {"group_id": str(number + 1)}
+            message = Message(content, where[client], MessageType.TRAIN, **group)
+            messages.append(message)
+    replies, found = [], {}
+    if messages:
+        replies = nodes.grid.send_and_receive(messages, timeout=timeout)
+    for reply in replies:
+        if reply.has_error():
+            say(f"a client did not answer: {reason(reply)}", number)
+            continue
+        client = nodes.known[reply.metadata.src_node_id]
+        content = reply.content
+        sent = ClientReply(_from_record(content["update"]), content["metrics"])
+        try:
+            found[client] = server.unpack(client, sent)
+        except ValueError as error:
+            say(str(error), number)
+    if len(cohort.asked) and not found:
+        raise RuntimeError(
+            f"No client of round {number + 1} has answered within {timeout:g} s. See "
+            "the SuperNodes' logs, start them again, then `flwr run` again."
+        )
+    return found
