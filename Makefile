@@ -8,13 +8,14 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo docs test test-slow accelerators faults mutants lint check bench clean
+.PHONY: help demo docs test test-slow test-flower accelerators faults mutants lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make docs       this documentation as a site in build/site; fails on a broken link"
 	@echo "make test       every test but the slow ones"
 	@echo "make test-slow  the slow ones"
+	@echo "make test-flower  with Flower's processes, in an environment of their own; minutes"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    faults put in one at a time, each of which a test must notice; hours, or ARGS=--sample=40"
@@ -45,6 +46,12 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(RUN) -m pytest -m slow $(ARGS)
+
+# Flower's pins differ from those of requirements.txt.
+test-flower:
+	test -d $(VENV)-flower || $(PYTHON) -m venv $(VENV)-flower
+	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -e ".[flower,privacy,test]"
+	FLWR_TELEMETRY_ENABLED=0 $(VENV)-flower/bin/python -m pytest tests/test_flower.py $(ARGS)
 
 accelerators: $(READY)
 	$(RUN) experiments/benchmarks/accelerators.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Real clients: a server and four clients, each a process of its own, by Flower.
+"""Real clients: a server and three clients, each a process of its own, by Flower.
 
     pip install "fedfr_jax[flower]" scikit-learn
     python examples/real_clients.py scaffold

@@ -107,13 +107,13 @@ def _own_data(load: Callable, batching: Batching, client: int) -> ClientData:
 
 
 def from_config(
-    name: str, method: str | None = None, *, run: str | None = None
+    config: str | Mapping[str, Any], method: str, *, run: str | None = None
 ) -> Deployment:
     """A method of a config, with its data.
 
     Args:
-      name: what `fedfr train --config=` takes.
-      method: of config.methods; None is the only one.
+      config: what `fedfr train --config=` takes, or the sections.
+      method: of config.methods.
       run: run directory of that config, for a method that starts from an earlier
         stage, which is trained there.
 
@@ -124,11 +124,11 @@ def from_config(
     from fedfr_jax.config import files
     from fedfr_jax.config.build import build
 
-    path, argument = files.with_argument(name)
-    experiment = build(files.load(files.find(path), argument))
-    stages = experiment.stages
-    method = next(iter(stages)) if method is None and len(stages) == 1 else method
-    check_choice("method", method, stages)
+    if isinstance(config, str):
+        path, argument = files.with_argument(config)
+        config = files.load(files.find(path), argument)
+    experiment = build(config)
+    check_choice("method", method, experiment.stages)
     with naming(f"config.methods.{method}"):
         given = _deployment_of(experiment, method, run)
         check_deployment(given)
@@ -140,7 +140,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
     trainer = experiment.stages[method].trainer
     federation, population = experiment.federation, experiment.task.population
     if not isinstance(trainer, FederatedTrainer):
-        raise ValueError("a stage without clients cannot run with Flower.")
+        raise ValueError("Flower needs a method with clients, got a central one.")
     if federation.systems or federation.straggler_fraction:
         raise ValueError(
             "real clients fail and take time on their own: remove systems and "
@@ -148,8 +148,8 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
         )
     if trainer.final_adaptation:
         raise ValueError(
-            f"the round of all clients after the last one is not run with Flower: "
-            f"remove its key from config.methods.{method}."
+            "the round of all clients after the last one is not run with Flower. "
+            "Remove its key from the method."
         )
     return Deployment(
         algorithm=trainer.algorithm,
@@ -437,11 +437,11 @@ def ask(
             continue
         client = nodes.known[reply.metadata.src_node_id]
         content = reply.content
-        sent = ClientReply(_from_record(content["update"]), content["metrics"])
         try:
+            sent = ClientReply(_from_record(content["update"]), content["metrics"])
             found[client] = server.unpack(client, sent)
-        except ValueError as error:
-            say(str(error), number)
+        except (KeyError, ValueError) as error:  # of another app or network
+            say(f"client {client} is left out: {error}", number)
     if len(cohort.asked) and not found:
         raise RuntimeError(
             f"No client of round {number + 1} has answered within {timeout:g} s. See "

@@ -22,6 +22,7 @@ NOT_PINNED = (
     "detect",
     "docs",
     "export",
+    "flower",
     "mlflow",
     "torch",
     "trackio",

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 import fedfr_jax as ff
 from fedfr_jax import flower
 
-NUM_CLIENTS = 4
+NUM_CLIENTS = 3
 
 
 def own_digits(client):

@@ -37,6 +37,7 @@ def running(folder, num_clients):
     (folder / "config.toml").write_text(CONNECTION.format(port=port))
     names = {"SAVE_TO": "variables.npz", "JAX_COMPILATION_CACHE_DIR": "programs"}
     paths = {name: str(folder / word) for name, word in names.items()}
+    paths["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # of Flower's commands
     environment = {**os.environ, "FLWR_HOME": str(folder), **paths}
     link = f"flower-superlink --insecure --port {port}"
     commands = [f"{link} --disable-runtime-dependency-installation"]
@@ -54,7 +55,7 @@ def running(folder, num_clients):
                 )
             processes.append(started)
             if name == "flower-superlink":
-                wait_for(port)
+                wait_for(port, started)
         yield environment, processes
     finally:
         for process in processes:
@@ -63,14 +64,13 @@ def running(folder, num_clients):
             process.wait()
 
 
-def wait_for(port, seconds=120):
-    """Until something listens on the port."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def wait_for(port, process):
+    """Until the process listens on the port."""
+    while process.poll() is None:
         with contextlib.suppress(OSError):
             return socket.create_connection(("127.0.0.1", port), 1).close()
         time.sleep(0.5)
-    raise TimeoutError(f"the SuperLink must listen on {port} after {seconds} s.")
+    raise RuntimeError(f"the SuperLink has ended, with code {process.returncode}.")
 
 
 def run(app, environment, **config):

@@ -103,9 +103,10 @@ def check_deployment(given: Deployment) -> None:
     """Raise ValueError for what real clients cannot do, or a number out of range."""
     algorithm, cohort_size = given.algorithm, given.cohort_size or given.num_clients
     if algorithm.prepare:
+        name = algorithm.prepare.__module__.rpartition(".")[2]
         raise ValueError(
-            f"{algorithm} needs a server that looks at clients' examples before the "
-            "round (`prepare`), which real clients keep. Choose an algorithm without."
+            f"{name} needs a server that looks at examples before a round (`prepare`), "
+            "which real clients keep. Choose an algorithm without."
         )
     if algorithm.aggregator is None:
         raise ValueError(

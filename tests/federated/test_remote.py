@@ -4,6 +4,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,11 +14,13 @@ from fedfr_jax.federated import remote
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import (
     build_simulation,
+    cohort_of_round,
     open_store,
-    simulate_round,
+    run_cohort,
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Participation
 from tests.contracts import test_algorithms as contract
 from tests.federated import toys
 
@@ -71,7 +74,7 @@ METHODS = {
         sampling=ff.Sampling("poisson"),
     ),
 }
-QUICK = {("scaffold with a personal head",), ("private",), ("quantized",)}
+QUICK = {("scaffold with a personal head",), ("private",)}
 
 
 def deployment(method, **options):
@@ -90,57 +93,109 @@ def deployment(method, **options):
     return remote.Deployment(**{**given, **options})
 
 
-def apart(given, leave=lambda client, round: False):
-    """Rounds of clients and a server that share arrays only: (server, state, rows,
-    metrics of each round)."""
+def leaves(cohort, number):
+    """The first client that is asked leaves in the second round."""
+    return cohort.asked[0] if number == 1 and len(cohort.asked) else None
+
+
+class Rounds(NamedTuple):
+    server: remote.RemoteServer
+    state: object
+    rows: dict  # {client: personal arrays}
+    reply: remote.ClientReply  # the last
+    task: remote.ClientTask
+    metrics: dict
+
+
+def apart(given):
+    """Rounds of clients and a server that share nothing but arrays."""
     remote.check_deployment(given)
     train = remote.build_client(given)
     example = remote.describe_example(given.client_data(0).dataset)
     server = remote.build_server(given, example)
-    state, rows, metrics = given.algorithm.init(given.variables), {}, []
+    state, rows = given.algorithm.init(given.variables), {}
     for number in range(ROUNDS):
-        cohort = server.cohort(number)
-        arrays, replies = server.arrays(state), {}
+        cohort, replies = server.cohort(number), {}
+        arrays = server.arrays(state)
         for client, task in server.tasks(cohort, number).items():
-            if not leave(client, number):
+            if client != leaves(cohort, number):
                 own = rows.get(client, {})
                 reply, rows[client] = train(client, task, arrays, own)
                 replies[client] = server.unpack(client, reply)
-        state, found = server.update(state, cohort, replies, number)
-        metrics.append(found)
-    return server, state, rows, metrics
+        state, metrics = server.update(state, cohort, replies, number)
+    return Rounds(server, jax.device_get(state), rows, reply, task, metrics)
 
 
-def simulated(given):
-    """The same rounds by the engine."""
+def simulated(given, leaves=leaves):
+    """The same rounds by the engine: (server, store, metrics of the last)."""
+    names = ("cohort_size", "local_epochs", "seed", "sampling")
     sim = build_simulation(
         given.algorithm,
         given.batching,
         DATA,
         POPULATION,
         mesh=make_mesh(1),
-        **{k: getattr(given, k) for k in ("cohort_size", "local_epochs")},
-        **{k: getattr(given, k) for k in ("seed", "sampling")},
+        **{name: getattr(given, name) for name in names},
     )
-    state, metrics = start_simulation(sim, given.variables), []
+    state = start_simulation(sim, given.variables)
     store = open_store(sim, state)
     for number in range(ROUNDS):
-        state, log = simulate_round(sim, state, store, number)
-        metrics.append(log.metrics)
-    return state, store, metrics
+        cohort = cohort_of_round(sim, number)
+        here = np.full(len(cohort.ids), True)
+        part = cohort.participation or Participation(here, here)
+        asked = remote.RemoteCohort(cohort.ids, part.is_present)
+        is_here = part.is_present & (cohort.ids != leaves(asked, number))
+        cohort = cohort._replace(participation=Participation(is_here, is_here))
+        state, log = run_cohort(sim, state, store, cohort)
+    return jax.device_get(state), store, log.metrics
 
 
 @pytest.mark.parametrize("name", toys.others_are_slow(QUICK, METHODS))
 def test_rounds_apart_are_those_of_the_simulation(name):
+    """With a client that leaves; and nobody is handed more than it has to have."""
     given = deployment(METHODS[name])
-    server, state, rows, metrics = apart(given)
-    expected, store, expected_metrics = simulated(given)
-    contract.assert_close(jax.device_get(state), jax.device_get(expected))
-    clients = np.array(sorted(rows))
+    found = apart(given)
+    expected, store, metrics = simulated(given)
+    contract.assert_close(found.state, expected)
+    clients = np.array(sorted(found.rows))
     kept, is_new = store.gather(clients)
     assert not is_new.any()
     for i, client in enumerate(clients):
         own = remote.to_arrays(jax.tree.map(lambda x, i=i: x[i], kept))
-        contract.assert_close(dict(rows[client]), own)
-    if name != "private":
-        contract.assert_close(metrics[-1]["loss"], expected_metrics[-1]["loss"])
+        contract.assert_close(dict(found.rows[client]), own)
+    assert not np.array_equal(found.task.key, jax.random.key_data(jax.random.key(5)))
+    if name == "private":  # its mechanism covers all that a client sends
+        assert all(part.startswith("sum/") for part in found.reply.arrays)
+        assert not found.reply.metrics and found.metrics["epsilon"][0] > 0
+        return
+    contract.assert_close(found.metrics["loss"], metrics["loss"])
+    if "head" in name or name == "fedper":
+        assert not [part for part in found.reply.arrays if "head" in part]
+    if name == "quantized":
+        assert found.reply.arrays["sum/0/update/params/body"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "algorithm, rule",
+    [
+        (
+            ff.feddane(contract.LOCAL, mu=0.1),
+            "^feddane needs a server that looks at examples",
+        ),
+        (fedavg()._replace(aggregator=None), "Algorithm.fedavg. sends no update"),
+    ],
+)
+def test_what_real_clients_cannot_do_is_refused_by_name(algorithm, rule):
+    given = deployment(METHODS["fedavg"], algorithm=algorithm)
+    with pytest.raises(ValueError, match=rule):
+        remote.check_deployment(given)
+
+
+def test_arrays_of_another_network_are_refused_and_bfloat16_comes_back():
+    template = {"w": jnp.ones(3, jnp.bfloat16)}
+    arrays = remote.to_arrays(template)
+    stored = {"w": arrays["w"].view("V2")}  # what np.save makes of it
+    assert remote.from_arrays(stored, template, "client 1")["w"].dtype == jnp.bfloat16
+    for wrong in ({}, {"w": arrays["w"][:2]}, {"w": np.ones(3, np.float32)}):
+        with pytest.raises(ValueError, match="^w of client 1 must be .3, 'bfloat16'."):
+            remote.from_arrays(wrong, template, "client 1")
