@@ -143,13 +143,13 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
         raise ValueError("Flower needs a method with clients, got a central one.")
     if federation.systems or federation.straggler_fraction:
         raise ValueError(
-            "real clients fail and take time on their own: remove systems and "
-            "straggler_fraction from config.federation."
+            "config.federation cannot have systems or straggler_fraction with Flower: "
+            "real clients fail and take time on their own. Remove them."
         )
     if trainer.final_adaptation:
         raise ValueError(
-            "the round of all clients after the last one is not run with Flower. "
-            "Remove its key from the method."
+            "Flower cannot run the round of all clients after the last one. Remove its "
+            "key from the method."
         )
     return Deployment(
         algorithm=trainer.algorithm,
@@ -171,8 +171,8 @@ def _variables_before(experiment, method: str, run: str | None) -> PyTree | None
     before = experiment.stages[method].init_from_stage
     if before is not None and run is None:
         raise ValueError(
-            f"it starts from the stage {before}: train that first, with `fedfr train "
-            f"--methods={before} --workdir=RUN`, and give run=RUN."
+            f"it needs the stage {before} that it starts from. Train that with `fedfr "
+            f"train --methods={before} --workdir=RUN`, and give run=RUN."
         )
     return variables_before(experiment, method, run)
 

@@ -105,13 +105,13 @@ def check_deployment(given: Deployment) -> None:
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
         raise ValueError(
-            f"{name} needs a server that looks at examples before a round (`prepare`), "
-            "which real clients keep. Choose an algorithm without."
+            f"{algorithm} with the `prepare` of {name} needs a server that looks at "
+            "examples before a round, which real clients keep. Choose another one."
         )
     if algorithm.aggregator is None:
         raise ValueError(
-            f"{algorithm} sends no update that could be summed. Choose an algorithm "
-            "like fedavg."
+            f"Flower needs updates that are summed, but {algorithm} sends none. Choose "
+            "an algorithm like fedavg."
         )
     check_whole("num_clients", given.num_clients, 1)
     check_seed("seed", given.seed)
