@@ -205,7 +205,7 @@ def test_a_method_of_a_config_is_deployed_with_its_data(tmp_path):
     [
         ({}, "fedavg", "^method must be one of .'fedper'., got 'fedavg'"),
         (
-            {"methods": {"central": {"kind": "central", "batch_size": 4}}},
+            {"methods": {"central": {"kind": "central", "batch_size": 8}}},
             "central",
             "Flower needs a method with clients",
         ),

@@ -110,8 +110,8 @@ def check_deployment(given: Deployment) -> None:
         )
     if algorithm.aggregator is None:
         raise ValueError(
-            f"Flower needs updates that are summed, but {algorithm} sends none. Choose "
-            "an algorithm like fedavg."
+            f"the server needs updates that are summed, but {algorithm} sends none. "
+            "Choose an algorithm like fedavg."
         )
     check_whole("num_clients", given.num_clients, 1)
     check_seed("seed", given.seed)

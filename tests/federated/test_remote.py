@@ -182,7 +182,10 @@ def test_rounds_apart_are_those_of_the_simulation(name):
             ff.feddane(contract.LOCAL, mu=0.1),
             "fedavg. with the `prepare` of penalties needs a server",
         ),
-        (fedavg()._replace(aggregator=None), "^Flower needs updates that are summed"),
+        (
+            fedavg()._replace(aggregator=None),
+            "^the server needs updates that are summed",
+        ),
     ],
 )
 def test_what_real_clients_cannot_do_is_refused_by_name(algorithm, rule):
