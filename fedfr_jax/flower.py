@@ -31,8 +31,10 @@ from fedfr_jax.federated.remote import (
     client_data_of,
     describe_example,
 )
+from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.schema import check_choice, check_whole, naming
+from fedfr_jax.ranges import BatchSize, ByRound, Count, Seed, Whole
+from fedfr_jax.schema import check_choice, check_values, checked, naming
 from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
 OLDEST, TOO_NEW = (1, 42), (2, 0)  # versions of flwr
@@ -54,15 +56,19 @@ def check_library() -> None:
         )
 
 
+@checked
 def build_deployment(
     algorithm: Algorithm,
-    data: FederatedDataset | Callable[[int], tuple],
+    data: FederatedDataset | Callable,
     variables: PyTree,
     *,
-    batch_size: int,
+    batch_size: BatchSize,
     batching: Batching | None = None,
-    num_clients: int | None = None,
-    **options,
+    num_clients: Count | None = None,
+    local_epochs: ByRound | Callable = 1,
+    cohort_size: Whole = 0,
+    seed: Seed = 0,
+    sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
 ) -> Deployment:
     """What `ff.init` is given, for real clients.
 
@@ -71,18 +77,21 @@ def build_deployment(
         -> (x, y), its examples, called at that client alone, with `num_clients`.
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
       batching: how batches are made; None shuffles and takes examples as they are.
-      options: cohort_size, local_epochs, seed and sampling, as of `ff.init`.
+      local_epochs, cohort_size, seed, sampling: as of `ff.init`.
 
     Raises:
       ValueError: for an algorithm that real clients cannot run, or a number out of
         range.
     """
-    check_whole("batch_size", batch_size, 1)
     batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
     if isinstance(data, FederatedDataset):
         check_input(batching, data.dataset)
         load = client_data_of(data.dataset, data.population)
         num_clients = len(data.clients)
+    elif num_clients is None:
+        raise ValueError(
+            "build_deployment needs num_clients with a function of a client's examples."
+        )
     else:
         load = functools.partial(_own_data, data, batching)
     if not (isinstance(variables, dict) and "params" in variables):
@@ -93,7 +102,10 @@ def build_deployment(
         client_data=load,
         num_clients=num_clients,
         batching=batching,
-        **options,
+        local_epochs=local_epochs,
+        cohort_size=cohort_size,
+        seed=seed,
+        sampling=sampling,
     )
     check_deployment(given)
     return given
@@ -297,7 +309,7 @@ def server_app(
     def main(grid, context):
         deployment = _resolve(given, _words(given, context.run_config))
         number = context.run_config.get(ROUNDS, rounds)
-        check_whole(ROUNDS, number, 1)
+        check_values("", {ROUNDS: number}, {ROUNDS: Count})
         train_rounds(deployment, grid, number, timeout, evaluate_fn)
 
     return app

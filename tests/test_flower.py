@@ -162,7 +162,7 @@ def test_a_deployment_is_built_from_what_a_simulation_is_built_from():
     assert not asked and whole.num_clients == parts.num_clients
     one, other = (of.client_data(2) for of in (whole, parts))
     jax.tree.map(np.testing.assert_array_equal, one.dataset, other.dataset)
-    with pytest.raises(ValueError, match="^num_clients must be "):
+    with pytest.raises(ValueError, match="^build_deployment needs num_clients with"):
         make(own)
     with pytest.raises(ValueError, match="^x must be floats, or uint8 with a batching"):
         images = (np.zeros((3, 6), np.uint8), np.zeros(3, np.int32))

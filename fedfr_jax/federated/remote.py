@@ -46,7 +46,6 @@ from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.schedule import random_client
 from fedfr_jax.federated.simulation import accountant_of, epochs_by_round
-from fedfr_jax.schema import check_seed, check_whole
 from fedfr_jax.types import Algorithm, Dataset, PyTree
 
 Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/kernel"
@@ -100,7 +99,7 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
 
 
 def check_deployment(given: Deployment) -> None:
-    """Raise ValueError for what real clients cannot do, or a number out of range."""
+    """Raise ValueError for what real clients cannot do, or a cohort out of range."""
     algorithm, cohort_size = given.algorithm, given.cohort_size or given.num_clients
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
@@ -113,8 +112,6 @@ def check_deployment(given: Deployment) -> None:
             f"the server needs updates that are summed, but {algorithm} sends none. "
             "Choose an algorithm like fedavg."
         )
-    check_whole("num_clients", given.num_clients, 1)
-    check_seed("seed", given.seed)
     check_sampling(given.sampling, given.num_clients, cohort_size)
     algorithm.check_cohort(cohort_size)
     if not callable(given.local_epochs):
