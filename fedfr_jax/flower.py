@@ -19,6 +19,7 @@ import numpy as np
 
 from fedfr_jax.api import FederatedDataset, check_input, class_labels, inputs_of
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.remote import (
     ClientData,
     ClientReply,
@@ -326,14 +327,15 @@ def train_rounds(
 
     Raises:
       RuntimeError: when no client is there, or none answers a round that asks some.
-      ValueError: when a round would overspend the privacy budget.
+      ValueError: when the first round would overspend the privacy budget; others that
+        would are not played.
       FloatingPointError: when the server's numbers are not finite after a round.
     """
     nodes = Nodes(grid, deployment.num_clients)
     nodes.wait(timeout)
     server = build_server(deployment, nodes.example)
     state = deployment.algorithm.init(deployment.variables)
-    for number in range(rounds):
+    for number in range(affordable_rounds(server.accountant, rounds)):
         cohort = server.cohort(number)
         replies = ask(server, state, nodes, cohort, number, timeout)
         state, metrics = server.update(state, cohort, replies, number)

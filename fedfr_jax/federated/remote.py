@@ -71,7 +71,6 @@ class Deployment(NamedTuple):
     cohort_size: int = 0  # K; 0: all clients
     seed: int = 0  # the server's alone counts
     sampling: Sampling = Sampling()
-    max_rounds: int | None = None  # within the budget of a private method
 
     @property
     def num_asked(self) -> int:

@@ -24,7 +24,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.communication import count_communication
 from fedfr_jax.federated.model_parallel import put_on_mesh
-from fedfr_jax.federated.privacy.accountant import Accountant
+from fedfr_jax.federated.privacy.accountant import Accountant, affordable_rounds
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
@@ -313,7 +313,7 @@ def run_federated(
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
     view = lambda server: trained_models(experiment, trainer, sim, server, store)
-    rounds = loop.affordable_rounds(sim, federation.rounds)
+    rounds = affordable_rounds(sim.accountant, federation.rounds)
     period = loop.Intervals(
         federation.evaluate_every,
         federation.checkpoint_every,

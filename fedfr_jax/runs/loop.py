@@ -15,7 +15,6 @@ import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.many_rounds import simulate_rounds
-from fedfr_jax.federated.privacy.accountant import check_round
 from fedfr_jax.federated.simulation import (
     RoundLog,
     Simulation,
@@ -200,21 +199,6 @@ def calls_of_rounds(
         if is_end or any(ends(round) for ends in wanted):
             yield first, round + 1
             first = round + 1
-
-
-def affordable_rounds(sim: Simulation, num_rounds: int) -> int:
-    """How many of the rounds the privacy budget allows; says so when they are fewer."""
-    if sim.accountant is None:
-        return num_rounds
-    check_round(sim.accountant, 0)
-    allowed = sim.accountant.rounds_within_budget(num_rounds)
-    if allowed < num_rounds:
-        print(
-            f"Only {allowed} of {num_rounds} rounds are played: round {allowed + 1} "
-            f"would spend more than privacy.epsilon = {sim.accountant.budget:.4g}.",
-            flush=True,
-        )
-    return allowed
 
 
 def save_round(

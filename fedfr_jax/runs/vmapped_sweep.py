@@ -18,6 +18,7 @@ import numpy as np
 
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.model_parallel import placement
+from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import data_digest, loop
@@ -168,7 +169,8 @@ def train_stage(
         if len(rounds) > 1:
             raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
         (at,) = rounds
-        end = min(loop.affordable_rounds(sim, federation.rounds) for sim in runs.sims)
+        given = [sim.accountant for sim in runs.sims]
+        end = min(affordable_rounds(x, federation.rounds) for x in given)
         if at >= end:
             return
         for member in members:

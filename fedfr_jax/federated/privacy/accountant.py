@@ -117,6 +117,21 @@ def check_round(accountant: Accountant | None, round: int) -> None:
         )
 
 
+def affordable_rounds(accountant: Accountant | None, num_rounds: int) -> int:
+    """How many of the rounds the privacy budget allows; says so when they are fewer."""
+    if accountant is None:
+        return num_rounds
+    check_round(accountant, 0)
+    allowed = accountant.rounds_within_budget(num_rounds)
+    if allowed < num_rounds:
+        print(
+            f"Only {allowed} of {num_rounds} rounds are played: round {allowed + 1} "
+            f"would spend more than privacy.epsilon = {accountant.budget:.4g}.",
+            flush=True,
+        )
+    return allowed
+
+
 def check_mechanism(mechanism: Mechanism) -> None:
     """Raise ValueError for what `build_accountant` does not account for."""
     num_clients, delta = mechanism.num_clients, mechanism.delta

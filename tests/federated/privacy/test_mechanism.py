@@ -13,7 +13,11 @@ from fedfr_jax.federated.algorithms.mime import mime
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
+from fedfr_jax.federated.privacy.accountant import (
+    Mechanism,
+    affordable_rounds,
+    build_accountant,
+)
 from fedfr_jax.federated.privacy.mechanism import (
     Privacy,
     next_clip_norm,
@@ -27,7 +31,6 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.loop import affordable_rounds
 from tests.federated.test_aggregation import aggregate, play_updates
 from tests.federated.toys import (
     LOCAL,
@@ -269,4 +272,5 @@ def test_a_private_run_resumes_to_the_same_bits_and_stops_at_its_budget(tmp_path
     np.testing.assert_allclose(metrics["epsilon"], spent[0])
     with pytest.raises(ValueError, match="privacy.epsilon must stay .* round 4 would"):
         ff.run_round(end)
-    assert affordable_rounds(run.sim, 3) == affordable_rounds(run.sim, 10) == 3
+    given = run.sim.accountant
+    assert affordable_rounds(given, 3) == affordable_rounds(given, 10) == 3
