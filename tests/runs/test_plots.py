@@ -130,6 +130,19 @@ def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, drawn
     assert all(x.get_marker() != "None" for axes in panels for x in axes.lines)
 
 
+def test_metrics_of_clients_that_take_time_are_drawn_over_it_too(tmp_path, drawn):
+    rows = [
+        {**client_row(r, 3.0 / r), "simulated_seconds": 60.0 * r**2, "g/tar": 0.1 * r}
+        for r in (1, 2, 3)
+    ]
+    report.plot_rounds(tmp_path / "rounds", {"fedavg": rows}, evaluators=["g"])
+    *_, over_rounds, over_time = drawn["rounds"].axes
+    assert over_time.get_title().endswith("over simulated time")
+    assert over_time.get_xlabel() == "simulated seconds"
+    assert over_time.lines[0].get_xdata().tolist() == [60, 240, 540]
+    assert over_rounds.lines[0].get_xdata().tolist() == [1, 2, 3]
+
+
 def test_an_axis_of_rounds_begins_at_the_first(tmp_path, drawn):
     rows = {"fedavg": [client_row(r, 3.0 / r) for r in (1, 2, 3)]}
     report.plot_rounds(tmp_path / "rounds", rows)
