@@ -132,9 +132,14 @@ def communication(begun: StageState, rounds: int) -> dict[str, float]:
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
 
+def is_private(accountant: Accountant | None) -> bool:
+    """Whether rounds are private: clipping without noise is not."""
+    return accountant is not None and accountant.mechanism.noise_multiplier > 0
+
+
 def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evaluation]:
     """A section "privacy": epsilon of a private method after all rounds, at delta."""
-    if accountant is None:
+    if not is_private(accountant):
         return {}
     epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
     return {"privacy": Evaluation({"epsilon": epsilon, "delta": delta})}
@@ -142,7 +147,7 @@ def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evalu
 
 def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
     """privacy.json of a private method: what in its folder is private, what is not."""
-    if accountant is not None and meshes.is_first_process():
+    if is_private(accountant) and meshes.is_first_process():
         write_summary(folder / "privacy.json", PRIVACY_NOTE)
 
 

@@ -7,6 +7,7 @@ last whole checkpoint and ends with the numbers of an uninterrupted one.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -303,8 +304,8 @@ def histograms_of(outcome: RoundLog) -> dict[str, np.ndarray]:
 
 
 def is_private(outcome: RoundLog) -> bool:
-    """Whether a round has spent some epsilon."""
-    return "epsilon" in outcome.counts
+    """Whether a round has an epsilon, which clipping alone has not."""
+    return math.isfinite(outcome.counts.get("epsilon", math.inf))
 
 
 def summarize(outcome: RoundLog) -> dict[str, float]:

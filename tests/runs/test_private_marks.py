@@ -10,13 +10,17 @@ from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
 from tests.tasks.test_privacy import PRIVATE, config_of
 
+STAGES = {"row": True, "plain": False, "clipped": False}  # whether it is private
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A finished run of a private method and of a plain one."""
+    """A finished run of a private method, a plain one and one that clips alone."""
     folder = tmp_path_factory.mktemp("private") / "run"
     config = config_of(PRIVATE, rounds=2)
     config["methods"]["plain"] = {"learning_rate": 0.1}
+    clipped = {"clip_norm": 0.5, "noise_multiplier": 0.0, "delta": 1e-2}
+    config["methods"]["clipped"] = {"learning_rate": 0.1, "privacy": clipped}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw", lambda *_, **__: [])
         run_experiment(build(config), folder)
@@ -28,7 +32,7 @@ def rows_of(folder, file):
 
 
 def test_numbers_of_clients_are_marked_where_training_is_private(folder):
-    for name, is_private in (("row", True), ("plain", False)):
+    for name, is_private in STAGES.items():
         clients = rows_of(folder, f"{name}/clients.jsonl")
         assert all(("not_private" in line) is is_private for line in clients)
         found = json.loads((folder / name / "evaluation.json").read_text())
@@ -52,6 +56,7 @@ def test_epsilon_is_in_every_round_in_the_table_and_in_the_plots(folder, monkeyp
     assert privacy == {"epsilon": spent[1], "delta": PRIVATE["delta"]}
     caption = report.result_table(summary).caption
     assert "row: the model is private" in caption and "plain" not in caption
+    assert "clipped" not in caption
     titles = []
     monkeypatch.setattr(
         report.figures, "set_title", lambda axes, title, width: titles.append(title)
