@@ -11,6 +11,8 @@ A config's own steps by the compilers of TPUs and GPUs, in a process of their ow
 environment that has the compiler.
 """
 
+import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
 import ml_collections
 
-from fedfr_jax.cli.flags import define, names, new_parser, parse
+from fedfr_jax import distributed
+from fedfr_jax.cli.flags import define, kept_text, names, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.topologies import device_kind, topology
@@ -113,6 +116,13 @@ BAD_CONFIG_EXIT = 2  # exit code of a config that is wrong
 ABOUT = "Compile the programs of a config's rows for devices that need not be there."
 
 
+def compile_here(words: Sequence[str]) -> dict:
+    """`compile_for` of this machine's own devices."""
+    command = [sys.executable, "-m", "fedfr_jax.cli.aot_compile", "--device=cpu"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
+    return _result(done, "cpu", words)
+
+
 def compile_for(device: str, words: Sequence[str]) -> dict:
     """{stage: {program: what `runs.accelerators.compiled.compiled` says}}.
 
@@ -128,7 +138,13 @@ def compile_for(device: str, words: Sequence[str]) -> dict:
     """
     kind = device_kind(device)
     command = ["-m", "fedfr_jax.cli.aot_compile", f"--device={device}", *words]
-    done = run_in(kind.extra, command, kind.environment)
+    return _result(run_in(kind.extra, command, kind.environment), device, words)
+
+
+def _result(
+    done: subprocess.CompletedProcess, device: str, words: Sequence[str]
+) -> dict:
+    """What a process of `main` has printed, see `compile_for`."""
     if done.returncode == BAD_CONFIG_EXIT:
         says = done.stderr.strip().splitlines()[-1]
         raise ValueError(f"the config for {device} must build, but: {says}")
@@ -144,12 +160,32 @@ def main(argv: list[str]) -> None:
     define(parser, needs_workdir=False)
     parser.add_argument("--device", required=True, metavar="KIND:GRID")
     parser.add_argument("--methods", type=names, default=(), metavar="A,B")
+    parser.add_argument("--save", metavar="FOLDER")
     values = parse(parser, argv)
     from fedfr_jax.plan.aot import compile_stages
 
-    with topology(values.device):
+    is_here = values.device == "cpu"
+    with (
+        contextlib.nullcontext() if is_here else topology(values.device),
+        saving(values) if values.save else contextlib.nullcontext(),
+    ):
         found = compile_stages(without_images(values.config), values.methods)
     print(json.dumps(found))
+
+
+@contextlib.contextmanager
+def saving(values: argparse.Namespace) -> Iterator[None]:
+    """Keep what the block compiles in --save, for `fedfr train --compiled`."""
+    from fedfr_jax import mesh
+    from fedfr_jax.runs.compiled_programs import programs_in, write_stamp
+
+    distributed.use_every_core()  # the flags of a training, by which JAX finds them
+    folder = pathlib.Path(values.save)
+    folder.mkdir(parents=True, exist_ok=True)
+    with programs_in(folder):
+        yield
+    config = json.loads(kept_text(values.config))
+    write_stamp(folder, config, mesh.list_devices())
 
 
 def without_images(config: ml_collections.ConfigDict) -> Experiment:

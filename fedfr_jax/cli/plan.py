@@ -8,13 +8,14 @@ What `fedfr plan` does with a config.
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import ml_collections
 
 from fedfr_jax.cli.flags import add_switch, count, define, names, new_parser, parse
 from fedfr_jax.config.build import sections
-from fedfr_jax.plan.devices import get_device
+from fedfr_jax.plan.devices import CPU, get_device
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.report import ABOUT as ASSUMED
 from fedfr_jax.plan.report import format_stage
@@ -46,7 +47,14 @@ def main(argv: list[str]) -> None:
         parser,
         "compile",
         "compile the steps for a grid of devices with XLA's own compiler, which is "
-        "installed for it (docs/explanation/accelerators.md)",
+        "installed for it (docs/explanation/accelerators.md); with --device=cpu for "
+        "this machine",
+    )
+    parser.add_argument(
+        "--save",
+        metavar="FOLDER",
+        help="folder to keep the programs of --compile in, for fedfr train --compiled; "
+        "of TPUs and cpu, as for GPUs kernels are timed on the device",
     )
     parser.add_argument(
         "--num_devices", type=count, metavar="N", help="number of devices (default 1)"
@@ -66,15 +74,16 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="file to write the numbers to")
     values = parse(parser, argv)
-    from fedfr_jax.cli.aot_compile import compile_for, config_words
-
-    pass
+    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_words
     from fedfr_jax.plan.report import format_programs
     from fedfr_jax.plan.topologies import device_kind, num_devices
 
     kind, is_grid, _ = values.device.partition(":")
-    if is_grid or values.compile:
+    is_here = values.device == CPU
+    if is_grid or (values.compile and not is_here):
         device_kind(values.device)
+    if values.save:
+        check_save(values)
     if is_grid and values.num_devices:
         raise ValueError(
             f"--num_devices must not go with a grid, got {values.num_devices} and "
@@ -90,11 +99,27 @@ def main(argv: list[str]) -> None:
         hard_negatives=values.assume_hard_negatives,
     )
     if values.compile:
-        found["compiled"] = compile_for(values.device, config_words(argv))
+        words = config_words(argv)
+        words += [f"--save={values.save}"] if values.save else []
+        compile_words = compile_here if is_here else partial(compile_for, values.device)
+        found["compiled"] = compile_words(words)
         for name, programs in found["compiled"].items():
             print(f"\n{format_programs(name, programs)}")
     if values.json:
         pathlib.Path(values.json).write_text(json.dumps(found, indent=1))
+
+
+def check_save(values) -> None:
+    """Raise ValueError where --save has nothing to keep."""
+    from fedfr_jax.plan.topologies import device_kind
+
+    if not values.compile:
+        raise ValueError("fedfr plan: --save needs --compile.")
+    if values.device != CPU and device_kind(values.device).platform != "tpu":
+        raise ValueError(
+            f"fedfr plan: --save needs a grid of TPUs, or cpu, got {values.device}: "
+            "programs of GPUs are tuned on the device. `fedfr train` keeps them there."
+        )
 
 
 def plan(

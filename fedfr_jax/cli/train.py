@@ -1,9 +1,12 @@
 """Train every method of a config, or resume where a run stopped."""
 
 import argparse
+import contextlib
+import json
+import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import fedfr_jax
 from fedfr_jax.cli.flags import (
@@ -77,6 +80,12 @@ def main(argv: list[str]) -> None:
     )
     add_switch(parser, "quiet", "print errors and results alone")
     parser.add_argument(
+        "--compiled",
+        metavar="FOLDER",
+        help="programs that fedfr plan --compile --save has kept for these devices, "
+        "this config and this JAX; others are refused",
+    )
+    parser.add_argument(
         "--grace_seconds",
         type=seconds,
         default=GRACE,
@@ -132,7 +141,8 @@ def train(values: argparse.Namespace, location) -> None:
         open_run(location, jax.process_index()) as run,
     ):
         try:
-            train_in(values, run, is_asked)
+            with compiled(values) as experiment:
+                train_in(values, run, is_asked, experiment)
         except RunInterrupted as error:
             if jax.process_index() == 0:
                 print(error, flush=True)
@@ -141,15 +151,40 @@ def train(values: argparse.Namespace, location) -> None:
             raise SystemExit(128 + signal.SIGTERM) from error
 
 
-def train_in(values: argparse.Namespace, run, is_asked: Callable[[], bool]) -> None:
-    """Build the experiment and run it in the folder of an opened run.
+@contextlib.contextmanager
+def compiled(values: argparse.Namespace) -> Iterator:
+    """The experiment, whose programs are looked for in --compiled within the block.
+
+    Raises:
+      ValueError: where the folder has programs for something else.
+    """
+    from fedfr_jax.config.build import build
+
+    if not values.compiled:
+        yield build(values.config)
+        return
+    import jax
+
+    from fedfr_jax.runs.compiled_programs import check_stamp, programs_in
+
+    folder = pathlib.Path(values.compiled)
+    check_stamp(folder, json.loads(kept_text(values.config)), jax.devices())
+    with programs_in(folder) as count:
+        yield build(values.config)
+    if jax.process_index() == 0 and not values.quiet:
+        print(f"{count.found} programs were in {folder}, {count.compiled} were not.")
+
+
+def train_in(
+    values: argparse.Namespace, run, is_asked: Callable[[], bool], experiment
+) -> None:
+    """Run the experiment in the folder of an opened run.
 
     Args:
       is_asked: whether a signal asks this process to end after a round.
     """
     import jax
 
-    from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.hosts import describe_hosts, see_hosts
@@ -161,7 +196,6 @@ def train_in(values: argparse.Namespace, run, is_asked: Callable[[], bool]) -> N
     sinks = values.sinks if values.sinks is not None else Logging().sinks
     view = "quiet" if values.quiet else "auto"
     logging = Logging(sinks, view, values.profile)
-    experiment = build(values.config)
     if jax.process_count() > 1:
         hosts = describe_hosts(see_hosts(experiment.mesh), experiment.mesh)
         if jax.process_index() == 0:

@@ -198,10 +198,11 @@ def compile_programs(program: jax.stages.Lowered, num_devices: int) -> dict:
     seconds = time.perf_counter() - start
     memory, text = memory_gib(found.memory_analysis()), hlo.parse(found.as_text())
     step = hlo.count_step(text, num_devices)
+    limit = mesh.memory()  # None of a CPU
     estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
         "compile_seconds": round(seconds, 1),
-        "fits": memory["needed"] * GIB <= mesh.memory(),
+        "fits": limit is None or memory["needed"] * GIB <= limit,
         "gib": {name: round(size, 6) for name, size in memory.items()},
         "whole": hlo.count_program(text, num_devices)._asdict(),
         "step": step and step._asdict(),

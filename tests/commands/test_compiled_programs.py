@@ -1,0 +1,102 @@
+"""Programs that a plan has compiled are not compiled again, or refused."""
+
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedfr_jax import digest_json
+from fedfr_jax.cli import aot_compile
+from fedfr_jax.cli.main import main
+from fedfr_jax.runs.compiled_programs import STAMP
+from tests.commands.test_more_rounds import CONFIG
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Flag of a tiny config."""
+    folder = tmp_path_factory.mktemp("config")
+    images = np.random.default_rng(0).integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
+    np.savez(folder / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
+    (folder / "tiny.py").write_text(CONFIG.replace("PATH", str(folder / "set.npz")))
+    return f"--config={folder / 'tiny.py'}"
+
+
+@pytest.fixture(scope="module")
+def saved(config, tmp_path_factory):
+    """A folder with the programs of a config, for the devices of this process."""
+    folder = tmp_path_factory.mktemp("saved")
+    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aot_compile.distributed, "use_every_core", lambda: None)
+        aot_compile.main([config, "--device=cpu", f"--save={folder}"])
+    return folder
+
+
+def rounds_in(folder):
+    return sorted(path.name for path in folder.glob("jit_whole-*-cache"))
+
+
+def test_a_training_compiles_no_round_that_a_plan_has(config, saved, tmp_path, capsys):
+    before, cache = rounds_in(saved), jax.config.jax_compilation_cache_dir
+    assert len(before) == 1
+    words = [config, f"--workdir={tmp_path / 'run'}", "--sinks=csv"]
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(["train", *words, f"--compiled={saved}"]) == 0
+    assert rounds_in(saved) == before  # a round of its own would lie there now
+    assert f"programs were in {saved}, " in capsys.readouterr().out
+    assert jax.config.jax_compilation_cache_dir == cache
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"jax": "0.1"}, "got jax 0.1 in "),
+        ({"device": "TPU v5 lite"}, "got device TPU v5 lite in "),
+        ({"num_devices": 4}, "got num_devices 4 in "),
+        ({"config": {"seed": 1}}, " in "),
+        (None, "without compiled.json"),
+    ],
+)
+def test_programs_of_something_else_are_refused(
+    config, saved, tmp_path, capsys, change, says
+):
+    if change is not None:
+        stamp = digest_json.read(saved / STAMP) | change
+        digest_json.write(tmp_path / STAMP, stamp)
+    words = [config, f"--workdir={tmp_path / 'run'}", f"--compiled={tmp_path}"]
+    assert main(["train", *words]) == 2
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line.startswith("--compiled must be") and says in line
+
+
+def test_a_plan_says_what_it_cannot_save(config, capsys):
+    for words, says in [
+        (["--save=a"], "--save needs --compile"),
+        (["--compile", "--save=a", "--device=h200:1x1x8"], "needs a grid of TPUs, or"),
+    ]:
+        assert main(["plan", config, *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_commands_share_a_folder(config, tmp_path):
+    folder = tmp_path / "programs"
+
+    def fedfr(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedfr_jax", words[0], config, *words[1:]],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    fedfr("plan", "--device=cpu", "--compile", f"--save={folder}")
+    before = rounds_in(folder)
+    words = [f"--workdir={tmp_path / 'run'}", f"--compiled={folder}", "--sinks=csv"]
+    said = fedfr("train", *words)
+    assert len(before) == 1 and rounds_in(folder) == before
+    assert re.search(r"\n[1-9]\d* programs were in", said)
