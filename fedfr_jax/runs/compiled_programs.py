@@ -8,10 +8,10 @@ would compile all of them again is refused instead.
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
-import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
 from fedfr_jax import digest_json
@@ -63,7 +63,7 @@ def target_of(devices: Sequence[jax.Device]) -> dict[str, Any]:
     """What programs for these devices depend on, but for the config."""
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": metadata.version("jaxlib"),
         "device": devices[0].device_kind,
         "num_devices": len(devices),
     }

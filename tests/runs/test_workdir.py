@@ -276,6 +276,7 @@ ALL, ROUNDED = set(STAGES), {"fedavg", "fedfr"}
 LEFT_AS_THEY_ARE = {
     "federation": {
         "checkpoint_every",
+        "rounds_per_call",
         "evaluate_every",
         "clients_per_device",
         "data_placement",
