@@ -21,7 +21,7 @@ ROWS = {
     "moon": {"algorithm": "moon"},
     "personal": {"personal": "bias"},
 }
-SMALL = {"blocks": (1, 1), "widths": (2, 2), "remat": False, "dtype": "float32"}
+SMALL = {"blocks": (1, 1), "widths": (2, 2), "remat": False}  # little to trace
 MLP = {"name": "mlp", "hidden_dim": 4}
 TASKS = ("faces", "classification", "segmentation", "reid")
 
