@@ -337,6 +337,7 @@ class Client(NamedTuple):
     shared: PyTree  # what `prepare` made for this round
     # [] int32: rounds since `round`, in which it has begun; 0 but in asynchronous runs
     staleness: jax.Array | int = 0
+    steps_per_loop: int = 1  # static: steps of a counted loop; 1: there is none
 
 
 class Participation(NamedTuple):

@@ -328,6 +328,7 @@ def round_functions(
     max_local: int,
     kind: type = DeviceData,
     shards: int | None = None,
+    steps_per_loop: int = 1,
 ) -> Round:
     """A round, to be `compile_round`; no client owns more than `max_local`.
 
@@ -336,6 +337,7 @@ def round_functions(
         handed as `hyper` is an argument of the compiled call and no constant.
       kind: of the table, see `tables`.
       shards: V of the canonical reduction; None sums over devices as they come.
+      steps_per_loop: of counted local loops, see `local.run_steps`.
     """
     make = model_parallel.shard_leaves(mesh, make, feed.batch_size)
     num_devices = mesh.shape[meshes.CLIENTS]
@@ -347,6 +349,7 @@ def round_functions(
         return lambda row, slot: train_slot(
             *(make(hyper), feed, max_local, server, row, slot, extra),
             *(kind.device_examples(table, slot.start), round, key),
+            steps_per_loop=steps_per_loop,
         )
 
     def device(total, server, rows, slots, table, shared):
@@ -508,14 +511,36 @@ def next_server(algorithm, server, total, output, order, shared):
     return server, {**metrics, IS_FINITE: is_finite}
 
 
-def train_slot(algorithm, feed, max_local, server, row, slot, extra, held, round, key):
+def train_slot(
+    algorithm,
+    feed,
+    max_local,
+    server,
+    row,
+    slot,
+    extra,
+    held,
+    round,
+    key,
+    steps_per_loop=1,
+):
     """`train_client` of one slot, with its client's key from the run's."""
     parts = algorithm, feed, max_local, server, row, slot, extra, held, round
-    return train_client(*parts, client_key(key, slot.client))
+    return train_client(*parts, client_key(key, slot.client), steps_per_loop)
 
 
 def train_client(
-    algorithm, feed, max_local, server, row, slot, extra, held, round, key
+    algorithm,
+    feed,
+    max_local,
+    server,
+    row,
+    slot,
+    extra,
+    held,
+    round,
+    key,
+    steps_per_loop=1,
 ):
     """Train the client of one slot; an idle slot's sums are selected away.
 
@@ -525,7 +550,8 @@ def train_client(
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
-    client = client_view(feed, max_local, round_key, slot, extra, held, round)
+    given = feed, max_local, round_key, slot, extra, held, round
+    client = client_view(*given, steps_per_loop=steps_per_loop)
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)

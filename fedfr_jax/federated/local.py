@@ -11,6 +11,10 @@ Local training of one client: a loop over its own number of steps.
 The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
 long as the longest lane, and finished lanes keep parameters, momentum and running
 statistics untouched because their carry is selected, not multiplied.
+
+A GPU waits for the host in every turn of such a loop, which alone knows whether there
+is another one. There each turn is a loop of a fixed number of steps, of which those
+behind the client's last are selected away: the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -283,7 +287,8 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
 
 
 def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps.
+    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps,
+    `client.steps_per_loop` of them in a loop whose length the compiler knows.
 
     Returns:
       (carry, metrics), where each metric is the mean over steps (0 for a client without
@@ -300,7 +305,15 @@ def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, Py
     _, metrics = jax.eval_shape(body, jnp.int32(0), carry)
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     ongoing = lambda progress: progress.step < client.num_steps
-    end = jax.lax.while_loop(ongoing, advance, LoopState(jnp.int32(0), carry, sums))
+
+    def advance_many(progress: LoopState) -> LoopState:
+        def one(_, progress):
+            return trees.where(ongoing(progress), advance(progress), progress)
+
+        return jax.lax.fori_loop(0, client.steps_per_loop, one, progress)
+
+    turn = advance if client.steps_per_loop == 1 else advance_many
+    end = jax.lax.while_loop(ongoing, turn, LoopState(jnp.int32(0), carry, sums))
     means = trees.divide(end.sums, jnp.maximum(end.step, 1))
     return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
 

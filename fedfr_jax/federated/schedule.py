@@ -18,6 +18,8 @@ import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
 
+MAX_STEPS_PER_LOOP = 64  # beyond, what the host costs is little beside the steps
+
 
 def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
     """Ids of a round's cohort, ascending, [K] int64, in O(K) time and memory.
@@ -51,6 +53,16 @@ def random_client(ids: np.ndarray, seed: int, round: int) -> int:
         return -1
     draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
     return int(np.sort(ids)[draw])
+
+
+def choose_steps_per_loop(num_steps: np.ndarray, waste: float = 0.05) -> int:
+    """The most steps of a counted loop that lengthen clients of `num_steps` [n] by at
+    most a share `waste`, in [1, 64]."""
+    for count in range(MAX_STEPS_PER_LOOP, 1, -1):
+        executed = -(-num_steps // count) * count
+        if executed.sum() <= (1 + waste) * num_steps.sum():
+            return count
+    return 1
 
 
 class Schedule(NamedTuple):

@@ -37,6 +37,8 @@ class Federation(NamedTuple):
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     # auto: with implementation and devices measured once, and kept.
     clients_per_device: Count | Literal["auto"] = 1
+    # Local steps of a loop whose length the compiler knows; 1: none; auto: on GPUs.
+    steps_per_loop: Count | Literal["auto"] = AUTO
     reproducible_sum: bool = False  # same bits on any number of devices
     num_partial_sums: Count = 8  # of reproducible sums, best a multiple of the devices
     model_shards: Count = 1  # devices that hold one network's parameters together
@@ -79,6 +81,7 @@ class Federation(NamedTuple):
             "local_epochs": self.epochs_of(trainer),
             "reproducible_sum": self.reproducible_sum,
             "num_partial_sums": self.num_partial_sums,
+            "steps_per_loop": self.steps_per_loop,
             "stragglers": self.straggling,
             "sampling": build_sampling(self.sampling),
             "systems": self.build_systems(num_clients),

@@ -7,7 +7,7 @@ A round as the host sees it: sample, prepare, schedule, train, put rows away.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -45,6 +45,7 @@ from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_client
 from fedfr_jax.federated.schedule import (
     Schedule,
     build_schedule,
+    choose_steps_per_loop,
     random_client,
 )
 from fedfr_jax.federated.state import Simulation
@@ -214,6 +215,8 @@ def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
 
 
 DEFAULT_PARTIAL_SUMS = 8
+AUTO = "auto"
+GPUS = ("gpu", "cuda", "rocm")  # platforms
 
 
 class RoundLog(NamedTuple):
@@ -245,6 +248,7 @@ def build_simulation(
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
     systems: Systems = Systems(),  # noqa: B008 (a constant)
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
+    steps_per_loop: Count | Literal["auto"] = AUTO,
 ) -> Simulation:
     """Check the pieces and put them together.
 
@@ -265,6 +269,8 @@ def build_simulation(
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
       sampling: how a round's clients are drawn.
+      steps_per_loop: local steps of a loop whose length the compiler knows, 1 for none;
+        "auto" takes those on GPUs, so many that few steps are run in vain.
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
@@ -281,6 +287,8 @@ def build_simulation(
         given, local_epochs = local_epochs, epochs_by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
     source = place_data(mesh, table)
+    if steps_per_loop == AUTO:
+        steps_per_loop = steps_of_loops(mesh, feed, population, local_epochs)
     return Simulation(
         algorithm=algorithm,
         batching=feed,
@@ -299,6 +307,7 @@ def build_simulation(
             max_local=int(population.sizes_descending[0]),
             kind=type(source),
             shards=fixed,
+            steps_per_loop=steps_per_loop,
         ),
         key=meshes.put_global(jax.random.key(seed), meshes.replicated(mesh)),
         stragglers=stragglers,
@@ -307,7 +316,21 @@ def build_simulation(
         sampling=sampling,
         accountant=accountant_of(algorithm, sampling, num_clients),
         inner_algorithm=inner,
+        steps_per_loop=steps_per_loop,
     )
+
+
+def steps_of_loops(
+    mesh: Mesh, feed: Batching, population: Population, local_epochs: Callable
+) -> int:
+    """Steps of counted loops where they pay, on GPUs, from some clients and rounds."""
+    if mesh.devices.flat[0].platform not in GPUS:
+        return 1
+    ids = np.unique(np.linspace(0, population.num_clients - 1, 1024).astype(np.int64))
+    each = feed.steps_per_epoch(population.sizes(ids))
+    epochs = [np.asarray(local_epochs(round)) for round in range(16)]
+    steps = [each * (x[ids] if x.ndim else x) for x in epochs]
+    return choose_steps_per_loop(np.concatenate(steps))
 
 
 def check_rows_of_clients(population: Population, num_rows: int) -> None:

@@ -108,6 +108,7 @@ def sweep(
         max_local=int(population.largest(1)[0]),
         kind=type(sims[0].data),
         shards=sims[0].num_partial_sums,
+        steps_per_loop=sims[0].steps_per_loop,
     )
     hyper = jax.tree.map(lambda *x: np.asarray(x, np.float32), *hypers)
     key = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))

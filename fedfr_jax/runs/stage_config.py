@@ -14,6 +14,7 @@ FREE = {
         "evaluate_every",
         "clients_per_device",
         "rounds_per_call",
+        "steps_per_loop",
         "data_placement",
         "stream_buffer_gib",
     ),

@@ -78,6 +78,12 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 
 
 @as_a_run
+def test_counted_loops_have_the_bits_of_loops_that_end_with_the_client():
+    counted = play_canonical("fedfr", 2, 2, steps_per_loop=3)
+    assert digest(counted) == digest(play_canonical("fedfr", 2, 2))
+
+
+@as_a_run
 @pytest.mark.parametrize("name", ["linked attention", "linked krum"])
 def test_a_cohorts_updates_are_combined_alike_in_any_order_of_arrival(name):
     sim = contracts.simulated(name, 2, 1, reproducible_sum=True, num_partial_sums=4)

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.benchmarks.skew import busiest, least, zipf_steps
-from fedfr_jax.federated.schedule import build_schedule, random_client, sample_cohort
+from fedfr_jax.federated.schedule import (
+    build_schedule,
+    choose_steps_per_loop,
+    random_client,
+    sample_cohort,
+)
 
 
 def test_nobody_is_drawn_twice_within_an_epoch_of_the_population():
@@ -35,6 +40,13 @@ def test_the_first_client_of_a_cohort_is_drawn_anew_in_every_round():
     assert min(counts) > 30  # each as likely as the others
     assert first == [random_client(ids[::-1], 0, round) for round in range(200)]
     assert first != [random_client(ids, 1, round) for round in range(200)]
+
+
+def test_a_counted_loop_is_as_long_as_few_steps_in_vain_allow():
+    assert choose_steps_per_loop(np.array([25, 50, 200])) == 25
+    assert choose_steps_per_loop(np.array([1, 2, 40])) == 2  # 44 of 43 steps
+    assert choose_steps_per_loop(np.array([1, 3, 3])) == 1
+    assert choose_steps_per_loop(np.array([10**6])) == 64
 
 
 @pytest.mark.parametrize("population", [10**6, 10**9])

@@ -137,6 +137,7 @@ EXPECTED = {
         "flip_probability": 0.5,
         "augment": (),
         "clients_per_device": 1,
+        "steps_per_loop": "auto",
         "reproducible_sum": False,
         "num_partial_sums": 8,
         "model_shards": 1,
