@@ -88,6 +88,9 @@ def platform() -> str:
     return list_devices()[0].platform if device is None else device.platform
 
 
+GPUS = ("gpu", "cuda", "rocm")  # what `platform` says of one
+
+
 def memory() -> int | None:
     """Bytes of a device, None where it does not say."""
     if given := available_devices():

@@ -59,6 +59,8 @@ COLUMNS = {  # of the table: title -> key of a row
     "lanes": "lanes",
     "convolution": "conv_implementation",
     "dtype": "dtype",
+    "steps a loop": "steps_per_loop",
+    "rounds a call": "rounds_per_call",
     "clients/s": "clients_per_second",
     "images/s": "images_per_second",
     "MFU": "mfu",

@@ -6,6 +6,8 @@ parity: the loss of three rounds on this device and on the CPU, all products in 
 emnist, resnet18, iresnet50: seconds of a whole round, host included, for lanes (clients
 trained at once), bfloat16 or float32 (TF32 where the device has it) and implementations
 of convolutions, the most telling first; `gib` is what the compiler sets aside.
+Cells of steps_per_loop 1 have no counted loops, which "auto" takes on a GPU; those with
+rounds_per_call above 1 play that many rounds in one call.
 iresnet50 also has one data-parallel network with the same total batch.
 r50_93k, r100_93k: a central step with CosFace over 93,431 classes; MFU counts 6
 operations per multiply-add of backbone and classes, nothing that is computed again.
@@ -32,6 +34,7 @@ from lease_works import EMBEDDING, SMOKE_EMBEDDING, WORKS, size_of, work_of
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
+from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import load_round
 from fedfr_jax.mesh import make_mesh
@@ -48,31 +51,40 @@ class Cell(NamedTuple):
 
     lanes: int
     dtype: str = "float32"  # of the convolutions
-    implementation: str = "xla"
+    conv_implementation: str = "xla"
+    steps_per_loop: int | str = "auto"  # of a counted local loop; 1: none
+    rounds_per_call: int = 1
 
 
 BF16 = "bfloat16"
 CELLS = {
     "emnist": (
         Cell(64),
+        Cell(64, steps_per_loop=1),
+        Cell(64, rounds_per_call=10),
         Cell(64, BF16),
         Cell(256),
         Cell(16),
-        Cell(64, implementation="im2col"),
-        Cell(64, implementation="winograd"),
+        Cell(64, conv_implementation="im2col"),
+        Cell(64, conv_implementation="winograd"),
         Cell(256, BF16, "im2col"),
         Cell(1),
     ),
     "resnet18": (
         Cell(8, BF16),
+        Cell(8, BF16, steps_per_loop=1),
         Cell(1, BF16),
+        Cell(1, BF16, steps_per_loop=1),
         Cell(32, BF16),
         Cell(8),
         Cell(8, BF16, "im2col"),
     ),
     "iresnet50": (Cell(1, BF16), Cell(4, BF16), Cell(4, BF16, "im2col"), Cell(1)),
 }
-SMOKE_CELLS = (Cell(2, implementation="im2col"), Cell(2, BF16, "im2col"))
+SMOKE_CELLS = (
+    Cell(2, BF16, "im2col", steps_per_loop=2),
+    Cell(2, conv_implementation="im2col", rounds_per_call=2),
+)
 
 
 def main():
@@ -130,13 +142,17 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
     """(simulation, server) of a cell."""
     is_smoke = work != WORKS[name]
     settings = network_settings(name, work, is_smoke)
-    settings["conv_implementation"] = cell.implementation
+    settings["conv_implementation"] = cell.conv_implementation
     settings["dtype"] = None if cell.dtype == "float32" else cell.dtype
     model = MODELS[work.model](work.input_shape, **settings)
     algorithm, variables, logits, feed = ours.classifier(work, model)
     if data.images.dtype == np.uint8:
         feed = feed._replace(augment=normalize())
-    options = {"clients_per_device": cell.lanes, "mesh": make_mesh(1)}
+    options = {
+        "clients_per_device": cell.lanes,
+        "mesh": make_mesh(1),
+        "steps_per_loop": cell.steps_per_loop,
+    }
     return ours.build(work, data, (algorithm, variables, logits, feed), **options)[:2]
 
 
@@ -160,12 +176,30 @@ def compiled_round(sim, server):
     return call, play
 
 
+def compiled_call(sim, server, num_rounds: int):
+    """`compiled_round` of `num_rounds` rounds in one call."""
+    store = simulations.open_store(sim, server)
+
+    def play(server, turn):
+        first = turn * num_rounds
+        server, logs = simulate_rounds(sim, server, store, first, num_rounds)
+        return jax.block_until_ready(server), logs[-1].metrics
+
+    play(server, 0)  # compiles
+    (needs,) = sim.programs.run_rounds.needs.values()
+    return needs, play
+
+
 def measure(name: str, work: workloads.Workload, data, cell: Cell) -> dict:
     """Figures of a cell; what does not fit the memory is a failure."""
     start = time.perf_counter()
     try:
         sim, server = build(name, work, data, cell)
-        call, play = compiled_round(sim, server)
+        if cell.rounds_per_call > 1:
+            needs, play = compiled_call(sim, server, cell.rounds_per_call)
+        else:
+            call, play = compiled_round(sim, server)
+            needs = call.memory_analysis()
         compiled, spent = time.perf_counter() - start, []
         for round in range(1 + ROUNDS):
             start = time.perf_counter()
@@ -173,13 +207,13 @@ def measure(name: str, work: workloads.Workload, data, cell: Cell) -> dict:
             spent.append(time.perf_counter() - start)
     except jax.errors.JaxRuntimeError as error:
         return {"failure": first_line(error)}
-    seconds = statistics.median(spent[1:])
+    seconds = statistics.median(spent[1:]) / cell.rounds_per_call
     return {
         "seconds": seconds,
         "clients_per_second": work.cohort / seconds,
         "images_per_second": work.cohort * work.examples * work.epochs / seconds,
         "compile_seconds": compiled,
-        "gib": call.memory_analysis().temp_size_in_bytes / 2**30,
+        "gib": needs.temp_size_in_bytes / 2**30,
         "loss": float(metrics["loss"].mean()),
     }
 
@@ -215,7 +249,9 @@ def parity_loss() -> float:
     """Mean loss of the third round of FedAvg on few clients."""
     jax.config.update("jax_default_matmul_precision", "highest")
     work = workloads.everyone(WORKS["emnist"], PARITY_CLIENTS)
-    sim, server = build("emnist", work, make_data(work), Cell(2, implementation="auto"))
+    sim, server = build(
+        "emnist", work, make_data(work), Cell(2, conv_implementation="auto")
+    )
     _, play = compiled_round(sim, server)
     for round in range(PARITY_ROUNDS):
         server, metrics = play(server, round)

@@ -27,6 +27,16 @@ class DeviceExamples(NamedTuple):
     dataset: Dataset  # of [R, ...]
     # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
     indices: Callable[[jax.Array, jax.Array], jax.Array]
+    example: Dataset | None = None  # shapes of one, where the data set's are flat
+
+
+def taken(held: DeviceExamples, places: jax.Array) -> tuple:
+    """(inputs, targets) [B, ...] of the examples at `places` [B]."""
+    found = jax.tree.map(lambda x: x[places], tuple(held.dataset))
+    if held.example is None:
+        return found
+    shaped = lambda x, one: x.reshape(len(places), *one.shape)
+    return jax.tree.map(shaped, found, tuple(held.example))
 
 
 def all_rows(dataset: Dataset) -> DeviceExamples:
@@ -245,7 +255,7 @@ def client_view(
             row = jnp.where(is_added, extra.added_rows[slot.cohort_index, number], row)
         place = held.indices(row, position)
         with jax.named_scope("gather"):
-            inputs, targets = jax.tree.map(lambda x: x[place], tuple(held.dataset))
+            inputs, targets = taken(held, place)
         return Batch(
             inputs=inputs,
             targets=targets,

@@ -59,7 +59,7 @@ from fedfr_jax.federated.client import (
 from fedfr_jax.federated.finite import all_finite
 from fedfr_jax.federated.lowering import Program, compiler_options
 from fedfr_jax.federated.privacy.mechanism import check_covered
-from fedfr_jax.federated.streaming import DeviceData
+from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.types import ClientOutput, Prepared, PyTree, RoundResult
 
 # Places are never negative; where that is not said, JAX prepares for it at each use.
@@ -326,7 +326,7 @@ def round_functions(
     mesh: Mesh,
     *,
     max_local: int,
-    kind: type = DeviceData,
+    kind: type | DeviceData | StreamedData = DeviceData,
     shards: int | None = None,
     steps_per_loop: int = 1,
 ) -> Round:

@@ -176,6 +176,8 @@ def set_new(told: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
 
 def filled_up(x: np.ndarray, size: int) -> np.ndarray:
     """`x` [m, ...] with zeros behind it, [size, ...]."""
+    if len(x) == size:
+        return x
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 

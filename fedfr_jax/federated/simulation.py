@@ -141,6 +141,8 @@ def load_round(
     ]
     # The slots say how many examples count.
     extras = [work.added._replace(num_added=()) for work in works]
+    if size.room is not None:
+        extras = [x._replace(added_rows=x.added_rows[:, : size.room]) for x in extras]
     shared = join([x.order for x in layouts], 0), join(extras, 0), np.int32(round)
     order, extra, number = meshes.put_numbers(shared, meshes.replicated(sim.mesh))
     read = [list(tables).index(k) for k in sorted(set(tables))]
@@ -216,7 +218,6 @@ def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
 
 DEFAULT_PARTIAL_SUMS = 8
 AUTO = "auto"
-GPUS = ("gpu", "cuda", "rocm")  # platforms
 
 
 class RoundLog(NamedTuple):
@@ -305,7 +306,7 @@ def build_simulation(
             feed,
             mesh,
             max_local=int(population.sizes_descending[0]),
-            kind=type(source),
+            kind=source,
             shards=fixed,
             steps_per_loop=steps_per_loop,
         ),
@@ -324,11 +325,11 @@ def steps_of_loops(
     mesh: Mesh, feed: Batching, population: Population, local_epochs: Callable
 ) -> int:
     """Steps of counted loops where they pay, on GPUs, from some clients and rounds."""
-    if mesh.devices.flat[0].platform not in GPUS:
+    if mesh.devices.flat[0].platform not in meshes.GPUS:
         return 1
     ids = np.unique(np.linspace(0, population.num_clients - 1, 1024).astype(np.int64))
     each = feed.steps_per_epoch(population.sizes(ids))
-    epochs = [np.asarray(local_epochs(round)) for round in range(16)]
+    epochs = [np.asarray(local_epochs(number)) for number in range(16)]
     steps = [each * (x[ids] if x.ndim else x) for x in epochs]
     return choose_steps_per_loop(np.concatenate(steps))
 

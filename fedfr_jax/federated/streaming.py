@@ -19,6 +19,7 @@ A kind has, beside its methods, `spec` (how a segment's table is cut over the de
 and `held(dataset, start) -> DeviceExamples` (how a client finds its examples in it).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class StreamShape(NamedTuple):
     segments: int
     waves: int  # of a segment, on each device
     rows: int  # of a segment's table on each device, where it has one of its own
+    room: int | None = None  # added examples of a client, at most; None: all there are
 
 
 class Layout(NamedTuple):
@@ -103,7 +105,7 @@ def fit_waves(
     fits = int((2 * rows * table.example_bytes <= memory).sum())
     segments = -(-waves // max(min(table.waves or fits, waves), 1))
     size = -(-waves // segments)
-    return StreamShape(segments, size, int(rows[size - 1]))
+    return StreamShape(segments, size, int(rows[size - 1]), room)
 
 
 def capacity_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
@@ -151,7 +153,7 @@ def build_layout(
 def read_rows(
     table: Stream, parts: list[tuple[np.ndarray, np.ndarray]], rows: int
 ) -> Dataset:
-    """The data set [rows, ...] of one device's slots in host memory.
+    """The data set of one device's slots in host memory, `flat_examples`.
 
     Args:
       parts: packed slots [w, L, 11], and the rows [K, X] int32 that the server adds.
@@ -170,7 +172,25 @@ def read_rows(
                 whole[first : first + len(own)] = own
 
             jax.tree.map(put, found, table.take(wanted))
-    return found
+    return flat_examples(found)
+
+
+def flat_examples(tree: Dataset) -> Dataset:
+    """Arrays [rows, ...] or their shapes with one axis behind the rows at most.
+
+    A TPU keeps arrays in tiles of two axes: all images of three channels would be
+    copied into other tiles before a batch is gathered from them.
+    """
+
+    def flat(x):
+        if x.ndim <= 2:
+            return x
+        shape = x.shape[0], math.prod(x.shape[1:])
+        if isinstance(x, np.ndarray):
+            return x.reshape(shape)
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    return jax.tree.map(flat, tree)
 
 
 class SegmentData(NamedTuple):
@@ -230,11 +250,14 @@ class StreamedData:
     """A stream, of which each segment of a round has a table of its own."""
 
     spec, is_streamed = P(meshes.CLIENTS), True
-    device_examples = staticmethod(listed_rows)
 
     def __init__(self, stream: Stream, mesh: Mesh):
         self.dataset, self.mesh = stream, mesh
         self.rooms = set()  # for added examples, see `layout.capacity_for`
+
+    def device_examples(self, table: Dataset, start: jax.Array) -> DeviceExamples:
+        """A client's own rows of a segment's table, from `start` on."""
+        return listed_rows(table, start)._replace(example=self.dataset.example)
 
     def size_of(
         self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
@@ -286,7 +309,7 @@ class StreamedData:
         shape = lambda x: jax.ShapeDtypeStruct(
             (count, *x.shape), x.dtype, sharding=place
         )
-        return jax.tree.map(shape, self.dataset.example)
+        return flat_examples(jax.tree.map(shape, self.dataset.example))
 
     def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
         """`rows` [R] in order, filled up with row 0, in blocks that fit its memory."""

@@ -106,7 +106,7 @@ def sweep(
         feed,
         mesh,
         max_local=int(population.largest(1)[0]),
-        kind=type(sims[0].data),
+        kind=sims[0].data,
         shards=sims[0].num_partial_sums,
         steps_per_loop=sims[0].steps_per_loop,
     )

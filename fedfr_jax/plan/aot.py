@@ -23,7 +23,7 @@ from fedfr_jax.federated.lowering import lowered
 from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
 from fedfr_jax.federated.simulation import cohort_of_round
 from fedfr_jax.federated.state import Simulation
-from fedfr_jax.federated.streaming import fit_waves
+from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
 from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
@@ -128,7 +128,14 @@ def _segment_programs(sim, server, rows, slots, order, table, shared) -> Program
     """A segment of as many waves as the stream's memory has room for, and the end."""
     del table
     waves, lanes = slots.shape[1:3]
-    room = shared[0].added_rows.shape[1]
+    # As many as a client has of its own; a run makes more room when a round has more.
+    added, largest = shared[0].added_rows, int(sim.largest[0])
+    capacity = added.shape[1]
+    room = capacity_for(capacity, min(capacity, largest), largest, set())
+    added = jax.ShapeDtypeStruct(
+        (added.shape[0], room), added.dtype, sharding=added.sharding
+    )
+    shared = shared[0]._replace(added_rows=added), *shared[1:]
     size = fit_waves(
         sim.device_data,
         sim.largest.cumsum(),
@@ -171,15 +178,30 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
             raise ValueError(f"--methods must be of {known}, got {name!r}.")
     return {
         name: {
-            what: compile_programs(program, experiment.mesh.size)
+            what: compile_programs(
+                program, experiment.mesh.size, stage_steps_per_loop(experiment, name)
+            )
             for what, program in stage_programs(experiment, name).items()
         }
         for name in names
     }
 
 
-def compile_programs(program: jax.stages.Lowered, num_devices: int) -> dict:
+def stage_steps_per_loop(experiment: Experiment, name: str) -> int:
+    """Local steps of a stage's counted loops; 1 of a central one."""
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, CentralTrainer):
+        return 1
+    return _simulation(experiment, trainer).steps_per_loop
+
+
+def compile_programs(
+    program: jax.stages.Lowered, num_devices: int, steps_per_loop: int = 1
+) -> dict:
     """What the compiler says of a program for so many devices, as plain numbers.
+
+    Args:
+      steps_per_loop: local steps of its counted loops.
 
     Returns:
       compile_seconds; fits; gib: of a device, by what it is for, `needed` in all;
@@ -197,7 +219,7 @@ def compile_programs(program: jax.stages.Lowered, num_devices: int) -> dict:
         return {"fits": False, "says": _used(str(error))}
     seconds = time.perf_counter() - start
     memory, text = memory_gib(found.memory_analysis()), hlo.parse(found.as_text())
-    step = hlo.count_step(text, num_devices)
+    step = hlo.count_step(text, num_devices, steps_per_loop)
     limit = mesh.memory()  # None of a CPU
     estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
@@ -206,6 +228,7 @@ def compile_programs(program: jax.stages.Lowered, num_devices: int) -> dict:
         "gib": {name: round(size, 6) for name, size in memory.items()},
         "whole": hlo.count_program(text, num_devices)._asdict(),
         "step": step and step._asdict(),
+        "steps_per_loop": steps_per_loop,
         "optimal_seconds": estimate if estimate > 0 else None,
     }
 

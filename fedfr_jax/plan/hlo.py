@@ -3,7 +3,7 @@
 A fusion is one kernel. A loop's body counts as often as the compiler knows that it
 turns, and once where only the run knows. A step, local or of central training, is such
 a turn: of the loop with the most convolutions among those whose number of turns is the
-run's.
+run's, or of the counted loop in that one's body, see `local.run_steps`.
 """
 
 import re
@@ -74,14 +74,27 @@ def count_program(program: Program, num_devices: int) -> Counts:
     return _counts(program, program.entry, num_devices)
 
 
-def count_step(program: Program, num_devices: int) -> Counts | None:
-    """Of one step; None where the run decides of no loop with a convolution."""
+def count_step(
+    program: Program, num_devices: int, steps_per_loop: int = 1
+) -> Counts | None:
+    """Of one step; None where the run decides of no loop with a convolution.
+
+    Args:
+      steps_per_loop: of the counted loop that the loop's body is; 1: there is none.
+    """
     loops = [
         BODY.search(line.rest)[1]
         for lines in program.lines.values()
         for line in lines
         if line.name == "while" and _turns(program, line) is None
     ]
+    if steps_per_loop > 1:
+        loops = [
+            BODY.search(line.rest)[1]
+            for loop in loops
+            for line in program.lines[loop]
+            if line.name == "while" and _turns(program, line) == steps_per_loop
+        ]
     found = [_counts(program, body, num_devices) for body in loops]
     found = [counts for counts in found if counts.convolutions]
     # Of loops within loops the inner one, of as many, is the step.

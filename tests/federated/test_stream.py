@@ -188,10 +188,10 @@ def test_segments_fit_the_memory_and_never_fall_below_a_wave():
         waves=5,
         room=1,
     )
-    assert of(1) == (5, 1, 50 + 30 + 2)
-    assert of(2 * 104 * (95 + 4)) == (3, 2, 95 + 4)
-    assert of(10**9) == (1, 5, 100 + 10)
-    assert of(10**9, waves=4) == (2, 3, 100 + 6)
+    assert of(1) == (5, 1, 50 + 30 + 2, 1)
+    assert of(2 * 104 * (95 + 4)) == (3, 2, 95 + 4, 1)
+    assert of(10**9) == (1, 5, 100 + 10, 1)
+    assert of(10**9, waves=4) == (2, 3, 100 + 6, 1)
 
 
 def test_room_for_added_examples_is_their_limit_or_a_power_of_two_that_is_kept():

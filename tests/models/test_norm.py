@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models.norm import (
+    NO_GROUP,
     BatchNorm,
     GroupNorm,
     PReLU,
+    StatsGroup,
+    in_one_pass,
     inverses,
     moved,
     normalize,
@@ -115,6 +118,22 @@ def test_the_gradient_is_that_of_the_formula():
         want = jax.jit(jax.grad(total(formula), (0, 1, 2)))(z, scale, bias)
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_moments_of_one_pass_are_those_of_two_far_from_zero_too():
+    z = 1000 + jax.random.normal(jax.random.key(0), (64, 8, 8, 3))
+    mean, var, centered = in_one_pass(z, NO_GROUP)
+    exact = np.asarray(z, np.float64)
+    np.testing.assert_allclose(mean, exact.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(var, exact.var((0, 1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(
+        centered, exact - np.asarray(mean)[None, None, None], atol=1e-4
+    )
+    over = StatsGroup(2, lambda x: jax.lax.pmean(x, "parts"))
+    parts = z.reshape(2, 32, 8, 8, 3)
+    found = jax.vmap(lambda z: in_one_pass(z, over)[:2], axis_name="parts")(parts)
+    np.testing.assert_allclose(found[0][1], mean, rtol=1e-6)
+    np.testing.assert_allclose(found[1][0], var, rtol=1e-3)
 
 
 def test_the_gradient_of_prelu_is_that_of_each_of_its_operations():

@@ -169,6 +169,12 @@ def test_a_step_counts_its_loops_as_often_as_they_turn():
     assert whole.megabytes["all-reduce"] == 16 / 1e6
 
 
+def test_a_step_is_a_turn_of_the_counted_loop_in_a_clients_loop():
+    step = hlo.count_step(hlo.parse(PROGRAM), 8, steps_per_loop=5)
+    assert (step.convolutions, step.kernels) == (1, 1)
+    assert hlo.count_step(hlo.parse(PROGRAM), 8, steps_per_loop=4) is None
+
+
 @pytest.mark.parametrize("name", ["v5p", "h100:1x1x8", "v5p:4x0", "h200:"])
 def test_an_unknown_device_lists_the_known_ones(name):
     with pytest.raises(ValueError, match="--device must be one of v5e, v5p, v6e, h200"):
