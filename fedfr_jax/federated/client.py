@@ -222,7 +222,6 @@ def client_view(
     round,
     *,
     shard=(0, 1),
-    steps_per_loop: int = 1,
 ) -> Client:
     """The `Client` that an algorithm sees: numbers, and functions that make batches.
 
@@ -233,7 +232,6 @@ def client_view(
       slot, extra, held, round: what the engine hands to a lane.
       shard: (i, n): batches are the i-th of n equal parts, for a client that is
         trained data parallel.
-      steps_per_loop: see `local.run_steps`.
     """
     count, staleness = slot.num_examples + slot.num_added, slot.staleness
     part = feed.batch_size // shard[1]
@@ -309,7 +307,6 @@ def client_view(
         num_views=feed.num_views,
         shared=extra.shared,
         staleness=0 if staleness is None else staleness,
-        steps_per_loop=steps_per_loop,
     )
 
 

@@ -550,8 +550,8 @@ def train_client(
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
-    given = feed, max_local, round_key, slot, extra, held, round
-    client = client_view(*given, steps_per_loop=steps_per_loop)
+    client = client_view(feed, max_local, round_key, slot, extra, held, round)
+    client = client._replace(steps_per_loop=steps_per_loop)
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)

@@ -178,12 +178,17 @@ def memory_parts(
     cohort, server = plan_places(experiment), shapes.server
     ring = server.versions if isinstance(server, WithWorld) else ()
     rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
+    of_call = 0.0
+    if (rounds := experiment.federation.rounds_per_call) > 1:  # on every device
+        num_clients = experiment.task.population.num_clients
+        of_call = min(rounds * cohort, num_clients) * bytes_on_device(shapes.row)
     made = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
     return {
         "server, before and after the round": 2 * bytes_on_device(plain_server(server)),
         "earlier versions of the server, before and after": 2 * bytes_on_device(ring),
         "sums over clients": bytes_on_device(summary) / shards,
         "personal rows of the cohort": rows,
+        "personal rows of a call's rounds": of_call,
         "what the server prepares": made,
         "uploads of the cohort": cohort * bytes_on_device((kept.per_client, kept.kept)),
     }
