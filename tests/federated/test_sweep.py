@@ -219,8 +219,8 @@ def test_the_tables_of_a_sweep_share_the_memory():
     runs = build(streamed={"memory": 2 * 24 * ROW_BYTES})
     sim, work = runs.sims[0], assigned(runs)[0]
     size_of = sim.data.size_of
-    assert size_of([work], sim.largest) == (2, 2, 12 + 9)  # the two largest clients
-    assert size_of([work, work], sim.largest, 2) == (3, 1, 12)
+    assert size_of([work], sim.largest) == (2, 2, 12 + 9, 0)  # the two largest clients
+    assert size_of([work, work], sim.largest, 2) == (3, 1, 12, 0)
 
 
 def test_a_sweep_of_seeds_needs_no_numbers():
