@@ -97,21 +97,22 @@ def test_a_sigterm_leaves_time_to_end_a_round(seconds, longer, sent, said, code)
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], ["launch", "--port=18482"]])
 def test_a_preempted_run_saves_its_round(launcher, tmp_path):
-    words = ["train", "--config=demo", f"--workdir={tmp_path}", "--quiet"]
-    words += ["--config.federation.rounds=500", "--config.pretrain.epochs=1"]
-    words += ["--config.federation.checkpoint_every=100", "--methods=fedavg"]
+    words = ["train", "--config=smoke", f"--workdir={tmp_path}", "--quiet"]
+    words += ["--config.federation.rounds=50000", "--sinks=csv"]
+    words += ["--config.federation.checkpoint_every=0"]
+    words += ["--config.federation.evaluate_every=0"]
     process = command(*launcher, *words)
-    log = tmp_path / "fedavg" / "metrics.jsonl"
+    log = tmp_path / "fedper" / "metrics.jsonl"
     while not (log.is_file() and log.read_text().count("\n") > 3):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     lines = process.communicate(timeout=60)[0].splitlines()
     rounds = log.read_text().count("\n")
-    ended = f"fedavg: round {rounds} has ended and its checkpoint is saved."
+    ended = f"fedper: round {rounds} has ended and its checkpoint is saved."
     assert ended in lines and process.returncode == 143
     again = " ".join(["fedfr", *launcher, *words])
-    says = f"Stopped by SIGTERM: `{again}` goes on from checkpoint {rounds} of fedavg."
+    says = f"Stopped by SIGTERM: `{again}` goes on from checkpoint {rounds} of fedper."
     assert lines[-1] == says
 
 
