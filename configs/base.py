@@ -9,8 +9,11 @@ MCLR = {
     "weight_decay": 1e-3,
     "weight_decay_mask": "kernel$",
 }  # of models/logistic
-FEDAVG = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
-FEDFR = {}  # the defaults; see FaceTerms for what the paper has otherwise
+# FedFR's terms stand below its algorithm; see FaceTerms for the defaults, and for what
+# the paper has otherwise. Without any of them it is FedAvg.
+NO_TERMS = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
+FEDAVG = {"algorithm": {"name": "fedfr", **NO_TERMS}}
+FEDFR = {"algorithm": "fedfr"}
 
 
 def get_config():
@@ -107,11 +110,12 @@ def short_rounds(rounds, **others):
 def small_methods():
     """FedAvg and FedFR with the rates and hard negatives of small sets."""
     rate = {"learning_rate": 1e-3, "decay_epochs": (3, 3, 2)}
-    negatives = {"hard_negative_threshold": 0.5, "max_hard_negatives": 120}
-    return {"fedavg": {**FEDAVG, **rate}, "fedfr": {**FEDFR, **rate, **negatives}}
+    fedfr = {"hard_negative_threshold": 0.5, "max_hard_negatives": 120}
+    fedfr = {"algorithm": {"name": "fedfr", **fedfr}, **rate}
+    return {"fedavg": {**FEDAVG, **rate}, "fedfr": fedfr}
 
 
-def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
+def table_rows(adapt, *, equal_epochs, terms, images=None, central=None, **common):
     """Every row of FedFR's tables 1 and 2, beside the pretrained network.
 
     Besides the paper's: what each of FedFR's three terms does without the others, and
@@ -120,41 +124,55 @@ def table_rows(adapt, *, equal_epochs, images=None, central=None, **common):
     Args:
       adapt: `epochs` and `learning_rate` of the adaptation after the last round.
       equal_epochs: local epochs of the rows *_equal.
+      terms: of FedFR in all rows that do not set them, such as the threshold.
       images: settings of the rows that train on images of others, over `common`.
       common: keys that all federated rows share.
       central: what the central row sets otherwise than `pretrain`.
     """
-    no_images = {**common, "use_public_data": False}
-    alone, fedavg = {**common, **FEDAVG, "share": False}, {**common, **FEDAVG}
-    fedfr = {**common, **(images or {})}
-    no_branch = {**fedfr, "branch": None}
+    no_images, no_term = {"use_public_data": False}, {"contrastive_weight": 0.0}
+    no_branch, alone = {"branch": None}, {"share": False}
     equal = {"local_epochs": equal_epochs}
+
+    def fedfr(*changed, **keys):
+        algorithm = {"name": "fedfr", **terms}
+        for change in changed:
+            algorithm |= change
+        is_on_images = algorithm.get("use_public_data", True)
+        shared = {**common, **(images or {})} if is_on_images else common
+        return {"algorithm": algorithm, **shared, **keys}
+
+    def adapted(kind):
+        return fedfr(no_branch, {"adaptation": {**adapt, "kind": kind}})
+
+    fedface = {
+        "init_head_from_class_means": True,
+        "spreadout": 0.3,
+        "spreadout_options": {"steps": 10},
+    }
     return {
-        "local": alone,
-        "local_equal": {**alone, **equal},
-        "local_negatives": {**no_branch, "contrastive_weight": 0.0, "share": False},
-        "fedavg": fedavg,
-        "fedavg_equal": {**fedavg, **equal},
-        "fedface": {
-            **fedavg,
-            "margin_loss": "class_hinge",
-            "margin": 0.1,  # a cosine of 0.9
-            "init_head_from_class_means": True,
-            "spreadout": 0.3,
-            "spreadout_options": {"steps": 10},
-        },
-        "spreadout": {**fedavg, "spreadout": 0.4},
-        "moon": {**no_images, "branch": None},
-        "branch_only": {**no_images, "contrastive_weight": 0.0},
-        "no_images": no_images,
-        "hard_negatives": {**no_branch, "contrastive_weight": 0.0},
-        "contrastive": no_branch,
-        "no_contrastive": {**fedfr, "contrastive_weight": 0.0},
-        "finetune": {**no_branch, "adaptation": {**adapt, "kind": "finetune"}},
-        "distill": {**no_branch, "adaptation": {**adapt, "kind": "distill"}},
+        "local": fedfr(NO_TERMS, alone),
+        "local_equal": fedfr(NO_TERMS, alone, **equal),
+        "local_negatives": fedfr(no_branch, no_term, alone),
+        "fedavg": fedfr(NO_TERMS),
+        "fedavg_equal": fedfr(NO_TERMS, **equal),
+        "fedface": fedfr(
+            NO_TERMS,
+            fedface,
+            margin_loss="class_hinge",
+            margin=0.1,  # a cosine of 0.9
+        ),
+        "spreadout": fedfr(NO_TERMS, {"spreadout": 0.4}),
+        "moon": fedfr(no_images, no_branch),
+        "branch_only": fedfr(no_images, no_term),
+        "no_images": fedfr(no_images),
+        "hard_negatives": fedfr(no_branch, no_term),
+        "contrastive": fedfr(no_branch),
+        "no_contrastive": fedfr(no_term),
+        "finetune": adapted("finetune"),
+        "distill": adapted("distill"),
         # The same loss as the main term has, so the same weight; 10 is for BCE.
-        "cosface_branch": {**fedfr, "branch": "cosface", "branch_weight": 1.0},
-        "fedfr": fedfr,
+        "cosface_branch": fedfr({"branch": "cosface", "branch_weight": 1.0}),
+        "fedfr": fedfr(),
         "central": {"kind": "central", **(central or {})},
     }
 
@@ -213,46 +231,50 @@ def fedper_paper(dataset, classes_per_client, model):
     return config
 
 
-def fedmargin_rows(head_epochs, *, central=None, **common):
+def fedmargin_rows(head_epochs, *, central=None, margins=None, **common):
     """The methods of FedMargin's table 1, on a network that ends in `classifier`.
 
     Args:
       head_epochs: of FedRep, before its epochs of the body.
       central: epochs and batch size of a row that owns all images; None for no such
         row. Its rate is the others'.
+      margins: settings of FedMargin that its rows share.
       common: what all rows share, such as learning_rate.
     """
+    uniform = {"name": "fedavg", "weighting": "uniform"}
+
+    def fedmargin(**settings):
+        settings = {**(margins or {}), **settings}
+        return {"algorithm": {"name": "fedmargin", **settings}}
+
     rows = {
         "fedavg": {},
-        "fairavg": {"weighting": "uniform"},
+        "fairavg": {"algorithm": uniform},
         "local": {"personal": "."},
         # All heads start alike; "init_per_client": True would draw a client's own.
         "fedper": {"personal": {"blocks": 1}},
         "fedrep": {
-            "algorithm": "fedrep",
-            "head": "/classifier/",
-            "head_epochs": head_epochs,
+            "algorithm": {
+                "name": "fedrep",
+                "head": "/classifier/",
+                "head_epochs": head_epochs,
+            }
         },
-        "fesem": {"algorithm": "fesem", "num_clusters": 3},
-        "fedatt": {"aggregation": "attention", "weighting": "uniform"},
+        "fesem": {"algorithm": {"name": "fesem", "num_clusters": 3}},
+        "fedatt": {"aggregation": "attention", "algorithm": uniform},
         "fedatt_spectral": {
             "aggregation": {"name": "attention", "distance_norm": "spectral"},
-            "weighting": "uniform",
+            "algorithm": uniform,
         },
-        "feddane": {"algorithm": "feddane", "mu": 1.0},
-        "fedprox": {"algorithm": "fedprox", "mu": 0.1},
-        "fedmargin": {"algorithm": "fedmargin"},
-        "fedmargin_counts": {"algorithm": "fedmargin", "weighting": "num_examples"},
+        "feddane": {"algorithm": {"name": "feddane", "mu": 1.0}},
+        "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.1}},
+        "fedmargin": fedmargin(),
+        "fedmargin_counts": fedmargin(weighting="num_examples"),
         # The margin that falls with displacement; see the algorithm's file.
-        "fedmargin_hypothesis": {
-            "algorithm": "fedmargin",
-            "measure": "hypothesis",
-            "normalize_features": False,
-        },
-        "fedmargin_hypothesis_unit": {
-            "algorithm": "fedmargin",
-            "measure": "hypothesis",
-        },
+        "fedmargin_hypothesis": fedmargin(
+            measure="hypothesis", normalize_features=False
+        ),
+        "fedmargin_hypothesis_unit": fedmargin(measure="hypothesis"),
     }
     rows = {name: {**common, **row} for name, row in rows.items()}
     if central:
@@ -269,14 +291,14 @@ def fedreid_rows(local, *, every, epochs, **central):
       every: rounds between distillations.
       epochs: of central training, with its other settings in `central`.
     """
-    kd = {"algorithm": "kd", "distill_every": every}
+    kd = {"name": "kd", "distill_every": every}
     rows = {
         "fedpav": {},
         "standalone": {"personal": "."},
-        "fedprox": {"algorithm": "fedprox", "mu": 0.01},
+        "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}},
         "cdw": {"algorithm": "cdw"},
-        "kd": kd,
-        "kd_cdw": {**kd, "weighting": "distance"},
+        "kd": {"algorithm": kd},
+        "kd_cdw": {"algorithm": {**kd, "weighting": "distance"}},
         "clustering": {"algorithm": "finch"},
     }
     rows = {name: {**local, **row} for name, row in rows.items()}

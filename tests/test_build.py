@@ -89,7 +89,9 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     settings = {**config(path, 1), "task": "faces"}
     settings["methods"] = {"fedfr": {"local_epochs": (5, 2)}, "ditto": {}}
     settings["methods"]["ditto"] = {"algorithm": "ditto", "local_epochs": 7}
-    settings["methods"]["fedavg"] = {"use_public_data": False}
+    settings["methods"]["fedavg"] = {
+        "algorithm": {"name": "fedfr", "use_public_data": False}
+    }
     experiment = build(settings)
     epochs = {}
     for name in ("fedfr", "ditto", "fedavg"):

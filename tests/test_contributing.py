@@ -62,7 +62,7 @@ def test_an_algorithm_of_the_library_costs_the_lines_that_the_table_names(
     monkeypatch.setitem(contract.MEMBERS, name, eval(line, vars(contract)))
     contract.test_every_algorithm_is_under_contract()
     by_value.test_every_default_has_the_value_of_its_paper_or_of_the_released_code()
-    row = {"learning_rate": 0.1, "algorithm": "bounded", "most": 1.0}
+    row = {"learning_rate": 0.1, "algorithm": {"name": "bounded", "most": 1.0}}
     assert rows_of("params/fc", given=())["bounded"] == row  # in the tests of tasks
     assert required("bounded", "params/fc") == {"most": 1.0}  # and of faces
 

@@ -42,44 +42,62 @@ def one_network():
     return {
         "fedavg": RATE,
         # mu of Li et al. 2020 (arXiv:1812.06127), section 5.1: 0.001 to 1.
-        "fedprox": {"algorithm": "fedprox", "mu": 0.01, **RATE},
+        "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}, **RATE},
         "scaffold": {"algorithm": "scaffold", **RATE},
         "fednova": {"algorithm": "fednova", **RATE},
         # Rates of clients and server and tau: Reddi et al., table 8, of CIFAR-100.
-        "fedavgm": {"server_optimizer": server("fedavgm", 1.0), "learning_rate": 0.032},
+        "fedavgm": {
+            "algorithm": {"name": "fedavg", "server_optimizer": server("fedavgm", 1.0)},
+            "learning_rate": 0.032,
+        },
         "fedadagrad": {
-            "server_optimizer": server("fedadagrad", 0.1, eps=0.01),
+            "algorithm": {
+                "name": "fedavg",
+                "server_optimizer": server("fedadagrad", 0.1, eps=0.01),
+            },
             "learning_rate": 0.1,
         },
         "fedadam": {
-            "server_optimizer": server("fedadam", 1.0, eps=0.1),
+            "algorithm": {
+                "name": "fedavg",
+                "server_optimizer": server("fedadam", 1.0, eps=0.1),
+            },
             "learning_rate": 0.032,
         },
         "fedyogi": {
-            "server_optimizer": server("fedyogi", 1.0, eps=0.1),
+            "algorithm": {
+                "name": "fedavg",
+                "server_optimizer": server("fedyogi", 1.0, eps=0.1),
+            },
             "learning_rate": 0.032,
         },
         # mu of Li et al. 2021 (arXiv:2103.16257), section 4.1: 1 but for CIFAR-10's 5.
-        "moon": {"algorithm": "moon", "contrastive_weight": 1.0, **RATE},
+        "moon": {"algorithm": {"name": "moon", "contrastive_weight": 1.0}, **RATE},
         # alpha of Acar et al. 2021 (arXiv:2111.04263), appendix A: 0.01 for CIFAR.
-        "feddyn": {"algorithm": "feddyn", "alpha": 0.01, **RATE},
+        "feddyn": {"algorithm": {"name": "feddyn", "alpha": 0.01}, **RATE},
         # Their push is the same in all of a client's steps, some 75 here, and breaks at
         # larger rates; rates and momentum (authors: 0.9) are the best of a few by
         # Fashion-MNIST's test accuracy.
         "mime": {"algorithm": "mime", "learning_rate": 0.001},
         "mimelite": {
-            "algorithm": "mimelite",
-            "server_momentum": 0.2,
+            "algorithm": {"name": "mimelite", "server_momentum": 0.2},
             "learning_rate": 0.02,
         },
         # q of Li et al. 2020 (arXiv:1905.10497): 0.1 to 15.
-        "qfedavg": {"algorithm": "qfedavg", "q": 1.0, **RATE},
-        "afl": {"algorithm": "afl", "domain_learning_rate": 0.1, **RATE},
-        "fedatt": {"aggregation": "attention", "weighting": "uniform", **RATE},
+        "qfedavg": {"algorithm": {"name": "qfedavg", "q": 1.0}, **RATE},
+        "afl": {"algorithm": {"name": "afl", "domain_learning_rate": 0.1}, **RATE},
+        "fedatt": {
+            "aggregation": "attention",
+            "algorithm": {"name": "fedavg", "weighting": "uniform"},
+            **RATE,
+        },
         # Its clients pull features to their own class alone; made for one class each.
         "fedaws": {"algorithm": "fedaws", **RATE},
         # Diverges at a larger inner rate.
-        "perfedavg": {"algorithm": "perfedavg", "inner_learning_rate": 0.02, **RATE},
+        "perfedavg": {
+            "algorithm": {"name": "perfedavg", "inner_learning_rate": 0.02},
+            **RATE,
+        },
     }
 
 
@@ -88,7 +106,11 @@ def robust():
 
     def row(name, **settings):
         link = {"name": name, **settings}
-        return {"aggregation": link, "weighting": "uniform", **RATE}
+        return {
+            "aggregation": link,
+            "algorithm": {"name": "fedavg", "weighting": "uniform"},
+            **RATE,
+        }
 
     return {
         "median": row("median"),
@@ -115,31 +137,31 @@ def personalized(top):
         # for each.
         "fedper": {"personal": HEAD, **RATE},
         "fedrep": {
-            "algorithm": "fedrep",
-            "head": f"params/{top}/",
-            "head_epochs": 1,
+            "algorithm": {"name": "fedrep", "head": f"params/{top}/", "head_epochs": 1},
             **RATE,
         },
         "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
         "lg_fedavg": {
             "personal": {"all_but_blocks": 2},
-            "weighting": "uniform",
+            "algorithm": {"name": "fedavg", "weighting": "uniform"},
             **RATE,
         },
         # lambda = 1 of Li et al. 2021 (arXiv:2012.04221), section 4.
-        "ditto": {"algorithm": "ditto", "lam": 1.0, **RATE},
+        "ditto": {"algorithm": {"name": "ditto", "lam": 1.0}, **RATE},
         "apfl": {"algorithm": "apfl", **RATE},
         # Lambda and eta of Dinh et al. 2020 (arXiv:2006.08848), of MNIST; a third of
         # their personal rate, which diverges here.
         "pfedme": {
-            "algorithm": "pfedme",
-            "personal_learning_rate": 0.03,
-            "lam": 15.0,
+            "algorithm": {
+                "name": "pfedme",
+                "personal_learning_rate": 0.03,
+                "lam": 15.0,
+            },
             "learning_rate": 0.005,
         },
-        "ifca": {"algorithm": "ifca", "num_clusters": 2, **RATE},
-        "hypcluster": {"algorithm": "hypcluster", "num_clusters": 2, **RATE},
-        "fesem": {"algorithm": "fesem", "num_clusters": 2, **RATE},
+        "ifca": {"algorithm": {"name": "ifca", "num_clusters": 2}, **RATE},
+        "hypcluster": {"algorithm": {"name": "hypcluster", "num_clusters": 2}, **RATE},
+        "fesem": {"algorithm": {"name": "fesem", "num_clusters": 2}, **RATE},
     }
 
 

@@ -38,6 +38,6 @@ def get_config():
     config.methods = {
         "fedavg": rate,
         "fedaws": {"algorithm": "fedaws", **rate},
-        "pulled_only": {"algorithm": "fedaws", "lam": 0.0, **rate},
+        "pulled_only": {"algorithm": {"name": "fedaws", "lam": 0.0}, **rate},
     }
     return config.lock()

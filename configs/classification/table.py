@@ -35,7 +35,7 @@ def get_config():
     rate = {"learning_rate": 0.05}
     config.methods = {
         "fedavg": rate,
-        "fedprox": {"algorithm": "fedprox", "mu": 0.1, **rate},
+        "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.1}, **rate},
         "fedper": {"personal": {"blocks": 1}, **rate},
         "local": {"personal": ".", **rate},
     }

@@ -47,10 +47,12 @@ def get_config():
     config.methods = base.table_rows(
         {"epochs": 5, "learning_rate": 1e-3},
         equal_epochs=(15, 12, 9, 6),
+        terms={
+            "hard_negative_threshold": 0.4,
+            "contrastive_weight": 5.0,
+            "branch_weight": 10.0,
+        },
         learning_rate=1e-3,
         decay_epochs=(8, 6, 4, 3),
-        hard_negative_threshold=0.4,
-        contrastive_weight=5.0,
-        branch_weight=10.0,
     )
     return config.lock()

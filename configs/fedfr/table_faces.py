@@ -64,8 +64,8 @@ def get_config():
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": 1e-3},
         equal_epochs=(12, 10, 8),
+        terms={"hard_negative_threshold": 0.45},
         learning_rate=1e-3,
         decay_epochs=(5, 4, 3),
-        hard_negative_threshold=0.45,
     )
     return config.lock()

@@ -43,9 +43,9 @@ def get_config():
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
         equal_epochs=(27, 23, 18),
+        terms={"hard_negative_threshold": 0.35},
         images={"learning_rate": 1e-3},
         learning_rate=rate,
         decay_epochs=(5, 4, 3),
-        hard_negative_threshold=0.35,
     )
     return config.lock()

@@ -53,10 +53,10 @@ def get_config():
     config.methods = base.table_rows(
         {"epochs": 4, "learning_rate": rate},
         equal_epochs=(9, 7, 7),
+        terms={"hard_negative_threshold": 0.7},
         images={"learning_rate": 3e-4},
         central={"epochs": 27},  # as many steps as pretraining
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
-        hard_negative_threshold=0.7,
     )
     return config.lock()

@@ -53,9 +53,9 @@ def get_config():
     rows = base.table_rows(
         {"epochs": 3, "learning_rate": rate},
         equal_epochs=(9, 7, 7),
+        terms={"hard_negative_threshold": 0.575},
         learning_rate=rate,
         decay_epochs=(3, 2, 2),
-        hard_negative_threshold=0.575,
     )
     config.methods = {name: rows[name] for name in ROWS}
     return config.lock()

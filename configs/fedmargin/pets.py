@@ -49,6 +49,9 @@ def get_config():
     rate = {"learning_rate": 0.05, "momentum": 0.9}
     config.methods = {
         "fedavg": rate,
-        "fedmargin": {**rate, "algorithm": "fedmargin", "prototype_momentum": 0.9},
+        "fedmargin": {
+            **rate,
+            "algorithm": {"name": "fedmargin", "prototype_momentum": 0.9},
+        },
     }
     return config.lock()

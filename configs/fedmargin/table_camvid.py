@@ -51,10 +51,7 @@ def get_config():
     }
     config.evaluation = {"num_visualized": 0}
     rate = {"learning_rate": 0.05, "momentum": 0.9}
-    rows = base.fedmargin_rows(1, **rate)
-    for row in rows.values():
-        if row.get("algorithm") == "fedmargin":
-            row["prototype_momentum"] = 0.9
+    rows = base.fedmargin_rows(1, margins={"prototype_momentum": 0.9}, **rate)
     config.methods = {
         **{name: rows[name] for name in ROWS},
         "central": {

@@ -45,7 +45,14 @@ NETWORKS = {
     "iresnet1200": {"name": "iresnet", "depth": 1200},
 }
 METHODS = {
-    "fedavg": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None},
+    "fedavg": {
+        "algorithm": {
+            "name": "fedfr",
+            "use_public_data": False,
+            "contrastive_weight": 0.0,
+            "branch": None,
+        }
+    },
     "fedfr": {},
 }
 SPLIT = {

@@ -22,7 +22,14 @@ SPLIT = {
     "num_unseen_ids": 2,  # the least that can be judged
 }
 METHODS = {
-    "fedavg": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None},
+    "fedavg": {
+        "algorithm": {
+            "name": "fedfr",
+            "use_public_data": False,
+            "contrastive_weight": 0.0,
+            "branch": None,
+        }
+    },
     "fedfr": {},
 }
 

@@ -92,8 +92,11 @@ def at_thresholds(config, grid: list[str]):
         config.methods = {
             name_at(t): {
                 **own,
-                "hard_negative_threshold": float(t),
-                "max_hard_negatives": 0,
+                "algorithm": {
+                    "name": "fedfr",
+                    "hard_negative_threshold": float(t),
+                    "max_hard_negatives": 0,
+                },
             }
             for t in grid
         }

@@ -14,7 +14,8 @@ defaults) and one line; with a member's name print its whole documentation, with
 family all names. The library itself passes input_shape, labels, cosine, local, loss,
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
-of reid, "encoders" of the segmenter; "aggregation" has the links of the key of that
+of reid, "encoders" of the segmenter; keys of "algorithms" stand below a method's key
+algorithm, {"name": ..., key: value}; "aggregation" has the links of the key of that
 name in a row of methods, "attacks" are for the key attack; "server_optimizers" go with
 every algorithm that has such a key. "variants" are methods of the literature that are
 settings of another: a row of methods for each.
@@ -192,13 +193,13 @@ def _sections() -> Mapping[str, Callable]:
         "pretrain": Training,  # and rows of kind central
         "methods": Own,
         "methods.local": local_of,
-        "methods.faces": FaceTerms,
+        "methods.faces": FaceTerms,  # the margin; below algorithm: FedFR's terms
         "methods.classification": cross_entropy,
-        "methods.classification.fedaws": class_pull,
+        "methods.algorithm.fedaws": class_pull,
         "methods.segmentation": pixel_cross_entropy,
         "methods.reid": reid_loss,
         "methods.reid.batches": Batches,
-        "methods.moon": with_contrastive_loss,
+        "methods.algorithm.moon": with_contrastive_loss,
         "evaluation.faces": FaceEvaluator,
         "evaluation.classification": evaluators.EvaluationConfig,
         "evaluation.segmentation": stages.EvaluationConfig,
@@ -244,13 +245,19 @@ def _servers() -> Mapping[str, Callable]:
 
 # Methods that are settings of another: a row, beside learning_rate, and what it is.
 VARIANTS = {
-    "fairavg": ({"weighting": "uniform"}, "FedAvg whose clients count alike."),
+    "fairavg": (
+        {"algorithm": {"name": "fedavg", "weighting": "uniform"}},
+        "FedAvg whose clients count alike.",
+    ),
     "fedper": (
         {"personal": {"blocks": 1}, "init_per_client": True},
         "The last K_P blocks stay with clients (arXiv:1912.00818).",
     ),
     "lg_fedavg": (
-        {"personal": {"all_but_blocks": 2}, "weighting": "uniform"},
+        {
+            "personal": {"all_but_blocks": 2},
+            "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        },
         "All but the last blocks stay with clients (arXiv:2001.01523).",
     ),
     "fedbn": (
@@ -263,13 +270,21 @@ VARIANTS = {
     ),
     **{
         name: (
-            {"server_optimizer": {"name": name, "learning_rate": 0.1}},
+            {
+                "algorithm": {
+                    "name": "fedavg",
+                    "server_optimizer": {"name": name, "learning_rate": 0.1},
+                }
+            },
             "The server steps along the mean change (arXiv:2003.00295).",
         )
         for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
     },
     "fedatt": (
-        {"aggregation": "attention", "weighting": "uniform"},
+        {
+            "aggregation": "attention",
+            "algorithm": {"name": "fedavg", "weighting": "uniform"},
+        },
         "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
     ),
     "local": (

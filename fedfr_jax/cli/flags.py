@@ -229,6 +229,9 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     *sections, key = path.split(".")
     place, section = "config", config
     for name in sections or [key]:
+        if sections and isinstance(section.get(name), str):  # a name without settings
+            named = ConfigDict({"name": section[name]})
+            set_key(config, f"{place}.{name}".removeprefix("config."), named)
         if name not in section or (sections and not _is_section(section[name])):
             known = [k for k in section if _is_section(section[k])] if sections else []
             what, known = ("sections", known) if known else ("keys", list(section))

@@ -109,7 +109,7 @@ def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
         own, numbers = copy.deepcopy(run.config), {}
         for key, value in run.changes.items():
             section, _, rest = key.partition(".")
-            row, _, name = rest.rpartition(".")
+            row, _, name = rest.partition(".")
             if key == "seed":
                 if not any(method.get("attack") for method in own.methods.values()):
                     set_key(own, key, 0)

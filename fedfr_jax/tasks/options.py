@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Annotated
 
@@ -42,31 +42,32 @@ def keywords(function: Callable) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
-def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict]:
-    """The algorithm that a row of the config names, and the row's other keys.
+def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict, dict]:
+    """(name of a method's algorithm, its settings, the method's other keys).
+
+    The key `algorithm` is a name, or {"name": ..., settings}.
 
     Raises:
       ValueError: for an unknown algorithm.
     """
     options = dict(row)
-    name = options.pop("algorithm", default)
+    given = options.pop("algorithm", default)
+    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = settings.pop("name", None)
     check_renamed(section, name)
     check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
-    return name, options
+    return name, settings, options
 
 
 def algorithm_maker(
-    section: str,
-    name: str,
-    options: Mapping,
-    facts: Mapping,
-    task: str = "",
+    section: str, name: str, settings: Mapping, facts: Mapping, task: str = ""
 ) -> tuple[Callable[[LocalTraining], Algorithm], set[str]]:
-    """An algorithm but for its `LocalTraining`, and the keys that are its own.
+    """An algorithm but for its `LocalTraining`, and the settings that it knows.
 
     Args:
+      section: of the method, such as "methods.fedprox".
       name: of a known algorithm, see `algorithm_of`.
-      options: of the row, of which it takes its own.
+      settings: below the key `algorithm`, of which it takes its own.
       facts: what the task offers, {"num_clients": N, ...}, to factories that ask.
       task: its name.
 
@@ -75,23 +76,51 @@ def algorithm_maker(
         does not offer.
     """
     asked = {k: p for k, p in keywords(ALGORITHMS[name]).items() if k not in facts}
-    own = {k: v for k, v in options.items() if k in asked}
+    own = {k: v for k, v in settings.items() if k in asked}
     for key, parameter in asked.items():
         if parameter.default is inspect.Parameter.empty and key not in own:
             if key in NEEDS:
                 check_needs(section, name, [key], facts, task)
-            raise ValueError(f"config.{section} needs the key {key}.")
+            raise ValueError(f"config.{section}.algorithm needs the key {key}.")
     for key, family in NESTED.items():
         given = own.get(key)
         if isinstance(given, Mapping | str):
             given = {"name": given} if isinstance(given, str) else given
-            own[key] = choose(f"{section}.{key}", family, given)
+            own[key] = choose(f"{section}.algorithm.{key}", family, given)
     kinds = kinds_of(ALGORITHMS[name])
-    own = check_values(f"config.{section}.", own, kinds)
+    own = check_values(f"config.{section}.algorithm.", own, kinds)
     own |= {k: v for k, v in facts.items() if k in keywords(ALGORITHMS[name])}
     make = functools.partial(ALGORITHMS[name], **own)
     check_needs(section, name, needs_of(make), facts, task)
     return make, {*asked}
+
+
+def check_method_keys(
+    section: str, options: Mapping, known: Collection[str], below: Collection[str]
+) -> None:
+    """Raise ValueError for an unknown key of a method; `below` are its algorithm's."""
+    for key in options:
+        if key in below and key not in known:
+            raise ValueError(
+                f"config.{section} must have keys of {sorted(known)}, got {key!r} "
+                f"(moved to algorithm.{key})."
+            )
+    check_keys(f"config.{section}", options, known)
+
+
+def with_numbers(options: Mapping, numbers: Mapping) -> dict:
+    """A method with other numbers, whose keys are paths.
+
+    >>> with_numbers({"algorithm": "fedprox"}, {"algorithm.mu": 0.1})
+    {'algorithm': {'name': 'fedprox', 'mu': 0.1}}
+    """
+    changed = dict(options)
+    for path, number in numbers.items():
+        key, _, inside = path.partition(".")
+        part = changed.get(key, {})
+        part = {"name": part} if isinstance(part, str) else part
+        changed[key] = with_numbers(part, {inside: number}) if inside else number
+    return changed
 
 
 @checked

@@ -1,6 +1,6 @@
 """Algorithms of earlier versions, and what a method says instead of them."""
 
-EQUAL = '"weighting": "uniform"'
+EQUAL = '"algorithm": {"name": "fedavg", "weighting": "uniform"}'
 RENAMED = {  # algorithm: keys of the method that do the same
     "centered_clipping": '"aggregation": {"name": "centered_clip", "max_norm": 1.0}, '
     + EQUAL,

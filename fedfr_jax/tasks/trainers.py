@@ -24,8 +24,10 @@ from fedfr_jax.tasks.needs import needs_of
 from fedfr_jax.tasks.options import (
     algorithm_maker,
     algorithm_of,
+    check_method_keys,
     keywords,
     local_of,
+    with_numbers,
 )
 from fedfr_jax.tasks.privacy import affordable_rounds, with_privacy
 from fedfr_jax.tasks.row_keys import OWN, Start, composed, own_of
@@ -82,6 +84,8 @@ class MethodContext(NamedTuple):
     terms: Mapping[str, Callable] = TERMS
     defaults: Mapping = MappingProxyType({})  # of keys of a federated method
     keys: Collection[str] = ()  # of a method that the task itself reads
+    terms_keys: Collection[str] = ()  # of an algorithm, likewise
+    algorithm_defaults: Mapping = MappingProxyType({})  # of keys that it knows
     prefix: str = ""  # where the network's params lie, such as "backbone/"
     kept: str = ""  # pattern of leaves that stay with clients whatever a method says
     federation: Federation = Federation()  # for privacy
@@ -186,7 +190,9 @@ def build_trainers(methods: Mapping, of: MethodContext) -> dict[str, Trainer]:
 
 def remake_of(methods: Mapping, of: MethodContext) -> Callable:
     """`Experiment.remake` of these rows."""
-    return lambda row, numbers: build_trainer(row, {**methods[row], **numbers}, of)
+    return lambda row, numbers: build_trainer(
+        row, with_numbers(methods[row], numbers), of
+    )
 
 
 def build_trainer(name: str, options: Mapping, of: MethodContext) -> Trainer:
@@ -206,26 +212,35 @@ def federated_trainer(
 ) -> FederatedTrainer:
     """An `algorithm`, a client's training, and what is personal.
 
-    Keys: those of the algorithm's factory, of `local_of`, of the loss and `OWN`.
+    Keys: `algorithm`, those of `local_of`, of the loss and `OWN`. The algorithm's are
+    those of its factory, and of the loss or the term that it needs.
 
     Args:
       around: is applied to the algorithm before what is personal.
     """
-    algorithm, options = algorithm_of(section, options, "fedavg")
+    algorithm, settings, options = algorithm_of(section, options, "fedavg")
+    options = {**of.defaults, **options}
     with naming(f"config.{section}"):
-        make, asked = algorithm_maker(section, algorithm, options, of.offers, of.task)
+        # FedNova's momentum is that of its clients.
+        offers = {**of.offers, "momentum": options.get("momentum", 0.0)}
+        make, asked = algorithm_maker(section, algorithm, settings, offers, of.task)
         needs = needs_of(make)
         needed = [of.losses[need] for need in needs if need in of.losses]
-        loss_of = needed[0] if needed else of.loss_of
         terms = [of.terms[need] for need in needs if need in of.terms]
-        known = {*keywords(local_of), *OWN}
-        known = known.union(*(keywords(function) for function in (loss_of, *terms)))
-        check_keys(f"config.{section}", options, {*asked, *known, *of.keys})
-        rest = {k: v for k, v in {**of.defaults, **options}.items() if k in known}
+        asked = asked.union(*map(keywords, (*needed, *terms)))
+        known = {*keywords(local_of), *OWN, *of.keys}
+        known = known.union(() if needed else keywords(of.loss_of))
+        check_method_keys(section, options, known, asked | {*of.terms_keys})
+        check_keys(f"config.{section}.algorithm", settings, asked | {*of.terms_keys})
+        defaults = {k: v for k, v in of.algorithm_defaults.items() if k in asked}
+        settings = {**defaults, **settings}
+        rest, below = dict(options), f"{section}.algorithm"
         own = own_of(section, rest)
-        loss_for = _loss_for(section, loss_of, rest)
+        loss_for = _loss_for(section, of.loss_of, rest)
+        if needed:
+            loss_for = _loss_for(below, needed[0], settings)
         for term in terms:
-            loss_for = _loss_for(section, functools.partial(term, loss_for), rest)
+            loss_for = _loss_for(below, functools.partial(term, loss_for), settings)
         loss = loss_for(of.model)
         local = call(section, local_of, rest, loss)
         jax.eval_shape(lambda x: local.optimizer(0.1).init(x), of.shapes["params"])

@@ -41,7 +41,10 @@ def rows_of(head: str, *, given: Collection[str], rate: float = 0.1) -> dict:
     """
     lacking = FACTS - {*given}
     return {
-        name: {"learning_rate": rate, "algorithm": name, **required(name, head)}
+        name: {
+            "learning_rate": rate,
+            "algorithm": {"name": name, **required(name, head)},
+        }
         for name in sorted(ALGORITHMS)
         if not (asked(name) | identities(name)) & lacking
     }

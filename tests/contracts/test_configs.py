@@ -21,8 +21,8 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.tasks.faces.methods import FaceTerms
 from fedfr_jax.tasks.options import keywords, local_of
 from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig as Retrieving
@@ -160,16 +160,25 @@ def check_faces(config):
         if options.get("kind") == "central":
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
-        algorithm = ALGORITHMS[options.get("algorithm", "fedfr")]
-        known = {"distill", *FaceTerms._fields, *row_keys(options, algorithm, local_of)}
-        assert set(options) <= known, name
+        algorithm = check_method(name, options, "fedfr", {"distill", *faces.MARGIN})
+        check_below(name, algorithm, faces.TERMS)
 
 
-def row_keys(options, *functions):
-    """What a row may say: keys of its functions, and of the term around its loss."""
-    if options.get("algorithm") == "moon":
-        functions = [*functions, with_contrastive_loss]
-    return {"algorithm", *OWN}.union(*map(keywords, functions))
+def check_method(name, options, default, known):
+    """What a method says of its algorithm, {"name": ..., settings}."""
+    assert set(options) <= {"algorithm", *OWN, *keywords(local_of), *known}, name
+    given = options.get("algorithm", default)
+    return {"name": given} if isinstance(given, str) else given
+
+
+def check_below(name, algorithm, others=()):
+    """The algorithm's own keys, and those of the loss or term that it needs."""
+    function, others = ALGORITHMS[algorithm["name"]], {*others}
+    if algorithm["name"] == "moon":
+        others |= {*keywords(with_contrastive_loss)}
+    if algorithm["name"] == "fedaws":
+        others |= {*keywords(class_pull)}
+    assert set(algorithm) <= {"name", *keywords(function), *others}, name
 
 
 def check_classification(config):
@@ -178,10 +187,8 @@ def check_classification(config):
         if options.get("kind") == "central":
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
-        algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        of_fedaws = options.get("algorithm") == "fedaws"
-        loss = class_pull if of_fedaws else cross_entropy
-        assert set(options) <= row_keys(options, algorithm, local_of, loss), name
+        known = {*keywords(cross_entropy)}
+        check_below(name, check_method(name, options, "fedavg", known))
 
 
 def check_segmentation(config):
@@ -191,9 +198,8 @@ def check_segmentation(config):
         if options.get("kind") == "central":
             assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
             continue
-        algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-        known = row_keys(options, algorithm, local_of, pixel_cross_entropy)
-        assert set(options) <= known, name
+        known = {*keywords(pixel_cross_entropy)}
+        check_below(name, check_method(name, options, "fedavg", known))
 
 
 def check_reid(config):
@@ -206,7 +212,6 @@ def check_reid(config):
         if options.get("kind") == "central":
             of_loss = {*keywords(reid_loss), "identities_per_batch"}
             known = {"kind", *Training._fields, *of_loss} - {*MARGIN}
+            assert set(options) <= known, name
         else:
-            algorithm = ALGORITHMS[options.get("algorithm", "fedavg")]
-            known = {"algorithm", *keywords(algorithm), *trained, *OWN}
-        assert set(options) <= known, name
+            check_below(name, check_method(name, options, "fedavg", trained))

@@ -172,21 +172,29 @@ def test_fedpers_rows_keep_as_many_blocks_as_their_names_say():
 SPECTRAL = {"name": "attention", "distance_norm": "spectral"}
 
 
+def below(name, **settings):
+    """The key `algorithm` of a method."""
+    return {"algorithm": {"name": name, **settings} if settings else name}
+
+
+UNIFORM = below("fedavg", weighting="uniform")
+
+
 def test_fedmargins_rows_are_those_of_its_table_1():
     rate = {"learning_rate": 0.03}
-    named = lambda name, **more: {**rate, "algorithm": name, **more}
+    named = lambda name, **more: {**rate, **below(name, **more)}
     assert base.fedmargin_rows(10, **rate) == {
         "fedavg": rate,
-        "fairavg": {**rate, "weighting": "uniform"},
+        "fairavg": {**rate, **UNIFORM},
         "local": {**rate, "personal": "."},
         "fedper": {**rate, "personal": {"blocks": 1}},
         "fedrep": named("fedrep", head="/classifier/", head_epochs=10),
         "fesem": named("fesem", num_clusters=3),
-        "fedatt": {**rate, "aggregation": "attention", "weighting": "uniform"},
-        "fedatt_spectral": {**rate, "aggregation": SPECTRAL, "weighting": "uniform"},
+        "fedatt": {**rate, "aggregation": "attention", **UNIFORM},
+        "fedatt_spectral": {**rate, "aggregation": SPECTRAL, **UNIFORM},
         "feddane": named("feddane", mu=1.0),
         "fedprox": named("fedprox", mu=0.1),
-        "fedmargin": named("fedmargin"),
+        "fedmargin": {**rate, "algorithm": {"name": "fedmargin"}},
         "fedmargin_counts": named("fedmargin", weighting="num_examples"),
         "fedmargin_hypothesis": named(
             "fedmargin", measure="hypothesis", normalize_features=False
@@ -197,7 +205,7 @@ def test_fedmargins_rows_are_those_of_its_table_1():
 
 def test_fedreids_rows_switch_what_their_names_say():
     rate = {"learning_rate": 0.05}
-    named = lambda name, **more: {**rate, "algorithm": name, **more}
+    named = lambda name, **more: {**rate, **below(name, **more)}
     assert base.fedreid_rows(rate, every=10, epochs=300, batch_size=32) == {
         "fedpav": rate,
         "standalone": {**rate, "personal": "."},
@@ -250,24 +258,14 @@ REDDI = {  # table 8 of arXiv:2003.00295: rates of the server and the clients, t
 OTHERS = {
     "fedavg": RATE,
     "mime": {"algorithm": "mime", "learning_rate": 0.001},
-    "mimelite": {
-        "algorithm": "mimelite",
-        "server_momentum": 0.2,
-        "learning_rate": 0.02,
-    },
-    "perfedavg": {
-        "algorithm": "perfedavg",
-        "inner_learning_rate": 0.02,
-        "learning_rate": 0.05,
-    },
+    "mimelite": {**below("mimelite", server_momentum=0.2), "learning_rate": 0.02},
+    "perfedavg": {**below("perfedavg", inner_learning_rate=0.02), **RATE},
     "local": {"personal": ".", **RATE},
     "fedper": {"personal": HEAD, **RATE},
     "fedbabu": {"personal": HEAD, "frozen": HEAD, **RATE},
-    "lg_fedavg": {"personal": {"all_but_blocks": 2}, **EQUALLY, **RATE},
+    "lg_fedavg": {"personal": {"all_but_blocks": 2}, **UNIFORM, **RATE},
     "pfedme": {
-        "algorithm": "pfedme",
-        "personal_learning_rate": 0.03,
-        "lam": 15.0,
+        **below("pfedme", personal_learning_rate=0.03, lam=15.0),
         "learning_rate": 0.005,
     },
 }
@@ -276,14 +274,17 @@ OTHERS = {
 def test_the_rows_of_the_comparison_have_these_settings():
     servers = {
         name: {
-            "server_optimizer": {"name": name, "learning_rate": server, **more},
+            **below(
+                "fedavg",
+                server_optimizer={"name": name, "learning_rate": server, **more},
+            ),
             "learning_rate": rate,
         }
         for name, (server, rate, more) in REDDI.items()
     }
     expected = {
-        **{name: {"algorithm": name, **row, **RATE} for name, row in ALONE.items()},
-        **{x: {"aggregation": y, **EQUALLY, **RATE} for x, y in LINKED.items()},
+        **{name: {**below(name, **row), **RATE} for name, row in ALONE.items()},
+        **{x: {"aggregation": y, **UNIFORM, **RATE} for x, y in LINKED.items()},
         **servers,
         **OTHERS,
         "central": {
@@ -299,7 +300,7 @@ def test_the_rows_of_the_comparison_have_these_settings():
     assert not wrong, {name: given.get(name) for name in wrong}
     resnet = comparison.get_config("cifar100_resnet").methods.to_dict()
     assert resnet["fedbn"] == {"personal": {"batch_norms": True}, **RATE}
-    assert resnet["fedrep"]["head"] == "params/fc/"
+    assert resnet["fedrep"]["algorithm"]["head"] == "params/fc/"
 
 
 SETS = {  # classes and images of the comparison's sets

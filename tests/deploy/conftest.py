@@ -31,9 +31,12 @@ def settings(path, **changes):
         "evaluation": {"batch_size": 8, "fars": [0.1], "fpirs": [0.5]},
         "methods": {
             "fedfr": {
-                "use_public_data": False,
-                "contrastive_weight": 0.0,
-                "weighting": "num_examples",
+                "algorithm": {
+                    "name": "fedfr",
+                    "use_public_data": False,
+                    "contrastive_weight": 0.0,
+                    "weighting": "num_examples",
+                },
                 "frozen": "backbone/(stem|stage1)/",
             },
         },

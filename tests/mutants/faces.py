@@ -224,18 +224,18 @@ MUTANTS = [
         "configs/base.py",
         "tasks/faces/test_defaults.py",
         [
-            ('"moon": {**no_images, "branch": None}', '"moon": no_branch'),
-            ("fedfr = {**common, **(images or {})}", "fedfr = common"),
+            ('"moon": fedfr(no_images, no_branch)', '"moon": fedfr(no_branch)'),
+            ("{**common, **(images or {})} if is_on_images else", ""),
             (
-                '"hard_negatives": {**no_branch, "contrastive_weight": 0.0}',
-                '"hard_negatives": no_branch',
+                '"hard_negatives": fedfr(no_branch, no_term)',
+                '"hard_negatives": fedfr(no_branch)',
             ),
             (
-                '"contrastive_weight": 0.0, "branch": None}\nFEDFR',
-                '"branch": None}\nFEDFR',
+                '"contrastive_weight": 0.0, "branch": None}\nFEDAVG',
+                '"branch": None}\nFEDAVG',
             ),
             ('"branch_weight": 1.0', '"branch_weight": 10.0'),
-            ('**FEDAVG, "share": False', "**FEDAVG"),
+            ('"local": fedfr(NO_TERMS, alone)', '"local": fedfr(NO_TERMS)'),
         ],
     ),
 ]

@@ -6,7 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.tasks.options import algorithm_maker, algorithm_of, local_of
+from fedfr_jax.tasks.options import (
+    algorithm_maker,
+    algorithm_of,
+    check_method_keys,
+    local_of,
+    with_numbers,
+)
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [
@@ -192,14 +198,21 @@ def test_a_row_names_a_known_algorithm(name):
     rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"
     with pytest.raises(ValueError, match=rule):
         algorithm_of("methods.x", {"algorithm": name}, "fedavg")
-    row = {"algorithm": "fedprox", "mu": 0.5}
-    assert algorithm_of("methods.x", row, "fedavg") == ("fedprox", {"mu": 0.5})
-    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {})
+    row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "momentum": 0.9}
+    found = algorithm_of("methods.x", row, "fedavg")
+    assert found == ("fedprox", {"mu": 0.5}, {"momentum": 0.9})
+    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {}, {})
 
 
-def test_a_key_of_both_goes_to_both():
-    make, keys = maker("fednova", {"momentum": 0.9})
-    assert make.keywords == {"momentum": 0.9} and "momentum" in keys
+def test_keys_of_the_algorithm_stand_below_it():
+    """A key that stood beside it before says where it is."""
+    check_method_keys("methods.x", {"momentum": 0.9}, {"momentum"}, {"mu", "momentum"})
+    with pytest.raises(ValueError, match=r"got 'mu' \(moved to algorithm.mu\)"):
+        check_method_keys("methods.x", {"mu": 0.1}, {"momentum"}, {"mu"})
+    row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "learning_rate": 0.1}
+    numbers = {"algorithm.mu": 1.0, "learning_rate": 0.2}
+    expected = {"algorithm": {"name": "fedprox", "mu": 1.0}, "learning_rate": 0.2}
+    assert with_numbers(row, numbers) == expected and row["learning_rate"] == 0.1
 
 
 def test_facts_of_the_data_go_to_who_asks():
@@ -220,22 +233,22 @@ def test_a_server_optimizer_is_named(given):
 @pytest.mark.parametrize(
     "name, options, rule",
     [
-        ("fedprox", {}, "config.methods.x needs the key mu"),
+        ("fedprox", {}, "config.methods.x.algorithm needs the key mu"),
         ("afl", {}, "config.methods.x: algorithm afl needs one set of classes for all"),
         (
             "fedavg",
             {"server_optimizer": "fedadamm"},
-            "config.methods.x.server_optimizer.name must be one of",
+            "config.methods.x.algorithm.server_optimizer.name must be one of",
         ),
         (
             "fedavg",
             {"server_optimizer": "fedadam"},
-            "config.methods.x.server_optimizer must have the key learning_rate",
+            "config.methods.x.algorithm.server_optimizer must have the key learning",
         ),
         (
             "fedavg",
             {"server_optimizer": {"name": "fedadam", "taw": 1}},
-            "config.methods.x.server_optimizer must have keys of .*'taw'",
+            "config.methods.x.algorithm.server_optimizer must have keys of .*'taw'",
         ),
     ],
 )

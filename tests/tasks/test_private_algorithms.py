@@ -15,8 +15,13 @@ from tests.tasks.test_privacy import config_of
 PRIVACY = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
 ROWS = {
     "fedavg": {},
-    "fedopt": {"server_optimizer": {"name": "fedadam", "learning_rate": 0.1}},
-    "fedprox": {"algorithm": "fedprox", "mu": 0.1},
+    "fedopt": {
+        "algorithm": {
+            "name": "fedavg",
+            "server_optimizer": {"name": "fedadam", "learning_rate": 0.1},
+        }
+    },
+    "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.1}},
     "scaffold": {"algorithm": "scaffold"},
     "moon": {"algorithm": "moon"},
     "personal": {"personal": "bias"},

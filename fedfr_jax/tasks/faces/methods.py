@@ -31,7 +31,14 @@ from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import call, check_choice, check_settings, kinds_of, naming
+from fedfr_jax.schema import (
+    call,
+    check_choice,
+    check_settings,
+    check_values,
+    kinds_of,
+    naming,
+)
 from fedfr_jax.tasks.faces.distillation import Distill, open_distill, with_distillation
 from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.frozen_features import (
@@ -66,8 +73,8 @@ SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 DEFAULTS = {
     "learning_rate": 1e-3,
     "decay_epochs": (8, 6, 4, 3),
-    "contrastive_weight": 5.0,  # of MOON
 }
+ALGORITHM_DEFAULTS = {"contrastive_weight": 5.0}  # of MOON
 
 
 class FaceTerms(NamedTuple):
@@ -113,7 +120,7 @@ class FaceTerms(NamedTuple):
     adaptation: Mapping | None = None
 
 
-MARGIN = FaceTerms._fields[:4]
+MARGIN, TERMS = FaceTerms._fields[:4], FaceTerms._fields[4:]
 PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
@@ -200,23 +207,31 @@ def face_method(
       ValueError: for an unknown option, one out of range, or options that exclude each
         other.
     """
-    options = {"algorithm": "fedfr", **options}
-    algorithm, _ = algorithm_of(section, options, "fedfr")
+    algorithm, settings, options = algorithm_of(section, options, "fedfr")
     told = open_distill(section, options.pop("distill", None), model)
     takes_terms = "frozen" in keywords(ALGORITHMS[algorithm])
     is_packed = takes_terms and not options.keys() & NAMED_LEAVES
-    known = FaceTerms._fields if takes_terms else MARGIN
+    known = TERMS if takes_terms else ()
     unset = {} if takes_terms else PLAIN._asdict()
-    given = {key: options.pop(key) for key in known if key in options}
+    margin = {key: options.pop(key) for key in MARGIN if key in options}
+    given = {key: settings.pop(key) for key in known if key in settings}
     with naming(f"config.{section}"):
-        terms = call(section, FaceTerms, {**unset, **given})
-        _check_exclusions(terms, options)
+        margin = check_values(f"config.{section}.", margin, kinds_of(FaceTerms))
+        terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given, **margin})
+        _check_exclusions(terms, settings.get("share", True), options)
+        options["algorithm"] = {"name": algorithm, **settings}
         rule = build_rule(
             terms.margin_loss, terms.scale, terms.margin, terms.margin_options
         )
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
         of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
-        of = of._replace(keys=known, defaults=_defaults(options), seed=seed)
+        of = of._replace(
+            keys=MARGIN,
+            terms_keys=known,
+            algorithm_defaults=ALGORITHM_DEFAULTS,
+            defaults=_defaults(options),
+            seed=seed,
+        )
         of = of._replace(federation=federation)
         if takes_terms:
             offers = _offers(terms, rule, model, is_packed)
@@ -357,9 +372,9 @@ def _offers(
     }
 
 
-def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
+def _check_exclusions(terms: FaceTerms, share: bool, options: Mapping) -> None:
     """Raise ValueError for options that exclude each other."""
-    share, how = options.get("share", True), options.get("batch_stats", "average")
+    how = options.get("batch_stats", "average")
     is_random = terms.initial_previous_model == "random"
     if not share and is_random:
         raise ValueError(

@@ -45,6 +45,7 @@ from fedfr_jax.tasks.faces.public_classes import (
     public_training,
 )
 from fedfr_jax.tasks.model import build_network
+from fedfr_jax.tasks.options import with_numbers
 from fedfr_jax.types import (
     DataUsage,
     Experiment,
@@ -229,7 +230,7 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
     facts = report(parts.partition)
 
     def remake(row, numbers):
-        options = {**parts.settings["methods"][row], **numbers}
+        options = with_numbers(parts.settings["methods"][row], numbers)
         pretrain = parts.settings["pretrain"]
         method = build_method(
             row, options, pretrain, model, parts.partition, parts.federation, seed

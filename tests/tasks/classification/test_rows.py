@@ -202,7 +202,7 @@ def test_fedaws_pulls_features_to_the_column_of_their_class():
 # --- Settings
 
 RATE = {"learning_rate": 0.1}
-FEDREP = {"algorithm": "fedrep", "head": "params/classifier"}
+FEDREP = {"name": "fedrep", "head": "params/classifier"}
 WRONG = [
     ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
     ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
@@ -214,17 +214,23 @@ WRONG = [
         r"all_but_blocks must lie in \[1, 1\], got 0",
     ),
     (
-        {"algorithm": "fedrep", "head": "fcc", "head_epochs": 1},
+        {"algorithm": {"name": "fedrep", "head": "fcc", "head_epochs": 1}},
         "must match a leaf.*got 'fcc'",
     ),
     (
-        {"algorithm": "fedrep", "head": ".", "head_epochs": 1},
+        {"algorithm": {"name": "fedrep", "head": ".", "head_epochs": 1}},
         "head must leave params to the body, got '.'",
     ),
-    ({**FEDREP, "head_epochs": 0}, "head_epochs must be at least 1, got 0"),
-    ({**FEDREP, "head_epochs": 2}, "head_epochs must be fewer than the 2 local"),
     (
-        {**FEDREP, "head_epochs": 5, "local_epochs": (9, 3)},
+        {"algorithm": {**FEDREP, "head_epochs": 0}},
+        "head_epochs must be at least 1, got 0",
+    ),
+    (
+        {"algorithm": {**FEDREP, "head_epochs": 2}},
+        "head_epochs must be fewer than the 2 local",
+    ),
+    (
+        {"algorithm": {**FEDREP, "head_epochs": 5}, "local_epochs": (9, 3)},
         "head_epochs must be fewer than the 3 local epochs of a round, .* got 5",
     ),
     (
@@ -240,22 +246,35 @@ WRONG = [
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
     ({"frozen": {"batch_norms": True}}, "frozen must be of"),
     (
-        {"algorithm": "moon", "contrastive_temperature": 0.0},
+        {"algorithm": {"name": "moon", "contrastive_temperature": 0.0}},
         "contrastive_temperature must be positive",
     ),
-    ({"algorithm": "moon", "contrastive_weight": -1.0}, "contrastive_weight must"),
-    ({"contrastive_weight": 1.0}, "must have keys of .*contrastive_weight"),
-    ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
-    ({"algorithm": "fedaws", "margin": 3.0}, r"margin must lie in \[0, 2\], got 3"),
-    ({"algorithm": "feddyn", "alpha": 0.0}, "alpha must be positive, got 0"),
-    ({"algorithm": "mime", "server_momentum": 2.0}, "server_momentum must lie in"),
     (
-        {"algorithm": "afl", "domain_window_size": 0},
+        {"algorithm": {"name": "moon", "contrastive_weight": -1.0}},
+        "contrastive_weight must",
+    ),
+    (
+        {"algorithm": {"name": "fedavg", "contrastive_weight": 1.0}},
+        "must have keys of .*contrastive_weight",
+    ),
+    ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
+    ({"algorithm": {"name": "fedaws", "margin": 3.0}}, r"margin must lie in .*got 3"),
+    (
+        {"algorithm": "fedaws", "margin": 3.0},
+        r"got 'margin' \(moved to algorithm.margin",
+    ),
+    ({"algorithm": {"name": "feddyn", "alpha": 0.0}}, "alpha must be positive, got 0"),
+    (
+        {"algorithm": {"name": "mime", "server_momentum": 2.0}},
+        "server_momentum must lie in",
+    ),
+    (
+        {"algorithm": {"name": "afl", "domain_window_size": 0}},
         "domain_window_size must be at least 1, got 0",
     ),
     ({"algorithm": "perfedavg"}, "needs the key inner_learning_rate"),
     (
-        {"algorithm": "perfedavg", "inner_learning_rate": 0.1, "order": "so"},
+        {"algorithm": {"name": "perfedavg", "inner_learning_rate": 0.1, "order": "so"}},
         "order must be one",
     ),
     ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
@@ -317,8 +336,8 @@ def test_rows_whose_clients_keep_a_part_have_no_network_for_everybody(quarters):
     rows = {
         "fedavg": {},
         "fedper": {"personal": {"blocks": 1}},
-        "fedrep": {**FEDREP, "head_epochs": 1},
-        "ifca": {"algorithm": "ifca", "num_clusters": 2},
+        "fedrep": {"algorithm": {**FEDREP, "head_epochs": 1}},
+        "ifca": {"algorithm": {"name": "ifca", "num_clusters": 2}},
     }
     rows = {name: {**RATE, **row} for name, row in rows.items()}
     stages = build(config(quarters, methods=rows)).stages

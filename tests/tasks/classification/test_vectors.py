@@ -94,7 +94,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         ),
         (
             "methods",
-            {"q": {"algorithm": "qfedavg", "q": 1.0, "learning_rate": 0.0}},
+            {"q": {"algorithm": {"name": "qfedavg", "q": 1.0}, "learning_rate": 0.0}},
             "learning_rate must be positive in qfedavg, got 0",
         ),
     ],

@@ -12,10 +12,14 @@ from fedfr_jax.data.partition.identity_assignment import (
     assemble,
     group,
 )
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces import stages
 from fedfr_jax.tasks.faces.methods import face_method, methods_of
+from fedfr_jax.tasks.options import keywords
 from fedfr_jax.types import Experiment, Model, PyTree, Source
 
 
@@ -79,12 +83,26 @@ def experiment_of(
 # --- A method alone, and what its states hold
 
 
+TERMS = {*faces.TERMS, "contrastive_weight", "contrastive_temperature"}
+
+
+def nested(options: Mapping) -> dict:
+    """A method as configs have it, whose algorithm's keys stand beside the others."""
+    name = options.get("algorithm", "fedfr")
+    if not isinstance(name, str) or options.get("kind") == "central":
+        return dict(options)
+    own = TERMS | {*keywords(ALGORITHMS.get(name, fedfr))} - {"frozen", "momentum"}
+    settings = {key: value for key, value in options.items() if key in own}
+    others = {key: value for key, value in options.items() if key not in own}
+    return {**others, "algorithm": {"name": name, **settings}}
+
+
 def method_of(
     model: Model, *, num_classes: int, num_clients: int = 0, **options
 ) -> SimpleNamespace:
     """The parts of a method of faces: algorithm, init_variables(backbone, phi), ..."""
     counts = {"num_classes": num_classes, "num_clients": num_clients}
-    method = face_method("methods.row", options, model, **counts)
+    method = face_method("methods.row", nested(options), model, **counts)
     trainer = method.trainer
 
     def start(backbone, phi):

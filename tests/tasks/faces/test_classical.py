@@ -96,7 +96,9 @@ def run(task, options, *, rounds=1, lanes=1):
 
 
 def _run(task, options, rounds, lanes):
-    method = build_method("row", {**COMMON, **options}, {}, MODEL, task.partition)
+    method = build_method(
+        "row", given.nested({**COMMON, **options}), {}, MODEL, task.partition
+    )
     sim = build_simulation(
         method.trainer.algorithm,
         Batching(8, normalize(), shuffle=False),  # shuffling would double compile time
@@ -243,7 +245,7 @@ def test_blocks_of_the_backbone_stay_with_clients_beside_their_classes(
     task, where, kept
 ):
     model, row = in_blocks(), {"algorithm": "fedavg", "personal": where}
-    method = build_method("row", row, {}, model, task.partition)
+    method = build_method("row", given.nested(row), {}, model, task.partition)
     drawn = model.init(jax.random.key(0))
     start = {**drawn, "params": {"backbone": drawn["params"], "phi": PHI}}
     algorithm = method.trainer.algorithm
@@ -279,7 +281,7 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
 def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
     rule = f"config.methods.row: algorithm {name} needs {REFUSED[name]}, which the task"
     with pytest.raises(ValueError, match=rule):
-        build_method("row", row_of(name), {}, MODEL, task.partition)
+        build_method("row", given.nested(row_of(name)), {}, MODEL, task.partition)
 
 
 @pytest.mark.parametrize(
@@ -327,4 +329,4 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
 )
 def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):
     with pytest.raises(ValueError, match=says):
-        build_method("row", options, {}, MODEL, task.partition)
+        build_method("row", given.nested(options), {}, MODEL, task.partition)

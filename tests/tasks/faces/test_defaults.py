@@ -16,8 +16,9 @@ from fedfr_jax.tasks.faces import evaluator
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.loss import face_loss
-from fedfr_jax.tasks.faces.methods import DEFAULTS, FaceTerms
+from fedfr_jax.tasks.faces.methods import ALGORITHM_DEFAULTS, DEFAULTS, FaceTerms
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
+from tests.tasks.faces.given import nested
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
@@ -199,15 +200,18 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
     assert DEFAULTS == {
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
-        "contrastive_weight": 5.0,
     }
+    assert ALGORITHM_DEFAULTS == {"contrastive_weight": 5.0}
     assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol
 
 
 def test_every_row_of_the_tables_switches_what_its_name_says():
     settings = {"equal_epochs": (6, 5), "central": {"epochs": 3}, **SHARED}
-    assert base.table_rows(ADAPT, **settings) == ROWS
-    assert base.FEDAVG == FEDAVG and base.FEDFR == {}
+    made = base.table_rows(ADAPT, terms={}, **settings)
+    assert made == {
+        name: row if "kind" in row else nested(row) for name, row in ROWS.items()
+    }
+    assert base.FEDAVG == nested(FEDAVG) and base.FEDFR == {"algorithm": "fedfr"}
 
 
 def test_the_rates_that_are_judged_suit_sets_of_some_thousand_images():
@@ -257,8 +261,10 @@ DEMO = {
         "evaluate_every": 1,
     },
     "methods": {
-        "fedavg": {**RATE, **FEDAVG},
-        "fedfr": {**RATE, "hard_negative_threshold": 0.5, "max_hard_negatives": 120},
+        "fedavg": nested({**RATE, **FEDAVG}),
+        "fedfr": nested(
+            {**RATE, "hard_negative_threshold": 0.5, "max_hard_negatives": 120}
+        ),
     },
 }
 
@@ -267,11 +273,11 @@ def test_the_papers_config_and_the_demo_by_value():
     config = ms1m_40x100.get_config().to_dict()
     assert {key: config[key] for key in PAPER} == PAPER
     rows = config["methods"]
-    assert rows["fedfr"] == PAPER_ROW
-    assert rows["fedavg"] == {**PAPER_ROW, **FEDAVG}
+    assert rows["fedfr"] == nested(PAPER_ROW)
+    assert rows["fedavg"] == nested({**PAPER_ROW, **FEDAVG})
     assert rows["fedavg_equal"]["local_epochs"] == (15, 12, 9, 6)
-    assert rows["cosface_branch"]["branch_weight"] == 1.0
-    assert rows["finetune"]["adaptation"] == {
+    assert rows["cosface_branch"]["algorithm"]["branch_weight"] == 1.0
+    assert rows["finetune"]["algorithm"]["adaptation"] == {
         **ADAPT,
         "learning_rate": 1e-3,
         "kind": "finetune",

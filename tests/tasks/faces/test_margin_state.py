@@ -50,7 +50,7 @@ def built(methods, **settings):
         labels, is_test, [[0], [1, 2]], public=(3, 4), unseen=(5, 6)
     )
     settings = {
-        "methods": methods,
+        "methods": {name: given.nested(row) for name, row in methods.items()},
         "federation": {"batch_size": 8, "local_epochs": 1},
         "pretrain": {"batch_size": 16, "epochs": 1, **settings},
     }

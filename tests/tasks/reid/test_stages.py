@@ -29,10 +29,12 @@ ROWS = {
     "alone": {"personal": ".", "batch_stats": "random_client"},  # whose own they are
     "kd_cdw": {
         **{
-            "algorithm": "kd",
-            "weighting": "distance",
-            "distill_every": 1,
-            "distill_learning_rate": 0.01,
+            "algorithm": {
+                "name": "kd",
+                "weighting": "distance",
+                "distill_every": 1,
+                "distill_learning_rate": 0.01,
+            }
         },
         **{"triplet_weight": 1.0, "identities_per_batch": 2},
     },
@@ -224,7 +226,7 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
 
 
 def test_moon_trains_with_its_term(tmp_path):
-    row = {**RATE, "algorithm": "moon", "contrastive_weight": 0.5}
+    row = {**RATE, "algorithm": {"name": "moon", "contrastive_weight": 0.5}}
     experiment = build(config(methods={"moon": row}, evaluation={"num_visualized": 0}))
     with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
         run_experiment(experiment, tmp_path)
@@ -234,7 +236,16 @@ def test_moon_trains_with_its_term(tmp_path):
     with pytest.raises(
         ValueError, match="contrastive_temperature must be positive, got 0"
     ):
-        build(config(methods={"moon": {**row, "contrastive_temperature": 0.0}}))
+        build(
+            config(
+                methods={
+                    "moon": {
+                        **row,
+                        "algorithm": {"name": "moon", "contrastive_temperature": 0.0},
+                    }
+                }
+            )
+        )
 
 
 @pytest.mark.parametrize(
