@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
     remember_programs(folder)
     config = at_values(config, values.rows, values.setting, values.values)
     rows = ["pretrained", *config.methods]
-    name = f"{name_of(argv)} {values.setting}"
+    name = f"{name_of(argv)} {values.setting.removeprefix('algorithm.')}"
     runs = {}
     for seed in values.seeds:
         runs[seed] = run_seed(config, int(seed), folder / f"seed{seed}", rows)
@@ -59,11 +59,15 @@ def at_values(config, rows: list[str], setting: str, values: list[str]):
 
     A row is called after its value, "_" for a dot, as keys of a config hold none.
     """
+    from fedfr_jax.tasks.options import with_numbers  # which imports JAX
+
     config = config.copy_and_resolve_references()
     own = {row: config.methods[row].to_dict() for row in rows}
     with config.unlocked():
         config.methods = {
-            f"{value.replace('.', '_')} {row}": {**own[row], setting: float(value)}
+            f"{value.replace('.', '_')} {row}": with_numbers(
+                own[row], {setting: float(value)}
+            )
             for value in values
             for row in rows
         }

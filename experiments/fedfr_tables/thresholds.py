@@ -93,7 +93,7 @@ def at_thresholds(config, grid: list[str]):
             name_at(t): {
                 **own,
                 "algorithm": {
-                    "name": "fedfr",
+                    **own["algorithm"],
                     "hard_negative_threshold": float(t),
                     "max_hard_negatives": 0,
                 },

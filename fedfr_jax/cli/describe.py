@@ -15,7 +15,7 @@ family all names. The library itself passes input_shape, labels, cosine, local, 
 model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
 of reid, "encoders" of the segmenter; keys of "algorithms" stand below a method's key
-algorithm, {"name": ..., key: value}; "aggregation" has the links of the key of that
+algorithm, {{"name": ..., key: value}}; "aggregation" has the links of the key of that
 name in a row of methods, "attacks" are for the key attack; "server_optimizers" go with
 every algorithm that has such a key. "variants" are methods of the literature that are
 settings of another: a row of methods for each.

@@ -112,7 +112,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ("model.width=3", "got 'width' (did you mean widths?)"),
         ("methods.fedfr.x=1", "config.methods.fedfr must have keys of ["),
         (
-            "methods.fedfr.public_classes_update=thawed",
+            "methods.fedfr.algorithm={'name':'fedfr','public_classes_update':'thawed'}",
             "public_classes_update must be one of ['average', 'frozen'], got 'thawed'",
         ),
         (
@@ -124,8 +124,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.federation.rounds must be a whole number, got 2.5",
         ),
         (
-            "methods.fedfr.max_hard_negatives=1.5",
-            "fedfr.max_hard_negatives must be a whole number, got 1.5",
+            "methods.fedfr.algorithm={'name':'fedfr','max_hard_negatives':1.5}",
+            "algorithm.max_hard_negatives must be a whole number, got 1.5",
         ),
         ("pretrain.epochs=0", "config.pretrain.epochs must be at least 1, got 0"),
         (
@@ -213,7 +213,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         ("model.dtype={'name':'x'}", "config.model.dtype must be none or a floating"),
         (
-            "methods.fedfr={'spreadout':0.5,'spreadout_options':{'momentum':1}}",
+            "methods.fedfr={'algorithm':{'name':'fedfr','spreadout':0.5,"
+            "'spreadout_options':{'momentum':1}}}",
             "momentum must lie in [0, 1), got 1",
         ),
         (
@@ -245,7 +246,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "local steps of the largest client must be below 2**31, got",
         ),
         (
-            "methods.fedfr.contrastive_temperature=1e-320",
+            "methods.fedfr.algorithm={'name':'fedfr','contrastive_temperature':1e-320}",
             "contrastive_temperature must be positive in float32, got 1e-320",
         ),
         ("pretrain.margin=-1.0", "config.pretrain.margin must lie in [0, 10], got -1."),

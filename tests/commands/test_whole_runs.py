@@ -147,7 +147,7 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
         "train",
         *flags,
         f"--workdir={run}",
-        "--config.methods.fedfr.hard_negative_threshold=0.3",
+        "--config.methods.fedfr.algorithm.hard_negative_threshold=0.3",
     ]
     said = here(*changed)
     assert "kept are pretrained, fedavg; trained anew are fedfr, whose" in said

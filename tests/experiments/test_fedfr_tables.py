@@ -256,15 +256,13 @@ def test_the_front_page_says_which_leads_are_significant():
 def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
     names = ["pretrained", *map(thresholds.name_at, ("0.575", "0.6"))]
     runs = {"0": {name: row() for name in names}}
-    config = config_of(fedfr={"hard_negative_threshold": 0.4, "branch": "bce"})
+    terms = {"name": "fedfr", "hard_negative_threshold": 0.4, "branch": "bce"}
+    config = config_of(fedfr={"algorithm": terms})
     found = thresholds.at_thresholds(config, ["0.575", "0.6"]).methods.to_dict()
     assert list(found) == names[1:] == ["t_HN=57_5", "t_HN=60"]
     assert [thresholds.threshold_of(name) for name in names[1:]] == [0.575, 0.6]
-    assert found["t_HN=60"] == {
-        "hard_negative_threshold": 0.6,
-        "branch": "bce",
-        "max_hard_negatives": 0,
-    }
+    changed = {"hard_negative_threshold": 0.6, "max_hard_negatives": 0}
+    assert found["t_HN=60"] == {"algorithm": {**terms, **changed}}
     counted = {"0.5": 900.0, "0.6": 300.0, "0.7": 0.0}
     thresholds.plot(tmp_path / "study.png", counted, runs)
     assert (tmp_path / "study.png").stat().st_size > 5000

@@ -104,7 +104,12 @@ def build(arrays, dtype, phi_update, num_devices, lanes):
     """The experiment of a config with one row, FedFR's defaults but for its rate."""
     row = {"learning_rate": float(arrays["lr"]), "decay_epochs": 3}
     settings = {
-        "methods": {"fedfr": {**row, "public_classes_update": phi_update}},
+        "methods": {
+            "fedfr": {
+                **row,
+                "algorithm": {"name": "fedfr", "public_classes_update": phi_update},
+            }
+        },
         "federation": {
             "local_epochs": (5, 4, 4),
             "batch_size": NUM_SEEN,

@@ -39,6 +39,7 @@ SPLIT = {
     "num_unseen_ids": 6,
 }
 FEDAVG = base.FEDAVG
+FEDFR = {"algorithm": {"name": "fedfr", "max_hard_negatives": 5}}
 NETWORK = {"name": "sphereface", "blocks": (1, 1), "widths": (8, 16)}
 # Of few operations, where a plan is traced a dozen times.
 SMALL = {"name": "cnn", "widths": (8, 16), "embedding_dim": 32}
@@ -101,7 +102,7 @@ ZERO3 = {
         pytest.param(
             "fedavg", faces(fedavg=FEDAVG), id="fedavg", marks=pytest.mark.slow
         ),
-        pytest.param("fedfr", faces(fedfr={"max_hard_negatives": 5}), id="fedfr"),
+        pytest.param("fedfr", faces(fedfr=FEDFR), id="fedfr"),
     ],
 )
 def test_memory_is_the_compilers_within_a_factor_of_two_and_a_half(name, config):
@@ -250,7 +251,7 @@ def test_a_teachers_files_are_neither_read_nor_written(tmp_path):
 
 
 def test_fedfrs_rounds_have_the_images_of_its_steps_and_its_cap():
-    config = faces(fedfr={"max_hard_negatives": 5}, fedavg=FEDAVG)
+    config = faces(fedfr=FEDFR, fedavg=FEDAVG)
     experiment = experiment_of(config)
     fedfr = needs_function(experiment, "fedfr")()
     # 33 own images and 5 negatives: 5 steps of 8; 2 + 1 + 1 epochs of 2 clients.

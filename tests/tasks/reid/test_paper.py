@@ -87,14 +87,14 @@ def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
     rows, evaluation = config["methods"], dict(config["evaluation"])
     clients = {name: row for name, row in rows.items() if "kind" not in row}
     assert {row["batch_stats"] for row in clients.values()} == {"random_client"}
-    made = {**defaults(kd), **rows["kd"]}
+    made = {**defaults(kd), **rows["kd"]["algorithm"]}
     assert (
         made["distill_every"],
         made["distill_learning_rate"],
         made["normalize"],
     ) == (10, 5e-4, True)
     assert (made["distill_momentum"], made["distill_weight_decay"]) == (0.9, 5e-4)
-    assert rows["kd_cdw"]["weighting"] == "distance"
+    assert rows["kd_cdw"]["algorithm"]["weighting"] == "distance"
     after = evaluation.pop("local_training")
     assert dict(after).items() <= dict(rows["fedpav"]).items()
     judged = build_evaluation(evaluation)

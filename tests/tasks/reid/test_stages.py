@@ -257,7 +257,7 @@ def test_moon_trains_with_its_term(tmp_path):
         ),
         (
             {"methods": {"x": {**RATE, "algorithm": {}}}},
-            "^config.methods.x.algorithm must be one of .*got {}",
+            "^config.methods.x.algorithm must be one of .*got None",
         ),
         (
             {"methods": {"x": {**RATE, "identities_per_batch": 3}}},
