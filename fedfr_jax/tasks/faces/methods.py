@@ -78,7 +78,7 @@ ALGORITHM_DEFAULTS = {"contrastive_weight": 5.0}  # of MOON
 
 
 class FaceTerms(NamedTuple):
-    """Keys of a method of faces: its margin, then FedFR's terms.
+    """Keys of a method of faces: four of its margin; FedFR's terms, below `algorithm`.
 
     The defaults are FedFR's paper's, or the released code's where it says nothing, but
     for `initial_previous_model`, which is ours (the code takes a random network).

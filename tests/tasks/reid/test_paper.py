@@ -12,8 +12,9 @@ from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load
 from fedfr_jax.federated.algorithms.kd import kd
 from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call
 from fedfr_jax.tasks.options import keywords, local_of
-from fedfr_jax.tasks.reid.evaluator import build_evaluation
+from fedfr_jax.tasks.reid.evaluator import EvaluationConfig
 
 SETS = "msmt17 duke market cuhk03 prid2011 cuhk01 viper 3dpes ilids"
 TRAINING = "learning_rate learning_rate_multipliers optimizer weight_decay".split()
@@ -97,6 +98,6 @@ def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
     assert rows["kd_cdw"]["algorithm"]["weighting"] == "distance"
     after = evaluation.pop("local_training")
     assert dict(after).items() <= dict(rows["fedpav"]).items()
-    judged = build_evaluation(evaluation)
+    judged = call("evaluation", EvaluationConfig, evaluation)
     assert judged.flip_test and judged.ranks == (1, 5, 10)
     assert (judged.average_precision, judged.average_over) == ("official", "all")
