@@ -359,7 +359,7 @@ def test_a_member_is_found_without_its_family(capsys):
     assert capsys.readouterr().out.startswith("folder(path")
     assert main(["describe", "fedadam"]) == 0  # a server optimizer, and a method
     found = capsys.readouterr().out
-    assert "fedadam(" in found and "\"fedadam\": {'server_optimizer'" in found
+    assert "fedadam(" in found and "\"fedadam\": {'algorithm'" in found
 
 
 def test_a_default_that_is_a_function_is_shown_by_its_name():

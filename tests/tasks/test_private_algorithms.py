@@ -93,7 +93,7 @@ def test_an_algorithm_that_sends_more_is_refused_in_one_line_before_it_trains():
 def test_numbers_of_one_client_are_refused_in_one_line():
     """FedFace's class embeddings, which the server pushes apart."""
     given = config("faces")
-    given["methods"] = {"row": private(algorithm="fedfr", spreadout=0.5)}
+    given["methods"] = {"row": private(algorithm={"name": "fedfr", "spreadout": 0.5})}
     with (
         jax.numpy_dtype_promotion("standard"),
         pytest.raises(ValueError, match="class embeddings that each client uploads"),

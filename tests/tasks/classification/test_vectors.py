@@ -22,6 +22,11 @@ SHAPES = {"kernel": (60, 10), "bias": (10,)}
 ROW = {"algorithm": "fedmargin", "learning_rate": 0.01, "optimizer": DECAY}
 
 
+def fedmargin(**settings):
+    """The key `algorithm` of a method."""
+    return {"algorithm": {"name": "fedmargin", **settings}}
+
+
 def config(**sections):
     return {
         "task": "classification",
@@ -52,7 +57,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert found["generic"]["accuracy"] > 0.3
     assert all(row["amm"] > 0 for row in rows)
-    assert all(0 < row["classes"] <= 10 for row in rows)
+    assert all(0 < row["num_prototypes"] <= 10 for row in rows)
     assert all(0 < row["attention_entropy"] <= np.log(4) + 1e-6 for row in rows)
     clients = read_jsonl(tmp_path / "fedmargin" / "clients.jsonl")
     np.testing.assert_allclose([sum(x["attention"]) for x in clients], 1, rtol=1e-5)
@@ -71,7 +76,11 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
             {"straggler_fraction": 1.5},
             r"straggler_fraction must lie in \[0, 1\)",
         ),
-        ("methods", {"fedmargin": {**ROW, "temperature": 0.0}}, "must be positive"),
+        (
+            "methods",
+            {"fedmargin": {**ROW, **fedmargin(temperature=0.0)}},
+            "must be positive",
+        ),
         (
             "methods",
             {"fedmargin": {**ROW, "local_epochs": 1}},
@@ -79,12 +88,12 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         ),
         (
             "methods",
-            {"fedmargin": {**ROW, "attention": "max"}},
+            {"fedmargin": {**ROW, **fedmargin(attention="max")}},
             "attention must be one of",
         ),
         (
             "methods",
-            {"fedmargin": {**ROW, "attention_combination": "sum"}},
+            {"fedmargin": {**ROW, **fedmargin(attention_combination="sum")}},
             "attention_combination must be one of",
         ),
         (
