@@ -138,8 +138,8 @@ def rows_played(monkeypatch):
     """Stages that only count: a row's folder lists who wrote into it."""
     played = []
 
-    def run_one(experiment, trainer, before, folder, trace=()):
-        del experiment, before
+    def run_one(experiment, trainer, before, folder, *others):
+        del experiment, before, others
         if folder.name == "pretrained":
             return None, judgment()
         folder.mkdir(parents=True, exist_ok=True)
