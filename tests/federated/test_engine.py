@@ -247,7 +247,7 @@ def test_bad_sizes_are_refused_before_anything_compiles(change, message):
 def test_local_epochs_may_be_a_number_of_numpys():
     algorithm, _ = toys.fedavg_toy()
     table, population = toys.problem()
-    for epochs in (np.int64(3), np.array([3, 2]), (3, 2)):
+    for epochs in (np.int64(3), (np.int64(3), 2), (3, 2)):
         sim = build_simulation(
             algorithm,
             toys.feed(),
