@@ -2,9 +2,9 @@
 
     import fedfr_jax as ff
 
-names what a notebook needs: a data set by client, a client's training, an algorithm,
-rounds of it, and what came out. The names are those of `__init__.pyi`; each is loaded
-when it is first asked for, so that a command starts without JAX.
+has the API for notebooks: a data set by client, local training, algorithms, rounds and
+evaluation. Its names are in `__init__.pyi`; each is imported at its first use, so that
+a command starts without JAX.
 """
 
 import ast
@@ -37,7 +37,7 @@ RENAMED = {
 
 
 def __getattr__(name: str):
-    """A public name, or the version."""
+    """Import a public name at its first use, or return the version."""
     if name == "__version__":
         return library_version()
     if name in RENAMED:

@@ -1,4 +1,4 @@
-"""`python -m fedfr_jax`: the launcher, see `cli.main`."""
+"""`python -m fedfr_jax`: the command line, see `cli.main`."""
 
 from fedfr_jax.cli.main import run
 

@@ -1,13 +1,7 @@
-"""The Python API: a federated data set, rounds one by one, and their evaluation.
+"""Python API: federated data sets, rounds one at a time, evaluation.
 
-Examples by client, as a notebook has them.
-
-Checks of a run's options and data, before anything is compiled.
-
-What a notebook does: examples by client, rounds one by one, and what came out.
-
-A thin way to `federated.build_simulation`, which has every setting; `fedfr train` is
-the way for long runs, with checkpoints, logs and pages.
+A thin layer over `federated.build_simulation`, which has every setting. For long runs
+with checkpoints, logs and reports use `fedfr train`.
 """
 
 import inspect
@@ -57,7 +51,7 @@ class FederatedDataset(NamedTuple):
 
     @classmethod
     def from_client_ids(cls, x, y, client_ids) -> "FederatedDataset":
-        """Examples and whose they are.
+        """Group examples by their client ids.
 
         Args:
           x: [T, ...] model inputs: finite floats, or uint8 that `batching` normalizes;
@@ -75,8 +69,8 @@ class FederatedDataset(NamedTuple):
             client_ids.dtype.kind == "f" and np.isnan(client_ids).any()
         ):
             raise ValueError(
-                "client_ids must be one number or name per example, shape [T], no nan, "
-                f"got {client_ids.dtype} of shape {client_ids.shape}."
+                "client_ids must be one number or string per example, shape [T], no "
+                f"nan, got {client_ids.dtype} of shape {client_ids.shape}."
             )
         if not num_inputs == {len(y)} == {len(client_ids)} or not len(y):
             counts = " and ".join(map(str, sorted(num_inputs)))
@@ -95,7 +89,7 @@ class FederatedDataset(NamedTuple):
     def from_partition(
         cls, x, y, split: ClientPartition
     ) -> tuple["FederatedDataset", "FederatedDataset"]:
-        """The training and the test part of a partition such as `dirichlet(y, ...)`.
+        """Build the training and test sets of a partition such as `dirichlet(y, ...)`.
 
         Raises:
           ValueError: as `from_client_ids`, or for labels that are not of the split's
@@ -119,7 +113,8 @@ class FederatedDataset(NamedTuple):
     def from_reader(
         cls, read: Callable, labels, *, num_clients: int, num_classes: int
     ) -> "FederatedDataset":
-        """Examples that are read when a round needs them, as many of every client.
+        """Build a data set that is read when needed, with equally many examples per
+        client.
 
         Client i owns the i-th of `num_clients` equal parts of the examples. No array
         has an entry per client, so that memory is that of a cohort.
@@ -137,8 +132,8 @@ class FederatedDataset(NamedTuple):
         each, left = divmod(len(labels), max(num_clients, 1))
         if num_clients < 1 or each < 1 or left:
             raise ValueError(
-                "labels must be as many for each of num_clients, got "
-                f"{len(labels)} for {num_clients}."
+                "labels must have equally many entries per client, got "
+                f"{len(labels)} for num_clients={num_clients}."
             )
         classes = np.broadcast_to(np.int32(num_classes), num_clients)
         population = Population(EqualRows(num_clients, each), classes)
@@ -153,19 +148,19 @@ class FederatedDataset(NamedTuple):
 
 
 def inputs_of(x) -> PyTree:
-    """`examples` of an array, or of each of a mapping of them."""
+    """Check inputs: an array, or a mapping of arrays."""
     if isinstance(x, Mapping):
         return {name: examples(value) for name, value in x.items()}
     return examples(x)
 
 
 def take_rows(x: PyTree, rows: np.ndarray) -> PyTree:
-    """Some rows of the arrays of a tree."""
+    """Select rows of all arrays in a tree."""
     return jax.tree.map(lambda leaf: leaf[rows], x)
 
 
 def examples(x) -> np.ndarray:
-    """`x` [T, ...] as an array of numbers.
+    """Check that `x` [T, ...] is an array of finite numbers.
 
     Raises:
       ValueError: for anything else, and for nan or infinity, with the first example.
@@ -188,7 +183,7 @@ def examples(x) -> np.ndarray:
 
 
 def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
-    """Labels [T] as int32, each in [0, num_classes).
+    """Check labels [T], return them as int32 in [0, num_classes).
 
     Raises:
       ValueError: for anything else: one-hot rows, text, fractions, other classes.
@@ -201,14 +196,14 @@ def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
         )
     if y.dtype.kind not in "fiub":
         raise ValueError(
-            f"{name} must be whole numbers, got {target_kind(y)}. Give "
+            f"{name} must be integers, got {target_kind(y)}. Give "
             f"np.unique({name}, return_inverse=True)[1] for names of classes."
         )
     if y.dtype.kind == "f":
         is_whole = np.isfinite(y) & (y == np.floor(y))
         if not is_whole.all():
             got = y[is_whole.argmin()]
-            raise ValueError(f"{name} must be whole numbers, got {got}.")
+            raise ValueError(f"{name} must be integers, got {got}.")
     least, most = (y.min(), y.max()) if len(y) else (0, 0)
     limit = 2**31 - 1 if num_classes is None else num_classes
     if least < 0 or most >= limit:
@@ -218,14 +213,14 @@ def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
 
 
 def target_kind(x: np.ndarray) -> str:
-    """An array's first entry, or its kind, for an error."""
+    """First entry of an array, or its dtype, for an error message."""
     first = x.reshape(-1)[:1].tolist()
     return f"{first[0]!r}" if first else f"an array of {x.dtype}"
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that `build_simulation` has not, or of another
-    kind.
+    """Raise ValueError for an unknown option of `build_simulation`, or one of a
+    wrong type.
     """
     known = inspect.signature(build_simulation).parameters
     names = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
@@ -234,18 +229,18 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
-    """Raise ValueError for uint8 images that would be trained on as 0 to 255."""
+    """Raise ValueError for uint8 images that would be trained on without scaling."""
     inputs = as_trained(batching, table)
     if any(x.dtype == jnp.uint8 for x in jax.tree.leaves(inputs)):
         raise ValueError(
-            "x must be floats, or uint8 with a batching that normalizes, got uint8 as "
-            "it is. Give x.astype(np.float32) / 127.5 - 1, or "
+            "x must be floats, or uint8 with a batching that normalizes, got plain "
+            "uint8. Give x.astype(np.float32) / 127.5 - 1, or "
             "batching=ff.Batching(batch_size, ff.build_augment([], flip=0.5))."
         )
 
 
 def as_trained(batching: Batching, table: Dataset | Stream):
-    """Inputs of one example as a network gets them, as shapes."""
+    """Shapes of one example's inputs as the model gets them."""
     one = example_shape(table)
     if batching.augment is None:
         return one.inputs
@@ -254,7 +249,7 @@ def as_trained(batching: Batching, table: Dataset | Stream):
 
 
 def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
-    """Raise ValueError when no client would ever take a step.
+    """Raise ValueError if no client would ever take a step.
 
     What a function of the round says, or an algorithm adds to a client's examples, is
     not known here.
@@ -274,11 +269,13 @@ def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
 
 
 def check_fits(run, apply: Callable, data) -> None:
-    """Raise ValueError for data unlike the run's, or of more classes than `apply`'s."""
+    """Raise ValueError for data unlike the run's, or with more classes than the
+    logits.
+    """
     of_run, of_data = describe_data(run.sim.data.dataset), describe_data(data.dataset)
     if of_run != of_data:
         raise ValueError(
-            f"examples of data must be {of_run} as the run's, got {of_data}."
+            f"examples of data must be {of_run}, as those of the run, got {of_data}."
         )
     seen = model_inputs(as_trained(run.sim.batching, run.sim.data.dataset))
     with_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
@@ -294,7 +291,7 @@ def check_fits(run, apply: Callable, data) -> None:
 
 
 def describe_data(table: Dataset | Stream) -> str:
-    """Shape and dtype of an example on a device: "float32 (28, 28, 1)"."""
+    """Shape and dtype of an example, such as "float32 (28, 28, 1)"."""
     inputs = model_inputs(example_shape(table).inputs)
     name = lambda x: f"{jax.dtypes.canonicalize_dtype(x.dtype)} {x.shape}"
     if isinstance(inputs, Mapping):
@@ -309,7 +306,7 @@ ADVICE = (
 
 
 class RunState(NamedTuple):
-    """A federated run between two rounds."""
+    """State of a federated run between two rounds."""
 
     sim: Simulation
     server: PyTree
@@ -318,7 +315,7 @@ class RunState(NamedTuple):
 
     @property
     def variables(self) -> PyTree:
-        """{"params", "batch_stats"} of the network that the server hands out."""
+        """Variables {"params", "batch_stats"} of the global model."""
         return self.sim.algorithm.global_model(self.server)
 
     def __repr__(self) -> str:
@@ -341,7 +338,7 @@ def init(
     folder: str | os.PathLike | None = None,
     **options,
 ) -> RunState:
-    """A run before its first round.
+    """Initialize a run before its first round.
 
     Args:
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
@@ -432,7 +429,7 @@ def run_rounds(
 def evaluate(
     run: RunState, apply: Callable, data: FederatedDataset, *, batch_size: int = 256
 ) -> dict[str, float | np.ndarray]:
-    """Accuracy of the server's network, and of each client's own on its examples.
+    """Evaluate the accuracy of the global model, and of each client's on its examples.
 
     Args:
       apply: (variables, x [B, ...]) -> logits [B, M].
@@ -451,7 +448,7 @@ def evaluate(
     num_clients = run.sim.population.num_clients
     if len(data.clients) != num_clients:
         raise ValueError(
-            f"data must be of the run's {num_clients} clients, got {len(data.clients)}."
+            f"data must have the run's {num_clients} clients, got {len(data.clients)}."
         )
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
     check_fits(run, apply, data)
@@ -471,7 +468,7 @@ def evaluate(
 
 
 def client_models(run: RunState) -> Callable[[int], PyTree]:
-    """client -> variables of its own network."""
+    """Build client -> variables of its personalized model."""
     algorithm, server = run.sim.algorithm, run.server
 
     def of_client(client):
@@ -486,25 +483,26 @@ def client_models(run: RunState) -> Callable[[int], PyTree]:
 
 
 def _check_newest(run: RunState) -> None:
-    """Raise ValueError when the store has rows of rounds that `run` has not played.
+    """Raise ValueError if the store has states of later rounds than `run`.
 
     Rows are kept in one place, which a round changes: the run before it is history.
     """
     if (newest := run.store.newest()) > run.round_number:
         raise ValueError(
             f"run must be the newest one, of round {newest}, got round "
-            f"{run.round_number}: its clients' rows have moved on."
+            f"{run.round_number}, whose client states are overwritten."
         )
 
 
 def _npz(path: str | os.PathLike) -> pathlib.Path:
-    """`path` with .npz behind it, as numpy.savez has it."""
+    """`path` with the suffix .npz, as numpy.savez adds it."""
     path = pathlib.Path(path).expanduser()
     return path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
 
 
 def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
-    """Write the run's state to one .npz file, for `resume`: server, rows, round number.
+    """Write the run's state to an .npz file, for `resume`: server, clients, round
+    number.
 
     Raises:
       ValueError: when a round was played from this run.
@@ -524,7 +522,7 @@ def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
 
 
 def is_saved(path: str | os.PathLike) -> bool:
-    """Whether a path, with or without its .npz, is what `save` wrote."""
+    """Whether a path, with or without its .npz, is a file that `save` wrote."""
     if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
         return False
     for file in (path, f"{path}.npz"):
@@ -535,7 +533,7 @@ def is_saved(path: str | os.PathLike) -> bool:
 
 
 def resume(run: RunState, path: str | os.PathLike) -> RunState:
-    """The state that `save` wrote, for a run that `init` made alike.
+    """Load the state that `save` wrote, into a run from an equal `init`.
 
     A run that has played rounds stays as it is: the loaded one has rows of its own, in
     a temporary folder.
@@ -549,12 +547,14 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
     ids, round_number = arrays.pop("ids"), int(arrays.pop("round_number"))
     if (num_clients := int(arrays.pop("num_clients"))) != run.store.population:
         raise ValueError(
-            f"{path} must be of {run.store.population} clients, got {num_clients}."
+            f"{path} must have {run.store.population} clients, got {num_clients}."
         )
     server = _named(path, arrays, "server", run.server, ())
     rows = _named(path, arrays, "rows", run.store.template, (len(ids),))
     if arrays:
-        raise ValueError(f"{path} must hold no more than the run, got {min(arrays)}.")
+        raise ValueError(
+            f"{path} must have no other arrays than the run, got {min(arrays)}."
+        )
     store = run.store
     if store.newest():
         store = open_store(run.sim, run.server)
@@ -565,14 +565,14 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
 
 
 def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
-    """Take a part out of `arrays`, like `template` with `leading` axes before."""
+    """Take part `part` from `arrays`, like `template` with `leading` axes in front."""
 
     def pick(place, leaf):
         name = f"{part}/{trees.path_name(place)}"
         found = arrays[name].shape if name in arrays else "none"
         if found != (*leading, *leaf.shape):
             raise ValueError(
-                f"{path} must hold {name} of shape {(*leading, *leaf.shape)}, "
+                f"{path} must have {name} of shape {(*leading, *leaf.shape)}, "
                 f"got {found}."
             )
         return arrays.pop(name)

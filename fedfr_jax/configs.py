@@ -1,6 +1,6 @@
-"""The experiment files as a package: `from fedfr_jax.configs import base`.
+"""Shipped configs as a package: `from fedfr_jax.configs import base`.
 
-A wheel has them beside this file, a source checkout beside the library.
+A wheel has them next to this file, a source checkout next to the library.
 """
 
 import pathlib

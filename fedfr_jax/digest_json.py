@@ -1,4 +1,4 @@
-"""Checksums of files, and JSON objects that carry their own."""
+"""Checksums of files, and JSON objects with a digest inside."""
 
 import hashlib
 import json
@@ -20,19 +20,19 @@ def digest_of_file(path: str | os.PathLike) -> str:
 
 
 def digest_of(value: Mapping[str, Any]) -> str:
-    """SHA-256 of an object without its digest, however it is ordered and spaced."""
+    """SHA-256 of an object without its digest, independent of order and spacing."""
     plain = {key: item for key, item in value.items() if key != DIGEST}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Write an object with its digest, whole or not at all."""
+    """Write an object with its digest, atomically."""
     signed = {DIGEST: digest_of(value), **value}
     files.write_text(path, json.dumps(signed, indent=1) + "\n")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """An object without its digest; one that never had a digest is not compared.
+    """Read an object without its digest, after comparing it if there is one.
 
     Raises:
       ValueError: naming the file, when it is damaged.
@@ -46,7 +46,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         fault = str(error).replace(f"{path} ", "it ", 1)
     raise ValueError(
-        f"{path} must be the JSON of the run as it was written, but: {fault} Put a "
-        "copy back, or move it away and start `fedfr train` with the config that the "
-        "run began with; what is trained stays."
+        f"{path} must be undamaged JSON of the run, but: {fault} Restore a copy, or "
+        "move it away and start `fedfr train` with the original config; finished "
+        "training is kept."
     )

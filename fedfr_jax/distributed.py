@@ -1,8 +1,8 @@
-"""Multi-process runs: joining, cores, and a common end.
+"""Multi-process runs: joining, number of cores, common exit.
 
-JAX finds the others by itself under Slurm, Open MPI, Kubernetes and on TPU pods; plain
-hosts say where the first process listens. All have to come within STARTUP seconds.
-Nobody waits for a process that has ended: JAX's coordinator stops all of them when one
+JAX finds the other processes under Slurm, Open MPI, Kubernetes and on TPU pods; on
+plain hosts a coordinator address is needed. All have to join within STARTUP seconds. No
+process waits for one that has ended: JAX's coordinator stops all of them when one
 has been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
 """
 
@@ -34,7 +34,7 @@ def join(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Become one process of a run; before anything is computed.
+    """Join the processes of a run; call it before anything is computed.
 
     Args:
       coordinator: host:port where process 0 listens; None, like the numbers, leaves
@@ -49,12 +49,12 @@ def join(
     given = (coordinator, num_processes, process_id)
     if None in given and given != (None, None, None):
         raise ValueError(
-            "coordinator, num_processes and process_id must be given together, "
+            "coordinator, num_processes and process_id must all be set or all be None, "
             f"got {given}."
         )
     if num_processes is not None and not 0 <= process_id < num_processes:
         raise ValueError(
-            f"process_id must lie in [0, {num_processes - 1}], got {process_id}."
+            f"process_id must be in [0, {num_processes - 1}], got {process_id}."
         )
     # Two programs on their way to a CPU device at once could meet the other processes'
     # programs in another order, and all would wait for ever.
@@ -72,19 +72,20 @@ def join(
     except Exception as error:  # whatever a cluster's variables and servers lead to
         where = f"at {coordinator}" if coordinator else CLUSTER
         raise ValueError(
-            f"the processes must meet {where}, got {type(error).__name__}: {error}"
+            f"the processes must join {where}, got {type(error).__name__}: {error}"
         ) from error
 
 
 def _bind_address(coordinator: str | None) -> str | None:
-    """Where process 0 listens: on this machine alone for a loopback address, which is
-    all that processes of one machine need; None for JAX's default, every interface."""
+    """Address on which process 0 listens: loopback for a loopback coordinator; None
+    for JAX's default, every interface.
+    """
     host = (coordinator or "").rpartition(":")[0]
     return coordinator if host in LOOPBACK else None
 
 
 def num_cores() -> int:
-    """Cores that this process may use; macOS and Windows say only those of all."""
+    """Number of cores that this process may use; on macOS and Windows all cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -93,7 +94,7 @@ def num_cores() -> int:
 def use_every_core(
     environment: MutableMapping[str, str] = os.environ, *, num_processes: int = 1
 ) -> None:
-    """One JAX device per core where the CPU computes, unless XLA_FLAGS says other.
+    """Make one JAX device per CPU core, unless XLA_FLAGS says otherwise.
 
     The cores of the machine are cut between `num_processes` processes, and a device
     waits for the others for as long as their clients take.
@@ -108,7 +109,7 @@ def use_every_core(
 
 
 def exit_with_parent() -> None:
-    """In a process that `launch` has started, end when that has gone.
+    """Exit when the `launch` process that started this one has ended.
 
     The launcher holds the other end of this process's input, and answers the signals
     that a terminal sends to both.
@@ -128,7 +129,7 @@ def exit_with_parent() -> None:
 
 
 def exit_process(code: int) -> None:
-    """Exit; a process that fails among several does not wait for the others."""
+    """Exit; a failed process among several does not wait for the others."""
     sys.stdout.flush()
     sys.stderr.flush()
     jax = sys.modules.get("jax")

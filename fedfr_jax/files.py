@@ -1,10 +1,7 @@
-"""Files: written whole, checked before reading, memory-mapped.
+"""Files: atomic writes, size checks before reading, memory maps.
 
-Files that are put in place whole: written aside, then renamed.
-
-What a file may ask for before it is read: a kind of file, and bytes of memory.
-
-Files that are mapped into memory, of which the system reads what is asked for.
+Files are written under a temporary name, then renamed, so that no reader sees half a
+file.
 """
 
 import contextlib
@@ -25,7 +22,7 @@ import numpy as np
 
 @contextlib.contextmanager
 def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
-    """Open a file for bytes that takes the place of `path` when the block has ended.
+    """Open a file for bytes that replaces `path` atomically at the end of the block.
 
     Whoever looks at `path` sees what was there before or all of the new file, also
     after a kill or a loss of power. A block that raises leaves `path` as it was. Makes
@@ -49,15 +46,14 @@ def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]
 
 
 def write_text(path: str | os.PathLike, text: str, *, by: str = "") -> None:
-    """Write a file of UTF-8 as `replace_file` does."""
+    """Write a UTF-8 text file atomically."""
     with replace_file(path, by=by) as file:
         file.write(text.encode())
 
 
 @contextlib.contextmanager
 def file_lock(path: str | os.PathLike) -> Iterator[None]:
-    """Let one process at a time change the file `path`: the others wait. Makes the
-    folder, and beside the file a hidden one that stays."""
+    """Lock the file `path` for one process at a time, by a hidden file that stays."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as file:
@@ -71,7 +67,7 @@ MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle that number ob
 
 
 def check_file(path: str | os.PathLike, most: int | None = None) -> None:
-    """Raise ValueError for a pipe, where a reader waits, or more than `most` bytes.
+    """Raise ValueError for a pipe or device, or a file of more than `most` bytes.
 
     What cannot be found is left to its reader.
     """
@@ -81,18 +77,18 @@ def check_file(path: str | os.PathLike, most: int | None = None) -> None:
         return
     if not stat.S_ISREG(state.st_mode):
         kind = stat.filemode(state.st_mode)
-        raise ValueError(f"{path} must be a file, got {kind}: check the path.")
+        raise ValueError(f"{path} must be a regular file, got {kind}. Check the path.")
     if most is not None:
         check_bytes(state.st_size, str(path), most)
 
 
 def check_list(path: str | os.PathLike) -> None:
-    """`check_file` of a list beside images, which is read as a whole."""
+    """`check_file` for a text list, which is read at once."""
     check_file(path, MAX_LIST_BYTES)
 
 
 def read_list(path: str | os.PathLike) -> str:
-    """Text of a list beside images, whose names are spelled as those of files are.
+    """Read a text list; names are normalized to NFC, as those of files are.
 
     A byte order mark, which some editors put first, is no part of it.
 
@@ -106,7 +102,7 @@ def read_list(path: str | os.PathLike) -> str:
 
 
 def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:
-    """Raise ValueError when `origin` asks for more bytes than `most`, all memory."""
+    """Raise ValueError if `num_bytes` is more than `most`, by default all memory."""
     if num_bytes > most:
         raise ValueError(
             f"{origin} must take at most {most / 2**30:.2f} GiB, got "
@@ -115,7 +111,7 @@ def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:
 
 
 def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
-    """Raise ValueError for arrays of a .npz that unpack to more than all memory.
+    """Raise ValueError for arrays of an .npz that unpack to more than all memory.
 
     A file that is no .npz is left to its reader.
     """
@@ -125,7 +121,7 @@ def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
 
 
 def check_archive(path: str | os.PathLike) -> None:
-    """Raise ValueError for a zip that unpacks, as a whole, to more than all memory.
+    """Raise ValueError for a zip that unpacks to more than all memory.
 
     A file that is no zip is left to its reader.
     """
@@ -133,7 +129,7 @@ def check_archive(path: str | os.PathLike) -> None:
 
 
 def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
-    """{member: bytes} by the directory of a zip; nothing for another file."""
+    """Unpacked size of each member by the directory of a zip, {} for another file."""
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -143,7 +139,7 @@ def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
 
 
 def check_pickle(data) -> None:
-    """Raise UnpicklingError for a pickle that asks for more memory than it has bytes.
+    """Raise UnpicklingError for a pickle that needs more memory than its own size.
 
     The unpickler makes room for a memo of as many objects as a memo index says, and for
     as many bytes as a length says, before it looks.
@@ -166,13 +162,13 @@ CHUNK_BYTES = 2**17  # bytes; of a longer request Linux reads what it would read
 
 
 def advise_random_access(array: np.memmap) -> np.memmap:
-    """The array, around whose pages nothing is read ahead: as much as several MiB."""
+    """Turn off read-ahead for a memory map that is read at random positions."""
     array.base.madvise(mmap.MADV_RANDOM)
     return array
 
 
 def will_need(array: np.memmap, begin: int, end: int) -> None:
-    """Start to read the array's bytes [begin, end) at once, and not page by page."""
+    """Prefetch the bytes [begin, end) of a memory map with one request."""
     header = array.offset % mmap.ALLOCATIONGRANULARITY
     first, end = header + begin, header + end
     for start in range(first - first % mmap.PAGESIZE, end, CHUNK_BYTES):
@@ -180,7 +176,7 @@ def will_need(array: np.memmap, begin: int, end: int) -> None:
 
 
 def will_need_rows(array: np.memmap, rows: np.ndarray) -> None:
-    """`will_need` of `rows` [n], neighbors in one request."""
+    """Prefetch `rows` [n] of a memory map, neighbors in one request."""
     rows = np.unique(rows)
     for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
         will_need(array, *(array.strides[0] * np.array([run[0], run[-1] + 1])).tolist())

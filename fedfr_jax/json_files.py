@@ -11,7 +11,7 @@ KINDS = {dict: "object", list: "list"}
 
 
 def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
-    """The object, or another kind of value, that a file of JSON holds.
+    """Read an object, or another type of value, from a JSON file.
 
     Raises:
       ValueError: naming the file, when it holds no JSON or another kind of value.
@@ -22,7 +22,7 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
 
 
 def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) -> Any:
-    """The object, or another kind of value, that JSON out of `origin` holds.
+    """Parse JSON text as an object, or another type of value; errors name `origin`.
 
     Raises:
       ValueError: naming the origin, when it is no JSON or another kind of value.
@@ -41,7 +41,7 @@ def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) 
 def read_json_lines(
     path: str | os.PathLike, key: str = "", kind: type = str, *, torn: bool = False
 ) -> list[dict]:
-    """The objects of a file with one on each line; blank lines are passed over.
+    """Read a JSON-lines file; blank lines are skipped.
 
     Args:
       key: what every object must have, of `kind`; "" asks for nothing.
@@ -67,7 +67,7 @@ def read_json_lines(
 
 
 def _object(line: bytes) -> dict | None:
-    """The object on a line, None where it has none."""
+    """Parse a line as a JSON object; None if it is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

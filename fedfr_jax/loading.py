@@ -1,13 +1,9 @@
 """Trained models of runs: the server's or a client's.
 
-The backbone in the variables that a client or the server deploys.
-
-Trained networks by the path of a run: the server's, and a client's own.
-
-The server's is read from the files in which its stage ended, `models.saved_model`. A
-client's is made of the run's personal rows, so its experiment is built again, from a
-config that may come from a stranger: nothing that it names is written, and what
-training alone needs (teachers and their caches) is left out.
+The server's is read from the files of its stage, `models.saved_model`. A client's needs
+its personal state in the run, so the experiment is built again, from a config that may
+come from a stranger: nothing that it names is written, and what only training needs
+(teachers and their caches) is left out.
 """
 
 import functools
@@ -47,7 +43,9 @@ from fedfr_jax.types import Experiment, PyTree, TrainedModels
 
 
 def backbone_of(variables, template) -> PyTree | None:
-    """The variables of a network like `template` in what is deployed, None without."""
+    """Find a model's variables like `template` within deployed variables; None if
+    absent.
+    """
     names = lambda tree: {
         trees.path_name(p): jnp.shape(x)
         for p, x in jax.tree_util.tree_leaves_with_path(tree)
@@ -72,7 +70,7 @@ def load_model(
     client: int | None = None,
     data_changed: str | None = None,
 ) -> TrainedModel:
-    """A trained network.
+    """Load a trained model.
 
     Args:
       path: the work folder of a run, which may be in a bucket (its URL), the folder of
@@ -92,18 +90,18 @@ def load_model(
     path = fetch(os.path.expanduser(path), is_model if client is None else None)
     if is_saved(path):
         raise ValueError(
-            f"{path} must be a work folder or a file of weights, got a run that "
-            "ff.save wrote: ff.resume(run, path) continues it, for one that ff.init "
-            "made alike, and run.variables are its network."
+            f"{path} must be a run directory or a weights file, got a run that ff.save "
+            "wrote. Load it with ff.resume(run, path), run being from an equal "
+            "ff.init, and use run.variables."
         )
     if not os.path.exists(path):
         raise ValueError(
-            f"network must be a work folder or a file of weights, got {path}, which "
-            "does not exist."
+            f"path must be a run directory or a weights file, got {path}, which does "
+            "not exist."
         )
     if not os.path.isdir(path) and not method is client is None:
         raise ValueError(
-            f"method and client must come with a work folder, got the file {path}."
+            f"path must be a run directory with method or client, got the file {path}."
         )
     if client is None:
         return open_network(path, method)
@@ -113,9 +111,9 @@ def load_model(
 def client_network(
     workdir: pathlib.Path, method: str | None, client: int, changed: str | None
 ) -> TrainedModel:
-    """A client's network at the end of a stage, see `load_model`."""
+    """Load a client's model at the end of a stage, see `load_model`."""
     if not (workdir / CONFIG).is_file():
-        raise ValueError(f"{workdir} must hold a trained run, got no {CONFIG}.")
+        raise ValueError(f"{workdir} must be a run directory, got no {CONFIG} in it.")
     with lock_to_read(workdir):
         kept = kept_config(workdir)
         with naming(workdir / CONFIG):
@@ -129,7 +127,7 @@ def client_network(
         found = load_models(experiment, method, workdir, changed=changed)
         count = experiment.task.population.num_clients
         if not 0 <= client < count:
-            raise ValueError(f"client must lie in [0, {count}), got {client}.")
+            raise ValueError(f"client must be in [0, {count}), got {client}.")
         variables, apply = found.variables, found.apply
         if found.client_variables is not None:
             variables, apply = found.client_variables(client), found.client_apply
@@ -146,7 +144,9 @@ def _network(
     apply: Callable,
     about: Mapping[str, str],
 ) -> TrainedModel:
-    """A client's network, as the one that `config` builds where it is that."""
+    """Wrap a client's model, with `config` as its description if it builds this
+    model.
+    """
     task, own = experiment.task, None
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
@@ -166,8 +166,9 @@ def _network(
 
 
 def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc | None:
-    """The curve of the run's evaluation of people that training never saw; None where
-    the task does not judge pairs of images."""
+    """ROC of the run's evaluation on unseen identities; None if the task does not
+    verify pairs of images.
+    """
     judge = experiment.task.evaluators.get("generic")
     curves = (
         judge.evaluate(TrainedModels(variables, apply, None, apply)).curves
@@ -178,7 +179,7 @@ def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc
 
 
 def read_only(settings: Mapping) -> dict:
-    """The sections of a config, for a network that has been trained.
+    """Config sections with caches read-only and without teachers, for a trained model.
 
     Raises:
       ValueError: for a TensorFlow data set that would have to be prepared first.
@@ -195,28 +196,28 @@ def read_only(settings: Mapping) -> dict:
 
 
 def check_place(workdir: pathlib.Path, data: Any) -> None:
-    """Raise ValueError where the data of a run, config.data, are not; what to do."""
+    """Raise ValueError if the data of a run, config.data, do not exist."""
     data = data if isinstance(data, Mapping) else {}
     key = "path" if "path" in data else "data_dir"
     place = data.get(key)
     is_local = isinstance(place, str) and "://" not in place
     if is_local and not pathlib.Path(place).expanduser().exists():
         raise ValueError(
-            f"{workdir} must have its data where its config.json says, got nothing at "
-            f"{place}. If they moved: `fedfr train --workdir={workdir} "
-            f"--config.data.{key}=NEW` keeps the new place, and trains nothing that is "
-            "finished."
+            f"{workdir} needs its data at the path in its config.json, {place}, which "
+            "does not exist. If they moved, store the new path by `fedfr train "
+            f"--workdir={workdir} --config.data.{key}=NEW`; finished stages are not "
+            "trained again."
         )
 
 
 def _sources(value: Any) -> Any:
-    """Settings of sources, at any depth, with caches that are only read."""
+    """Sources in settings, at any depth, with read-only caches."""
     if not isinstance(value, Mapping):
         return value
     if value.get("name") in ("tfds", "femnist10") and not is_there(value):
         raise ValueError(
-            "config.data must be prepared before a run is opened, but "
-            f"{dict(value)} is not there. Run `fedfr prepare` with its config."
+            "config.data must be prepared before a model is loaded, but "
+            f"{dict(value)} does not exist. Run `fedfr prepare` with its config."
         )
     found = {key: _sources(of) for key, of in value.items()}
     if isinstance(found.get("cache"), str):
@@ -225,7 +226,7 @@ def _sources(value: Any) -> Any:
 
 
 def _untaught(row: Any, settings: Mapping) -> Any:
-    """A row whose teacher has no numbers and is of no file."""
+    """A method whose teacher is replaced by a dummy."""
     if not isinstance(row, Mapping):
         return row
     return with_dummy_teachers(row, settings["model"], lambda line: None)

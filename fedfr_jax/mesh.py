@@ -1,16 +1,13 @@
-"""Devices and the mesh: what there is, how arrays lie on it, how much memory is free.
+"""Devices and the mesh: shardings, transfers, free memory.
 
-The devices that programs are made for: those of this machine, or described ones.
+XLA can compile for devices that are not attached. Inside `use_described` a mesh is made
+of such devices, arrays put on them are ShapeDtypeStructs with shardings (`put_global`),
+and choices by kind of device are made for them.
 
-XLA compiles for devices that are not there. Inside `use_described` a mesh is made of
-such devices, what would be put onto them is a shape with its place (`mesh.put`), and
-what the library chooses by the kind of device it chooses for them.
-
-The device mesh: clients along one axis, the shards of one model along the other.
-
-In a run of several processes every process runs the same program on the same numbers,
-and an array on the mesh has parts that a process cannot see. So host values come onto
-the mesh and back by the functions here alone; in a single process they are JAX's own.
+The mesh has clients along one axis and the shards of one model along the other. In a
+multi-process run every process runs the same program, and an array on the mesh has
+shards that a process cannot address. So host values are moved to the mesh and back by
+the functions here only; in a single process they are JAX's own.
 """
 
 import contextlib
@@ -42,7 +39,7 @@ USABLE = {"gpu": 0.75, "tpu": 0.97}
 
 
 class DescribedDevices(NamedTuple):
-    """Devices to compile for."""
+    """Devices that are not attached, to compile for."""
 
     devices: tuple[jax.Device, ...]
     memory: int  # bytes of each that programs can have
@@ -56,7 +53,7 @@ _DESCRIBED = contextvars.ContextVar("devices to compile for", default=None)
 def use_described(
     devices: Sequence[jax.Device], *, memory: int, has_host_memory: bool = True
 ) -> Iterator[None]:
-    """Make programs for `devices` within the block, and run none of them.
+    """Compile for `devices` within the block, without running anything.
 
     Args:
       memory: bytes of each device that programs can have.
@@ -71,19 +68,20 @@ def use_described(
 
 
 def available_devices() -> DescribedDevices | None:
-    """The described devices, None outside of `use_described`."""
+    """The described devices; None outside of `use_described`."""
     return _DESCRIBED.get()
 
 
 def list_devices() -> Sequence[jax.Device]:
-    """All devices that a mesh may be made of."""
+    """All devices that a mesh can be made of."""
     given = available_devices()
     return given.devices if given else jax.devices()
 
 
 def platform() -> str:
-    """Platform of the devices that are traced for, such as cpu, gpu or tpu: those of
-    the mesh inside a `jax.shard_map`, else those that a mesh is made of."""
+    """Platform of the traced devices (cpu, gpu, tpu): of the mesh within
+    `jax.shard_map`, else of the devices that a mesh is made of.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return list_devices()[0].platform if device is None else device.platform
 
@@ -92,14 +90,14 @@ GPUS = ("gpu", "cuda", "rocm")  # what `platform` says of one
 
 
 def memory() -> int | None:
-    """Bytes of a device, None where it does not say."""
+    """Memory of a device in bytes; None if unknown."""
     if given := available_devices():
         return given.memory
     return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def has_host_memory(kind: str) -> bool:
-    """Whether the devices can put arrays into a `kind` of memory of the host."""
+    """Whether the devices support a `kind` of host memory."""
     if given := available_devices():
         return given.has_host_memory
     kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
@@ -107,7 +105,7 @@ def has_host_memory(kind: str) -> bool:
 
 
 def free_bytes(mesh: Mesh) -> int | None:
-    """Memory of a device that nothing holds; None where nobody says.
+    """Free memory of a device in bytes; None if unknown.
 
     A CPU's devices each have their share of what the machine has available. Of several
     processes, which must all ask, the least of what they have.
@@ -123,7 +121,7 @@ def free_bytes(mesh: Mesh) -> int | None:
 
 
 def local_min(free: int | None, is_shared: bool = False) -> int | None:
-    """The least of every process' `free` bytes; None when one does not know.
+    """Minimum of every process's `free` bytes; None if one is unknown.
 
     Args:
       is_shared: whether the processes on one machine share them.
@@ -136,8 +134,9 @@ def local_min(free: int | None, is_shared: bool = False) -> int | None:
 
 
 def min_across_processes(told: np.ndarray, is_shared: bool) -> int | None:
-    """`local_min` of what the processes tell each other: [P, 2] MiB, -1 if unknown, and
-    the machine."""
+    """`local_min` from the gathered values [P, 2]: MiB, -1 if unknown, and the
+    machine.
+    """
     free, machines = told.astype(np.int64).T
     if is_shared:
         free = free // (machines[:, None] == machines[None]).sum(axis=1)
@@ -145,7 +144,7 @@ def min_across_processes(told: np.ndarray, is_shared: bool) -> int | None:
 
 
 def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
-    """Whether the backend has failed for want of memory."""
+    """Whether the backend ran out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
@@ -154,7 +153,7 @@ MODEL = "model"
 
 
 def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
-    """Mesh of [clients, model] devices, both axes Auto.
+    """Build a mesh of [clients, model] devices, with both axes Auto.
 
     Args:
       num_client_shards: devices along `clients`; 0 takes all that are left.
@@ -168,7 +167,7 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
     wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
     if wanted * num_model_shards > len(devices):
         raise ValueError(
-            f"mesh clients x model must fit the {len(devices)} devices that exist, "
+            f"mesh clients x model must fit {len(devices)} devices, "
             f"got {wanted} x {num_model_shards}."
         )
     grid = np.array(devices[: wanted * num_model_shards])
@@ -197,18 +196,18 @@ def _slice_index(device: jax.Device) -> int:
 
 
 def device_grid(mesh: Mesh) -> tuple[int, int]:
-    """Devices along `clients`, and along `model`."""
+    """(number of devices along `clients`, along `model`)."""
     return mesh.shape[CLIENTS], mesh.shape[MODEL]
 
 
 def first_devices(mesh: Mesh, count: int) -> Mesh:
-    """The mesh of the first `count` devices along `clients`; 0: all."""
+    """Mesh of the first `count` devices along `clients`; 0 for all."""
     grid = mesh.devices[: count or None]
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def flatten_mesh(mesh: Mesh) -> Mesh:
-    """All devices of the mesh along `clients`: the whole mesh for one network."""
+    """Mesh with all devices along `clients`, for training one model."""
     grid = mesh.devices.reshape(-1, 1)
     return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
@@ -216,7 +215,7 @@ def flatten_mesh(mesh: Mesh) -> Mesh:
 def longest_sharded_axis(
     shape: tuple[int, ...], axis: str, num_devices: int, smallest: int
 ) -> P:
-    """`axis` on the longest axis that divides evenly, on the last of equals.
+    """PartitionSpec of the longest axis that divides evenly; the last of equal ones.
 
     Args:
       smallest: elements; an array that has fewer is not cut.
@@ -230,20 +229,20 @@ def longest_sharded_axis(
 
 @functools.cache
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """Sharding of an array that is replicated on every device."""
     return NamedSharding(mesh, P())
 
 
 @functools.cache
 def over_clients(mesh: Mesh) -> NamedSharding:
-    """The leading axis is cut over the `clients` devices."""
+    """Sharding of the leading axis over the `clients` devices."""
     return NamedSharding(mesh, P(CLIENTS))
 
 
 def over_client_devices(
     mesh: Mesh, function: Callable, in_specs: PyTree, out_specs: PyTree
 ) -> Callable:
-    """`jax.shard_map` by hand over `clients`, `model` left to XLA.
+    """`jax.shard_map` over `clients`, with `model` left to XLA.
 
     Where `model` has one device it is by hand too: otherwise JAX writes a constraint
     behind every operation, thousands in a deep round, for XLA to drop.
@@ -260,7 +259,7 @@ def over_client_devices(
 
 
 def sum_over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Sum over the `clients` devices, inside a shard_map over them.
+    """Sum over the `clients` devices, within a shard_map over them.
 
     XLA refuses a sum over one device when `model` has several.
     """
@@ -268,12 +267,12 @@ def sum_over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def max_over_clients(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """The largest over the `clients` devices, as `sum_over_clients`."""
+    """Maximum over the `clients` devices, within a shard_map over them."""
     return jax.lax.pmax(x, CLIENTS) if mesh.shape[CLIENTS] > 1 else x
 
 
 def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
-    """Copy `tree`, which is the same in every process, onto the mesh.
+    """Put `tree`, which is equal in every process, on the mesh.
 
     A process copies the parts of its own devices only; what is on the mesh already
     moves from device to device. `sharding` is one for all, or a tree of one per leaf.
@@ -287,7 +286,7 @@ def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
 
 def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`put_global` of a round's small host arrays.
+    """`put_global` for a round's small host arrays.
 
     On one device as arguments of a compiled function that gives them back: on a CPU a
     fifth of the time that `jax.device_put` takes. With more devices that is slower.
@@ -305,7 +304,7 @@ def _identity(sharding):
 
 
 def shapes_at(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Shape structs of `tree`, arrays or shapes, each with its sharding."""
+    """ShapeDtypeStructs of `tree`, arrays or shapes, with the given shardings."""
 
     def one(x, sharding):
         dtype = jax.dtypes.result_type(x)
@@ -331,7 +330,7 @@ def _put_parts(x, sharding):
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """Whole arrays in host memory, in every process; all must ask for them."""
+    """Fetch unsharded arrays to host memory, in every process; a collective call."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
 
@@ -349,7 +348,7 @@ def _replicate(x: jax.Array) -> NamedSharding:
 
 @functools.cache
 def local_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
-    """Which shards over the `clients` devices this process has, ascending [V'].
+    """Indices of the shards over the `clients` devices on this process, ascending [V'].
 
     There are V of them, a multiple of the devices; 0 is one per device.
     """
@@ -363,7 +362,7 @@ def local_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
 def put_local(
     tree: PyTree, shardings: NamedSharding | PyTree, num_shards: int
 ) -> PyTree:
-    """Arrays [V, ...] over the `clients` devices from each process' own [V', ...].
+    """Put arrays [V, ...] over the `clients` devices, from each process's [V', ...].
 
     `shardings`, one for all or one per leaf, cut the leading axis over `clients`.
     """
@@ -387,7 +386,7 @@ def put_local(
 
 
 def fetch_local(tree: PyTree) -> PyTree:
-    """This process' own [V', ...] of arrays [V, ...] that `clients` devices hold."""
+    """Fetch this process's [V', ...] of arrays [V, ...] over the `clients` devices."""
     if not jax.tree.leaves(tree):
         return tree
     if jax.process_count() == 1:
@@ -415,19 +414,19 @@ def gather_processes(tree: PyTree) -> PyTree:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that prints and writes a run's files."""
+    """Whether this process prints and writes a run's files."""
     return jax.process_index() == 0
 
 
 def barrier(name: str) -> None:
-    """Wait until every process has come to the barrier of this name."""
+    """Wait until every process has reached the barrier of this name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
 def first_process_first(name: str) -> Iterator[None]:
-    """The first process runs the block, then all others do."""
+    """Run the block in the first process, then in all others."""
     if not is_first_process():
         barrier(name)
     yield

@@ -1,4 +1,4 @@
-"""Names of metrics: in plain words, and whether smaller is better."""
+"""Metric names: labels for tables and plots, and whether larger is better."""
 
 import re
 
@@ -28,7 +28,7 @@ WORDS = {
 
 
 def direction(name: str) -> int:
-    """1 where a larger value is better, -1 where a smaller one is, 0 for neither.
+    """Direction of a metric: 1 if larger is better, -1 if smaller is, 0 for neither.
 
     >>> direction("tar@far=1e-03"), direction("eer"), direction("threshold")
     (1, -1, 0)
@@ -40,7 +40,7 @@ def direction(name: str) -> int:
 
 
 def metric_label(name: str) -> str:
-    """A metric's or evaluator's name in plain words, its first letter large.
+    """Label of a metric or evaluator in words, capitalized.
 
     >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
     ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
@@ -52,7 +52,7 @@ def metric_label(name: str) -> str:
 
 
 def panel_title(evaluator: str, name: str) -> str:
-    """Title of a panel: who measured what.
+    """Title of a plot: evaluator and metric.
 
     >>> panel_title("generic", "accuracy"), panel_title("accuracy", "accuracy")
     ('Generic: accuracy', 'Accuracy')
@@ -61,7 +61,7 @@ def panel_title(evaluator: str, name: str) -> str:
 
 
 def _number(found: re.Match) -> str:
-    """A rate as people write it: 1e-03 is 0.001, and 1e-06 stays."""
+    """Format a rate: 1e-03 as 0.001, but 1e-06 unchanged."""
     try:
         return f" {float(found[1]):g}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""Names of the version before: {old: new}, kept for one version.
+"""Renamed keys and names, {old: new}, kept for one version.
 
 Keys of a config and names of families. One that meant several things has several new
 names, of which those that fit the place are told.

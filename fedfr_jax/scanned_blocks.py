@@ -2,12 +2,12 @@
 
 A network may keep the parameters of equal blocks as one stack, because a scan then
 compiles one block for all. In a tree of dicts the key "block[2:5]" holds leaves with a
-leading axis [3] and stands for block2, block3 and block4. Whoever asks for leaves by
-name sees those: `by_block_name`. A stack may be cut where the blocks are treated
-differently: `split_stacks`. `unstack_like` is the way back.
+leading axis [3] and stands for block2, block3 and block4. `by_block_name` unstacks them
+to one key per block, `unstack_like` is its inverse. `split_stacks` splits a stack where
+blocks are treated differently.
 
-A leaf of a stack may be a `StackedPath` on each of several devices, which a network
-gathers block by block.
+On each of several devices a leaf of a stack may be a `StackedPath`, a shard that a
+network gathers block by block.
 """
 
 import functools
@@ -31,14 +31,16 @@ _KEY = re.compile(r"block(?:(\d+)|\[(\d+):(\d+)\])")
 )
 @dataclass(frozen=True)  # JAX has no other tree with a static part
 class StackedPath:
-    """What a device has of a leaf of blocks, and own part of a block -> whole."""
+    """A device's shard of a stacked leaf, and the function that gathers one block."""
 
     name: jax.Array  # [n, ...] of a stack, [...] of one of its blocks
     select: Callable
 
 
 def gather_stacks(tree: PyTree, *, is_stack: bool = False) -> PyTree:
-    """`tree` with whole leaves for parts, of a block or of all blocks of a stack."""
+    """Replace shards in `tree` by gathered leaves, of a block or of all blocks of a
+    stack.
+    """
 
     def one(x):
         if not isinstance(x, StackedPath):
@@ -49,7 +51,7 @@ def gather_stacks(tree: PyTree, *, is_stack: bool = False) -> PyTree:
 
 
 def are_stacked(tree: PyTree) -> PyTree:
-    """Of bool: which leaves of a tree of dicts have an axis of blocks in front."""
+    """Mask of the leaves in a tree of dicts that have a leading axis of blocks."""
 
     def one(path, _):
         steps = (x for x in path if isinstance(x, jax.tree_util.DictKey))
@@ -60,12 +62,14 @@ def are_stacked(tree: PyTree) -> PyTree:
 
 
 def stack_key(start: int, stop: int) -> str:
-    """Key of blocks [start, stop): "block2" for one, whose leaves have no axis more."""
+    """Key of blocks [start, stop), "block[2:5]"; "block2" for a single, unstacked
+    block.
+    """
     return f"block{start}" if stop == start + 1 else f"block[{start}:{stop}]"
 
 
 def stack_span(key: str) -> tuple[int, int] | None:
-    """(start, stop) of a key of blocks, None for another key."""
+    """(start, stop) of a block key, None for another key."""
     found = _KEY.fullmatch(key) if isinstance(key, str) else None
     if found is None:
         return None
@@ -74,7 +78,9 @@ def stack_span(key: str) -> tuple[int, int] | None:
 
 
 def block_paths(path: str) -> list[str]:
-    """A leaf's path such as `stage3/block[2:5]/conv1/kernel`, once for each block."""
+    """Paths of each block for a stacked leaf's path such as
+    `stage3/block[2:5]/conv1/kernel`.
+    """
     paths = [""]
     for key in path.split("/"):
         start, stop = stack_span(key) or (0, 1)
@@ -88,7 +94,9 @@ def block_paths(path: str) -> list[str]:
 
 
 def by_block_name(tree: PyTree) -> PyTree:
-    """`tree` with a key for every block; arrays or tracers, of numpy arrays views."""
+    """Unstack `tree` to one key per block; arrays or tracers, views for NumPy
+    arrays.
+    """
     if not isinstance(tree, dict):
         return tree
     blocks = {}
@@ -103,7 +111,7 @@ def by_block_name(tree: PyTree) -> PyTree:
 
 
 def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
-    """`tree` with its blocks in the stacks of `like`, whose keys alone matter.
+    """Restack the blocks of `tree` as in `like`, of which only the keys matter.
 
     Stacks that the two share cost nothing. Keys that one of the two lacks are left out.
 
@@ -124,7 +132,8 @@ def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def stack_blocks(tree: PyTree, start: int, stop: int) -> PyTree:
-    """Blocks [start, stop) of a dict that has them in any stacks, leaves [n, ...].
+    """Stack blocks [start, stop) of a dict, which has them in any stacks: leaves [n,
+    ...].
 
     Leaves that are None in one block are None in the stack.
 
@@ -154,7 +163,7 @@ def stack_blocks(tree: PyTree, start: int, stop: int) -> PyTree:
 def split_stacks(
     tree: PyTree, where: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """(`tree`, its stacks cut so that `where` says one thing of each, what it says).
+    """Split the stacks of `tree` where the mask `where` differs: (new tree, mask).
 
     Args:
       where: shapes of a tree with a key for every block -> tree of bool.
@@ -164,7 +173,7 @@ def split_stacks(
 
 
 def _runs(tree, mask):
-    """`mask`, of every block, in those of the stacks of `tree` that are of one mind."""
+    """Merge the per-block `mask` to the stacks of `tree` where its blocks agree."""
     if not isinstance(tree, dict):
         return mask
     runs = {}
@@ -181,14 +190,14 @@ def _runs(tree, mask):
 
 
 def _overlap(key, start, stop):
-    """The blocks of [start, stop) that a key stands for, as (low, high), or None."""
+    """Blocks of [start, stop) that a key stands for, as (low, high), or None."""
     low, high = stack_span(key) or (0, 0)
     low, high = max(low, start), min(high, stop)
     return (low, high) if low < high else None
 
 
 def _block_range(tree, place):
-    """Blocks of a stack: one (int), or those of a slice."""
+    """Index the blocks of a stack: one (int), or a slice."""
 
     def rows(x):
         if isinstance(x, np.ndarray):

@@ -1,10 +1,10 @@
-"""Text of file and identity names: normalized, safe to print."""
+"""Text of file and identity names: Unicode normalization, safe printing."""
 
 import unicodedata
 
 
 def normalize_unicode(text: str) -> str:
-    """The text in one spelling (NFC): some systems keep é as two characters.
+    """Normalize text to NFC, since some systems store é as two characters.
 
     >>> normalize_unicode("e" + chr(0x301)) == chr(0xE9)
     True
@@ -13,7 +13,7 @@ def normalize_unicode(text: str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""The text with an escape for every character that a terminal would not show.
+    r"""Escape every character that a terminal cannot show.
 
     Names of files and people come from strangers: one may hold a sequence that clears
     the screen or reorders a line.

@@ -17,22 +17,23 @@ NEAR = 12  # names that an error lists
 
 
 def path_name(path: tuple) -> str:
-    """Slash-joined name of a leaf: `params/stage3/conv1/kernel`."""
+    """Name of a leaf's path: `params/stage3/conv1/kernel`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
 
 
 def count(tree: PyTree) -> int:
-    """Numbers in a tree of arrays or shapes."""
+    """Number of elements in a tree of arrays or shapes."""
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
 def add(tree: PyTree, change: PyTree) -> PyTree:
-    """`tree` + `change`, each leaf in its own dtype."""
+    """Add `change` to `tree`, each leaf in its own dtype."""
     return jax.tree.map(lambda x, d: x + d.astype(x.dtype), tree, change)
 
 
 def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
-    """Predicate on tree paths: tree -> tree of bool, True where `pattern` is found.
+    """Build a predicate on tree paths: tree -> tree of bool, True where `pattern`
+    matches.
 
     Blocks are found by their names, stacked or not; see `stacks.refined` for stacks of
     which it finds some blocks only.
@@ -74,7 +75,8 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
 
 
 def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
-    """Scales the steps of leaves, a rate of their own where it comes last.
+    """Scale the updates of leaves: per-leaf learning rates if it is the last
+    transformation.
 
     Args:
       factors: {regular expression of paths below params: factor}.
@@ -103,7 +105,7 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
 def stop_gradients(
     optimizer: optax.GradientTransformation, pattern: str, *, least: int = 1
 ) -> optax.GradientTransformation:
-    """`optimizer` that leaves the params where they are that `pattern` finds.
+    """Wrap `optimizer` so that parameters matching `pattern` are not updated.
 
     Args:
       pattern: regular expression over leaf paths such as `params/stem/conv/kernel`.
@@ -129,22 +131,22 @@ def stop_gradients(
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Whether no leaf of a tree of arrays has nan or infinity, [] bool."""
+    """Whether all leaves of a tree of arrays are finite, [] bool."""
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
-    """Leafwise select of `x` or `y` by a scalar condition."""
+    """Select leafwise from `x` or `y` by a scalar condition."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
 
 
 def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
-    """Leaves of `x` where the static `mask` is True, else of `y`."""
+    """Select leaves of `x` where the static `mask` is True, else of `y`."""
     return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
 
 
 def divide(tree: PyTree, number: jax.Array) -> PyTree:
-    """Floating leaves of `tree` divided by one number []: times its reciprocal.
+    """Divide the floating leaves of `tree` by a number [], by its reciprocal.
 
     XLA turns some divisions into that, depending on what else divides by the number;
     then the last bit would depend on the program around it, and so on the devices.
@@ -153,7 +155,7 @@ def divide(tree: PyTree, number: jax.Array) -> PyTree:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Bytes that the leaves of `tree` hold (arrays or shape structs)."""
+    """Number of bytes of the leaves of `tree` (arrays or ShapeDtypeStructs)."""
     return sum(
         int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize
         for x in jax.tree.leaves(tree)
@@ -161,7 +163,7 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def difference(a: PyTree, b: PyTree) -> str | None:
-    """First leaf in which two trees of arrays differ in name, shape or dtype."""
+    """Describe the first leaf in which two trees differ in name, shape or dtype."""
 
     def describe(tree):
         return {

@@ -1,12 +1,8 @@
-"""Contracts between the rooms: models, data sources, algorithms, stages.
-
-The contracts between the rooms: what a model, a source and an algorithm are.
+"""Contracts between packages: models, data sources, algorithms, stages.
 
 Shape letters, the same everywhere: N clients in the population, K clients in a
-round's cohort, L lanes trained side by side on a device, S local steps, B batch,
+round's cohort, L lanes trained at once on a device, S local steps, B batch,
 T examples in a data set, H W C image, D embedding, M classes.
-
-What a loss may return, as one form, and the losses of single examples.
 """
 
 import math
@@ -34,19 +30,19 @@ def is_image(shape: InputShape) -> bool:
 
 
 def input_structs(shape: InputShape, count: int = 1) -> PyTree:
-    """Shapes of a batch of `count` inputs as a model gets them, all float32."""
+    """ShapeDtypeStructs of a batch of `count` inputs of a model, all float32."""
     if isinstance(shape, Mapping):
         return {name: input_structs(x, count) for name, x in shape.items()}
     return jax.ShapeDtypeStruct((count, *shape), jnp.float32)
 
 
 def model_inputs(inputs: PyTree) -> PyTree:
-    """What a model is applied to: inputs["image"], all inputs where there is none."""
+    """The model's input: inputs["image"], or all inputs if there is no image."""
     return inputs["image"] if "image" in inputs else inputs
 
 
 class Model(NamedTuple):
-    """A network from images to embeddings or logits; its only view outside models/.
+    """A network from inputs to embeddings or logits, as functions.
 
     A network on vectors takes x [B, D], one on a tree of inputs {name: [B, ...]}, as
     its source gives them.
@@ -76,12 +72,12 @@ class Model(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Twice the multiply-adds of one image, of a network that counts them."""
+        """FLOPs of one image, twice the multiply-adds, if the network counts them."""
         return self.count_flops()
 
 
 class Masks(NamedTuple):
-    """The class of every pixel of a source's images, decoded on demand."""
+    """Segmentation masks of a source's images, decoded on demand."""
 
     # [n] int -> uint8 [n, H, W], each in [0, M) or VOID
     read: Callable[[np.ndarray], np.ndarray]
@@ -90,7 +86,7 @@ class Masks(NamedTuple):
 
 
 class Preprocessing(NamedTuple):
-    """From a picture file to the embedding that a run's evaluation compares.
+    """Preprocessing of an image file for embedding and evaluation.
 
     It belongs to a network as much as its weights do. The defaults stand where nothing
     is recorded: weights from elsewhere, and data that never were picture files.
@@ -113,7 +109,7 @@ class Preprocessing(NamedTuple):
 
 
 class StoredImages(NamedTuple):
-    """A source's images as they are stored, to find out whether they have changed."""
+    """Names, sizes and checksums of a source's images, to detect changes."""
 
     names: Sequence[str]  # T, paths below the source's, or numbers of rows
     # [n] int -> [n] int64 bytes of each, and [n] uint32 checksums of their contents,
@@ -123,7 +119,7 @@ class StoredImages(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A labeled set of images, decoded on demand and all of one size, or of others.
+    """A labeled set of images (or other inputs), decoded on demand.
 
     Vectors [D] are read as float32 [n, D]; their `input_shape` is (D,). Several arrays
     are read as {name: float32 [n, ...]}; their `input_shape` is {name: shape}.
@@ -151,7 +147,7 @@ class Source(NamedTuple):
 
 
 class UsedRows(NamedTuple):
-    """Images of a source that have one use, such as training."""
+    """Images of a source with one use, such as training."""
 
     rows: np.ndarray  # [n] int, of the source
     client: np.ndarray | None = None  # [n] int whose they are; None: all clients'
@@ -159,14 +155,14 @@ class UsedRows(NamedTuple):
 
 
 class DataUsage(NamedTuple):
-    """The images that an experiment uses, and what for."""
+    """Images that an experiment uses, by use."""
 
     source: Source
     parts: Mapping[str, UsedRows]  # by their use, such as "train"; no image is in two
 
 
 class Dataset(NamedTuple):
-    """T examples in the memory of the host or of the devices.
+    """T examples in host or device memory.
 
     Those of the clients come first, grouped by client, then those of everybody.
     """
@@ -178,14 +174,15 @@ class Dataset(NamedTuple):
 
     @classmethod
     def from_arrays(cls, images, labels) -> "Dataset":
-        """The data set of images [T, H, W, C], or of other arrays by name, and their
-        labels [T] int32."""
+        """Build a data set from images [T, H, W, C], or other arrays by name, and
+        labels [T].
+        """
         inputs = images if isinstance(images, Mapping) else {"image": images}
         return cls(inputs, {"label": labels})
 
     @property
     def num_examples(self) -> int:
-        """T."""
+        """Number of examples, T."""
         return jax.tree.leaves(self.inputs)[0].shape[0]
 
     @property
@@ -195,7 +192,7 @@ class Dataset(NamedTuple):
 
     @property
     def input_shape(self) -> InputShape:
-        """Of one input."""
+        """Shape of one input."""
         return jax.tree.map(lambda x: x.shape[1:], model_inputs(self.inputs))
 
     @property
@@ -205,23 +202,26 @@ class Dataset(NamedTuple):
 
     @property
     def example_bytes(self) -> int:
-        """Bytes of an example on a device."""
+        """Size of one example on a device, in bytes."""
         leaves = jax.tree.leaves(self)
         return sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in leaves)
 
     @property
     def memory(self) -> int:
-        """Bytes that two pieces may take on a device, see `pieces`."""
+        """Device memory in bytes for two chunks of examples (compare
+        `Stream.memory`).
+        """
         return CHUNK_BYTES
 
     def take(self, rows: np.ndarray) -> "Dataset":
-        """Examples of `rows` [n], in the memory of the host."""
+        """Take the examples of `rows` [n] into host memory."""
         return jax.tree.map(lambda x: np.asarray(x[rows]), self)
 
     def chunks(
         self, rows_of: Callable[[int], jax.Array], count: int
     ) -> Iterator[tuple[jax.Array, "Dataset"]]:
-        """(rows, their examples), each on its row's device, which must have them all.
+        """Yield (rows, their examples) of each chunk; the examples must be on every
+        device.
 
         Args:
           rows_of: i -> [n] rows of the i-th of `count` pieces, on the devices.
@@ -231,11 +231,11 @@ class Dataset(NamedTuple):
             yield rows, _gathered(self, rows)
 
     def with_labels(self, labels) -> "Dataset":
-        """The same examples under other labels [T]."""
+        """Replace the labels [T] of the examples."""
         return self._replace(targets={**self.targets, "label": labels})
 
     def __repr__(self) -> str:
-        """How many examples there are, and of what."""
+        """Number of examples, with names and shapes of the arrays."""
         of = {**self.inputs, **self.targets}
         names = [f"{name} {x.shape[1:]} {x.dtype}" for name, x in of.items()]
         return f"Dataset({self.num_examples} examples: {', '.join(names)})"
@@ -247,7 +247,7 @@ def _gathered(dataset, rows):
 
 
 class Augment(NamedTuple):
-    """What happens to ONE example on the device; the feed maps it over a batch.
+    """Augmentation of ONE example on the device; `Batching` maps it over a batch.
 
     inputs: {"image": [H, W, C], perhaps "landmarks": [P, 2] float32 x, y pixels};
     targets: {"label": [] int32, perhaps "mask": [H, W] int}.
@@ -269,7 +269,7 @@ class Augment(NamedTuple):
     deterministic: Callable[[PyTree], PyTree] | None = None
 
     def apply_deterministic(self, inputs: PyTree) -> PyTree:
-        """The plain view of an example's inputs."""
+        """Inputs of an example in the view without randomness."""
         if self.apply_view:
             return self.apply_view(jnp.int32(0), inputs)
         return self.deterministic(inputs) if self.deterministic else inputs
@@ -283,7 +283,7 @@ class Pairs(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The examples of one local step, gathered and augmented on the device."""
+    """Examples of one local step, gathered and augmented on the device."""
 
     inputs: PyTree  # of [B, ...]: {"image": [B, H, W, C], in [-1, 1] once normalized}
     targets: PyTree  # of [B, ...]: {"label": [B] int32}
@@ -303,17 +303,21 @@ class Batch(NamedTuple):
 
     @property
     def model_inputs(self) -> PyTree:
-        """What a model is applied to: `images`, or all inputs, {name: [B, ...]}."""
+        """The model's input: `images` if there are any, else all inputs, {name: [B,
+        ...]}.
+        """
         return model_inputs(self.inputs)
 
     @property
     def labels(self) -> jax.Array:
-        """targets["label"], [B] int32: the client's own class, or the public class."""
+        """Labels targets["label"], [B] int32: the client's class, or the public
+        class.
+        """
         return self.targets["label"]
 
 
 class Client(NamedTuple):
-    """One client's work in one round, built by the engine inside its lane."""
+    """One client's data in one round, as the engine passes it to `client_update`."""
 
     id: jax.Array  # [] int32
     cohort_index: jax.Array  # [] int32 in the cohort
@@ -341,7 +345,7 @@ class Client(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """Which clients of a cohort take part in its round, in host memory.
+    """Which clients of a cohort take part in a round, in host memory.
 
     However many there are, the round is the same compiled program.
     """
@@ -358,12 +362,12 @@ class Participation(NamedTuple):
     staleness: np.ndarray | None = None
 
     def take(self, index: np.ndarray) -> "Participation":
-        """That of the clients `index` [n] of the cohort."""
+        """Participation of the clients at `index` [n] of the cohort."""
         return jax.tree.map(lambda x: x[index], self)
 
 
 class Cohort(NamedTuple):
-    """The clients of one round in host memory, before they are scheduled."""
+    """The clients of one round in host memory, before scheduling."""
 
     ids: np.ndarray  # [K] int32
     round: int
@@ -371,7 +375,7 @@ class Cohort(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """All that a server may look at before a round."""
+    """Inputs of `Algorithm.prepare`."""
 
     dataset: Any  # a `Dataset` on every device of the mesh, or a `Stream`
     population: Any  # `federated.client.Population`: whose rows are whose
@@ -381,7 +385,7 @@ class RoundContext(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the server computes for a cohort before it trains."""
+    """What the server computes for a cohort before the clients train."""
 
     shared: PyTree  # replicated, handed to every client
     added_rows: jax.Array  # [K, X] int32 rows added to each client, X may be 0
@@ -389,13 +393,13 @@ class Prepared(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """`Prepared.shared` that a server would send, not what a simulation looks up."""
+    """Marks a value of `Prepared.shared` that a real server would send to clients."""
 
     value: PyTree
 
 
 class LocalTraining(NamedTuple):
-    """A client's training, free of any algorithm.
+    """Local training of a client, independent of the algorithm.
 
     `loss(variables, batch, key, **round_args)` gives a scalar, (scalar, metrics) or
     (scalar, (batch_stats, metrics)): metrics are {name: []}, batch_stats the running
@@ -411,13 +415,13 @@ class LocalTraining(NamedTuple):
     learning_rate: Callable | float | None = None
 
     def __repr__(self) -> str:
-        """Its functions by their names."""
+        """Names of its functions."""
         shown = (f"{k}={_shown(x)}" for k, x in self._asdict().items())
         return f"Local({', '.join(shown)})"
 
 
 def _shown(value) -> str:
-    """A number as it is, a function by its name, anything else by its type's."""
+    """Format a number as it is, a function by its name, anything else by its type."""
     if value is None or isinstance(value, int | float):
         return repr(value)
     try:
@@ -427,7 +431,7 @@ def _shown(value) -> str:
 
 
 class ClientOutput(NamedTuple):
-    """What one client sends back."""
+    """Result of one client's round."""
 
     # The client's change of what the server shares, aggregated over the cohort; running
     # statistics lie below a key "batch_stats". () where nothing is.
@@ -442,7 +446,7 @@ class ClientOutput(NamedTuple):
 
 
 class LogScaled(NamedTuple):
-    """e^log times a tree of arrays: in a summary, one that is summed without overflow.
+    """A tree scaled by e^log, so that a summary can sum it without overflow.
 
     For weights such as e^margin, see `federated.sums`. What is divided by another array
     of the same tree, as in a softmax, does not depend on the log.
@@ -453,13 +457,13 @@ class LogScaled(NamedTuple):
 
 
 class PerClient(NamedTuple):
-    """In a summary: arrays that are kept, [K, ...] in the total, and not summed."""
+    """Arrays of a summary that are not summed but kept, [K, ...] in the total."""
 
     tree: PyTree
 
 
 class Summary(NamedTuple):
-    """What a client adds to a round's sums; of the sums: the total over the cohort.
+    """A client's contribution to a round's sums; or the total over the cohort.
 
     A tree of arrays, of which some may be below a `LogScaled` or a `PerClient`.
     """
@@ -471,20 +475,20 @@ class Summary(NamedTuple):
 
 
 class LinkState(NamedTuple):
-    """What `summarize` sees of a link that also keeps a state at each client."""
+    """State of a link in `summarize`: the server's, and the client's."""
 
     shared: PyTree  # of `Aggregator.init`
     personal: PyTree  # of `Aggregator.init_personal`
 
 
 class ClientLinks(NamedTuple):
-    """In a client's personal state: what the links of the aggregation keep there."""
+    """State of the aggregation's links in a client's personal state."""
 
     state: PyTree
 
 
 class Message(NamedTuple):
-    """The numbers of an update on their way from a client to the server."""
+    """Sizes and bits of the arrays of an update sent to the server."""
 
     sizes: tuple[int, ...]  # numbers that are sent, by leaf
     bits: tuple[int, ...]  # of each of a leaf's numbers
@@ -493,7 +497,7 @@ class Message(NamedTuple):
 
     @property
     def num_bits(self) -> int:
-        """Of the whole message."""
+        """Number of bits of the message."""
         pairs = zip(self.sizes, self.bits, strict=True)
         return sum(size * bits for size, bits in pairs) + self.extra_bits
 
@@ -505,7 +509,7 @@ LINK, MEAN, SUM, LAST = "link", "mean", "sum", "last"
 
 
 class Aggregator(NamedTuple):
-    """How clients' updates become one: a link of a chain, or a whole chain.
+    """Aggregation of clients' updates: one link, or a chain of links.
 
     `summarize` is called for one client, inside its lane; `finish` once, with the sums
     over the cohort. In a chain an update goes through all links to the sums, and the
@@ -538,7 +542,7 @@ class Aggregator(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """What the server sees of a round."""
+    """Result of a round, for the server's update."""
 
     aggregate: PyTree
     per_client: PyTree  # [K, ...] in the cohort's order
@@ -556,14 +560,14 @@ class RoundResult(NamedTuple):
 
     @property
     def num_received(self) -> int | jax.Array:
-        """Clients whose update has arrived."""
+        """Number of clients whose update was received."""
         if self.is_received is None:
             return jax.tree.leaves(self.weights)[0].shape[0]
         return self.is_received.sum()
 
 
 class Algorithm(NamedTuple):
-    """Pure functions, each written for one client: no K, no mesh, no collective."""
+    """A federated algorithm as pure functions, written for one client."""
 
     init: Callable[[PyTree], PyTree]  # variables -> server
     init_personal: Callable[..., PyTree]  # (key, server) -> personal
@@ -594,19 +598,21 @@ class Algorithm(NamedTuple):
     privacy: Any = None  # `federated.privacy.Privacy`; None: not private
 
     def __repr__(self) -> str:
-        """The file that wrote a client's update."""
+        """Name of the module that defines `client_update`."""
         return f"Algorithm({self.client_update.__module__.rpartition('.')[2]})"
 
 
 class FinalAdaptation(NamedTuple):
-    """A round of all clients after the last one, nothing aggregated."""
+    """A final round in which all clients adapt their models, without aggregation."""
 
     algorithm: Algorithm
     epochs: int
 
 
 class FederatedTrainer(NamedTuple):
-    """A trainer: an algorithm, what it starts from, and how its networks are used."""
+    """Trainer of a federated stage: algorithm, initial variables, and use of its
+    models.
+    """
 
     algorithm: Algorithm
     # variables of the stage before, or None -> variables for `Algorithm.init`
@@ -627,14 +633,14 @@ class FederatedTrainer(NamedTuple):
 
 
 class ShardedClasses(NamedTuple):
-    """A parameter with a row for each class, cut over all devices of the mesh."""
+    """A parameter with a row per class, sharded over all devices of the mesh."""
 
     path: str  # among "params"
     names: tuple[str, ...]  # of the classes, one each; further rows are padding
 
 
 class CentralTrainer(NamedTuple):
-    """A trainer: one network on rows of a data set, without clients."""
+    """Trainer of a central stage: one model, without clients."""
 
     settings: Any  # `central.settings.Training`
     dataset: Any  # as of a `Task`; rows first_row:first_row + num_rows are trained on
@@ -658,14 +664,14 @@ class CentralTrainer(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A part of an experiment; pretraining is one."""
+    """A stage of an experiment, such as pretraining."""
 
     trainer: FederatedTrainer | CentralTrainer
     init_from_stage: str | None = None  # the stage whose variables it starts from
 
 
 class TrainedModels(NamedTuple):
-    """What a stage has trained, as evaluators see it."""
+    """Models that a stage has trained, for evaluators."""
 
     variables: PyTree | None  # of the one network, None where there is none
     apply: Callable  # (variables, images [B, ...]) -> output [B, D]
@@ -678,7 +684,7 @@ class TrainedModels(NamedTuple):
 
 
 class ImageGrid(NamedTuple):
-    """Pictures of n examples, a row for each, to be drawn with titles and a legend."""
+    """Images of n examples, one row each, to be drawn with titles and a legend."""
 
     # Columns by their titles: uint8 [n, H, W, 3], then numbers [n, H, W], which are
     # drawn as colors.
@@ -688,7 +694,7 @@ class ImageGrid(NamedTuple):
 
 
 class ScoredPairs(NamedTuple):
-    """Pairs of images with the score that a model gives them, for people to look at."""
+    """Pairs of images with a model's scores, to look at."""
 
     images: np.ndarray  # uint8 [n, 2, H, W, 3]
     scores: np.ndarray  # [n]
@@ -698,7 +704,7 @@ class ScoredPairs(NamedTuple):
 
 
 class EmbeddingMap(NamedTuple):
-    """Embeddings of some identities in the plane."""
+    """Embeddings of some identities in two dimensions."""
 
     points: np.ndarray  # [n, 2]
     labels: Sequence[str]  # [n] identities
@@ -706,14 +712,14 @@ class EmbeddingMap(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What of an evaluation is shown and not counted."""
+    """Samples of an evaluation to look at."""
 
     pairs: Mapping[str, ScoredPairs] = MappingProxyType({})
     maps: Mapping[str, EmbeddingMap] = MappingProxyType({})
 
 
 class Evaluation(NamedTuple):
-    """What an evaluator found."""
+    """Result of an evaluator."""
 
     metrics: Mapping[str, float] = MappingProxyType({})
     per_client: Mapping[str, np.ndarray] = MappingProxyType({})  # {name: [N]}
@@ -724,7 +730,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator(NamedTuple):
-    """One way in which a task judges what a stage has trained."""
+    """Evaluation of a stage's models by a task."""
 
     evaluate: Callable[[TrainedModels], Evaluation]
     during_training: bool = (
@@ -735,7 +741,7 @@ class Evaluator(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A field of use: what is trained on, and how networks are judged."""
+    """A task: its data, and the evaluation of models."""
 
     dataset: Any  # clients' rows first, grouped; then shared ones
     population: Any  # what the clients own
@@ -754,7 +760,7 @@ class Task(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """A built config."""
+    """An experiment, built from a config."""
 
     task: Task
     stages: Mapping[str, Stage]
@@ -770,7 +776,7 @@ class Experiment(NamedTuple):
 
 
 def as_aux_loss(loss: Callable) -> Callable:
-    """A loss of `LocalTraining` as one that always gives (scalar, (batch_stats,
+    """Convert a loss of `LocalTraining` to one that returns (scalar, (stats,
     metrics)).
     """
 
@@ -785,7 +791,7 @@ def as_aux_loss(loss: Callable) -> Callable:
 
 
 def example_losses(loss_fn: Callable, variables, batch, key) -> jax.Array:
-    """Loss of every example of a batch, [B]; padding has one too, without meaning.
+    """Loss of every example of a batch, [B]; that of padding is meaningless.
 
     A network that does not look at `is_valid` runs once, forward and backward.
 

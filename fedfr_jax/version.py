@@ -1,4 +1,4 @@
-"""The version of the library, by what is installed."""
+"""Version of the installed library."""
 
 from importlib import metadata
 
@@ -6,7 +6,7 @@ UNKNOWN = "0+unknown"  # of a tree that is not installed
 
 
 def library_version() -> str:
-    """Such as 0.2.0."""
+    """Version string, such as "0.2.0"."""
     try:
         return metadata.version("fedfr_jax")
     except metadata.PackageNotFoundError:

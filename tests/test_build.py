@@ -117,10 +117,10 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
 @pytest.mark.parametrize(
     "methods, message",
     [
-        ({1: {}}, "config.methods must have keys that are text, got 1."),
+        ({1: {}}, "config.methods must have string keys, got 1."),
         (
             {"a": {"b": ({"c": {2: 0}},)}},
-            r"config.methods.a.b\[0\].c must have keys that are text, got 2.",
+            r"config.methods.a.b\[0\].c must have string keys, got 2.",
         ),
         ({"a": {"b": [1, {2}]}}, r"config.methods.a.b\[1\] must be .*, got \{2\}."),
         ({"a": {"b": 1j}}, "config.methods.a.b must be .*, got 1j."),
@@ -135,7 +135,7 @@ def test_what_no_run_could_keep_of_its_config_is_refused_by_its_place(methods, m
 
 def test_keys_that_are_no_text_are_refused_by_their_place():
     mixed = ConfigDict({"methods": {"a": {"b": 1, 2: 0}}})
-    with pytest.raises(ValueError, match="^config.methods.a must have keys that are"):
+    with pytest.raises(ValueError, match="^config.methods.a must have string keys"):
         sections(mixed)
 
 

@@ -1,1 +1,1 @@
-"""Central training: one model over the whole mesh, without clients."""
+"""Central training: one model on the whole mesh, without clients."""

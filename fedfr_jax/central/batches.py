@@ -1,9 +1,9 @@
-"""Batches of central training: keyed permutations of the rows, in chunks.
+"""Batches of central training: permuted rows, in chunks.
 
-A piece holds the examples of some steps, each device's own beside each other. Those of
-a `Dataset` are gathered on the devices, those of a `Stream` are read on the host; the
-next piece comes while the devices train on the one before. Every example of a batch is
-augmented with a key of its own, a function of (seed, epoch, step, place in the batch).
+A chunk has the examples of some steps, contiguous for each device. Those of a `Dataset`
+are gathered on the devices, those of a `Stream` are read on the host; the next chunk is
+loaded while the devices train on the one before. Every example of a batch is augmented
+with its own key, a function of (seed, epoch, step, place in the batch).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ TO_SHARD = Batch(*[P(meshes.CLIENTS)] * len(Batch._fields))._replace(num_classes
 
 
 class Chunk(NamedTuple):
-    """Stored examples of the steps first, ..., last - 1, cut over the devices."""
+    """Stored examples of the steps first, ..., last - 1, sharded over the devices."""
 
     rows: jax.Array  # [A * k * part] int32 of the data set: devices, steps, places
     examples: Dataset  # of [A * k * part, ...]
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
 
 
 class EpochOrder(NamedTuple):
-    """Which rows are trained on, and in which batches."""
+    """Rows to train on and their order, in batches."""
 
     first_row: int
     num_rows: int
@@ -46,21 +46,21 @@ class EpochOrder(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """Whole batches in an epoch."""
+        """Number of full batches in an epoch."""
         return self.num_rows // self.batch_size
 
     @property
     def part(self) -> int:
-        """Examples of a batch on each device."""
+        """Number of examples of a batch on each device."""
         return self.batch_size // self.num_devices
 
     def key(self, epoch: jax.Array | int) -> jax.Array:
-        """What an epoch draws with."""
+        """PRNG key of an epoch."""
         stage = jax.random.fold_in(jax.random.key(self.seed), CENTRAL)
         return jax.random.fold_in(stage, epoch)
 
     def word(self, epoch: int) -> int:
-        """What names the epoch's permutation."""
+        """Seed of the epoch's permutation."""
         key = jax.random.fold_in(jax.random.fold_in(self.key(epoch), 1), 0)
         return int(jax.random.bits(key, dtype=jnp.uint32))
 
@@ -88,7 +88,7 @@ class EpochOrder(NamedTuple):
 def epoch_chunks(
     table: Dataset | Stream, order: EpochOrder, epoch: int, mesh: Mesh
 ) -> Iterator[Chunk]:
-    """An epoch's pieces, all of one shape; two of them fit the table's `memory`."""
+    """Yield an epoch's chunks, of equal shape; two of them fit the table's `memory`."""
     count, size = _count_and_steps(table, order)
     word = order.word(epoch)
     listed = order.lists(word, order.num_steps) if order.lists else None
@@ -103,7 +103,7 @@ def epoch_chunks(
 
 
 def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chunk:
-    """A piece of `pieces` as shapes with their places."""
+    """A chunk of `epoch_chunks` as ShapeDtypeStructs with shardings."""
     _, size = _count_and_steps(table, order)
     length, cut = order.batch_size * size, meshes.over_clients(mesh)
     of = lambda *shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=cut)
@@ -117,7 +117,7 @@ def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chun
 
 
 def _count_and_steps(table, order):
-    """(pieces of an epoch, steps of each); two of them fit the table's `memory`."""
+    """(chunks of an epoch, steps of each); two chunks fit the table's `memory`."""
     fits = max(table.memory // (2 * table.example_bytes * order.part), 1)
     count = -(-order.num_steps // fits)
     return count, -(-order.num_steps // count)
@@ -126,7 +126,7 @@ def _count_and_steps(table, order):
 def build_batch(
     feed: Batching, order: EpochOrder, mesh: Mesh, mark: Callable | None = None
 ) -> Callable:
-    """batch(piece, key, step) -> `Batch` of [B], cut over the devices, augmented.
+    """Build batch(chunk, key, step) -> `Batch` of [B], augmented and sharded.
 
     All examples count as added by a server, for a loss that tells them from a client's:
     their labels are classes of all.

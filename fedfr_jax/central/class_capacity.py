@@ -1,10 +1,8 @@
-"""Class capacity: how many classes fit the devices.
+"""Class capacity: how many classes fit the devices' memory.
 
-when a device runs out of memory.
-
-A class takes a row, what the optimizer has gathered for it, its gradient, and its logit
-for every image of a batch, counted once. The network's own needs are known to the
-compiler only; see `fedfr plan`.
+Checked before training and when a device runs out of memory. A class takes its class
+vector, the optimizer state and gradient for it, and its logit for every image of a
+batch. The memory of the network is only known to the compiler; see `fedfr plan`.
 """
 
 import contextlib
@@ -22,7 +20,7 @@ from fedfr_jax.types import CentralTrainer
 
 @contextlib.contextmanager
 def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
-    """Around all that a training puts on the devices of its mesh.
+    """Context of a training that explains errors about device memory.
 
     Raises:
       ValueError: when classes alone are more than a device has free, and when one runs
@@ -31,9 +29,9 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
     found = _classes(trainer, mesh)
     if trainer.sharded_classes and found and found[0] > found[1]:
         raise ValueError(
-            f"the number of classes must be at most {found[1]}, whose rows, momentum, "
-            f"gradients and logits fit what {mesh.size} devices have free, got "
-            f"{found[0]}: {_advice(trainer)}."
+            f"the number of classes must be at most {found[1]}, whose class vectors, "
+            f"optimizer state, gradients and logits fit the free memory of {mesh.size} "
+            f"devices, got {found[0]}: {_advice(trainer)}."
         )
     try:
         yield
@@ -42,7 +40,7 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
             raise
         number, most = found or (0, 0)
         fitting = (
-            f", and {number} classes, of which {most} fit without the network's own "
+            f", and {number} classes, of which {most} fit without the network's "
             "activations"
         )
         raise ValueError(
@@ -54,7 +52,7 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
 
 
 def _classes(trainer: CentralTrainer, mesh: Mesh) -> tuple[int, int] | None:
-    """(number of classes, how many fit), None without classes or where nobody knows."""
+    """(number of classes, how many fit); None without classes or if unknown."""
     shapes = jax.eval_shape(trainer.init, jax.random.key(0))["params"]
     path, free = (
         trainer.sharded_classes.path if trainer.sharded_classes else CLASS_TABLE,
@@ -68,7 +66,7 @@ def _classes(trainer: CentralTrainer, mesh: Mesh) -> tuple[int, int] | None:
 
 
 def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> float:
-    """On each device, the least.
+    """Least memory of a class in bytes, on each device.
 
     Args:
       shapes: of the parameters.
@@ -85,7 +83,7 @@ def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> f
 
 
 def _row(tree, path) -> int:
-    """Bytes of a class in all leaves whose path ends in `path`."""
+    """Bytes of one class in all leaves whose path ends in `path`."""
     found = jax.tree_util.tree_leaves_with_path(tree)
     is_row = lambda name: f"/{name}".endswith(f"/{path}")
     rows = [x for where, x in found if is_row(trees.path_name(where))]

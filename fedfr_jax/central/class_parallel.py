@@ -1,7 +1,5 @@
 """Class-parallel margin softmax: sharded classes, PartialFC sampling, sparse updates.
 
-Margin softmax with its classes cut over all devices, and never all there at once.
-
 The loss of an example is log(1 + exp(L - t)): t is the logit of its own class, L the
 logarithm of the sum of exp over all other classes. Each device sums over the classes
 whose rows it holds, a chunk at a time (online softmax, Milakov and Gimelshein 2018,
@@ -13,19 +11,17 @@ Deviation: the released codes bound a probability from below by 1e-30, and so a 
 from above by 69.08; here nothing is bounded.
 
 All functions run on one device of a shard_map over the mesh, and are differentiated
-there: the gradient of a row is whole, that of a feature has come back to its device.
+there: the gradient of a row is complete, that of a feature is back on its device.
 
-Some classes of a step: every label's own and a keyed choice of others (PartialFC).
+PartialFC (An et al. 2022, arXiv:2203.15565, section 3): each device samples among its
+classes, so all have the same number of rows; class vectors that are not sampled stay
+unchanged, and so does their optimizer state. Deviation: labels come on top of the
+chosen number of classes, not out of it, because a compiled step has as many rows every
+time.
 
-An et al. 2022, arXiv:2203.15565, section 3. Each device draws among its own classes,
-so all have the same number of rows; the rows that are not drawn stay as they are, with
-what the optimizer keeps for them. Deviation: labels come on top of the chosen number
-of classes, not out of it, because a compiled step has as many rows every time.
-
-A step on some rows of the table of classes, and of what the optimizer keeps of them.
-
-Between `gather_rows` and `scatter_rows` the table is as small as the draw, so there is
-no gradient of the size of the table, and a row that is not drawn keeps its bits.
+Sparse updates: between `gather_rows` and `scatter_rows` the class matrix has the
+sampled rows only, so there is no gradient of the size of the matrix, and a row that is
+not sampled keeps its bits.
 """
 
 import math
@@ -48,14 +44,14 @@ LOWEST_LOGIT = -1e38  # a logit whose exp is 0
 
 
 class SampledClasses(NamedTuple):
-    """Which classes a device has rows of in a step."""
+    """Classes whose vectors a device uses in a step."""
 
     ids: jax.Array  # [R] int32 class of each row, -1 for a row that does not count
     row: jax.Array  # [c] int32 row of each class that is the device's own, -1: none
 
 
 class ClassSoftmax(NamedTuple):
-    """What a margin loss tells the softmax.
+    """Margin loss and numerics of the class-parallel softmax.
 
     `margin(cosine, norm)`, of [B] cosines with the own class and [B] lengths of the
     features, gives (t [B], others, aux): others maps cosines [B, m] with some classes
@@ -69,14 +65,14 @@ class ClassSoftmax(NamedTuple):
 
 
 def rows_per_device(num_classes: int, num_devices: int, chunk: int = 0) -> int:
-    """c: rows that each device keeps, the last ones of padding; whole chunks."""
+    """Number of rows per device, padded to full chunks."""
     rows = -(-num_classes // num_devices)
     chunk = min(chunk or rows, rows)
     return -(-rows // chunk) * chunk
 
 
 def all_rows(num_classes: int, num_rows: int) -> SampledClasses:
-    """A device holds the rows of all `num_rows` classes that are its own."""
+    """All classes of a device, of `num_rows` rows each."""
     own = jnp.arange(num_rows, dtype=jnp.int32)
     ids = jax.lax.axis_index(meshes.CLIENTS) * num_rows + own
     is_class = ids < num_classes
@@ -84,7 +80,7 @@ def all_rows(num_classes: int, num_rows: int) -> SampledClasses:
 
 
 def gather_losses(x: jax.Array) -> jax.Array:
-    """[B, ...] of the whole batch, of a device's own examples [b, ...]."""
+    """All-gather a device's [b, ...] to the whole batch [B, ...]."""
     return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
 
 
@@ -95,7 +91,7 @@ def class_losses(
     held: SampledClasses,
     of: ClassSoftmax,
 ) -> tuple[jax.Array, Any]:
-    """Cross entropy of a device's own examples against the classes of all devices.
+    """Cross entropy of a device's examples against the classes of all devices.
 
     Args:
       features: [b, D] of the device's part of the batch.
@@ -124,7 +120,7 @@ def class_losses(
 
 
 def _place(labels, held):
-    """Each label's place among the device's own classes, and whether it is one."""
+    """Index of each label among the device's classes, and whether it is one of them."""
     place = labels - jax.lax.axis_index(meshes.CLIENTS) * len(held.row)
     return jnp.clip(place, 0, len(held.row) - 1), (
         (place >= 0) & (place < len(held.row))
@@ -132,13 +128,13 @@ def _place(labels, held):
 
 
 def _local_row(labels, held):
-    """Row of each label, 0 for one that another device holds."""
+    """Row of each label; 0 if another device has it."""
     place, is_own = _place(labels, held)
     return jnp.where(is_own, jnp.maximum(held.row[place], 0), 0)
 
 
 def _target_cosine(unit, own, labels, held):
-    """Cosine of every example with its own class, [B], the same on all devices."""
+    """Cosine of every example with its class, [B], the same on all devices."""
     place, is_own = _place(labels, held)
     is_held = is_own & (held.row[place] >= 0)
     found = jnp.where(is_held, jnp.sum(unit * own, axis=1), 0)
@@ -147,8 +143,7 @@ def _target_cosine(unit, own, labels, held):
 
 @jax.custom_vjp
 def _with_sampled(rows, index):
-    """(rows, rows[index]); the gradient of the latter is added to that of the former
-    in place, where two uses of `rows` would make two arrays of its size."""
+    """(rows, rows[index]); the gradients of both are added in place, in one array."""
     return rows, rows[index]
 
 
@@ -163,7 +158,7 @@ _with_sampled.defvjp(
 
 
 def _log_sum_of_others(unit, rows, labels, ids, others, of):
-    """log of the sum of exp(logit) over all classes but the own one, [B]."""
+    """Logarithm of the sum of exp(logit) over all classes but the label, [B]."""
 
     def one(carry, chunk):
         most, total = carry
@@ -189,7 +184,7 @@ def _log_sum_of_others(unit, rows, labels, ids, others, of):
 
 
 def _cosines(unit, rows, dtype):
-    """[B, m] float32; products of a narrower dtype are summed in float32 too."""
+    """Cosines [B, m] float32; products of a narrower dtype are summed in float32."""
     if dtype is None:
         return jnp.matmul(unit, rows.T, precision=jax.lax.Precision.HIGHEST)
     unit, rows = unit.astype(dtype), rows.astype(dtype)
@@ -197,7 +192,7 @@ def _cosines(unit, rows, dtype):
 
 
 def _chunks(x, size, fill):
-    """[n, size, ...], filled up; a table of whole chunks is not copied."""
+    """Reshape to [n, size, ...], padded; no copy if chunks are full already."""
     missing = -len(x) % size
     if missing:
         x = jnp.concatenate([x, jnp.full((missing, *x.shape[1:]), fill, x.dtype)])
@@ -205,14 +200,17 @@ def _chunks(x, size, fill):
 
 
 def num_sampled(num_rows: int, rate: float) -> int:
-    """Classes that each device draws of its `num_rows`, at a rate in (0, 1]."""
+    """Number of classes that each device samples from its `num_rows`, at a rate in
+    (0, 1].
+    """
     return min(math.ceil(rate * num_rows), num_rows)
 
 
 def sample_classes(
     key: jax.Array, labels: jax.Array, num_classes: int, num_rows: int, count: int
 ) -> SampledClasses:
-    """`count` of a device's classes and those of its labels, `count` + B rows.
+    """Sample `count` of a device's classes and add those in the batch: `count` + B
+    rows.
 
     Args:
       key: the same on all devices.
@@ -236,19 +234,21 @@ def sample_classes(
 
 
 def gather_classes(table: jax.Array, held: SampledClasses) -> jax.Array:
-    """Rows [R, ...] of a device's table [c, ...]; any row where none counts."""
+    """Rows [R, ...] of a device's class matrix [c, ...]; any row for invalid
+    entries.
+    """
     return table[jnp.minimum(_sampled_place(held), len(table) - 1)]
 
 
 def scatter_classes(
     table: jax.Array, rows: jax.Array, held: SampledClasses
 ) -> jax.Array:
-    """The table with the rows that count in their places."""
+    """Write the valid rows back to their indices of the class matrix."""
     return table.at[_sampled_place(held)].set(rows, mode="drop")
 
 
 def _sampled_place(held):
-    """Place of each row in the device's table, behind its end where none counts."""
+    """Index of each row in the device's class matrix; past its end for invalid rows."""
     start = jax.lax.axis_index(meshes.CLIENTS) * len(held.row)
     return jnp.where(held.ids >= 0, held.ids - start, len(held.row))
 
@@ -259,7 +259,7 @@ CUT = P(meshes.CLIENTS)
 
 
 def table_of(layout: LeafSharding, params: PyTree) -> jax.Array | None:
-    """The leaf with the rule CLASSES, whole or a device's part; None without one."""
+    """The leaf with the rule CLASSES, global or a device's shard; None without one."""
     leaves = zip(jax.tree.leaves(params), jax.tree.leaves(layout.is_table), strict=True)
     return next((x for x, is_table in leaves if is_table), None)
 
@@ -272,7 +272,7 @@ def sampled_rows(
     batch: Batch,
     key,
 ) -> SampledClasses | None:
-    """The classes of a step, cut over the devices; None: all classes take part."""
+    """Sample the classes of a step, sharded over the devices; None if all take part."""
     table = table_of(layout, params)
     if table is None or spread.class_rate == 1:
         return None
@@ -295,7 +295,7 @@ def gather_rows(
     whole: tuple[PyTree, PyTree],
     held: SampledClasses | None,
 ) -> tuple[PyTree, PyTree]:
-    """(parameters, optimizer's state) with the rows `held` in the place of tables."""
+    """Replace class matrices in (parameters, optimizer state) by their sampled rows."""
     if held is None:
         return whole
     take = meshes.over_client_devices(mesh, gather_classes, (CUT, CUT), CUT)
@@ -314,7 +314,7 @@ def scatter_rows(
     moved: tuple[PyTree, PyTree],
     held: SampledClasses | None,
 ) -> tuple[PyTree, PyTree]:
-    """What has `moved`, its rows in their places in the tables of before."""
+    """Write the sampled rows of `moved` back into the full class matrices."""
     if held is None:
         return moved
     put = meshes.over_client_devices(mesh, scatter_classes, (CUT, CUT, CUT), CUT)
@@ -327,6 +327,6 @@ def scatter_rows(
 
 
 def _tables(optimizer, layout, whole):
-    """Which leaves of (parameters, optimizer's state) are tables."""
+    """Mask of the leaves of (parameters, optimizer state) that are class matrices."""
     is_table = layout.is_table
     return is_table, state_layout(optimizer, whole[1], is_table, False)

@@ -1,4 +1,4 @@
-"""Epochs of central training over the whole mesh."""
+"""Epochs of central training on the whole mesh."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,7 +27,8 @@ from fedfr_jax.data.batching import Batching
 
 
 class Epochs(NamedTuple):
-    """init(variables) -> State; run(state, table, epoch) -> (state, metrics).
+    """Compiled epochs: init(variables) -> State; run(state, table, epoch) -> (state,
+    metrics).
 
     What `init` is given may be a function that makes the variables: it then runs where
     they are to lie, so that no device ever holds them whole.
@@ -56,7 +57,7 @@ def build_epochs(
     spread: StepSharding | None = None,
     class_rates: Sequence[float] = (1.0,),
 ) -> Epochs:
-    """Compile-once epochs over table rows first_row:first_row + num_rows.
+    """Build compile-once epochs over the rows first_row:first_row + num_rows.
 
     Args:
       loss_fn: as of `LocalTraining`; `optimizer` includes its learning rate.
@@ -75,8 +76,8 @@ def build_epochs(
     parts = num_devices * spread.micro_batches
     if feed.batch_size % parts or not 0 < feed.batch_size <= num_rows:
         raise ValueError(
-            f"pretrain.batch_size must be a multiple of {parts} devices and at "
-            f"most the {num_rows} images, got {feed.batch_size}."
+            f"pretrain.batch_size must be a multiple of {parts} (devices x "
+            f"micro-batches) and at most {num_rows} (images), got {feed.batch_size}."
         )
     order = EpochOrder(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
     batch = build_batch(feed, order, mesh, mark)
@@ -115,7 +116,7 @@ def build_epochs(
 
 
 def _start(variables, optimizer, mesh, spread):
-    """The first state, each leaf where the rules say."""
+    """Initial state, each leaf sharded by the rules."""
     whole = meshes.replicated(mesh)
     if not spread.rules:
         variables = variables() if callable(variables) else variables
@@ -133,7 +134,7 @@ def _start(variables, optimizer, mesh, spread):
 
 
 def state_shapes(variables, optimizer, mesh, spread) -> State:
-    """Shapes of the first state, each with its place."""
+    """ShapeDtypeStructs of the initial state, with shardings."""
     shapes = jax.eval_shape(variables) if callable(variables) else variables
     layout = leaf_sharding(spread.rules, shapes["params"], mesh)
     opt_state = jax.eval_shape(optimizer.init, shapes["params"])
@@ -149,7 +150,7 @@ def state_shapes(variables, optimizer, mesh, spread) -> State:
 
 
 def _chunk_trainer(step: Callable, batch: Callable, order: EpochOrder) -> Callable:
-    """train(state, piece, epoch) -> (state, sums of the metrics over its steps).
+    """Build train(state, chunk, epoch) -> (state, sums of metrics over its steps).
 
     One call for many steps: a call costs a tiny network more than a step.
     """

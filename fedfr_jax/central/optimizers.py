@@ -19,22 +19,22 @@ TRUST = 1e-3
 
 
 def sgd(rate, decay: float) -> optax.GradientTransformation:
-    """Coupled decay and momentum, as PyTorch has it."""
+    """SGD with momentum and coupled weight decay, as in PyTorch."""
     return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, MOMENTUM))
 
 
 def adam(rate, decay: float) -> optax.GradientTransformation:
-    """Decoupled decay."""
+    """AdamW: Adam with decoupled weight decay."""
     return optax.adamw(rate, weight_decay=decay)
 
 
 def adam_coupled(rate, decay: float) -> optax.GradientTransformation:
-    """Decay as a part of the gradient, as PyTorch's Adam has it."""
+    """Adam with weight decay added to the gradient, as PyTorch's Adam."""
     return optax.chain(optax.add_decayed_weights(decay), optax.adam(rate))
 
 
 def lars(rate, decay: float) -> optax.GradientTransformation:
-    """Layer-wise rates: a layer's step has a length in proportion to its weights'."""
+    """LARS: a layer's step is proportional to the norm of its weights."""
     return optax.chain(
         _layerwise(decay),
         optax.scale_by_learning_rate(rate),
@@ -43,7 +43,7 @@ def lars(rate, decay: float) -> optax.GradientTransformation:
 
 
 def _layerwise(decay):
-    """Decay and trust ratio of every layer, a vector's update as it is."""
+    """Weight decay and trust ratio per layer; updates of vectors are unchanged."""
     ratio = optax.scale_by_trust_ratio(trust_coefficient=TRUST)
 
     def one(update, weight):
@@ -66,13 +66,13 @@ def _layerwise(decay):
 
 
 def _is_stack(key) -> bool:
-    """Whether a key of a path stands for several blocks, see `stacks`."""
+    """Whether a key of a path is a stack of several blocks, see `scanned_blocks`."""
     start, stop = stack_span(path_name((key,))) or (0, 1)
     return stop > start + 1
 
 
 def _is_table(path) -> bool:
-    """Whether a leaf is the table of classes."""
+    """Whether a leaf is the class matrix."""
     return path_name(path[-1:]) == CLASS_TABLE
 
 

@@ -32,7 +32,7 @@ Margin = Annotated[float, Interval(ge=0, le=10)]
 
 
 class Training(NamedTuple):
-    """Epochs of a margin softmax, or of whatever loss a task has."""
+    """Settings of central training, with a margin softmax or a task's loss."""
 
     epochs: Whole = 16
     batch_size: Count = 64
@@ -99,13 +99,15 @@ class Training(NamedTuple):
 
     @property
     def class_rates(self) -> tuple[float, ...]:
-        """Of the first epochs; the last one is that of the epochs that follow."""
+        """Class sampling rates of the first epochs; the last one holds for all later
+        epochs.
+        """
         rate = self.class_sample_rate
         return tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
 
 def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransformation:
-    """The optimizer of a training on `num_rows` examples, with its schedule."""
+    """Build the optimizer with its schedule, for training on `num_rows` examples."""
     rate = scaled_learning_rate(settings, num_rows)
     optimizer = OPTIMIZERS[settings.optimizer](rate, settings.weight_decay)
     if settings.learning_rate_multipliers:
@@ -123,7 +125,7 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
 
 
 def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
-    """The learning rate of every step of a training on `num_rows` examples."""
+    """Learning rate per step, scaled to the batch size, for `num_rows` examples."""
     learning_rate = settings.learning_rate
     if settings.base_batch_size:  # Goyal et al. 2017, arXiv:1706.02677, section 2.1
         learning_rate *= settings.batch_size / settings.base_batch_size
@@ -146,7 +148,8 @@ def build_schedule(
     total: int,
     warmup_start_factor: float = 0.0,
 ) -> optax.Schedule:
-    """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
+    """Schedule: linear warm-up, then x0.1 at each milestone, or a cosine to 0 without
+    any.
 
     `warmup_fraction` and `milestones` are fractions of the `total` steps, in [0, 1];
     `warmup_start_factor` one of the rate.
@@ -157,9 +160,8 @@ def build_schedule(
     warm, begin = round(warmup_fraction * total), warmup_start_factor * learning_rate
     if not milestones and warm >= total:
         raise ValueError(
-            f"warmup_fraction must leave a part of the {total} steps to the cosine "
-            f"after it, "
-            f"got {warmup_fraction}."
+            f"warmup_fraction must leave at least one of the {total} steps to the "
+            f"cosine after it, got {warmup_fraction}."
         )
     if not milestones:
         return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
@@ -170,26 +172,27 @@ def build_schedule(
 
 
 def epoch_schedule(schedule: optax.Schedule, steps: int) -> optax.Schedule:
-    """A schedule of epochs, numbered from 1, as one of steps, so many an epoch."""
+    """Convert a schedule over epochs, counted from 1, to one over steps."""
     return lambda step: schedule(step // steps + 1)
 
 
 def build_mesh(settings: Training, mesh: Mesh) -> Mesh:
-    """The mesh that a training runs on: all devices along `clients` where its network
-    or its classes are cut."""
+    """Mesh of a training: flattened to the axis `clients` if network or classes are
+    sharded.
+    """
     is_cut = settings.class_parallel or settings.sharding
     return meshes.flatten_mesh(mesh) if is_cut else mesh
 
 
 def num_devices(settings: Training, mesh: Mesh) -> int:
-    """Devices that have a part of each batch."""
+    """Number of devices that each have a shard of a batch."""
     return build_mesh(settings, mesh).shape[meshes.CLIENTS]
 
 
 def build_step_sharding(
     settings: Training, num_classes: int, table: str | None
 ) -> StepSharding:
-    """How the steps are spread over the mesh.
+    """Build the sharding of a step over the mesh.
 
     Args:
       table: pattern of the table of classes, with class_parallel.
@@ -217,8 +220,8 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
     parts = count * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
         raise ValueError(
-            f"config.{section}.batch_size must be a multiple of {parts} devices times "
-            f"micro-batches, got {settings.batch_size}."
+            f"config.{section}.batch_size must be a multiple of {parts} (devices x "
+            f"micro-batches), got {settings.batch_size}."
         )
     _check_class_parallel(settings, section)
     with naming(f"config.{section}"):
@@ -230,7 +233,7 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
 def check_patterns(
     settings: Training, section: str, params_of: Callable, mesh: Mesh, table: str = ""
 ) -> None:
-    """Raise ValueError for a pattern of the settings that finds no parameter.
+    """Raise ValueError for a pattern in the settings that matches no parameter.
 
     Args:
       params_of: () -> parameters, arrays or shape structs; not called without patterns.
@@ -257,6 +260,6 @@ def _check_class_parallel(settings, section):
     for name in ("class_chunk_size", "class_dtype", "class_sample_rate"):
         if (value := settings._asdict()[name]) != Training._field_defaults[name]:
             raise ValueError(
-                f"config.{section}.{name} must not be set without class_parallel, got "
-                f"{value!r}."
+                f"config.{section}.{name} needs class_parallel=True, got {value!r} "
+                "without it."
             )

@@ -1,15 +1,12 @@
-"""Sharding of parameters, gradients and optimizer state; shared batch statistics.
+"""Sharding of parameters, gradients and optimizer state; groups of batch statistics.
 
-Which devices take the statistics of batch normalization together.
+Batch statistics are of each device alone by default: Ioffe and Szegedy 2015,
+arXiv:1502.03167, on a part of the batch (Goyal et al. 2017, arXiv:1706.02677, section
+2.3).
 
-Each device its own unless asked otherwise: Ioffe and Szegedy 2015, arXiv:1502.03167, on
-a part of the batch (Goyal et al. 2017, arXiv:1706.02677, section 2.3).
-
-Which device keeps which part of parameters, gradients and the optimizer's state.
-
-Ordered pairs (pattern of paths, rule) say it; the first pattern that is found in a
-leaf's path decides, and a leaf without one is whole. ZeRO: Rajbhandari et al. 2020,
-arXiv:1910.02054, section 5; stage 3 equals FSDP.
+Leaves are sharded by ordered pairs (pattern of paths, rule): the first pattern that
+matches a leaf's path decides, and a leaf without one is replicated. ZeRO: Rajbhandari
+et al. 2020, arXiv:1910.02054, section 5; stage 3 equals FSDP.
 """
 
 import functools
@@ -29,7 +26,7 @@ from fedfr_jax.types import PyTree
 
 
 def group_size(sync_batch_norm: bool | int, num_devices: int) -> int:
-    """Devices that share statistics: 1 for False, all for True.
+    """Number of devices that share batch statistics: 1 for False, all for True.
 
     Raises:
       ValueError: when it is neither these nor a number that divides the devices.
@@ -46,7 +43,7 @@ def group_size(sync_batch_norm: bool | int, num_devices: int) -> int:
 
 
 def group_mean(size: int, num_devices: int) -> Callable:
-    """Means over groups of `size` devices next to each other, inside a shard_map."""
+    """Mean over groups of `size` neighboring devices, within a shard_map."""
     numbers = range(0, num_devices, size)
     groups = [list(range(i, i + size)) for i in numbers] if size < num_devices else None
     return lambda x: jax.lax.psum(x, meshes.CLIENTS, axis_index_groups=groups) / size
@@ -64,7 +61,7 @@ SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
 class StepSharding(NamedTuple):
-    """How a step is spread over the mesh."""
+    """How a step is sharded over the mesh."""
 
     rules: tuple[tuple[str, str], ...] = ()  # pairs, see above
     micro_batches: int = 1  # parts of a device's batch, one after another
@@ -74,58 +71,60 @@ class StepSharding(NamedTuple):
 
 
 class LeafSharding(NamedTuple):
-    """How the leaves of parameters lie on the mesh."""
+    """Sharding rule and axis of each leaf of the parameters."""
 
     rule: PyTree  # of str
     cut: PyTree  # of P: where the rule cuts the leaf, P() for one that cannot be cut
 
     @property
     def is_table(self) -> PyTree:
-        """Of bool, which leaf is the table of classes."""
+        """Mask of the leaves that are class matrices."""
         return jax.tree.map(lambda rule: rule == CLASSES, self.rule)
 
     def specs(self, of: Sequence[str]) -> PyTree:
-        """Of P: cut for the leaves of these rules, whole for others."""
+        """PartitionSpecs: sharded for leaves with a rule in `of`, replicated for
+        others.
+        """
         return jax.tree.map(
             lambda rule, cut: cut if rule in of else P(), self.rule, self.cut
         )
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut."""
+        """Whether no leaf is sharded."""
         return all(rule == "whole" for rule in jax.tree.leaves(self.rule))
 
     @property
     def params(self) -> PyTree:
-        """Where parameters lie between steps."""
+        """PartitionSpecs of the parameters between steps."""
         return self.specs(("zero3", CLASSES))
 
     @property
     def grads(self) -> PyTree:
-        """Where the sums of gradients lie."""
+        """PartitionSpecs of the summed gradients."""
         return self.specs(("zero2", "zero3", CLASSES))
 
     @property
     def moments(self) -> PyTree:
-        """Where the optimizer's arrays of a leaf's shape lie, and its update."""
+        """PartitionSpecs of the optimizer's moments and the updates."""
         return self.specs(("zero1", "zero2", "zero3", CLASSES))
 
 
 def check_pairs(pairs: Sequence) -> None:
-    """Raise ValueError for what is not a (pattern, rule) of RULES."""
+    """Raise ValueError unless every entry is a (pattern, rule) with a rule in RULES."""
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"sharding must have (pattern, rule) pairs, got {pair!r}.")
         if pair[1] not in RULES:
             raise ValueError(
-                f"sharding must have rules of {list(RULES)}, got {pair[1]!r}."
+                f"sharding must have rules in {list(RULES)}, got {pair[1]!r}."
             )
 
 
 def leaf_sharding(
     rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh
 ) -> LeafSharding:
-    """The rules' layout of parameters (arrays or shape structs).
+    """Apply the rules to parameters (arrays or ShapeDtypeStructs).
 
     Raises:
       ValueError: for a pattern that is found in no leaf, with names that are near.
@@ -158,7 +157,7 @@ def state_layout(
     like: PyTree,
     other: Any,
 ) -> PyTree:
-    """A tree like `opt_state`: `like` where it has parameters' arrays, else `other`."""
+    """Tree like `opt_state`: `like` at the moments of parameters, `other` elsewhere."""
     return optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, x: x,
@@ -169,12 +168,12 @@ def state_layout(
 
 
 def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
-    """NamedShardings of specs."""
+    """Build NamedShardings from PartitionSpecs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def place(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
-    """`tree` with every leaf where its spec says, inside jit."""
+    """Constrain every leaf of `tree` to its PartitionSpec, within jit."""
     return jax.tree.map(
         lambda x, spec: with_sharding_constraint(x, NamedSharding(mesh, spec)),
         tree,
@@ -183,7 +182,7 @@ def place(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
 
 
 def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
-    """Cut leaves of the rule zero3 gathered, on one device of a shard_map.
+    """All-gather the leaves with rule zero3, on one device of a shard_map.
 
     Those of a stack are a `StackedPath`: its network gathers a block where it runs it.
     The gradient of a gathered leaf comes back summed over the devices and cut.
@@ -202,7 +201,7 @@ def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
 def reduce_gradients(
     mesh: Mesh, grads: PyTree, layout: LeafSharding, dtype: str | None
 ) -> PyTree:
-    """Gradients of a device's part, summed over the devices: `LeafSharding.grads`."""
+    """Sum a device's gradients over the devices, sharded as `LeafSharding.grads`."""
     leaves, structure = jax.tree.flatten(grads)
     kinds = [x if dtype is None else x.astype(dtype) for x in leaves]
     rules, cuts = map(structure.flatten_up_to, (layout.rule, layout.cut))
@@ -223,13 +222,13 @@ def _axis(spec) -> int | None:
 
 
 def _scatter(x, axis):
-    """The sum over the devices, each having its part of it."""
+    """Reduce-scatter along an axis."""
     return jax.lax.psum_scatter(x, meshes.CLIENTS, scatter_dimension=axis, tiled=True)
 
 
 @functools.cache  # a part is of the same kind in every trace
 def _gather(axis: int, dtype: str | None) -> Callable:
-    """Part -> whole leaf, whose gradient is summed in `dtype`; None: in its own."""
+    """All-gather of a leaf, whose gradient is summed in `dtype` (None: its own)."""
 
     @jax.custom_vjp
     def gather(x):

@@ -1,15 +1,11 @@
-"""One step of central training over the mesh, in micro-batches.
+"""One step of central training on the mesh, with gradient accumulation.
 
-Gradients of a batch, a part of it at a time: less memory, the same mean.
+Batch statistics are those of a micro-batch (ghost batch normalization, Hoffer et al.
+2017, arXiv:1705.08741); each one updates the running statistics.
 
-Batch statistics are those of a part (ghost batch normalization, Hoffer et al. 2017,
-arXiv:1705.08741) and move with every one of them.
-
-One step of training on the whole mesh: an ordinary jitted step over the mesh.
-
-The batch is cut over the devices, and what `sharding` says of the state. Each device
-computes the loss, gradients and batch statistics of its own part, and their means move
-the state: a batch that XLA cuts by itself would turn BatchNorm into SyncBN.
+The batch is sharded over the devices, the state as `sharding` says. Each device
+computes the loss, gradients and batch statistics of its shard, and their means update
+the state: sharding by XLA alone would turn BatchNorm into SyncBN.
 """
 
 from collections.abc import Callable
@@ -38,7 +34,8 @@ from fedfr_jax.types import Batch, PyTree, as_aux_loss
 def accumulate_gradients(
     gradient: Callable, variables: PyTree, batch: Batch, key: jax.Array, count: int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """(gradients, statistics, metrics with the loss), means over `count` parts.
+    """Mean gradients, batch statistics and metrics (with the loss) over `count`
+    micro-batches.
 
     Args:
       gradient: (params, stats, batch, key) -> ((loss, (stats, metrics)), gradients).
@@ -64,7 +61,9 @@ def accumulate_gradients(
 
 
 def _micro_batches(batch, count):
-    """`batch` as [count, B / count, ...]; what is no example's comes with all."""
+    """Reshape `batch` to [count, B / count, ...]; values without example axis are
+    repeated.
+    """
 
     def split(tree, spec):
         if not any(spec):
@@ -75,7 +74,7 @@ def _micro_batches(batch, count):
 
 
 class State(NamedTuple):
-    """What a step moves."""
+    """Training state: variables and optimizer state."""
 
     variables: PyTree  # {"params", "batch_stats"}
     opt_state: PyTree
@@ -87,7 +86,8 @@ def build_step(
     mesh: Mesh,
     spread: StepSharding,
 ) -> Callable:
-    """step(state, batch, key) -> (state, metrics with the `loss` before the step).
+    """Build step(state, batch, key) -> (state, metrics with the `loss` before the
+    step).
 
     Args:
       loss_fn: as of `LocalTraining`; draws with a key of its own on each device. With a
@@ -112,7 +112,7 @@ def build_step(
 
 
 def _apply_gradients(optimizer, mesh, layout, grads, opt_state, params):
-    """(parameters, optimizer's state) after a step, each device moving its own part."""
+    """Update parameters and optimizer state, each device its shard."""
     if layout.is_whole:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
@@ -127,8 +127,8 @@ def _apply_gradients(optimizer, mesh, layout, grads, opt_state, params):
 def mean_gradients(
     loss_fn: Callable, mesh: Mesh, layout: LeafSharding, spread: StepSharding
 ) -> Callable:
-    """(variables, batch, key, held) -> (gradients, statistics, metrics), means over
-    devices, of all their micro-batches.
+    """Build (variables, batch, key, held) -> mean (gradients, statistics, metrics) over
+    devices and micro-batches.
 
     Args:
       loss_fn: as of `LocalTraining`.

@@ -1,1 +1,1 @@
-"""Commands of the launcher: thin, flags -> build -> call."""
+"""Command-line tools: parse flags, build the objects, call the library."""

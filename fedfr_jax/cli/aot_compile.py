@@ -1,11 +1,8 @@
 """Ahead-of-time compilation of a config for TPUs and GPUs that are not attached.
 
-Virtual environments with the compilers of TPUs (2 GB) and of GPUs (6 GB).
-
-Each is made from the package registry when it is first asked for, under
-$FEDFR_ACCELERATORS or the system's temporary folder, and used again.
-
-A config's own steps by the compilers of TPUs and GPUs, in a process of their own.
+The compilers of TPUs (2 GB) and of GPUs (6 GB) are in virtual environments. Each is
+made from the package registry at its first use, under $FEDFR_ACCELERATORS or the
+system's temporary folder, and kept.
 
 `compile_for` starts `python -m fedfr_jax.cli.aot_compile` with the same words in the
 environment that has the compiler.
@@ -63,7 +60,7 @@ def run_in(
 
 
 def environment_python(extra: str) -> pathlib.Path:
-    """The interpreter of the environment with `jax[extra]`; makes it, in minutes.
+    """Interpreter of the environment with `jax[extra]`, which is created in minutes.
 
     Raises:
       OSError: when the disk is too full, or pip fails, with its errors.
@@ -90,7 +87,7 @@ def environment_python(extra: str) -> pathlib.Path:
 
 
 def _dependencies() -> list[str]:
-    """What the library needs, without its extras."""
+    """Requirements of the library, without its extras."""
     project = PINS.with_name("pyproject.toml")
     if PINS.is_file() and project.is_file():
         return tomllib.loads(project.read_text())["project"]["dependencies"]
@@ -98,7 +95,9 @@ def _dependencies() -> list[str]:
 
 
 def _interpreter() -> str:
-    """Python 3.12, for which the newest JAX is, or the one that runs this."""
+    """Python 3.12, for which the newest JAX is built, or else the current
+    interpreter.
+    """
     known = shutil.which("python3.12")
     test = lambda: subprocess.run([known, "-c", ""], capture_output=True)
     works = known and test().returncode == 0
@@ -109,7 +108,7 @@ def _run(*command) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
-        raise OSError(f"pip must install what is asked for, but: {' '.join(errors)}")
+        raise OSError(f"pip could not install the compiler: {' '.join(errors)}")
 
 
 BAD_CONFIG_EXIT = 2  # exit code of a config that is wrong
@@ -124,7 +123,7 @@ def compile_here(words: Sequence[str]) -> dict:
 
 
 def compile_for(device: str, words: Sequence[str]) -> dict:
-    """{stage: {program: what `runs.accelerators.compiled.compiled` says}}.
+    """Compile a config for a device: {stage: {program: result of `compile_programs`}}.
 
     Args:
       device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`.
@@ -147,7 +146,7 @@ def _result(
     """What a process of `main` has printed, see `compile_for`."""
     if done.returncode == BAD_CONFIG_EXIT:
         says = done.stderr.strip().splitlines()[-1]
-        raise ValueError(f"the config for {device} must build, but: {says}")
+        raise ValueError(f"the config cannot be built for {device}: {says}")
     if done.returncode:
         says = done.stderr[-4000:]
         raise ChildProcessError(f"{device} does not compile {words}:\n{says}")
@@ -155,7 +154,7 @@ def _result(
 
 
 def main(argv: list[str]) -> None:
-    """Print, as the last line, JSON of what the compiler says."""
+    """Print the compiler's results as JSON on the last line."""
     parser = new_parser("fedfr_jax.cli.aot_compile", ABOUT)
     define(parser, needs_workdir=False)
     parser.add_argument("--device", required=True, metavar="KIND:GRID")
@@ -189,8 +188,9 @@ def saving(values: argparse.Namespace) -> Iterator[None]:
 
 
 def without_images(config: ml_collections.ConfigDict) -> Experiment:
-    """The config's experiment, its images black and as many as there are, or would be;
-    they lie where the config says."""
+    """Build the config's experiment with black images, with the same
+    `data_placement`.
+    """
     settings = sections(config)
     black = without_files(settings)
     where = settings["federation"].get("data_placement", "auto")
@@ -199,8 +199,7 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def config_words(argv: Sequence[str]) -> list[str]:
-    """Of a command's words, those about its config: --config, its changes, --methods,
-    and the run directory that may keep it.
+    """Words of a command about its config: --config, its changes, --methods, --workdir.
 
     >>> config_words(["--config", "demo", "--json=x", "--methods=a", "--config.seed=1"])
     ['--config=demo', '--methods=a', '--config.seed=1']

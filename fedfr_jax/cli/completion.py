@@ -1,4 +1,4 @@
-"""Print a shell's completion of commands, flags, configs and runs."""
+"""Print a shell's completion script for commands, flags, configs and runs."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ complete -o filenames -F _fedfr fedfr
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr completion", ABOUT, epilog="")
     parser.add_argument(
         "shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS)
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
 
 
 def all_flags() -> dict[str, list[str]]:
-    """{command: its flags}, as the help of each lists them."""
+    """Flags of each command, {command: flags}, from its help."""
     from fedfr_jax.cli.main import COMMANDS, load_command
 
     found = {}
@@ -66,7 +66,7 @@ def all_flags() -> dict[str, list[str]]:
 
 
 def bash(flags: dict[str, list[str]], configs: list[str], shell: str) -> str:
-    """The script of bash, which zsh runs too."""
+    """Completion script for bash, also used by zsh."""
     cases = [f'    {name}) flags="{" ".join(of)}" ;;' for name, of in flags.items()]
     script = BASH.format(
         commands=" ".join(flags), configs=" ".join(configs), cases="\n".join(cases)
@@ -77,7 +77,7 @@ def bash(flags: dict[str, list[str]], configs: list[str], shell: str) -> str:
 
 
 def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
-    """The script of fish."""
+    """Completion script for fish."""
     from fedfr_jax.cli.main import COMMANDS
 
     first = "complete -c fedfr -n __fish_use_subcommand -f"

@@ -12,7 +12,7 @@ Python file of your own starts with `from fedfr_jax.configs import base`."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parse_flags(new_parser("fedfr configs", ABOUT, epilog=""), argv)
     files = shipped()
     width = max(map(len, files), default=0)
@@ -21,6 +21,6 @@ def main(argv: list[str]) -> None:
 
 
 def summary(path: pathlib.Path) -> str:
-    """The first line of a Python file's docstring; the file is not run."""
+    """First line of a Python file's docstring, without running the file."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return text.partition("\n")[0]

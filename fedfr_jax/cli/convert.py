@@ -18,7 +18,7 @@ and --input_shape name another one, such as --model='{"name": "iresnet", "depth"
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr convert", ABOUT, epilog="")
     parser.add_argument("--input", metavar="FILE", help="file to read")
     parser.add_argument(
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> None:
     source = name_images(values.input, "input", parser.prog)
     target = name_images(values.output, "output", parser.prog)
     if not os.path.exists(source):
-        raise ValueError(f"--input must name a file, got {source!r}: there is none.")
+        raise ValueError(
+            f"--input must be a file, got {source!r}, which does not exist."
+        )
     from fedfr_jax.deploy.export import convert
 
     model, shape = values.model, values.input_shape

@@ -9,7 +9,7 @@ results are. Further words are those of fedfr train, such as --config.seed=1."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr demo", ABOUT, epilog="")
     parser.add_argument(
         "--workdir",

@@ -28,7 +28,7 @@ WIDTH = 88
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     about = ABOUT.format(" ".join(FAMILIES))
     parser = new_parser("fedfr describe", about, epilog="")
     if argv and re.match(r"--config|.*(/|\.py\b)", argv[0]):
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
 
 
 def print_disclosures(config: Mapping) -> None:
-    """What leaves a client in each federated method of a config."""
+    """Print what leaves a client in each federated method of a config."""
     from fedfr_jax.cli.plan import blind_experiment
     from fedfr_jax.federated.disclosure import format_disclosure
     from fedfr_jax.plan.disclosures import disclose_stage
@@ -76,7 +76,7 @@ def print_disclosures(config: Mapping) -> None:
 
 
 def _families(name: str) -> list[str]:
-    """The families that have a member `name`, so that it can be asked for alone.
+    """Families with a member `name`, to find it without its family.
 
     Raises:
       ValueError: for a name that no family has, with a near one.
@@ -92,7 +92,7 @@ def _families(name: str) -> list[str]:
 
 
 def _print_variants(name: str | None) -> None:
-    """Rows of methods as a config has them."""
+    """Print ready-made method entries to copy into a config."""
     if name is not None:
         check_choice("describe: member", name, sorted(VARIANTS))
     for known, (row, text) in VARIANTS.items():
@@ -101,7 +101,7 @@ def _print_variants(name: str | None) -> None:
 
 
 def signature_text(name: str, function: Callable) -> str:
-    """`name(key, key=default, ...)` in lines of at most WIDTH letters."""
+    """Format `name(key, key=default, ...)` in lines of at most WIDTH characters."""
     given = [
         key if parameter.default is parameter.empty else f"{key}={_text(parameter)}"
         for key, parameter in inspect.signature(function).parameters.items()
@@ -116,12 +116,12 @@ def signature_text(name: str, function: Callable) -> str:
 
 
 def summary(function: Callable) -> str:
-    """The first line of a docstring."""
+    """First line of a docstring."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def documentation(function: Callable) -> str:
-    """A docstring; of a NamedTuple its fields, with the comments beside them."""
+    """Docstring of a function; for a NamedTuple its fields with their comments."""
     if not hasattr(function, "_fields"):
         return inspect.getdoc(function) or ""
     source = inspect.getsource(function).partition("    @property")[0]
@@ -129,7 +129,7 @@ def documentation(function: Callable) -> str:
 
 
 def _text(parameter: inspect.Parameter) -> str:
-    """The default of a parameter, a function by its name."""
+    """Default of a parameter as text; of a function its name."""
     default = parameter.default
     return default.__name__ if inspect.isroutine(default) else repr(default)
 

@@ -37,7 +37,7 @@ GIB = 2**30
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     state: str  # ok, note or fix
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr doctor", ABOUT, epilog="")
     add_switch(parser, "json", "print a JSON list")
     values = parse_flags(parser, argv)
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 
 def print_finding(finding: Finding) -> None:
-    """A line, and a second one with what to do."""
+    """Print a finding in one line, and its fix in a second."""
     mark = {"ok": "ok  ", "note": "note", "fix": "FIX "}[finding.state]
     print(f"{mark}  {finding.name:12} {finding.detail}", flush=True)
     if finding.fix:
@@ -70,7 +70,7 @@ def print_finding(finding: Finding) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that is looked at, one after the other."""
+    """Yield the results of all checks."""
     yield _python()
     yield _packages()
     yield from _extras()
@@ -119,7 +119,7 @@ def _disk() -> Finding:
 
 
 def _locks() -> Finding:
-    """Whether files of this folder can be locked, as run directories are."""
+    """Check whether files of the current folder can be locked, as runs need."""
     from fedfr_jax.runs.locks import lock_to_write
 
     try:

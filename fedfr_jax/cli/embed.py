@@ -16,7 +16,7 @@ fingerprint."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr embed", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")

@@ -21,7 +21,7 @@ People of a name that is there are replaced."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr enroll", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
 
 
 def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
-    """Who is on each picture, by the paths below the folder that was given.
+    """Identity of each image, from its path below the given folder.
 
     A folder that holds all pictures, each in a folder of its own person, is passed
     over, as archives have one around what they hold.
@@ -72,9 +72,9 @@ def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
     if len({of[0] for of in parts}) == 1 and 2 == depths[0] < depths[-1]:
         direct, below = (names[[*map(len, parts)].index(n)] for n in (2, depths[-1]))
         raise ValueError(
-            "images must lie in <name>/<image>, got both "
-            f"{direct} and {below}: are they one person's? Move the first to a folder "
-            "of its own, or name the folder that holds the people."
+            "images must be in <name>/<image>, got both "
+            f"{direct} and {below}. Move the first to a folder of its own, or pass the "
+            "parent folder, which has one folder per person."
         )
     return [
         normalize_unicode(of[0] if len(of) > 1 else path.stem)

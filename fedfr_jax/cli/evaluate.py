@@ -1,4 +1,4 @@
-"""Evaluate the checkpoints of a run again, with its evaluators or changed ones."""
+"""Evaluate a run's checkpoints again, by its evaluators or changed ones."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ unless --config is given; --config.evaluation.key=value changes how they are jud
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr evaluate", ABOUT)
     define(parser)
     define_data_changed(parser)
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
     with fetched_to_evaluate(location, jax.process_index()) as folder:
         if not (folder / KEPT).exists():
-            raise ValueError(f"{folder} must hold a trained run, got no {KEPT}.")
+            raise ValueError(f"{folder} must be a run directory, got no {KEPT} in it.")
         evaluate(values, folder)
 
 

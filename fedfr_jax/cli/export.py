@@ -16,7 +16,7 @@ Images are RGB in [-1, 1]: pixel / 127.5 - 1."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr export", ABOUT, epilog="")
     define_weights(parser)
     parser.add_argument("--output", metavar="FILE", help="file to write")

@@ -34,14 +34,16 @@ A wrong key is an error that lists the known ones; fedfr configs lists the confi
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command; a mistake is a ValueError of one line."""
+    """Argument parser of one command; an error is a ValueError of one line."""
 
     def error(self, message: str):
         raise ValueError(f"{self.prog}: {message}.")
 
 
 def new_parser(prog: str, description: str, *, epilog: str = SECTIONS) -> Parser:
-    """A parser without flags, which prints `description` and `epilog` as they are."""
+    """Create a parser without flags, which prints `description` and `epilog`
+    unchanged.
+    """
     return Parser(
         prog=prog,
         description=description,
@@ -81,7 +83,7 @@ def define_data_changed(parser: Parser) -> None:
 
 
 def define_processes(parser: Parser) -> None:
-    """Add the flags by which several processes find each other."""
+    """Add the flags for multi-process runs."""
     add_switch(parser, "distributed", "one of the processes that a cluster started")
     on_hosts = parser.add_argument_group("on plain hosts (given by fedfr launch)")
     on_hosts.add_argument(
@@ -96,7 +98,7 @@ def define_processes(parser: Parser) -> None:
 
 
 def add_switch(parser: Parser, name: str, help: str) -> None:
-    """Add --name, --name=false and --noname; not given is None."""
+    """Add --name, --name=false and --noname; None if not set."""
     parser.add_argument(
         f"--{name}", nargs="?", const=True, type=boolean, metavar="BOOL", help=help
     )
@@ -106,7 +108,7 @@ def add_switch(parser: Parser, name: str, help: str) -> None:
 
 
 def boolean(text: str) -> bool:
-    """True or False as the value of a flag."""
+    """Parse a flag's value as a bool."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
@@ -114,26 +116,28 @@ def boolean(text: str) -> bool:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 0 as the value of a flag."""
+    """Parse a flag's value as an integer of at least 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"must be an integer of at least 0, got {text}"
+        )
     return int(text)
 
 
 def names(text: str) -> list[str]:
-    """Names with commas between them as the value of a flag."""
+    """Parse a flag's value as a comma-separated list."""
     return text.split(",") if text else []
 
 
 def join_processes(values: argparse.Namespace) -> None:
-    """Join the others if the flags say that there are any."""
+    """Join the other processes if the flags say so."""
     given = (values.coordinator, values.num_processes, values.process_id)
     if values.distributed or any(x is not None for x in given):
         distributed.join(*given)
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Parse `argv`, the words after the command; `config` is a ConfigDict.
+    """Parse `argv`, the words after the command; `config` becomes a ConfigDict.
 
     Raises:
       ValueError: one line for an unknown flag, file or key, with the known ones.
@@ -141,7 +145,7 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     changes = [word for word in argv if word.startswith("--config.")]
     for word in changes:
         if "=" not in word:
-            raise ValueError(f"{word} must be given as {word}=VALUE, got no value.")
+            raise ValueError(f"{word} needs a value: {word}=VALUE.")
     values = parse_flags(parser, [word for word in argv if word not in changes])
     values.config = load_config(values, parser.prog)
     for change in changes:
@@ -150,7 +154,7 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def kept_text(config: ConfigDict) -> str:
-    """The config as JSON, its rows in order, its paths such as hold in any folder."""
+    """The config as JSON, with methods in order and absolute paths."""
     from fedfr_jax.config.build import plain  # which needs JAX
     from fedfr_jax.tasks.places import absolute, paths_in
 
@@ -161,7 +165,7 @@ def kept_text(config: ConfigDict) -> str:
 
 
 def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Parse `argv`, which has flags and nothing else."""
+    """Parse `argv`, which has flags only."""
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
         check_renamed(parser.prog, rest[0])
@@ -171,13 +175,13 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
         if flag not in known and flag.removeprefix("--") in vars(values):
             near = f" (give {flag.removeprefix('--')} without a flag)"
         raise ValueError(
-            f"{parser.prog}: flags must be of {known}, got {rest[0]!r}{near}."
+            f"{parser.prog}: flags must be among {known}, got {rest[0]!r}{near}."
         )
     return values
 
 
 def with_home(word: str) -> str:
-    """A word of a command whose path, after --flag= or alone, may begin with ~.
+    """Expand ~ in a word's path, after --flag= or alone.
 
     >>> with_home("--workdir=~/a") == "--workdir=" + os.path.expanduser("~/a")
     True
@@ -190,24 +194,22 @@ def with_home(word: str) -> str:
 
 
 def load_config(values: argparse.Namespace, command: str) -> ConfigDict:
-    """The config that --config names, else the one that --workdir keeps."""
+    """Load the config of --config, else the one stored in --workdir."""
     source = vars(values).get("source")
     if source and values.config:
-        raise ValueError(f"{command}: --config must not go with --from, got both.")
+        raise ValueError(f"{command}: --config cannot be used with --from. Remove one.")
     if values.config:
         name, argument = with_argument(values.config)
         return load(find(name), argument)
     if not (folder := source or values.workdir):
-        raise ValueError(f"{command}: --config must name a config file, got none.")
+        raise ValueError(f"{command}: needs --config=NAME, a config.")
     kept = fetch(folder, lambda path: path == KEPT) / KEPT
     if source and not kept.is_file():
         raise ValueError(
             f"{command}: --from must be a run directory, got {source} without {KEPT}."
         )
     if not kept.is_file():
-        raise ValueError(
-            f"{command}: --config must name a config file, got none and no {kept}."
-        )
+        raise ValueError(f"{command}: needs --config=NAME, since there is no {kept}.")
     return restore(kept)
 
 
@@ -218,7 +220,7 @@ def _change(config: ConfigDict, word: str) -> None:
 
 
 def set_key(config: ConfigDict, path: str, value: Any) -> None:
-    """Set the key at the dotted `path`; `build` judges the last name and the value.
+    """Set the key at the dotted `path`; `build` checks the last name and the value.
 
     What refers to a key of the config follows it, such as `partition.seed` the `seed`;
     a section's own key that is set stands for itself from then on.
@@ -247,11 +249,11 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
 
 
 def _check_names(what: str, value: Any) -> None:
-    """Raise ValueError for a key that no ConfigDict can hold or list beside others."""
+    """Raise ValueError for a key that a ConfigDict cannot hold, or with dots."""
     for name, inside in value.items() if isinstance(value, dict) else ():
         if not isinstance(name, str) or "." in name:  # which parts names of sections
             raise ValueError(
-                f"{what} must have keys that are text without dots, got {name!r}."
+                f"{what} must have string keys without dots, got {name!r}."
             )
         _check_names(f"{what}.{name}", inside)
 
@@ -261,7 +263,7 @@ def _is_section(value) -> bool:
 
 
 def _value(text: str):
-    """A Python literal, true, false or none in any case, or the text itself."""
+    """Parse a Python literal; true, false or none in any case; else the text itself."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -283,7 +285,7 @@ def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
       ValueError: without one, or for a name that checkpoints cannot have.
     """
     if not values.workdir:
-        raise ValueError(f"{command}: --workdir must name a folder, got none.")
+        raise ValueError(f"{command}: needs --workdir=DIR, the folder of the run.")
     if is_url(values.workdir):
         raise ValueError(
             f"{command}: --workdir must be a folder of this machine, got "

@@ -21,7 +21,7 @@ gallery of G people makes G of them an image."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr identify", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
@@ -44,7 +44,10 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     path = name_images(values.gallery, "gallery", parser.prog)
     if not os.path.exists(path):
-        raise ValueError(f"--gallery must exist, got {path}: fedfr enroll makes it.")
+        raise ValueError(
+            f"--gallery must exist, got {path}, which does not. Make it with `fedfr "
+            "enroll`."
+        )
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.gallery import (
         check_network,

@@ -38,7 +38,7 @@ ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} s
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr launch", ABOUT, epilog="")
     parser.add_argument(
         "--processes_per_host",
@@ -79,7 +79,9 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     words = values.command[1:] if values.command[:1] == ["--"] else values.command
     if not words:
-        raise ValueError("launch must be given a command to start, got none.")
+        raise ValueError(
+            "launch needs a command to start, as in `fedfr launch train ...`."
+        )
     if values.processes_per_host < 1:
         raise ValueError("launch: --processes_per_host must be at least 1, got 0.")
     if not values.host_index < values.num_hosts:
@@ -133,7 +135,7 @@ def launch(
     coordinator: str,
     typed: Sequence[str] = (),
 ) -> None:
-    """Run `command` as processes `ids` of `total`, to the end of all.
+    """Run `command` as processes `ids` of `total`, until all have ended.
 
     Each is told --coordinator, --num_processes and --process_id, as `join` needs them,
     and ends with this process, however it ends: a pipe is its input.
@@ -207,7 +209,7 @@ def launch(
 
 
 def _stop(children, looking: threading.Lock) -> None:
-    """Kill all children, which are not looked at any more: none is to blame."""
+    """Kill all children, without blaming one."""
     looking.acquire()
     for child in children.values():
         child.kill()
@@ -216,7 +218,7 @@ def _stop(children, looking: threading.Lock) -> None:
 
 
 def _read(child, is_first: bool, kept: collections.deque) -> None:
-    """Print what the first process prints; keep the end of what the others do."""
+    """Print the output of the first process; keep the end of the others'."""
     with child.stdout as lines:
         for line in lines:
             if line.startswith(NOISE):
@@ -228,7 +230,7 @@ def _read(child, is_first: bool, kept: collections.deque) -> None:
 
 
 def _wait(children, looking: threading.Lock, asked: threading.Event) -> int | None:
-    """The process to blame once one is seen to have failed, None when all are done.
+    """Wait until all children are done (None) or one has failed (its index).
 
     Args:
       asked: set where all were asked to end, which they then do by themselves.
@@ -245,7 +247,7 @@ def _wait(children, looking: threading.Lock, asked: threading.Event) -> int | No
 
 
 def _first_failure(codes: dict[int, int | None]) -> int:
-    """Of the processes that ended badly the first that did not fail with another.
+    """First process that failed on its own, not because of another.
 
     Most signals come from outside; 2 is a mistake that its process explains.
     """
@@ -256,7 +258,9 @@ def _first_failure(codes: dict[int, int | None]) -> int:
 def _exit_text(
     failed: int, code: int, total: int, command: list[str], *, is_alone: bool
 ) -> str:
-    """What happened and how to go on; `is_alone` when this host has all processes."""
+    """Message of a failed process, and how to resume; `is_alone`: all run on this
+    host.
+    """
     code = 128 - code if 128 < code < 160 else code  # it has said that it was stopped
     how = f"code {code}" if code > 0 else f"signal {-code}"
     says = f"process {failed} of {total} ended with {how}; the others "
@@ -273,7 +277,7 @@ def _exit_text(
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Find a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]

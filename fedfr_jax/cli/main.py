@@ -1,4 +1,4 @@
-"""The launcher: fedfr <command> --config=... --workdir=..."""
+"""Command line: fedfr <command> --config=... --workdir=..."""
 
 import errno
 import importlib
@@ -64,13 +64,13 @@ COMMANDS = {  # modules of this room, imported when they run
 
 
 def help_text() -> str:
-    """The commands with one line each, and where flags and keys come from."""
+    """Help text: the commands with one line each, then flags and keys."""
     lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
     return "\n".join([USAGE, *lines, HELP])
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; a user's mistake is one line and exit code 2."""
+    """Run one command; a user error is one line and exit code 2."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -88,12 +88,12 @@ def main(argv: list[str]) -> int:
 
 
 def load_command(name: str):
-    """The module of a command."""
+    """Import the module of a command."""
     return importlib.import_module(f"fedfr_jax.cli.{name}")
 
 
 def run_command(command, argv: list[str]) -> int:
-    """The exit code of a command with the words after it."""
+    """Run a command on its arguments; return the exit code."""
     try:
         command.main(argv)
     except SystemExit as end:  # after --help
@@ -113,7 +113,7 @@ def run_command(command, argv: list[str]) -> int:
 
 
 def full_disk(error: BaseException | None) -> OSError | None:
-    """What says that a disk is full, where `error` came of that; a plot hides it."""
+    """The OSError of a full disk in the causes of `error`, else None."""
     if isinstance(error, OSError) and error.errno is None:
         return None  # it explains itself
     while error:
@@ -124,7 +124,7 @@ def full_disk(error: BaseException | None) -> OSError | None:
 
 
 def missing_file(error: Exception) -> FileNotFoundError | None:
-    """What says that a file is not there, where `error` is the system's own words."""
+    """One-line error if `error` is a missing file reported by the system, else None."""
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return FileNotFoundError(f"{name} must be there, got no such file or folder.")
@@ -132,14 +132,14 @@ def missing_file(error: Exception) -> FileNotFoundError | None:
 
 
 def full_memory(error: Exception) -> MemoryError | None:
-    """What says that a device is full, where `error` does in many lines."""
+    """One-line MemoryError if `error` is a device out of memory, else None."""
     if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
         return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
     return None
 
 
 def print_no_error_twice() -> list:
-    """Hold back what threads and libraries print of errors that are raised as well.
+    """Suppress what threads and libraries print of errors that are raised as well.
 
     Returns a list that the errors of threads go to.
     """
@@ -156,7 +156,7 @@ def print_no_error_twice() -> list:
 
 
 def print_of_an_object(failed) -> None:
-    """Print an error that nobody catches, unless it is of a library's callback.
+    """Print an uncaught error, unless it is from a library's callback.
 
     Orbax's reads are coroutines; those that are dropped when one of them fails each
     raise as they are collected, by the hundred, after the error that counts.

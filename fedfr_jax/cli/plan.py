@@ -1,9 +1,4 @@
-"""Plan: what a config needs before it runs (memory, operations, images/s, hours).
-
-Say what a config needs before it runs: memory, operations, images/s, hours.
-
-What `fedfr plan` does with a config.
-"""
+"""Plan: what a config needs before it runs (memory, FLOPs, images/s, hours)."""
 
 import json
 import pathlib
@@ -32,7 +27,7 @@ known data set that is not there is made up in its size."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr plan", ABOUT)
     define(parser, needs_workdir=False)
     parser.add_argument(
@@ -86,11 +81,11 @@ def main(argv: list[str]) -> None:
         check_save(values)
     if is_grid and values.num_devices:
         raise ValueError(
-            f"--num_devices must not go with a grid, got {values.num_devices} and "
-            f"{values.device}."
+            "--num_devices cannot be used with a device grid, got "
+            f"{values.num_devices} and {values.device}. Remove --num_devices."
         )
     if values.json and not pathlib.Path(values.json).parent.is_dir():
-        raise ValueError(f"--json must lie in a folder that exists, got {values.json}.")
+        raise ValueError(f"--json must be in an existing folder, got {values.json}.")
     found = plan(
         values.config,
         device=kind,
@@ -130,7 +125,8 @@ def plan(
     rows: Sequence[str] = (),
     hard_negatives: int | None = None,
 ) -> dict:
-    """Print and return {"device", "devices", "stages": {name: numbers}}.
+    """Print the plan of a config; return {"device", "devices", "stages": {name:
+    numbers}}.
 
     Args:
       rows: stages; none: all.
@@ -143,7 +139,7 @@ def plan(
     for name in rows:
         if name not in experiment.stages:
             known = sorted(experiment.stages)
-            raise ValueError(f"--methods must be of {known}, got {name!r}.")
+            raise ValueError(f"--methods must be among {known}, got {name!r}.")
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}
@@ -158,8 +154,7 @@ def plan(
 
 
 def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
-    """(the experiment on so many virtual devices, its images black; where its table
-    was to lie)."""
+    """(experiment with black images on virtual devices, its `data_placement`)."""
     use_virtual(devices)  # before a source draws something on them
     settings = sections(config)
     table = settings["federation"].get("data_placement", "auto")
@@ -168,7 +163,7 @@ def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
 
 
 def use_virtual(devices: int) -> None:
-    """Have JAX make so many devices of this machine's CPU.
+    """Let JAX use `devices` virtual CPU devices.
 
     Raises:
       ValueError: when JAX has other devices already.

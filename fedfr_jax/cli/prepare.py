@@ -1,9 +1,4 @@
-"""Prepare: inspect a config's data set, find unreadable images, pack it.
-
-Inspect a config's data set: what it holds, what is unreadable, how it is split.
-
-What `fedfr prepare` does with a config's data set.
-"""
+"""Prepare: inspect a config's data set, find unreadable images, pack it."""
 
 import json
 import pathlib
@@ -38,7 +33,7 @@ named."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr prepare", ABOUT)
     define(parser, needs_workdir=False)
     parser.add_argument(
@@ -73,7 +68,8 @@ def prepare(
     detector: str | None = None,
     landmarks: str | None = None,
 ) -> dict:
-    """Open, inspect and split the config's data; print and (with a workdir) save it.
+    """Open, inspect and split the config's data; print and (with a workdir) save a
+    report.
 
     Args:
       folder: where to pack the images first, None for nowhere.
@@ -108,19 +104,19 @@ def prepare(
 
 
 def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dict:
-    """The settings of config.data whose faces are aligned by what a detector finds.
+    """Settings of config.data with alignment by a detector's landmarks.
 
     Writes the csv `path`, and prints what was found.
     """
     if not detector or not path:
         raise ValueError(
-            "--detector and --landmarks must be given together, got only one: the "
-            "file of a detector, and the csv that it is to write."
+            "--detector and --landmarks must be set together, got one: the "
+            "file of a detector, and the csv to write."
         )
     if data.get("name") != "folder" or "path" not in data:
         raise ValueError(
-            "--landmarks must go with config.data.name=folder, whose faces it aligns, "
-            f"got {data.get('name')!r}."
+            "--landmarks needs config.data.name='folder', whose faces it aligns, got "
+            f"{data.get('name')!r}."
         )
     detect = yunet(detector)
     files = open_files(data["path"], under=data.get("subfolder", ""))
@@ -129,7 +125,7 @@ def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dic
 
 
 def describe_source(settings: Mapping, source: Source) -> tuple[dict, str]:
-    """What config.partition makes of a source: facts, and the same in words."""
+    """Describe the split of a source by config.partition: (numbers, text)."""
     if source.roles is not None:
         facts = reid.report(build_split(settings, source), source)
         return facts, reid.format_report(facts)

@@ -1,7 +1,7 @@
-"""Compiled programs, kept in the user's cache folder for the next command.
+"""Compilation cache in the user's cache folder, kept for the next command.
 
-JAX keys a program by what it computes, on which devices and by which version; only what
-the machine's processor can do is missing there, so each kind has a folder of its own.
+JAX's cache key does not have the processor's instruction set, so each kind of processor
+has its own folder.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ FOLDER = "JAX_COMPILATION_CACHE_DIR"  # what JAX reads; empty: nothing is kept
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let JAX keep what took a second to compile, unless the environment says where.
+    """Enable JAX's compilation cache, for compiles over a second, unless it is set.
 
     Before JAX is imported.
     """
@@ -31,7 +31,7 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def remove_oldest(folder: pathlib.Path, most: int) -> None:
-    """Delete files, the least recently written first, until `most` bytes are left."""
+    """Delete the least recently written files until `most` bytes are left."""
     found = [(path.stat(), path) for path in folder.iterdir()]
     size = sum(state.st_size for state, _ in found)
     for state, path in sorted(found, key=lambda one: one[0].st_mtime):
@@ -42,7 +42,7 @@ def remove_oldest(folder: pathlib.Path, most: int) -> None:
 
 
 def processor() -> str:
-    """Eight digits that tell processors with other instructions apart."""
+    """Hash (8 digits) of the processor's instruction set."""
     words = [platform.machine(), platform.processor()]
     with contextlib.suppress(OSError):  # Linux alone has it
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Flags that have a new name: the old one's error gives it, for one version."""
+"""Renamed flags, whose new name is in the error, kept for one version."""
 
 _WEIGHTS = {"network": "weights"}
 RENAMED = {  # command: {old flag: new flag}; since 0.3
@@ -26,7 +26,7 @@ RENAMED = {  # command: {old flag: new flag}; since 0.3
 
 
 def check_renamed(prog: str, word: str) -> None:
-    """Raise ValueError for a word of a command that is an old name of a flag."""
+    """Raise ValueError for the old name of a flag."""
     flag = word.partition("=")[0]
     new = RENAMED.get(prog.removeprefix("fedfr "), {}).get(flag.removeprefix("--"))
     if word.startswith("--") and new:

@@ -16,7 +16,7 @@ no other file. Of a run that is still training it shows what there is.
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr report", ABOUT, epilog="")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories")
     parser.add_argument(
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
 
 
 def distinct_names(folders: Sequence[pathlib.Path]) -> list[str]:
-    """The last part of each path, as many parts as it takes to tell them apart.
+    """Shortest endings of the paths that are distinct.
 
     >>> distinct_names([pathlib.Path("a/run"), pathlib.Path("b/run")])
     ['a/run', 'b/run']

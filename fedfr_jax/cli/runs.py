@@ -17,7 +17,7 @@ value of a config's key.
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr runs", ABOUT, epilog="")
     parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
     parser.add_argument("words", nargs="*", metavar="WORD", help="filters")
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 
 
 def print_table(rows: list[dict]) -> None:
-    """A line per run, as wide as it has to be."""
+    """Print a table with a line per run."""
     from rich.console import Console
     from rich.table import Table
 

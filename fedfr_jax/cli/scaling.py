@@ -22,7 +22,7 @@ H200_DAY = "h200-day"
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr scaling", ABOUT, epilog="")
     parser.add_argument("table", metavar="TABLE", nargs="?")
     judged = parser.add_mutually_exclusive_group()
@@ -68,14 +68,13 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     if values.table is None or not (values.error or values.score):
         raise ValueError(
-            "fedfr scaling must be given a TABLE and --error or --score, got neither "
-            f"or one: {argv}."
+            f"fedfr scaling needs a TABLE and one of --error and --score, got {argv}."
         )
     run(values)
 
 
 def budgets(text: str) -> list[float]:
-    """Numbers of operations as the value of a flag."""
+    """Parse a flag's value as FLOPs."""
     from fedfr_jax.scaling.study import H200_DAY as OPERATIONS
 
     found = []
@@ -91,7 +90,7 @@ def budgets(text: str) -> list[float]:
 
 
 def run(values: argparse.Namespace) -> None:
-    """Read, fit, print; write where there is a folder."""
+    """Read the table, fit the laws, print them; write files if there is a folder."""
     from fedfr_jax import scaling
     from fedfr_jax.runs.sinks import write_summary, write_text
 
@@ -119,7 +118,7 @@ def run(values: argparse.Namespace) -> None:
 
 
 def draw(study, folder: pathlib.Path, arrows: Sequence[str]) -> list[pathlib.Path]:
-    """The plots of a study, as .png and .pdf."""
+    """Plot a study, as .png and .pdf."""
     from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
 
     scores = plot_scores(folder / "scores", study.points, arrows=arrows)

@@ -14,7 +14,7 @@ token is printed, which a browser needs once. Nothing can be changed through the
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr serve", ABOUT, epilog="")
     parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
     parser.add_argument(
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     values = parse_flags(parser, argv)
     folder = pathlib.Path(values.folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder of runs, got no such folder.")
+        raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
     from fedfr_jax.viewer.server import serve
 
     def started(address: str) -> None:

@@ -67,7 +67,7 @@ def exiting_on_signals(
     before_end: Callable[[], None] = lambda: None,
     answer: Callable[[int], float] = at_once,
 ) -> Iterator[None]:
-    """`exit_on_signals` within the block; afterwards signals are answered as before.
+    """`exit_on_signals` within the block; the earlier handlers are restored afterwards.
 
     Of an earlier `exit_on_signals` this takes over at once: no signal is lost between.
     """
@@ -144,7 +144,7 @@ def _exit_now(
 
 
 def describe_interrupt(number: int, words: Sequence[str]) -> str:
-    """The line of a command that a signal has ended."""
+    """Message of a command that a signal has ended."""
     name = signal.Signals(number).name
     if "train" not in words:
         return f"Stopped by {name}: start the same command again."
@@ -154,7 +154,7 @@ def describe_interrupt(number: int, words: Sequence[str]) -> str:
 
 
 def describe_resume(words: Sequence[str]) -> list[str]:
-    """The command line without the flags that would begin again."""
+    """Command line to resume, without the flags that would start again."""
     kept, is_value = [], False
     for word in words:
         flag, equals, _ = word.removeprefix("--").partition("=")
@@ -187,7 +187,9 @@ def _seconds(text: str) -> float:
 
 
 def newest_checkpoint(workdir: str) -> str:
-    """Name the newest whole checkpoint of the run in `workdir`; "" is none."""
+    """Describe the newest complete checkpoint of the run in `workdir`; "" without
+    one.
+    """
     if "://" in workdir:
         from fedfr_jax.runs.scratch import copy_folder
 
@@ -202,7 +204,7 @@ def newest_checkpoint(workdir: str) -> str:
 
 
 def _time_of(path: pathlib.Path) -> float:
-    """When it was changed; of a checkpoint that is being removed, long ago."""
+    """Modification time; 0 for a checkpoint that is being removed."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -38,7 +38,7 @@ with, train one by one."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr sweep", ABOUT)
     define(parser)
     add_switch(parser, "retry_failed", "train failed runs again")
@@ -49,9 +49,7 @@ def main(argv: list[str]) -> None:
     define_data_changed(parser)
     values = parse(parser, [word for word in argv if word not in axes])
     if not axes:
-        raise ValueError(
-            f"{parser.prog}: an axis must be given as KEY=[...], got none."
-        )
+        raise ValueError(f"{parser.prog}: needs at least one axis, KEY=[VALUE, ...].")
     folder = workdir(values, parser.prog)
     from fedfr_jax.cli.sweep_grid import build_runs
     from fedfr_jax.runs import sweep
@@ -78,19 +76,19 @@ def main(argv: list[str]) -> None:
 
 
 def with_older_name(run, folder: pathlib.Path):
-    """The run under the digest alone, if a sweep of before has such a folder."""
+    """The run by its digest alone, if an older sweep has such a folder."""
     older = run.name.rpartition("-")[2]
     return run._replace(name=older) if (folder / older).is_dir() else run
 
 
 def check_any_trained(runs: Sequence, rows: Mapping[str, dict], folder) -> None:
-    """Raise ValueError where every run of the sweep has failed."""
+    """Raise ValueError if every run of the sweep has failed."""
     errors = [rows.get(run.name, {}).get("error") for run in runs]
     if all(errors):
         raise ValueError(
-            f"{folder} must have a run that trains, but all {len(runs)} failed, the "
-            f"first with {errors[0]} Its folder has error.txt; --retry trains them "
-            "again."
+            f"all {len(runs)} runs in {folder} failed; a sweep needs one that trains. "
+            f"The first error: {errors[0]} See error.txt in its folder; --retry_failed "
+            "trains them again."
         )
 
 
@@ -107,7 +105,7 @@ def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:
-    """Keep the config that all runs share, which must be that of the runs before.
+    """Store the config that all runs share; raise ValueError if it differs from before.
 
     Raises:
       ValueError: naming the first key that differs; for a folder of other things.
@@ -130,13 +128,13 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     if found := first_difference(without_places(kept), without_places(base)):
         key, before, now = found
         raise ValueError(
-            f"config.{key} must be that of the sweep in {folder}, {before!r}, got "
-            f"{now!r}: take another folder, or make it an axis."
+            f"config.{key} must be {before!r} as in the sweep in {folder}, got "
+            f"{now!r}. Use another folder, or make it an axis."
         )
 
 
 def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict | None:
-    """Train a run, or go on with it: its row, with "error" where it fails.
+    """Train or resume a run; return its row, with "error" if it fails.
 
     None where another sweep is training it, which will write the row.
 
@@ -174,7 +172,7 @@ def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict |
 def train_together(
     runs: Sequence, folder: pathlib.Path, changed: str | None = None
 ) -> None:
-    """Train groups of runs side by side, as far as they can be.
+    """Train groups of runs in one program (vmap), where possible.
 
     What goes wrong is said in a line and parts a group: its runs then go on alone from
     their checkpoints, and the one at fault fails there.
@@ -205,7 +203,7 @@ def train_together(
 def claim_run(
     run, place: pathlib.Path, stack: contextlib.ExitStack, changed: str | None = None
 ):
-    """The experiment of a run, whose folder is held until the stack ends."""
+    """Build a run's experiment and hold the lock of its folder until the stack ends."""
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import agreement
     from fedfr_jax.runs.workdir import claim_on_all_processes
@@ -219,7 +217,7 @@ def claim_run(
 
 
 def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> None:
-    """Keep the images that the sweep's runs share, which must be those of the others.
+    """Store the digest of the images; raise ValueError if they differ from other runs'.
 
     Runs whose values are of keys of config.data have images of their own.
 
@@ -239,5 +237,5 @@ def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> N
 
 
 def describe_member(changes) -> str:
-    """A run's values in a line."""
+    """Format a run's changed settings in one line."""
     return ", ".join(f"{key}={value}" for key, value in changes.items())

@@ -19,7 +19,7 @@ MAX_NAME_LENGTH = 60  # of a run's values in the name of its folder
 
 
 class Run(NamedTuple):
-    """One point of a grid."""
+    """One run of a grid."""
 
     name: str  # its folder: its values, and a digest of the whole config
     changes: Mapping[str, Any]  # {key: value}
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
-    """The keys of `KEY=[V, W]`, or of `KEY,KEY=[(V, V), (W, W)]`, and their values.
+    """Parse `KEY=[V, W]` or `KEY,KEY=[(V, V), (W, W)]` to (keys, values).
 
     >>> parse_axis("seed=[1, 2]"), parse_axis("model.a,model.b=[(1, 'x'), (2, 'y')]")
     ((('seed',), [1, 2]), (('model.a', 'model.b'), [(1, 'x'), (2, 'y')]))
@@ -43,7 +43,7 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
         values = None
     if not equals or not all(keys) or not isinstance(values, list) or not values:
         raise ValueError(
-            f"an axis must be KEY=[VALUE, ...] in Python's words, got {word!r}."
+            f"an axis must be KEY=[VALUE, ...] with Python literals, got {word!r}."
         )
     for value in values if len(keys) > 1 else ():
         if not isinstance(value, tuple) or len(value) != len(keys):
@@ -54,7 +54,7 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
 
 
 def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
-    """A run for every combination of the axes' values, the last one fastest.
+    """Build a run for every combination of the axes' values, the last axis fastest.
 
     Raises:
       ValueError: for a section that the config does not have, or a key given twice.
@@ -63,7 +63,7 @@ def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
     keys = [key for names, _ in axes for key in names]
     if len({*keys}) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"an axis must be given once, got {twice} twice.")
+        raise ValueError(f"each axis must be set once, got {twice} twice.")
     found = {}
     for chosen in itertools.product(*(values for _, values in axes)):
         changes = {}
@@ -79,7 +79,7 @@ def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
 
 
 def folder_name(changes: Mapping[str, Any], mark: str) -> str:
-    """A run's folder: what is changed, so that people find it, and its digest.
+    """Name of a run's folder: its changed settings and a digest.
 
     >>> folder_name({"seed": 1, "methods.fedavg.learning_rate": 0.05}, "0a1b2c3d")
     'seed=1,learning_rate=0.05-0a1b2c3d'
@@ -90,13 +90,13 @@ def folder_name(changes: Mapping[str, Any], mark: str) -> str:
 
 
 def digest(config: ConfigDict | Mapping) -> str:
-    """Eight letters that tell configs apart."""
+    """Digest of a config, 8 characters."""
     text = json.dumps(plain(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
-    """Runs, two or more, that differ in seed and in rows' numbers alone.
+    """Group runs that differ only in the seed and in numbers of methods.
 
     The seed also draws attackers, who are part of the program: of methods with an
     `attack` runs of one seed go together.
@@ -122,5 +122,5 @@ def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
 
 
 def is_rate(value: Any) -> bool:
-    """Whether a value is a number that may be traced: a float, as rates are."""
+    """Whether a value can be traced: a float, such as a learning rate."""
     return isinstance(value, float)

@@ -37,7 +37,7 @@ passes. See docs/how-to/clusters.md."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr train", ABOUT)
     define(parser)
     add_switch(parser, "overwrite", "empty the work folder first")
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
 
 
 def rounds(text: str) -> range:
-    """Rounds A to B, counted from 1, of the text A:B.
+    """Parse A:B as rounds A to B, counted from 1.
 
     Raises:
       argparse.ArgumentTypeError: for another text.

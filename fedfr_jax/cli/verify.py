@@ -17,7 +17,7 @@ not train on."""
 
 
 def main(argv: list[str]) -> None:
-    """Run the command with the words after it."""
+    """Run the command on its arguments."""
     parser = new_parser("fedfr verify", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "two files")

@@ -1,4 +1,4 @@
-"""Flags of commands that use trained weights: which weights, which images."""
+"""Flags of commands that use trained models: --weights, images, thresholds."""
 
 import argparse
 import math
@@ -58,7 +58,7 @@ def define_threshold(parser: Parser) -> None:
 
 
 def load_weights(values: argparse.Namespace, command: str):
-    """The model that the flags name.
+    """Load the model that the flags name.
 
     Raises:
       ValueError: when they name none, or an image or list that does not exist, before
@@ -80,7 +80,7 @@ def load_weights(values: argparse.Namespace, command: str):
 
 
 def check_files(values: argparse.Namespace) -> None:
-    """Raise ValueError for an image or a list of landmarks that does not exist."""
+    """Raise ValueError for an image or a landmarks file that does not exist."""
     known = vars(values)
     named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
     paths = [("images", path) for path in known.get("images", ())]
@@ -90,7 +90,7 @@ def check_files(values: argparse.Namespace) -> None:
 
 
 def load_images(values: argparse.Namespace, network):
-    """The images that the flags name; prints how they are prepared."""
+    """Read the images that the flags name; prints how they are prepared."""
     from fedfr_jax.deploy.face_images import read_images
 
     found = read_images(
@@ -105,7 +105,7 @@ def load_images(values: argparse.Namespace, network):
 
 
 def get_threshold(values: argparse.Namespace, calibration: str) -> float:
-    """--threshold, else that of --far."""
+    """Value of --threshold, else the threshold of --far."""
     if values.threshold is not None:
         if not math.isfinite(values.threshold):
             raise ValueError(f"--threshold must be a number, got {values.threshold}.")
@@ -116,7 +116,7 @@ def get_threshold(values: argparse.Namespace, calibration: str) -> float:
 
 
 def name_images(value: str | None, flag: str, command: str) -> str:
-    """The value of a flag that must be given."""
+    """Value of a required flag."""
     if not value:
-        raise ValueError(f"{command}: --{flag} must name a file, got none.")
+        raise ValueError(f"{command}: needs --{flag}=FILE.")
     return value

@@ -1,1 +1,1 @@
-"""Configs: files, overrides, and the way from a config to an experiment."""
+"""Configs: files, overrides, and experiments built from them."""

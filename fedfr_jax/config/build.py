@@ -1,4 +1,4 @@
-"""From a config to an experiment, with its data or (for a plan) without."""
+"""Build an experiment from a config, with its data or (for a plan) without."""
 
 import contextlib
 import re
@@ -39,7 +39,7 @@ SECTIONS = (
 
 
 def plain(value: Any) -> Any:
-    """Config sections as dicts in the order of the config, in tuples and lists too."""
+    """Convert config sections to dicts, also within tuples and lists."""
     if isinstance(value, ml_collections.ConfigDict):
         # A ConfigDict sorts its keys; the fields that it holds keep the order.
         return {k: plain(value[k]) for k in vars(value)["_fields"]}
@@ -53,21 +53,21 @@ def plain(value: Any) -> Any:
 
 
 def check_literals(what: str, value: Any) -> None:
-    """Raise ValueError for what a run's kept config could not hold, at any depth.
+    """Raise ValueError for a value that the stored config cannot represent.
 
     A text with a null character is refused too: no file has such a name.
     """
     if isinstance(value, UNKEPT) or (isinstance(value, str) and "\0" in value):
         raise ValueError(
-            f"{what} must be a text without null characters, a number, true, false, "
-            f"none, a list or a mapping, got {value!r}."
+            f"{what} must be a string without null characters, a number, True, False, "
+            f"None, a list or a mapping, got {value!r}."
         )
     inside = {}
     if isinstance(value, Mapping):
         inside = {f".{key}": entry for key, entry in value.items()}
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{what} must have keys that are text, got {key!r}.")
+                raise ValueError(f"{what} must have string keys, got {key!r}.")
     elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         inside = {f"[{i}]": entry for i, entry in enumerate(value)}
     for place, entry in inside.items():
@@ -75,7 +75,7 @@ def check_literals(what: str, value: Any) -> None:
 
 
 def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
-    """The config's sections, which must be known.
+    """Check the names of a config's sections, and return them as dicts.
 
     Raises:
       ValueError: for an unknown section or task.
@@ -84,7 +84,7 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
         settings = {"task": "faces", "seed": 0, **plain(config)}
     for name in settings:
         if name not in SECTIONS:
-            raise ValueError(f"config must have keys of {SECTIONS}, got {name!r}.")
+            raise ValueError(f"config must have the sections {SECTIONS}, got {name!r}.")
     check_choice("config.task", settings["task"], sorted(TASKS))
     check_values("config.", {"seed": settings["seed"]}, {"seed": Seed})
     check_literals("config", settings)
@@ -104,7 +104,7 @@ def _check_section(name: str, value: Any) -> None:
 
 
 def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
-    """Everything that `run_experiment` needs; images are read, nothing is trained.
+    """Build the experiment of a config; opens its data, trains nothing.
 
     Raises:
       ValueError: for anything wrong in the config or the data, before any compile.
@@ -124,7 +124,7 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
 def _check_rounds(
     trainer: FederatedTrainer | CentralTrainer, experiment: Experiment
 ) -> None:
-    """Raise ValueError for rounds too short or small for their algorithm."""
+    """Raise ValueError if rounds have too few epochs, steps or clients."""
     if not isinstance(trainer, FederatedTrainer):
         return
     federation = experiment.federation
@@ -153,7 +153,7 @@ def _check_privacy(name: str, experiment: Experiment) -> None:
 
 
 def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:
-    """Raise ValueError for clients who take no step, or more than int32 counts.
+    """Raise ValueError if clients take no step, or more than int32 can count.
 
     Images that a round adds to a client's own, which its algorithm prepares, are not
     known here.
@@ -162,9 +162,9 @@ def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:
     steps = experiment.batching.steps_per_epoch(largest)
     if not steps and trainer.algorithm.prepare is None:
         raise ValueError(
-            "config.federation.drop_last must leave a client a batch of "
-            f"{experiment.batching.batch_size}, got {largest} images of the largest "
-            f"one."
+            "config.federation.batch_size must be at most the examples of the largest "
+            f"client, {largest}, with drop_last=True, got "
+            f"{experiment.batching.batch_size}. Lower it or set drop_last=False."
         )
     steps *= int(np.max(experiment.federation.epochs_of(trainer)))
     if steps > MAX:

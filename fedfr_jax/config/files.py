@@ -1,4 +1,4 @@
-"""Config files: shipped ones, a user's own, and the copy that a run keeps."""
+"""Config files: shipped, the user's, and the copy in a run."""
 
 import pathlib
 import runpy
@@ -17,7 +17,7 @@ MAX_CONFIG_BYTES = 30  # names that an error lists
 
 
 def shipped() -> dict[str, pathlib.Path]:
-    """{name: file} of the configs that come with the library; "fedfr/demo" is one."""
+    """Shipped configs, {name: file}; such as "fedfr/demo"."""
     files = [path for path in sorted(FOLDER.rglob("*.py")) if path.stem != "base"]
     return {
         path.relative_to(FOLDER).with_suffix("").as_posix(): path
@@ -27,7 +27,7 @@ def shipped() -> dict[str, pathlib.Path]:
 
 
 def find(name: str) -> pathlib.Path:
-    """The file that --config names: by its path, or a shipped one by its name.
+    """Find the file that --config names: a path, or the name of a shipped config.
 
     Raises:
       ValueError: when there is no such file, listing the names of the shipped ones, or
@@ -43,7 +43,7 @@ def find(name: str) -> pathlib.Path:
     if len(found) == 1:
         return files[found[0]]
     if found:
-        raise ValueError(f"--config must name one of {found}, got {name!r}.")
+        raise ValueError(f"--config must be one of {found}, got {name!r}.")
     more = (
         f" and {len(files) - MAX_CONFIG_BYTES} more (fedfr configs)"
         if len(files) > MAX_CONFIG_BYTES
@@ -57,13 +57,13 @@ def find(name: str) -> pathlib.Path:
 
 
 def _hint(wanted: str, files: Collection[str]) -> str:
-    """Which shipped config was meant, by its whole name or the last part of it."""
+    """Suggest a shipped config, by its full name or its last part."""
     last = {name.rpartition("/")[2]: name for name in files}
     return hint(wanted, files) or hint(wanted.rpartition("/")[2], last)
 
 
 def with_argument(name: str) -> tuple[str, str | None]:
-    """--config=NAME:WORD as the name and the word that get_config is given, if any.
+    """Split --config=NAME:WORD into the name and the argument of get_config, if any.
 
     >>> with_argument("classification/comparison:mnist"), with_argument("fedfr/demo")
     (('classification/comparison', 'mnist'), ('fedfr/demo', None))
@@ -74,7 +74,7 @@ def with_argument(name: str) -> tuple[str, str | None]:
 
 
 def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
-    """What get_config(), or get_config(argument), of the Python file `path` returns.
+    """Run a Python config file and return get_config() or get_config(argument).
 
     Raises:
       ValueError: one line that names file and line, whatever is wrong there.
@@ -86,7 +86,9 @@ def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
         config = names["get_config"](*given) if "get_config" in names else None
     except (Exception, SystemExit) as error:
         where = _place(error, path)
-        raise ValueError(f"{where} must run, got {_syntax_error(error)}.") from error
+        raise ValueError(
+            f"{where} must run without errors, got {_syntax_error(error)}."
+        ) from error
     if "get_config" not in names:
         raise ValueError(f"{path} must define get_config(), got no such function.")
     if not isinstance(config, ConfigDict):
@@ -101,7 +103,7 @@ def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
 
 
 def restore(path: pathlib.Path) -> ConfigDict:
-    """The config that a run has kept as JSON in `path`; its lists become tuples.
+    """Load the config that a run has stored as JSON; lists become tuples.
 
     Raises:
       ValueError: naming the file when it is damaged.
@@ -111,7 +113,7 @@ def restore(path: pathlib.Path) -> ConfigDict:
 
 
 def _make_importable(path: pathlib.Path) -> None:
-    """Let a config import what lies beside it, and `configs.base` in any folder.
+    """Let a config import files beside it, and `configs.base` from any folder.
 
     `configs` is the folder of that name above the file, then the shipped one.
     """
@@ -127,7 +129,7 @@ def _make_importable(path: pathlib.Path) -> None:
 
 
 def _place(error: BaseException, path: pathlib.Path) -> str:
-    """File and line of the mistake that `error` reports about the config `path`."""
+    """File and line of the error in the config `path`."""
     if isinstance(error, SyntaxError) and error.filename:  # not of a NUL byte
         return _with_line(error.filename, error.lineno)
     frames = traceback.extract_tb(error.__traceback__)
@@ -136,12 +138,12 @@ def _place(error: BaseException, path: pathlib.Path) -> str:
 
 
 def _with_line(path: str | pathlib.Path, line: int | None) -> str:
-    """A file and the line in it, where one is known."""
+    """A file with its line number, if known."""
     return f"{path}, line {line}," if line else str(path)
 
 
 def _syntax_error(error: BaseException) -> str:
-    """The kind and the text of an error, where it has one, in one line."""
+    """Type and message of an error, in one line."""
     text = error.msg if isinstance(error, SyntaxError) else error
     words = [] if text is None else str(text).split()
     return ": ".join(filter(None, (type(error).__name__, " ".join(words))))

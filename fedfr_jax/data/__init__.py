@@ -1,1 +1,1 @@
-"""Data: sources, partitions, augmentations, batches."""
+"""Data: sources, partitions, augmentations, batching."""

@@ -27,7 +27,7 @@ ARCFACE_TEMPLATE = np.array(
 
 
 def arcface_template(size: tuple[int, int]) -> np.ndarray:
-    """The ArcFace template for a crop of `size`.
+    """ArcFace's five landmarks [5, 2] for a crop of `size`.
 
     A square multiple of 128 follows the wider 128-pixel convention (same scale, x + 8,
     y unchanged); every other size scales with its height and is cut or widened evenly
@@ -55,7 +55,8 @@ def arcface_template(size: tuple[int, int]) -> np.ndarray:
 def similarity(
     landmarks: np.ndarray | jax.Array, template: np.ndarray | jax.Array
 ) -> np.ndarray | jax.Array:
-    """The similarity M without reflection that best maps landmarks to the template.
+    """Least-squares similarity transform M, without reflection, of landmarks to a
+    template.
 
     Works on NumPy and on JAX arrays (traced too), in their own dtype.
 
@@ -89,7 +90,7 @@ def _xy(points):
 
 
 def transform(matrices: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Map points [..., P, 2] by matrices [..., 2, 3]; returns [..., P, 2]."""
+    """Map points [..., P, 2] by matrices [..., 2, 3]: [..., P, 2]."""
     turned = np.einsum("...ij,...pj->...pi", matrices[..., :2], points)
     return turned + matrices[..., None, :, 2]
 
@@ -97,7 +98,7 @@ def transform(matrices: np.ndarray, points: np.ndarray) -> np.ndarray:
 def rescale_points(
     points: np.ndarray, old: tuple[int, int], new: tuple[int, int]
 ) -> np.ndarray:
-    """Where points [..., 2] of an image of size `old` lie when it is resized to `new`.
+    """Rescale points [..., 2] from an image of size `old` to size `new`.
 
     Sizes are (H, W). Pixel areas scale, not pixel centers: x' = (x + 1/2) s - 1/2.
     """
@@ -106,7 +107,7 @@ def rescale_points(
 
 
 def warp(image: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Bilinear inverse warp; outside the image is black, and so is what it blends with.
+    """Warp an image by the inverse matrix, bilinearly; black outside the image.
 
     Args:
       image: [H, W, C] uint8 with C 1 or 3.

@@ -1,4 +1,6 @@
-"""Batching: how batches are made, for clients and for central training alike."""
+"""Batching: shuffling, batch size and augmentation, for clients and central
+training.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -10,7 +12,7 @@ from fedfr_jax.types import Augment
 
 
 class Batching(NamedTuple):
-    """How batches are made of rows."""
+    """Settings by which examples become batches."""
 
     batch_size: int  # B
     augment: Augment | None = None  # of one example; None leaves inputs as they are
@@ -19,20 +21,21 @@ class Batching(NamedTuple):
 
     @property
     def num_views(self) -> int:
-        """Views of an example that can be looked up; 0 when they cannot be counted, or
-        nobody tells which of them a batch holds."""
+        """Number of views that can be looked up; 0 if they cannot be counted or the
+        view     of a batch is unknown.
+        """
         if self.augment is None or self.augment.num_views == 1:
             return 1
         return self.augment.num_views if self.augment.sample_view else 0
 
     def steps_per_epoch(self, num_examples):
-        """Steps in one pass over `num_examples` (int or array)."""
+        """Number of steps in one pass over `num_examples` (int or array)."""
         if self.drop_last:
             return num_examples // self.batch_size
         return -(-num_examples // self.batch_size)
 
     def augment_batch(self, key, step, number, inputs, targets):
-        """A batch as it is trained on.
+        """Augment a batch for training; also return each example's view.
 
         Args:
           key, step: of a client in a round, and its step.
@@ -55,7 +58,9 @@ class Batching(NamedTuple):
         return *jax.vmap(augment.apply)(keys, inputs, targets), view
 
     def with_deterministic(self, view, inputs):
-        """Inputs [B, ...] in view `view` [], 0 the plain one, which there always is."""
+        """Inputs [B, ...] in the view `view` []; view 0 is always without
+        randomness.
+        """
         if self.augment is None:
             return inputs
         if not self.num_views:

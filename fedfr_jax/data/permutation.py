@@ -1,4 +1,4 @@
-"""Keyed permutations of [0, n): cohorts of rounds and orders of examples.
+"""Keyed permutations of [0, n), for cohorts and for the order of examples.
 
 A Feistel network over the digits (a, b) of an index in mixed radix, walked along its
 cycle until it lands inside [0, n) (Black and Rogaway, "Ciphers with arbitrary finite
@@ -21,7 +21,7 @@ def _mix(x):
 
 
 def _feistel(x, mixed, a, b):
-    """One pass over the digits (x // b, x % b); a bijection of [0, ab).
+    """One pass of the Feistel network over (x // b, x % b); a bijection of [0, ab).
 
     Args:
       mixed: (step, digits) -> a hash of them below the radix of the other digit.
@@ -36,7 +36,8 @@ def _feistel(x, mixed, a, b):
 
 
 def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
-    """Places of `index` under the permutation of [0, n) that `key` names, in jit.
+    """Images of `index` [...] under the permutation of [0, n) given by `key`, within
+    jit.
 
     Args:
       key: [] uint32.
@@ -59,7 +60,7 @@ def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
 
 
 def permute_on_host(key: int, index: np.ndarray, n: int) -> np.ndarray:
-    """The same idea in numpy for n up to 2^31: [B] int64 -> [B] int64."""
+    """As `permute` in NumPy, for n up to 2^31: [B] int64 -> [B] int64."""
     with np.errstate(over="ignore"):
         a = np.uint32(np.ceil(np.sqrt(n)))
         b = np.uint32((n + int(a) - 1) // int(a))

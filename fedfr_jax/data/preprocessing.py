@@ -1,4 +1,4 @@
-"""Preprocessing record of a model: read from JSON, applied as normalization."""
+"""Preprocessing of a model's inputs: read from JSON, applied as an augment."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ KERNELS = {
 
 
 def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
-    """A record out of the JSON of its fields, checked.
+    """Read and check a `Preprocessing` from the JSON of its fields.
 
     Raises:
       ValueError: for an unknown field, or a value that no picture can be prepared by.
@@ -25,7 +25,7 @@ def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
     for key, numbers in (("mean", how.mean), ("std", how.std)):
         if isinstance(numbers, tuple) and len(numbers) != num_channels:
             raise ValueError(
-                f"preprocessing.{key} must have a number for each of the "
+                f"preprocessing.{key} must have one number for each of the "
                 f"{num_channels} channels, got {numbers}."
             )
     normalization(how)  # its ranges
@@ -33,5 +33,5 @@ def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
 
 
 def normalization(how: Preprocessing) -> Augment:
-    """The augment of one image that scales its pixels as `how` says."""
+    """Build the augment that normalizes pixels as the preprocessing does."""
     return normalize(mean=how.mean, std=how.std)

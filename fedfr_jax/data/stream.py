@@ -1,8 +1,8 @@
 """Streams: examples read from the host while the devices work.
 
-A `Stream` stands wherever a `Dataset` does. Each device is handed only the rows that it
-needs next: one thread reads them and copies them over while the piece before is being
-worked on, so that a device holds two pieces at a time, however large the data. In a run
+A `Stream` can replace a `Dataset`. Each device gets only the rows that it needs next:
+one thread reads and copies them while the devices work on the chunk before, so that a
+device holds two chunks at a time, however large the data. In a run
 of several processes each reads for its own devices only.
 """
 
@@ -25,7 +25,7 @@ MEMORY = 2**30
 
 @dataclasses.dataclass(eq=False)
 class Stream:
-    """All examples, on the host, in a `Dataset`'s order: make it with `stream`."""
+    """All examples, on the host, in a `Dataset`'s order; made by `stream`."""
 
     read: Callable[[np.ndarray], PyTree]  # [n] int64 -> inputs of [n, ...]
     targets: PyTree  # of [T, ...]
@@ -37,12 +37,12 @@ class Stream:
 
     @property
     def num_examples(self) -> int:
-        """T."""
+        """Number of examples, T."""
         return len(jax.tree.leaves(self.targets)[0])
 
     @property
     def input_shape(self) -> InputShape:
-        """Of one input."""
+        """Shape of one input."""
         return jax.tree.map(lambda x: x.shape, model_inputs(self.example.inputs))
 
     @property
@@ -51,24 +51,24 @@ class Stream:
         return self.targets["label"]
 
     def with_labels(self, labels: np.ndarray) -> "Stream":
-        """The same examples under other labels [T]."""
+        """Replace the labels [T] of the examples."""
         targets = {**self.targets, "label": labels}
         return dataclasses.replace(self, targets=targets)
 
     @property
     def example_bytes(self) -> int:
-        """Bytes of an example on a device."""
+        """Size of one example on a device, in bytes."""
         leaves = jax.tree.leaves(self.example)
         return sum(x.size * x.dtype.itemsize for x in leaves)
 
     def take(self, rows: np.ndarray) -> Dataset:
-        """Examples of `rows` [n], read into the memory of the host."""
+        """Read the examples of `rows` [n] into host memory."""
         return Dataset(self.read(rows), jax.tree.map(lambda x: x[rows], self.targets))
 
     def chunks(
         self, rows_of: Callable[[int], jax.Array], count: int
     ) -> Iterator[tuple[jax.Array, Dataset]]:
-        """As of a `Dataset`; the next piece is read while the one before is used.
+        """Chunks as of a `Dataset`; the next one is read while one is used.
 
         This process reads for its own devices only.
 
@@ -93,7 +93,7 @@ def stream(
     memory: int = MEMORY,
     waves: int = 0,
 ) -> Stream:
-    """A data set that is never on a device as a whole.
+    """Build a data set that is never in device memory as a whole.
 
     Args:
       read: rows [n] int64 -> inputs of [n, ...], or images [n, H, W, C] alone, uint8 as
@@ -123,14 +123,14 @@ def stream(
 
 
 def example_shape(data: Dataset | Stream) -> Dataset:
-    """Shape structs of one of the examples."""
+    """ShapeDtypeStructs of one example."""
     if isinstance(data, Stream):
         return data.example
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data)
 
 
 def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
-    """Whether arrays of `num_bytes` can be on every device, twice, with room to train.
+    """Whether arrays of `num_bytes` fit on every device twice, with room for training.
 
     Asks the devices, and the host, which holds the arrays too; the devices of a CPU
     share its memory, with a copy each.
@@ -146,7 +146,7 @@ def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
 
 
 def place_examples(table: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
-    """A data set on every device of the mesh; a stream stays where it is."""
+    """Put a data set on every device of the mesh; a stream is returned as it is."""
     if isinstance(table, Stream):
         return table
     return meshes.put_global(table, meshes.replicated(mesh))
@@ -155,7 +155,7 @@ def place_examples(table: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
 def prefetch(
     load: Callable[[int], PyTree], count: int, waits: list[float]
 ) -> Iterator[PyTree]:
-    """load(0), ..., load(count - 1), each begun when the one before is handed out.
+    """Yield load(0), ..., load(count - 1), each loaded while the one before is used.
 
     Seconds of waiting for each are added to `waits`.
     """
@@ -170,7 +170,8 @@ def prefetch(
 
 
 def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
-    """Arrays [A * r, ...] cut over the `clients` devices, from each device's [r, ...].
+    """Arrays [A * r, ...] sharded over the `clients` devices, from each device's [r,
+    ...].
 
     Args:
       make: a -> host arrays of the a-th place along `clients`; called once for each
@@ -197,7 +198,7 @@ def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
 def cut_blocks(
     table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int
 ) -> Iterator:
-    """`rows` [R], in order, as `Dataset`s of A * b of them, cut over the devices.
+    """`rows` [R] in chunks of A * b, as `Dataset`s sharded over the devices.
 
     All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
     """

@@ -1,1 +1,1 @@
-"""Trained models in use: export, embedding, verification, identification."""
+"""Deployment of trained models: export, embedding, verification, identification."""

@@ -1,7 +1,7 @@
 """Similarity thresholds of a model for a false accept rate.
 
-A run's own evaluation tells it, on people that no training saw: its curve goes along
-with galleries and weights as JSON, empty where there is none.
+They come from the run's evaluation on unseen identities: its ROC is stored with
+galleries and weights as JSON, empty if there is none.
 """
 
 import json
@@ -18,13 +18,13 @@ MAX_PAIRS = 1.01  # of a cosine, with its rounding
 
 
 def curve_text(roc: Callable[[], Roc | None] | None) -> str:
-    """The curve as JSON."""
+    """Convert the ROC to JSON; "" without one."""
     found = roc() if roc else None
     return "" if found is None else json.dumps(found.as_lists())
 
 
 def measure_curve(text: str) -> Roc | None:
-    """The curve out of JSON.
+    """Read the ROC from JSON; None if the text is empty.
 
     Raises:
       ValueError: for what is no curve with cosines as thresholds.
@@ -51,7 +51,7 @@ def _check(curve: Roc) -> None:
 
 
 def threshold(text: str, far: float) -> float:
-    """The loosest cosine whose false accept rate does not exceed `far`.
+    """Lowest cosine threshold whose false accept rate does not exceed `far`.
 
     Raises:
       ValueError: without a curve, or for a rate that its pairs cannot tell.
@@ -59,7 +59,7 @@ def threshold(text: str, far: float) -> float:
     curve = measure_curve(text)
     if curve is None:
         raise ValueError(
-            "--threshold must be given, got none: the network comes without the curve "
-            "of a run's evaluation."
+            "--threshold must be set, got none. The model has no ROC of a run's "
+            "evaluation to choose it from."
         )
     return threshold_at(curve, far)

@@ -1,4 +1,4 @@
-"""Face detection in photographs: five landmarks of each face."""
+"""Face detection in photographs, with five landmarks per face."""
 
 import csv
 import io
@@ -20,7 +20,8 @@ MAX_NAMED = 5
 
 
 def yunet(path: str | os.PathLike) -> Detector:
-    """YuNet (Wu et al., "YuNet: A Tiny Millisecond-level Face Detector", 2023).
+    """YuNet detector (Wu et al., "YuNet: A Tiny Millisecond-level Face Detector",
+    2023).
 
     OpenCV runs it; its file is in github.com/opencv/opencv_zoo. A row of its result is
     a box, five points x, y and a score; the points are the eye at image left, the one
@@ -34,10 +35,10 @@ def yunet(path: str | os.PathLike) -> Detector:
         import cv2
     except ImportError as error:
         raise ImportError(
-            "detector must have OpenCV, got none: pip install 'fedfr_jax[detect]'."
+            "--detector needs OpenCV: pip install 'fedfr_jax[detect]'."
         ) from error
     if not pathlib.Path(path).is_file():
-        raise ValueError(f"detector must be the file of YuNet, got {path}.")
+        raise ValueError(f"detector must be a YuNet .onnx file, got {path}.")
     found = cv2.FaceDetectorYN.create(str(path), "", (320, 320))
 
     def detect(image):
@@ -52,7 +53,7 @@ def yunet(path: str | os.PathLike) -> Detector:
 
 
 def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
-    """Landmarks [n, 5, 2] of the surest face on each of n pictures.
+    """Landmarks [n, 5, 2] of the most certain face in each of n images.
 
     Args:
       name: what to call the detector in an error.
@@ -64,13 +65,13 @@ def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
     for file in files.names:
         faces = _faces(files, file, detect)
         if not len(faces):
-            raise ValueError(f"{file} must show a face to {name}, got none.")
+            raise ValueError(f"{file} must show a face that {name} detects, got none.")
         points.append(faces[0])
     return np.stack(points)
 
 
 def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> str:
-    """Write the csv that `read_landmarks` takes, a row for every picture.
+    """Write the csv that `read_landmarks` reads, with a row for every image.
 
     Of several faces the surest is taken; the cells of a picture without one are empty.
 

@@ -1,20 +1,17 @@
-"""Export to other formats, and import of external checkpoints.
+"""Export of trained models to other formats, and import of external checkpoints.
 
-A network as a file that runs or opens without this library.
+Exported files run or open without this library:
 
 .onnx         images [N, C, H, W] -> embedding [N, D], any N
 .stablehlo    images [N, H, W, C] -> embedding [N, D], any N, by jax.export
-.safetensors  the leaves with their names here; `load` opens it
-.npz          the same without what it is of
-.pt, .pth     a state dict with PyTorch's names, see `convert`; needs PyTorch
+.safetensors  the leaves with our names; `load_model` opens it
+.npz          the same without metadata
+.pt, .pth     a state dict with PyTorch's names, see `to_torch`; needs PyTorch
 
 Images are RGB in [-1, 1], pixel / 127.5 - 1, whatever the network was trained on: other
 statistics and sums with mirror images are part of the graph. In an ONNX file the
 metadata `preprocessing` says what comes before: resizing and alignment. Embeddings come
-as they are, not of unit length. What runs is folded: batch normalizations are gone into
-the weights.
-
-Weights of elsewhere as a file with our names.
+as they are, not of unit length. Batch normalizations are folded into the weights.
 """
 
 import json
@@ -39,7 +36,7 @@ TOLERANCE = 1e-4  # of the largest number of an embedding
 
 
 def export(network: TrainedModel, path: str | os.PathLike) -> str:
-    """Write a network to a file, by its suffix; returns a line on what was checked.
+    """Write a model to a file in the format of its suffix; return a line on the check.
 
     Raises:
       ValueError: for an unknown suffix, or a network that the format cannot hold.
@@ -53,7 +50,9 @@ def export(network: TrainedModel, path: str | os.PathLike) -> str:
 
 
 def export_model(network: TrainedModel) -> Callable:
-    """Images [B, H, W, C] in [-1, 1], or vectors -> [B, D], as `TrainedModel.embed`."""
+    """Build the embedding function of images [B, H, W, C] in [-1, 1], or vectors:
+    [B, D].
+    """
     how, embed = network.preprocessing, fold_model(network)
     if len(network.input_shape) != 3:
         return embed
@@ -61,8 +60,7 @@ def export_model(network: TrainedModel) -> Callable:
 
 
 def fold_model(network: TrainedModel) -> Callable:
-    """images [B, H, W, C] as in training -> [B, D], without batch normalizations where
-    `models.folding` can take them away."""
+    """Build the embedding function of preprocessed images, with batch norms folded."""
     if network.model is not None and not network.is_of_features:
         model = build_model(as_run(network.model), network.input_shape)
         if model.fold_batch_norm:
@@ -82,7 +80,7 @@ def _to_onnx(network, path) -> str:
 
 
 def check_export(network: TrainedModel, path: pathlib.Path) -> str:
-    """How close an ONNX file comes to the network, on one image and on three.
+    """Compare an ONNX file with the model on one image and on three; return a line.
 
     Raises:
       ValueError: when it is off by more than CLOSE.
@@ -101,7 +99,8 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
         worst = max(worst, np.abs(found - wanted).max() / np.abs(wanted).max())
     if not worst < TOLERANCE:
         raise ValueError(
-            f"{path} must be within {TOLERANCE} of the network, got {worst}."
+            f"{path} must give the model's embeddings within {TOLERANCE}, got {worst} "
+            "off."
         )
     return f"checked by onnxruntime: off by {worst:.1e} of the largest number"
 
@@ -129,7 +128,7 @@ def _to_pytorch(network, path) -> str:
 
 
 def torch_arrays(network: TrainedModel) -> dict[str, np.ndarray]:
-    """The network's arrays by PyTorch's names, see `models.convert`."""
+    """The model's arrays by PyTorch's names, see `to_torch`."""
     settings = json.loads(network.weights.about["model"])
     name, shape = settings.pop("name"), network.input_shape
     return to_torch(name, network.variables, shape, **settings)
@@ -153,7 +152,7 @@ def convert(
     input_shape: Sequence[int] | None = None,
     key: str = "",
 ) -> str:
-    """Write `source` as `target`, of any suffix of `export`; returns a line about it.
+    """Convert the weights file `source` to `target`, in the formats of `export`.
 
     Args:
       model: {"name": of MODELS, settings}; None finds it from names and shapes.

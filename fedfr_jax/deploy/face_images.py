@@ -19,14 +19,14 @@ CENTER = "the center of every picture is taken"
 
 
 class FaceImages(NamedTuple):
-    """Images of n files."""
+    """Face images of n files, prepared for a model."""
 
     names: list[str]
     read: Callable[[np.ndarray], np.ndarray]  # rows [m] -> [m, H, W, C] uint8
     alignment: str  # they are prepared, and what was passed over, in words
 
     def embedded(self, network: TrainedModel) -> np.ndarray:
-        """Their embeddings [n, D], of a block of pictures after the other.
+        """Embed all images, a chunk at a time: [n, D].
 
         Raises:
           ValueError: naming the first file that is no image.
@@ -45,7 +45,7 @@ def read_images(
     landmarks: str | os.PathLike | None = None,
     detector: str | os.PathLike | None = None,
 ) -> FaceImages:
-    """Some pictures for a network, which are read when they are asked for.
+    """Prepare images for a model; they are read when needed.
 
     Args:
       paths: a folder or a .zip, or files.
@@ -60,7 +60,9 @@ def read_images(
       ImportError: for a detector without OpenCV.
     """
     if landmarks is not None and detector is not None:
-        raise ValueError("landmarks must come without a detector, got both.")
+        raise ValueError(
+            "landmarks cannot be used with a detector. Remove one of them."
+        )
     files, how = files_of(paths), recorded or Preprocessing()
     points, said = None, _skip_text(recorded, image_shape)
     if landmarks is not None or detector is not None:
@@ -79,7 +81,7 @@ def read_images(
 
 
 def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> str:
-    """How pictures without landmarks are prepared, in words."""
+    """Describe how images without landmarks are prepared."""
     if recorded is None:
         return f"the network comes without a record of its training images: {CENTER}"
     if recorded.alignment:
@@ -91,19 +93,19 @@ def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> st
 
 
 def _listed(files: Files, landmarks) -> np.ndarray:
-    """Landmarks [n, 5, 2] of every file, by a csv."""
+    """Landmarks [n, 5, 2] of every file, from a csv."""
     shown, points = read_landmarks(landmarks, files)
     if len(shown.names) < len(files.names):
         name = next(iter(set(files.names) - set(shown.names)))
         raise ValueError(
             f"{landmarks} must have landmarks of every image, got empty cells for "
-            f"{name}: leave the image out."
+            f"{name}. Remove the image."
         )
     return points
 
 
 def files_of(paths: Sequence[str | os.PathLike]) -> Files:
-    """The images of a folder or a .zip, or single files by the paths that name them.
+    """Image files of a folder or a .zip, or single files by their paths.
 
     Raises:
       ValueError: for no path, a path without a file, or several with a folder.

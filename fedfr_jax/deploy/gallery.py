@@ -1,7 +1,7 @@
 """Gallery of enrolled identities, searched exactly by cosine.
 
-A gallery is a .npz of names, one unit vector each, the fingerprint of the network that
-made them, and its `calibration`.
+A gallery is a .npz of names, one unit vector each, the fingerprint of the model that
+embedded them, and its `calibration`.
 """
 
 import os
@@ -21,7 +21,7 @@ FIELDS = {"names", "features", "fingerprint", "calibration"}
 
 
 class Gallery(NamedTuple):
-    """G people."""
+    """Gallery of G identities."""
 
     names: np.ndarray  # [G] str
     features: np.ndarray  # [G, D] float32 of unit length
@@ -35,7 +35,7 @@ def enroll_features(
     features: np.ndarray,
     before: Gallery | None,
 ) -> Gallery:
-    """A gallery with these people, each the mean of its pictures' unit embeddings.
+    """Build a gallery: each person is the mean of its images' normalized embeddings.
 
     Args:
       names: [n] whom the network's embeddings `features` [n, D] are of.
@@ -58,7 +58,7 @@ def enroll_features(
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
-    """Rows [n, D] at length 1.
+    """Normalize embeddings [n, D] to unit length.
 
     Raises:
       ValueError: for a row without a direction.
@@ -67,8 +67,8 @@ def unit_length(x: np.ndarray) -> np.ndarray:
     if not (np.isfinite(length) & (length > 0)).all():
         bad = length[~(np.isfinite(length) & (length > 0))][0]
         raise ValueError(
-            f"embeddings must have a finite length above 0, got {bad:g}: the network "
-            "did not train well, or is damaged."
+            f"embeddings must have a finite, positive norm, got {bad:g}. The network "
+            "trained badly or its file is damaged."
         )
     return x / length
 
@@ -76,7 +76,7 @@ def unit_length(x: np.ndarray) -> np.ndarray:
 def search(
     gallery: Gallery, features: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The most similar people: (places [n, k], cosines [n, k], descending), exact.
+    """Find the most similar identities: (indices [n, k], cosines [n, k], descending).
 
     Args:
       features: [n, D] embeddings of any length.
@@ -96,7 +96,7 @@ def search(
 
 
 def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    """`search` by FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
+    """Build `search` with FAISS (Douze et al., "The Faiss library", arXiv:2401.08281).
 
     Its exact index, IndexFlatIP, would be a copy of the gallery; `knn` is the search
     without one.
@@ -124,11 +124,11 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
 
 
 def check_network(gallery: Gallery, network: TrainedModel) -> None:
-    """Raise ValueError when a gallery is of another network."""
+    """Raise ValueError if a gallery was made by another model."""
     if gallery.fingerprint != network.fingerprint:
         raise ValueError(
-            f"gallery must be of the network {network.fingerprint} "
-            f"({dict(network.metadata)}), got one of {gallery.fingerprint}: enroll "
+            f"gallery must be made by the model {network.fingerprint} "
+            f"({dict(network.metadata)}), got one by {gallery.fingerprint}. Enroll "
             f"again."
         )
 
@@ -139,7 +139,7 @@ def enroll_images(
     features: np.ndarray,
     path: str | os.PathLike,
 ) -> Gallery:
-    """Add people to the gallery file `path`, or make it; the whole gallery.
+    """Enroll people in the gallery file `path`, or create it; return the gallery.
 
     Two processes may enroll into one file: each adds to what the other has written.
     """
@@ -151,13 +151,13 @@ def enroll_images(
 
 
 def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
-    """Write a .npz, replacing the one before when it is whole."""
+    """Write a gallery to a .npz, atomically."""
     with replace_file(path) as file:
         np.savez(file, **gallery._asdict())
 
 
 def read_gallery(path: str | os.PathLike) -> Gallery:
-    """A gallery out of its file.
+    """Read a gallery from its file.
 
     Raises:
       ValueError: when the file is none, or its vectors are not of unit length.
@@ -165,11 +165,11 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
     check_archive(path)
     with naming(path), np.load(path, allow_pickle=False) as file:
         if {*file.files} != FIELDS:
-            raise ValueError(f"gallery must hold {sorted(FIELDS)}, got {file.files}.")
+            raise ValueError(f"gallery must have {sorted(FIELDS)}, got {file.files}.")
         names, features = file["names"], file["features"]
         if features.ndim != 2 or names.shape != (len(features),) or not len(names):
             raise ValueError(
-                f"gallery must have a vector for each of {names.shape} names, got "
+                f"gallery must have one vector per name, {names.shape} names, got "
                 f"{features.shape}."
             )
         text = [str(file[name].item()) for name in ("fingerprint", "calibration")]
@@ -177,7 +177,7 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
         lengths = np.linalg.norm(features.astype(np.float32), axis=1)
         if not (is_one := np.abs(lengths - 1) <= UNIT).all():  # NaN is not either
             raise ValueError(
-                "gallery must have vectors of length 1, got one of length "
-                f"{lengths[~is_one][0]:g} for {str(names[~is_one][0])!r}: enroll again."
+                "gallery must have vectors of norm 1, got norm "
+                f"{lengths[~is_one][0]:g} for {str(names[~is_one][0])!r}. Enroll again."
             )
         return Gallery(names.astype(str), features, *text)

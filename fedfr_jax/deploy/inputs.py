@@ -14,14 +14,14 @@ KEY = "preprocessing"  # in the metadata of a file
 
 
 def metadata(how: Preprocessing | None) -> dict[str, str]:
-    """A record as metadata of a file, nothing without one."""
+    """Convert a preprocessing to a file's metadata; {} for None."""
     return {} if how is None else {KEY: json.dumps(how._asdict())}
 
 
 def preprocessing_from_metadata(
     about: Mapping[str, str], num_channels: int
 ) -> Preprocessing | None:
-    """The record of a file's metadata, None without one.
+    """Read the preprocessing from a file's metadata; None if it has none.
 
     Raises:
       ValueError: for one that no picture can be prepared by.
@@ -33,13 +33,13 @@ def preprocessing_from_metadata(
 
 @functools.partial(jax.jit, static_argnames="how")
 def from_pixels(images: jax.Array, how: Preprocessing) -> jax.Array:
-    """Images [B, H, W, C] uint8 (or vectors [B, D]), scaled as in training."""
+    """Scale images [B, H, W, C] uint8 (or vectors [B, D]) as in training."""
     scaled = normalization(how).apply_deterministic
     return jax.vmap(lambda x: scaled({"image": x})["image"])(images)
 
 
 def from_unit(images: jax.Array, how: Preprocessing) -> jax.Array:
-    """Images [B, H, W, C] of pixel / 127.5 - 1, scaled as in training."""
+    """Scale images [B, H, W, C] of pixel / 127.5 - 1 as in training."""
     mean, std = np.asarray(how.mean, np.float32), np.asarray(how.std, np.float32)
     if (mean == 127.5).all() and (std == 127.5).all():
         return images
@@ -48,7 +48,7 @@ def from_unit(images: jax.Array, how: Preprocessing) -> jax.Array:
 
 
 def sum_views(embed: Callable, how: Preprocessing) -> Callable:
-    """`embed` of images [B, H, W, C], plus that of mirror images if `how` says so."""
+    """Embed images [B, H, W, C], adding their mirror images if `how.mirrored`."""
     if not how.mirrored:
         return embed
     return lambda images: embed(images) + embed(images[:, :, ::-1])

@@ -1,14 +1,12 @@
-"""ONNX graphs and their file.
+"""ONNX graphs from traced models, and their files.
 
-A traced network as a graph of ONNX's operations, which needs no onnx to be made.
+Building a graph does not need the package onnx, writing it does.
 
 The trace (a jaxpr) is walked once. What does not depend on the images is computed here
 and becomes a constant. A number per channel that is multiplied or added behind a
 convolution or a linear layer goes into its weights, so batch normalization in
-evaluation vanishes there whatever the network. Maps are [B, C, H, W] in the graph where
-a convolution has been, [B, H, W, C] in the trace.
-
-A `Graph` as a file of ONNX, by the package onnx.
+evaluation vanishes there in any network. Maps are [B, C, H, W] in the graph after a
+convolution, [B, H, W, C] in the trace.
 """
 
 import hashlib
@@ -27,7 +25,7 @@ TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # transpositions of a map
 
 
 class Node(NamedTuple):
-    """An operation of ONNX with one output."""
+    """An ONNX operation with one output."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -36,7 +34,7 @@ class Node(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a node makes of the images."""
+    """Output of a node."""
 
     name: str
     shape: tuple  # as in the trace; 1 where it is still to be broadcast
@@ -44,7 +42,7 @@ class Tensor(NamedTuple):
 
 
 class LazyAffine(NamedTuple):
-    """scale [C] times something plus shift [C], which is made once it is needed."""
+    """scale [C] times a tensor plus shift [C], added to the graph when it is needed."""
 
     make: Callable[[np.ndarray, np.ndarray], Tensor]
     scale: np.ndarray
@@ -56,7 +54,7 @@ Value = np.ndarray | Tensor | LazyAffine
 
 
 class Graph:
-    """Nodes and constants so far, and the values of the trace's variables."""
+    """Nodes and constants of an ONNX graph, and the values of the trace's variables."""
 
     def __init__(self):
         self.nodes: list[Node] = []
@@ -64,7 +62,7 @@ class Graph:
         self._names: dict[tuple, str] = {}
 
     def add(self, kind: str, inputs: Sequence, shape, is_first=False, **settings):
-        """A node; inputs are tensors, or arrays as they are to be in the graph."""
+        """Add a node; inputs are tensors, or arrays as constants."""
         names = tuple(
             x.name if isinstance(x, Tensor) else self.constant(x) for x in inputs
         )
@@ -73,8 +71,7 @@ class Graph:
         return Tensor(output, tuple(shape), is_first)
 
     def constant(self, array) -> str:
-        """Name of an array in the graph, which has equal arrays once: a network that
-        runs on images and on their mirror images has one copy of its weights."""
+        """Name of a constant in the graph; equal arrays are stored once."""
         array = np.asarray(array)
         digest = hashlib.sha256(array.tobytes()).digest()
         key = array.dtype.str, array.shape, digest
@@ -83,20 +80,21 @@ class Graph:
         return name
 
     def first(self, x: Tensor) -> Tensor:
-        """A map [B, H, W, C] of the trace with its channels first."""
+        """Transpose a map [B, H, W, C] of the trace to channels first."""
         if x.is_first:
             return x
         return self.add("Transpose", [x], x.shape, True, perm=TO_FIRST)
 
     def last(self, x: Tensor) -> Tensor:
-        """A tensor as the trace has it."""
+        """Transpose a tensor to its layout in the trace."""
         if not x.is_first:
             return x
         return self.add("Transpose", [x], x.shape, perm=TO_LAST)
 
 
 def graph_of(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Tensor]:
-    """The graph of function(images [B, H, W, C]) -> [B, D], and its output.
+    """Build the graph of function(images [B, H, W, C]) -> [B, D]; also return its
+    output.
 
     The input is called "images", [B, C, H, W].
 
@@ -113,7 +111,7 @@ def graph_of(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Ten
 
 
 def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list[Value]:
-    """Values of a jaxpr's outputs."""
+    """Translate a jaxpr; return the values of its outputs."""
     from fedfr_jax.deploy.onnx_ops import translate  # which walks inner jaxprs
 
     values = dict(
@@ -131,7 +129,7 @@ def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list
 
 
 def _count_uses(jaxpr) -> dict:
-    """How often each variable is read."""
+    """Count how often each variable is read."""
     uses = {}
     for x in [x for eqn in jaxpr.eqns for x in eqn.invars] + list(jaxpr.outvars):
         if not isinstance(x, Literal):
@@ -140,14 +138,14 @@ def _count_uses(jaxpr) -> dict:
 
 
 def materialize(graph: Graph, value: Value) -> np.ndarray | Tensor:
-    """A value that is not pending."""
+    """Add a pending `LazyAffine` to the graph; return other values unchanged."""
     if isinstance(value, LazyAffine):
         return value.make(value.scale, value.shift)
     return value
 
 
 def affine(graph: Graph, x: Tensor) -> LazyAffine:
-    """1 times x plus 0, for what is to be multiplied and added per channel."""
+    """Start an affine map of x: 1 times x plus 0, per channel."""
     channels = x.shape[-1]
 
     def make(scale, shift):
@@ -165,7 +163,7 @@ def affine(graph: Graph, x: Tensor) -> LazyAffine:
 
 
 def per_channel(x: np.ndarray, shape: Sequence) -> np.ndarray | None:
-    """[C] where x, broadcast to `shape` [..., C], is the same for all but the last."""
+    """Values [C] if x, broadcast to `shape` [..., C], depends on the last axis only."""
     channels = shape[-1]
     if channels == BATCH or x.ndim > len(shape):
         return None
@@ -189,7 +187,7 @@ def write_onnx(
     about: Mapping[str, str],
     path: pathlib.Path,
 ) -> None:
-    """Write images [N, C, H, W] -> embedding [N, D] for any N.
+    """Write an ONNX file from images [N, C, H, W] to embeddings [N, D] for any N.
 
     Raises:
       ImportError: without the package onnx.

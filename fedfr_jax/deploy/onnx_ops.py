@@ -1,10 +1,6 @@
-"""JAX's operations as ONNX's.
+"""Translation of JAX's operations to ONNX's.
 
-Layers and changes of shape as ONNX's, see `operations`.
-
-Each takes (graph, the name in JAX, its settings, inputs, the shape in the trace).
-
-JAX's operations as those of ONNX, see `graph`.
+Each function takes (graph, name in JAX, its parameters, inputs, shape in the trace).
 """
 
 import string
@@ -34,7 +30,7 @@ REDUCE = {
 
 
 def _convolution(graph, name, params, inputs, shape):
-    """A convolution as something pending: its bias is what comes to be added."""
+    """Translate a convolution, lazily: a following bias or scale is absorbed."""
     x, kernel = inputs
     numbers = params["dimension_numbers"]
     specs = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
@@ -42,7 +38,7 @@ def _convolution(graph, name, params, inputs, shape):
     if not is_usual or not isinstance(kernel, np.ndarray) or len(kernel.shape) != 4:
         raise ValueError(f"convolutions must be NHWC by HWIO constants, got {specs}.")
     if params["lhs_dilation"] != (1, 1) or params["batch_group_count"] != 1:
-        raise ValueError("convolutions must not be transposed, got one that is.")
+        raise ValueError("transposed convolutions cannot be exported to ONNX.")
     x, lows_and_highs = graph.first(x), np.transpose(params["padding"])
     settings = {
         "strides": params["window_strides"],
@@ -65,7 +61,7 @@ def _lazy_affine(make, shape):
 
 
 def _product(graph, name, params, inputs, shape):
-    """A linear layer of constant weights, something pending, or any other product."""
+    """Translate a matrix product; lazily for a linear layer with constant weights."""
     (left, right), _ = params["dimension_numbers"]
     x, weights = inputs
     is_linear = isinstance(x, Tensor) and isinstance(weights, np.ndarray)
@@ -98,9 +94,9 @@ def _equation(numbers, rank, other_rank) -> str:
 
 
 def _open(shape) -> np.ndarray:
-    """A shape for Reshape, with -1 for the batch."""
+    """Shape for Reshape, with -1 for the batch."""
     if any(n > BATCH and n % BATCH == 0 for n in shape):
-        raise ValueError("network must keep the batch as an axis, got it reshaped.")
+        raise ValueError("the model must keep the batch axis, got it reshaped.")
     return np.array([-1 if n == BATCH else n for n in shape], np.int64)
 
 
@@ -110,7 +106,9 @@ def _reshape(graph, name, params, inputs, shape):
 
 
 def broadcast(graph, x, shape, dimensions):
-    """An array for all but the batch; a tensor with axes of 1, for NumPy's rules."""
+    """Broadcast a constant in all axes but the batch; insert axes of 1 into a
+    tensor.
+    """
     place = {axis: i for i, axis in enumerate(dimensions)}
     x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
     kept = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
@@ -133,8 +131,8 @@ def _reduce(graph, name, params, inputs, shape):
     (x,), axes = inputs, tuple(params["axes"])
     if 0 in axes:
         raise ValueError(
-            "network must treat every image alone to be exported, got a sum over the "
-            "batch: take it in evaluation, with batch normalization folded."
+            "the model must treat every image separately, got a sum over the batch. "
+            "Export it in evaluation mode, with batch normalization folded."
         )
     if x.is_first and len(shape) > 2:
         x = graph.last(x)
@@ -146,7 +144,7 @@ def _reduce(graph, name, params, inputs, shape):
 
 
 def _axes(x: Tensor) -> list[int]:
-    """Where the graph has the axes of a tensor."""
+    """Axes in the graph of a tensor's axes in the trace."""
     return [TO_FIRST.index(i) if x.is_first else i for i in range(len(x.shape))]
 
 
@@ -184,7 +182,9 @@ def _pad(graph, name, params, inputs, shape):
         any(inner for *_, inner in config)
         or min(min(low, high) for low, high, _ in config) < 0
     ):
-        raise ValueError(f"padding must be outside and at least 0, got {config}.")
+        raise ValueError(
+            f"padding must be non-negative and not between elements, got {config}."
+        )
     pads, axes = np.zeros((2, len(config)), np.int64), _axes(x)
     for axis, (low, high, _) in zip(axes, config, strict=True):
         pads[:, axis] = low, high
@@ -253,7 +253,7 @@ CALLS += ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
-    """Values of an equation's outputs; constants when all its inputs are.
+    """Translate an equation; return constants if all its inputs are constants.
 
     Raises:
       ValueError: for an operation that is not known here, or over the batch.
@@ -282,7 +282,7 @@ def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
         return [_elementwise(graph, name, params, inputs, shape)]
     if name not in STRUCTURAL:
         raise ValueError(
-            f"network must be made of operations that can be exported, got {name}."
+            f"the model must use operations that can be exported, got {name}."
         )
     return [STRUCTURAL[name](graph, name, params, inputs, shape)]
 
@@ -300,13 +300,15 @@ def _call(graph, params, inputs):
 
 
 def _scan(graph, params, inputs):
-    """The rounds of a loop, one after the other."""
+    """Unroll a scan."""
     closed, length = params["jaxpr"], params["length"]
     num_consts, num_carry = scan_sizes(params)
     consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
     rows = inputs[num_consts + num_carry :]
     if params["reverse"] or len(closed.jaxpr.outvars) > num_carry:
-        raise ValueError("a loop must run forward and keep nothing, got another.")
+        raise ValueError(
+            "a scan with outputs per step, or a reverse one, cannot be exported."
+        )
     for i in range(length):
         here = [x[i] for x in rows]
         given = [*consts, *carry, *here]
@@ -316,7 +318,7 @@ def _scan(graph, params, inputs):
 
 
 def _absorb_affine(graph: Graph, name: str, x: Value, y: Value) -> LazyAffine | None:
-    """x and y, one of which is a number per channel, as something pending."""
+    """Absorb a per-channel constant x or y into a `LazyAffine` of the other."""
     if isinstance(x, np.ndarray) and name in ("add", "mul"):
         x, y = y, x
     if isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):

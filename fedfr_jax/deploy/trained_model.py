@@ -1,4 +1,4 @@
-"""A trained model, out of its file of weights."""
+"""Trained models, loaded from their weight files."""
 
 import functools
 import hashlib
@@ -32,7 +32,7 @@ ORIGIN = ("method", "client")  # metadata that exported files keep
 
 
 class TrainedModel(NamedTuple):
-    """A network that embeds images."""
+    """A trained model that embeds images."""
 
     # (variables, images [B, H, W, C] as in training) -> [B, D], compiled when called
     apply: Callable
@@ -49,11 +49,11 @@ class TrainedModel(NamedTuple):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How pictures are prepared: as recorded, else by the defaults."""
+        """Preprocessing of images: as recorded, else the default."""
         return self.recorded or Preprocessing()
 
     def embed(self, images: np.ndarray, *, batch_size: int = 64) -> np.ndarray:
-        """Embeddings [n, D] float32, as the run's evaluation compares them.
+        """Embed images: [n, D] float32, as compared in the run's evaluation.
 
         Args:
           images: uint8 [n, H, W, C], resized and aligned as the training images were,
@@ -84,15 +84,15 @@ class TrainedModel(NamedTuple):
 
     @property
     def weights(self) -> Weights:
-        """Its leaves by name, with what opens them again.
+        """Leaves by name, with metadata to load them again.
 
         Raises:
           ValueError: when it has layers of a client's own behind one of MODELS.
         """
         if self.model is None:
             raise ValueError(
-                "network must be one of MODELS to be written as weights, got one with "
-                "a client's own layers behind it: take .onnx or .stablehlo."
+                "a model with a client's personal layers cannot be written as weights. "
+                "Export it as .onnx or .stablehlo."
             )
         shown = {"model": self.model, "image_shape": self.input_shape}
         shown = {k: json.dumps(v) for k, v in shown.items()}
@@ -102,7 +102,7 @@ class TrainedModel(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that tell it from other networks."""
+        """Fingerprint of the model: 16 hexadecimal digits."""
         kind = (self.input_shape, self.recorded) if self.recorded else self.input_shape
         digest = hashlib.sha256(repr(kind).encode())
         for name, leaf in named_arrays(self.variables).items():
@@ -115,7 +115,7 @@ class TrainedModel(NamedTuple):
 
 
 def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedModel:
-    """The trained network of a file of weights, or of a stage's or a run's folder.
+    """Load the model of a weights file, or of a stage's or run's folder.
 
     Args:
       method: as of `load_weights`.
@@ -132,7 +132,7 @@ def network_from(
     model: Mapping | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> TrainedModel:
-    """The network of weights, which are from `path`.
+    """Build the model of weights, which are from `path`.
 
     Args:
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
@@ -164,7 +164,7 @@ def network_from(
 
 
 def evaluation_of(model: Model, is_of_features: bool) -> Callable:
-    """(variables, images) -> what the task compares of a network, compiled."""
+    """Compile (variables, images) -> embeddings as in evaluation."""
     if is_of_features:
         return jax.jit(
             lambda variables, x: model.apply_with_features(variables, x, False)[1]
@@ -173,8 +173,7 @@ def evaluation_of(model: Model, is_of_features: bool) -> Callable:
 
 
 def as_run(model: Mapping) -> dict:
-    """A config's model as it is deployed: in the parameters' float32, whatever training
-    computes in, and its convolutions are convolutions to the compiler."""
+    """A config's model for deployment: in float32 and with XLA's convolutions."""
     factory = MODELS.get(model["name"], lambda: None)
     takes = "conv_implementation" in inspect.signature(factory).parameters
     model = {key: value for key, value in model.items() if key != "dtype"}

@@ -1,4 +1,4 @@
-"""Error rates of score matrices that are too large to keep: streamed and exact.
+"""Exact error rates of score matrices too large for memory, from a stream of tiles.
 
 Scores come block by block from the device, twice. The first pass counts the upper 16
 bits of every score's ordered float32 pattern, the second the lower 16 bits inside the
@@ -25,7 +25,7 @@ _MAX_COUNT = 2**31 - 1  # device counters are int32; the host adds them as int64
 
 
 class OperatingPoints(NamedTuple):
-    """Operating points of a verification system."""
+    """Thresholds of a verification system, with TAR and FAR at each."""
 
     thresholds: np.ndarray  # [T] float32; a pair is accepted when score > threshold
     tar: np.ndarray  # [T] accepted share of the positives
@@ -35,7 +35,7 @@ class OperatingPoints(NamedTuple):
 
 
 def metric_name(name: str, rate: float) -> str:
-    """Name of a metric at a rate.
+    """Metric name at a rate, such as "tar@far=1e-03".
 
     >>> metric_name("tar@far", 1e-3), metric_name("tar@far", 0.025)
     ('tar@far=1e-03', 'tar@far=0.025')
@@ -45,7 +45,7 @@ def metric_name(name: str, rate: float) -> str:
 
 
 def flagged_name(name: str, rate: float, count: int) -> str:
-    """`metric_name`, marked by a "~" when `count` trials do not support the rate.
+    """`metric_name`, with a "~" if `count` trials are too few to measure the rate.
 
     Less than one false accept would be allowed: the value is that without any.
 
@@ -59,7 +59,7 @@ def flagged_name(name: str, rate: float, count: int) -> str:
 def flag_unsupported(
     found: Mapping[str, float], name: str, rates: Sequence[float], count: int
 ) -> dict[str, float]:
-    """Metrics whose names, `metric_name` of `name` and a rate, are `flagged_name`s.
+    """Rename the metrics of `name` at `rates` by `flagged_name`.
 
     >>> flag_unsupported({"tpir@fpir=1e-02": 0.5, "auc": 0.9}, "tpir@fpir", (1e-2,), 99)
     {'tpir@fpir=1e-02~': 0.5, 'auc': 0.9}
@@ -72,11 +72,11 @@ def check_rates(name: str, rates: Sequence[float]) -> None:
     """Raise ValueError unless every rate lies in (0, 1)."""
     for rate in rates:
         if not 0 < rate < 1:
-            raise ValueError(f"{name} must lie in (0, 1), got {rate}.")
+            raise ValueError(f"{name} must be in (0, 1), got {rate}.")
 
 
 def _ordered_bits(scores):
-    """Uint32 that sorts as the float32 score does; both zeros are one value."""
+    """Map scores to uint32 that sort as their float32 values; -0 equals 0."""
     x = scores.astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0, x), jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
@@ -94,7 +94,9 @@ def _upper_bin(scores, _):
 
 
 def _lower_bin(scores, targets):
-    """Lower half in the section of the upper half's target; -1 for no target."""
+    """Bin of the lower 16 bits of scores whose upper 16 are a target's; -1 for
+    others.
+    """
     bits = _ordered_bits(scores)
     upper, lower = (bits >> 16).astype(jnp.int32), (bits & 0xFFFF).astype(jnp.int32)
     place = jnp.full(upper.shape, -1, jnp.int32)
@@ -111,7 +113,7 @@ def _linear_bin(scores, scale):
 
 @functools.partial(jax.jit, static_argnames="bin_fn", donate_argnums=0)
 def _add_block(counts, block, argument, *, bin_fn):
-    """Counts [2 * bins] int32 (negatives, then positives) with one block more."""
+    """Add one tile to the counts [2 * bins] int32 (negatives, then positives)."""
     place = bin_fn(block.scores, argument)
     kinds = block.kinds.astype(jnp.int32)
     is_counted = (kinds != IGNORED) & (place >= 0)
@@ -120,7 +122,7 @@ def _add_block(counts, block, argument, *, bin_fn):
 
 
 def _histogram(blocks: ScoreTiles, bin_fn, argument, num_bins: int) -> np.ndarray:
-    """Counts [2, num_bins] int64 of the negatives and of the positives."""
+    """Count negatives and positives of all tiles by bin: [2, num_bins] int64."""
     total = np.zeros(2 * num_bins, np.int64)
     counts, num_pending = jnp.zeros(2 * num_bins, jnp.int32), 0
     for block in blocks():
@@ -143,7 +145,9 @@ def _check_counts(counts: np.ndarray) -> tuple[int, int]:
 
 
 def _locate(counts: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bin [T] of the ranks-th largest entries, and the ranks left inside the bins."""
+    """Histogram bin [T] of each `ranks`-th largest entry, and its rank within that
+    bin.
+    """
     up_to = counts[::-1].cumsum()
     place = np.searchsorted(up_to, ranks, side="right")
     bins = len(counts) - 1 - place
@@ -153,8 +157,8 @@ def _locate(counts: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _check_same(second: np.ndarray, first: np.ndarray) -> None:
     if (second != first).any():
         raise RuntimeError(
-            "scores must have the same bits in both passes, "
-            f"got {first} and then {second} of them in one bin."
+            "scores must be equal in both passes over the tiles, "
+            f"got {first} and then {second} scores in one bin."
         )
 
 
@@ -204,7 +208,8 @@ def exact_points(
 
 
 def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
-    """Ranks floor(FAR * negatives): accepting score > threshold never exceeds FAR.
+    """Rank floor(FAR * negatives) per FAR: accepting score > threshold stays within
+    FAR.
 
     A FAR below 1 / negatives cannot be resolved: it takes rank 0, the largest negative,
     hence the TAR at no false accept at all, a lower bound of the wanted one.
@@ -215,14 +220,14 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
 
 
 def exact_tar(blocks: ScoreTiles, fars: Sequence[float]) -> dict[str, float]:
-    """{"tar@far=1e-03": ...}: exact TAR in [0, 1] at each FAR (rule of `far_ranks`)."""
+    """Exact TAR in [0, 1] at each FAR, {"tar@far=1e-03": ...}, by `far_ranks`."""
     points = exact_points(blocks, far_ranks(fars))
     names = [metric_name("tar@far", far) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 
 def cosine_histogram(blocks: ScoreTiles, *, bins_per_unit: int = 1000) -> np.ndarray:
-    """Counts [2, 2 * bins_per_unit + 1] int64 of cosines.
+    """Histogram of cosines [2, 2 * bins_per_unit + 1] int64: negatives and positives.
 
     The bin is trunc((cosine + 1) * bins_per_unit). The first row counts negatives, the
     second positives.

@@ -1,13 +1,9 @@
 """Identification: rank-k and open-set rates of probes against a gallery.
 
-Finding a probe in a gallery: rank-k, and open-set TPIR at a wanted FPIR.
-
-Two readings of FPIR live here, because the field prints both (InsightFace's two IJB-C
+FPIR is computed by two conventions, because papers report both (InsightFace's two IJB-C
 scripts, github.com/deepinsight/insightface, recognition/_evaluation_/ijb):
 `pair_tpir` counts score pairs over the number of probes and asks for no rank;
 `open_set_tpir` counts unmated probes and asks for rank 1.
-
-People enrolled in a gallery by means of their features, and sought in it.
 """
 
 import functools
@@ -37,7 +33,7 @@ _BLOCK_SIZE = 1 << 23  # scores held at once
 
 
 def num_accepted(num_probes: int, fpir: float) -> int:
-    """k = ceil(P * FPIR), at least 1: `pair_tpir` needs as many non-mated scores."""
+    """Number of non-mated scores that an FPIR allows: ceil(P * FPIR), at least 1."""
     # Rounding undoes the error of the product, as in 1000 * 1e-3.
     return max(math.ceil(round(num_probes * fpir, 6)), 1)
 
@@ -45,7 +41,7 @@ def num_accepted(num_probes: int, fpir: float) -> int:
 def pair_tpir(
     probes, probe_labels, gallery, gallery_labels, *, fpirs: Sequence[float]
 ) -> dict[str, float]:
-    """Share of mated scores above the k-th largest non-mated score, k = ceil(P * FPIR).
+    """TPIR over score pairs: mated share above the k-th largest non-mated score.
 
     Every non-mated entry of the [P, G] score matrix is a negative: probes without a
     mate against all, and mated probes against the other subjects. No rank condition.
@@ -73,7 +69,7 @@ def pair_tpir(
 
 @functools.partial(jax.jit, static_argnames="num_probes")
 def _best(block, best, start, *, num_probes):
-    """Write one block's summary into best [3, P]; see `summarize_probes`."""
+    """Write a tile's summary into best [3, P]; see `summarize_probes`."""
     scores, kinds, low = block.scores, block.kinds, -jnp.inf
     mated = jnp.max(jnp.where(kinds == POSITIVE, scores, low), axis=1)
     is_other = (kinds != POSITIVE) & (kinds != IGNORED)
@@ -89,7 +85,8 @@ def _best(block, best, start, *, num_probes):
 
 
 def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarray:
-    """Best mated score, best other score, others that tie or beat the mate: [3, P].
+    """Best mated score, best non-mated score, non-mated scores >= the mated one: [3,
+    P].
 
     A probe without a mate has best mated score -inf. Ties count against the probe, so
     a collapsed network finds nobody.
@@ -113,7 +110,7 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
 
 @jax.jit
 def _impostor_scores(probes, best, part, count):
-    """best [3, R] after distractors part[:count] [C, D] too."""
+    """Update best [3, R] by the distractors part[:count], part being [C, D]."""
     scores = jnp.dot(probes, part.T, precision=jax.lax.Precision.HIGHEST)
     is_one = jnp.arange(part.shape[0], dtype=jnp.int32)[None] < count
     scores = jnp.where(is_one, scores, -jnp.inf)
@@ -130,7 +127,7 @@ def with_distractors(
     *,
     block: tuple[int, int] = TILE_SIZE,
 ) -> np.ndarray:
-    """`summarize_probes`' [3, P] when the gallery also holds people whom nobody seeks.
+    """Update the summary [3, P] of `summarize_probes` by distractors in the gallery.
 
     Args:
       probes: [P, D], normalized here.
@@ -171,7 +168,7 @@ def rank_k(
     ranks: Sequence[int] = (1, 5, 10),
     distractors: Iterable = (),
 ) -> dict[str, float]:
-    """Share of mated probes whose mate is among the k best of the gallery.
+    """Share of mated probes whose mate is among the k highest scores of the gallery.
 
     Args:
       probes: [P, D], normalized here; probes without a mate are left out.
@@ -198,7 +195,7 @@ def rank_k(
 def open_set_tpir(
     probes, probe_labels, gallery, gallery_labels, *, fpirs: Sequence[float]
 ) -> dict[str, float]:
-    """Share of mated probes at rank 1 above the threshold that unmated probes set.
+    """Open-set TPIR: mated share at rank 1 above the threshold set by unmated probes.
 
     The threshold is the max(floor(U * FPIR), 1)-th largest of the U unmated probes'
     best scores: one unmated probe may touch it, none may pass, when U * FPIR < 1.
@@ -216,12 +213,16 @@ def open_set_tpir(
 def open_set_points(
     best: np.ndarray, *, fpirs: Sequence[float]
 ) -> tuple[dict[str, float], np.ndarray]:
-    """TPIR by name and thresholds [T] from `summarize_probes`' [3, P]."""
+    """TPIR by name, and thresholds [T], from the summary [3, P] of
+    `summarize_probes`.
+    """
     check_rates("FPIR", [rate for rate in fpirs if rate != 1])
     has_mate = _is_mated(best)
     unmated = np.sort(best[1, ~has_mate])[::-1]
     if not len(unmated):
-        raise ValueError("open-set probes must include one without a mate, got 0.")
+        raise ValueError(
+            "open-set evaluation needs at least one probe without a mate, got 0."
+        )
     mated, _, num_ahead = best[:, has_mate]
     counts = [math.floor(round(len(unmated) * rate, 6)) for rate in fpirs]
     thresholds = unmated[[max(count - 1, 0) for count in counts]]
@@ -233,12 +234,12 @@ def open_set_points(
 def _is_mated(best: np.ndarray) -> np.ndarray:
     has_mate = np.isfinite(best[0])
     if not has_mate.any():
-        raise ValueError("probes must include one with a mate in the gallery, got 0.")
+        raise ValueError("at least 1 probe must have a mate in the gallery, got 0.")
     return has_mate
 
 
 def class_means(features, labels, classes) -> jax.Array:
-    """Means [C, D] of the classes' normalized features; their norm stays below 1.
+    """Mean normalized feature [C, D] of each class; the means have norm below 1.
 
     Args:
       features: [G, D] gallery images, normalized here.
@@ -261,7 +262,7 @@ def class_means(features, labels, classes) -> jax.Array:
     if not counts.all():
         missing = classes[counts == 0].tolist()
         raise ValueError(
-            f"every gallery class must have an image, got none of {missing}."
+            f"every gallery class must have an image, got none for {missing}."
         )
     x = unit_length(jnp.asarray(features))
     total = jax.ops.segment_sum(x, jnp.asarray(place), len(classes) + 1)[:-1]
@@ -271,7 +272,7 @@ def class_means(features, labels, classes) -> jax.Array:
 def generic_identification(
     features, labels, *, fpirs: Sequence[float]
 ) -> dict[str, float]:
-    """TPIR of people that training never saw, enrolled by half of their own images.
+    """TPIR of identities not in training, enrolled with half of their images.
 
     The first half of a person's images, rounded up, makes a gallery template: their
     mean of unit features at unit length. The other images are the probes, each of which
@@ -298,8 +299,8 @@ def generic_identification(
     is_probe = number >= (counts[place] + 1) // 2
     if len(people) < 2 or not is_probe.any():
         raise ValueError(
-            "labels must be of two people, one of them with two images, "
-            f"got {len(people)} with at most {counts.max(initial=0)}."
+            "labels must have at least two identities, one with two images, got "
+            f"{len(people)} identities with at most {counts.max(initial=0)} images."
         )
     gallery = unit_length(
         class_means(features[~is_probe], place[~is_probe], np.arange(len(people)))

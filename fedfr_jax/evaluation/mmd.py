@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy of two networks' features.
+"""Maximum mean discrepancy between two models' features.
 
 Gretton et al. 2012, "A Kernel Two-Sample Test" (JMLR 13), equations 3 (unbiased) and 5
 (biased).
@@ -22,7 +22,7 @@ def mmd_squared(
     unbiased: bool = False,
     sigma: float | None = None,
 ) -> float:
-    """MMD^2 of two samples; the biased one is at least 0.
+    """Squared MMD of two samples; the biased estimate is at least 0.
 
     Args:
       x, y: [n, D], [m, D]; at least two rows each when unbiased.
@@ -46,7 +46,7 @@ def mmd_squared(
 
 
 def median_distance(rows: np.ndarray) -> float:
-    """Median Euclidean distance of two rows of [n, D]."""
+    """Median Euclidean distance between two rows of [n, D]."""
     return float(np.sqrt(np.median(_squared(rows)[np.triu_indices(len(rows), 1)])))
 
 

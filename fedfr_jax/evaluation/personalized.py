@@ -27,7 +27,7 @@ FPIRS = (1e-6, 1e-5, 1e-4, 1e-3)
 
 
 class ClientSummary(NamedTuple):
-    """A metric's mean and its distribution over N clients."""
+    """Mean of metrics over N clients, and their values per client."""
 
     mean: dict[str, float]
     per_client: dict[str, np.ndarray]  # {name: [N] float64}
@@ -36,7 +36,7 @@ class ClientSummary(NamedTuple):
 def client_verification(
     features, labels, is_own, *, fars: Sequence[float] = FARS, negatives: str = ALL
 ) -> dict[str, float]:
-    """Exact TAR of one client's images against all images, at each FAR.
+    """Exact TAR at each FAR of one client's images against all images.
 
     Each unordered pair with at least one own image counts once. The threshold is
     negatives sorted downwards[floor(FAR * negatives)], accept score > threshold: the
@@ -64,7 +64,7 @@ def client_verification(
 def client_verification_binned(
     features, labels, is_own, *, fars: Sequence[float] = FARS, negatives: str = ALL
 ) -> dict[str, float]:
-    """The released protocol: 2001 bins of width 0.001, interpolated ROC.
+    """TAR by the released protocol: 2001 bins of width 0.001, interpolated ROC.
 
     Arguments, returns and errors are those of `client_verification`.
     """
@@ -115,7 +115,7 @@ def verification_1to1(
     fars: Sequence[float] = FARS,
     verify: Callable[..., dict[str, float]] = client_verification,
 ) -> ClientSummary:
-    """Personalized 1:1 over N clients; one client's features in memory at a time.
+    """Average personalized 1:1 verification over N clients, one at a time in memory.
 
     Args:
       features_of: client -> [Q, D] all test images through that client's network.
@@ -142,7 +142,7 @@ def identification_1toN(  # noqa: N802 (the protocol's name)
     *,
     fpirs: Sequence[float] = FPIRS,
 ) -> ClientSummary:
-    """Personalized 1:N over N clients; one client's features in memory at a time.
+    """Average personalized 1:N identification over N clients, one at a time in memory.
 
     Args:
       features_of: client -> [Q, D] all test images through that client's network.
@@ -168,13 +168,13 @@ def identification_1toN(  # noqa: N802 (the protocol's name)
 
 
 def mean_over_clients(results: Sequence[dict[str, float]]) -> ClientSummary:
-    """Unweighted mean of each metric over clients, and its [N] values.
+    """Unweighted mean of each metric over clients, with the values [N] per client.
 
     Raises:
       ValueError: without clients, or when clients report different metrics.
     """
     if not results:
-        raise ValueError("results must hold at least one client, got 0.")
+        raise ValueError("results must have at least one client, got 0.")
     names = results[0].keys()
     for client, result in enumerate(results):
         if result.keys() != names:

@@ -24,14 +24,14 @@ CHUNK_SIZE = 1 << 22  # numbers held at once
 
 
 class Neighbors(NamedTuple):
-    """The nearest of n images, each image itself first."""
+    """The k nearest of n images, each image itself first."""
 
     indices: np.ndarray  # [n, k + 1] int32, ascending distance
     max_distances: np.ndarray  # [n] squared distance of the farthest image
 
 
 class Encoding(NamedTuple):
-    """Sparse rows of [n, n], those of row i from starts[i] to starts[i + 1]."""
+    """Sparse matrix [n, n] by rows (CSR): row i is starts[i] to starts[i + 1]."""
 
     starts: np.ndarray  # [n + 1] int64
     columns: np.ndarray  # [nnz] int64, ascending within a row
@@ -41,7 +41,7 @@ class Encoding(NamedTuple):
 def k_reciprocal_rerank(
     queries, gallery, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> Scores:
-    """Scores -(weight * D + (1 - weight) * Jaccard distance) of every pair.
+    """Re-ranking scores -(weight * D + (1 - weight) * Jaccard distance) of all pairs.
 
     Args:
       queries, gallery: features [Q, D] and [G, D], taken as they are: of unit length
@@ -78,8 +78,8 @@ def k_reciprocal_rerank(
 def check_reranking(
     num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> None:
-    """Raise ValueError for settings of `k_reciprocal_rerank` that n images do not
-    allow.
+    """Raise ValueError if `k_reciprocal_rerank` cannot use the settings for n
+    images.
     """
     if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
         raise ValueError(
@@ -97,7 +97,7 @@ def _distances(x, y):
 
 
 def nearest(images: jax.Array, k: int) -> Neighbors:
-    """The k nearest of images [n, D], behind the image itself."""
+    """Find the k nearest of images [n, D], after the image itself."""
     size = min(max(1, CHUNK_SIZE // len(images)), len(images))
     near = np.empty((len(images), k + 1), np.int32)
     largest = np.empty(len(images), images.dtype)
@@ -110,7 +110,9 @@ def nearest(images: jax.Array, k: int) -> Neighbors:
 
 @functools.partial(jax.jit, static_argnames=("size", "k"))
 def _nearest(images, start, *, size, k):
-    """Of `size` images from `start`: (near [size, k + 1], largest distance [size])."""
+    """Nearest images [size, k + 1] and largest distance [size] of one chunk of
+    images.
+    """
     distance = _distances(jax.lax.dynamic_slice_in_dim(images, start, size), images)
     row = start + jnp.arange(size, dtype=jnp.int32)
     is_self = row[:, None] == jnp.arange(len(images), dtype=jnp.int32)[None, :]
@@ -119,7 +121,9 @@ def _nearest(images, start, *, size, k):
 
 
 def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
-    """exp(-D) over each image's expanded reciprocal neighbors, of sum 1."""
+    """Encode each image by exp(-D) over its expanded reciprocal neighbors, with sum
+    1.
+    """
     row, column = expand(found.indices, k1)
     distance = np.empty(len(row), images.dtype)
     size = max(1, CHUNK_SIZE // images.shape[1])
@@ -133,7 +137,8 @@ def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
 
 
 def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
-    """(image, neighbor), [nnz] int64 each and sorted, of every expanded set R*.
+    """Expand the reciprocal neighbors: (image, neighbor) of all sets R*, sorted, [nnz]
+    each.
 
     R*(i) is R(i, k1) with each R(c, k1 / 2), c in R(i, k1), of which more than two
     thirds are in R(i, k1); R(i, k) are those of the k nearest of i that have i among
@@ -158,14 +163,16 @@ def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reciprocal(near: np.ndarray) -> np.ndarray:
-    """Which of near [n, k + 1] have the image among their own, bool."""
+    """Mask of near [n, k + 1]: neighbors that have the image among their own
+    neighbors.
+    """
     image = np.arange(len(near))[:, None]
     columns = [(near[near[:, i]] == image).any(axis=1) for i in range(near.shape[1])]
     return np.stack(columns, axis=1)
 
 
 def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
-    """The mean of the encodings of near [n, k2] for each image."""
+    """Average for each image the encodings of its k2 nearest images, near [n, k2]."""
     num_images, k2 = near.shape
     if k2 == 1:
         return encoding
@@ -183,13 +190,15 @@ def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
 
 
 def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """start, start + 1, ... of each size, one after the other."""
+    """Concatenate the ranges start, start + 1, ... of the given sizes."""
     before = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
 
 
 def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
-    """The gallery's part [G, n] transposed: for each image those whose rows have it."""
+    """Transpose the gallery's rows [G, n]: for each image the gallery rows that
+    contain it.
+    """
     num_images = len(encoding.starts) - 1
     row = np.repeat(np.arange(num_images), np.diff(encoding.starts))
     is_gallery = row >= num_queries
@@ -200,7 +209,9 @@ def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
 
 
 def _overlap(encoding: Encoding, by_column: Encoding, row: int, num_gallery: int):
-    """Sum [G] of the smaller numbers of the encodings of `row` and of the gallery."""
+    """Sum [G] of elementwise minima of the encoding of `row` and those of the
+    gallery.
+    """
     part = slice(*encoding.starts[row : row + 2])
     columns, values = encoding.columns[part], encoding.values[part]
     sizes = np.diff(by_column.starts)[columns]

@@ -1,25 +1,18 @@
 """Retrieval: CMC, mAP and mINP of queries against a gallery.
 
-Who is on a gallery's images: the matches of each query, and what is junk for it.
-
 Protocol of Zheng et al., "Scalable Person Re-identification: A Benchmark", ICCV 2015:
-what the query's own camera saw of the query's person is junk, which is taken out of the
-ranking, as is whatever has the identity JUNK; other images of the person are matches.
-
-Finding a person again: CMC, mAP and mINP of queries against a gallery.
-
-What counts as a match and what is taken out of the ranking: `matches.py`.
+images of the query's person by the query's camera are junk, which is taken out of the
+ranking, as are images with the identity JUNK; other images of the person are matches.
 mINP: Ye et al., arXiv:2001.04193, equation 5.
 
 No ranking is ever sorted. The rank of a match is the number of entries ahead of it, and
 those are counted on the device, a block of queries at a time. Of entries with equal
 scores the one of the lower gallery row is ahead.
 
-Single gallery shot: one image of each person in the gallery, drawn several times.
-
-Li et al., "DeepReID: Deep Filter Pairing Neural Network for Person Re-Identification"
-(CUHK03), CVPR 2014. Every query and repetition has a gallery of its own: of its own
-person one of the matches, of everybody else any image, each with equal chance.
+Single gallery shot, one sampled image of each person in the gallery: Li et al.,
+"DeepReID: Deep Filter Pairing Neural Network for Person Re-Identification" (CUHK03),
+CVPR 2014. Every query and repetition has its own gallery: one of the matches of the
+query's person and any image of every other person, sampled uniformly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,14 +29,14 @@ CHUNK_SIZE = 1 << 20  # scores held at once
 
 
 class IdentityLabels(NamedTuple):
-    """Who is on n images, and which camera saw them."""
+    """Identities and cameras of n images."""
 
     identities: np.ndarray  # [n] int, perhaps JUNK
     cameras: np.ndarray  # [n] int
 
 
 def single_digit(cameras: np.ndarray) -> np.ndarray:
-    """The first digit of camera numbers [n], all that FedReID's loader reads of them.
+    """Reduce camera numbers [n] to their first digit, as FedReID's loader does.
 
     >>> single_digit(np.array([1, 6, 15, 20])).tolist()
     [1, 6, 1, 2]
@@ -52,7 +45,7 @@ def single_digit(cameras: np.ndarray) -> np.ndarray:
 
 
 class Matches(NamedTuple):
-    """A block of B queries with the gallery rows that show the same person.
+    """A chunk of B queries with the gallery rows of the same person.
 
     A query's matches come first, then its junk, then padding up to P.
     """
@@ -64,14 +57,15 @@ class Matches(NamedTuple):
 
     @property
     def is_good(self) -> np.ndarray:
-        """[B, P] bool, the matches."""
+        """Mask of the matches (not junk), [B, P] bool."""
         return np.arange(self.indices.shape[1]) < self.num_good[:, None]
 
 
 def count_matches(
     queries: IdentityLabels, gallery: IdentityLabels
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(matches, matches and junk of the same person) of each query, [Q] int each.
+    """Count for each query its matches, and its matches and junk together: [Q] int
+    each.
 
     Raises:
       ValueError: for identities and cameras of different lengths, or an empty set.
@@ -80,8 +74,8 @@ def count_matches(
         shapes = np.shape(people.identities), np.shape(people.cameras)
         if shapes[0] != shapes[1] or len(shapes[0]) != 1 or not shapes[0][0]:
             raise ValueError(
-                f"{name} must have as many identities as cameras, at least 1, got "
-                f"{shapes[0]} and {shapes[1]}."
+                f"{name} must have identities [n] and cameras [n] with n >= 1, got "
+                f"shapes {shapes[0]} and {shapes[1]}."
             )
     cameras = np.concatenate([queries.cameras, gallery.cameras])
     number = np.unique(cameras, return_inverse=True)[1]
@@ -94,14 +88,14 @@ def count_matches(
 
 
 def _occurrences(wanted, values):
-    """How often each of wanted [Q] is among values [G], [Q]."""
+    """How often each of wanted [Q] occurs in values [G], [Q]."""
     values = np.sort(values)
     low = np.searchsorted(values, wanted, side="left")
     return np.searchsorted(values, wanted, side="right") - low
 
 
 def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[Matches]:
-    """All queries with a match; a query may come in two blocks.
+    """Yield chunks of the queries with a match; the last chunk may repeat queries.
 
     Queries whose person is on about as many images are together, so that P is small.
 
@@ -115,8 +109,8 @@ def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[M
     by_count = by_count[num_good[by_count] > 0]
     if not len(by_count):
         raise ValueError(
-            "queries must include one whose person another camera saw in the gallery, "
-            f"got none of {len(num_good)}."
+            "at least 1 query must have a gallery image of its person by another "
+            f"camera, got none among {len(num_good)} queries."
         )
     size = min(max(1, CHUNK_SIZE // len(order)), len(by_count))
     for start in range(0, len(by_count), size):
@@ -139,7 +133,7 @@ Scores = Callable[[np.ndarray], jax.Array]
 
 
 class RetrievalResult(NamedTuple):
-    """What each of Q queries found; nan and -1 where the gallery has no match."""
+    """Retrieval results of Q queries; nan and -1 for those without a match."""
 
     average_precision: np.ndarray  # [Q] float64 in (0, 1]
     inverse_penalty: np.ndarray  # [Q] float64, matches over the rank of the last one
@@ -148,7 +142,7 @@ class RetrievalResult(NamedTuple):
 
 
 def cosines(queries, gallery) -> Scores:
-    """Scores by the cosine of features [Q, D] and [G, D], normalized here.
+    """Score function: cosines of features [Q, D] and [G, D], normalized here.
 
     Raises:
       ValueError: for wrong shapes or features that are not finite.
@@ -174,7 +168,8 @@ def rank_gallery(
     *,
     average_precision: str = "standard",
 ) -> RetrievalResult:
-    """Ranks of all matches, as the numbers that a protocol takes of them.
+    """Rank the gallery for each query; return average precision, mINP term and first
+    hit.
 
     Args:
       average_precision: a key of AVERAGE_PRECISIONS.
@@ -204,7 +199,7 @@ def rank_gallery(
 
 
 def mean_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
-    """Mean precision at the matches, [B].
+    """Average precision [B]: mean precision at the matches.
 
     Args:
       hits: [B, P] int entries ahead of each match, ascending; num_good [B] of them
@@ -215,7 +210,8 @@ def mean_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
 
 
 def trapezoid_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
-    """Area below precision over recall by the trapezoid rule of Oxford's buildings.
+    """Average precision by the trapezoid rule, as the Oxford buildings code computes
+    it.
 
     It is what FedReID (github.com/cap-ntu/FedReID, evaluate.py) and Market-1501's first
     code report, and lower than `mean_precision`.
@@ -226,7 +222,7 @@ def trapezoid_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
 
 
 def _mean_of_first(values, count):
-    """Mean [B] of the first count [B] of values [B, P]."""
+    """Mean [B] of the first count [B] entries of values [B, P]."""
     is_counted = np.arange(values.shape[1]) < count[:, None]
     return np.where(is_counted, values, 0).sum(axis=1) / count
 
@@ -237,7 +233,7 @@ AVERAGE_PRECISIONS = {"standard": mean_precision, "official": trapezoid_precisio
 def summary(
     found: RetrievalResult, *, ranks: Sequence[int] = RANKS, divide_by: str = "valid"
 ) -> dict[str, float]:
-    """CMC at `ranks`, mAP and mINP, each in [0, 1].
+    """Summarize as CMC at `ranks`, mAP and mINP, each in [0, 1].
 
     Args:
       ranks: k >= 1; rank<k> is the share of queries with a match among the k best.
@@ -261,7 +257,7 @@ def summary(
 def best_rank(
     score: np.ndarray, query: IdentityLabels, gallery: IdentityLabels, count: int
 ) -> np.ndarray:
-    """The first gallery rows, at most `count`, of one query's ranking without junk.
+    """First `count` gallery rows of one query's ranking, without junk.
 
     Args:
       score: [G]; query: of one image, [1].
@@ -275,14 +271,14 @@ def best_rank(
 
 
 def is_ranked_before(score, place, other_score, other_place):
-    """Whether an entry is ranked before another: by its score, then by its place."""
+    """Whether an entry is ranked before another: by score, then by index."""
     is_equal = (score == other_score) & (place < other_place)
     return (score > other_score) | is_equal
 
 
 @jax.jit
 def _count_ahead(scores, is_kept, places, num_good, num_same):
-    """Entries [B, P] of the ranking without junk that are ahead of each place."""
+    """Number of non-junk entries ranked before each index of `places`, [B, P]."""
     scores = jnp.where(is_kept[None, :], scores, -jnp.inf)
     of_place = jnp.take_along_axis(scores, places, axis=1)
     row = jnp.arange(scores.shape[1], dtype=jnp.int32)[None, :]
@@ -308,7 +304,7 @@ def first_hits(
     *,
     draws: int = 10,
 ) -> np.ndarray:
-    """People ahead of the query's own in each drawn gallery, for `Found.first_hit`.
+    """Rank of the match in each sampled gallery, for `RetrievalResult.first_hit`.
 
     A draw depends on the key, the query's row and the repetition, on nothing else.
 
@@ -337,14 +333,14 @@ def first_hits(
 
 
 def _keys(key, rows, draws):
-    """A key for every repetition and query, [R, B]."""
+    """Split a key for each repetition and query, [R, B]."""
     of_draw = lambda key: jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
     return jax.vmap(of_draw)(jax.random.split(key, draws))
 
 
 @jax.jit
 def _num_ahead(scores, groups, own, places, num_good, keys):
-    """People [R, B] whose drawn image is ahead of the drawn match.
+    """Number of persons [R, B] whose sampled image is ranked before the sampled match.
 
     Args:
       groups: (gallery rows by person, each person's first among them [I], how many).
@@ -370,6 +366,6 @@ def _num_ahead(scores, groups, own, places, num_good, keys):
 
 
 def _draw_gallery(chance, number):
-    """One of [0, number) by a chance in [0, 1)."""
+    """Map a uniform number in [0, 1) to an integer in [0, number)."""
     place = (chance * number.astype(chance.dtype)).astype(jnp.int32)
     return jnp.minimum(place, number - 1)

@@ -1,4 +1,4 @@
-"""Samples of an evaluation for people to look at: wrong pairs, a map of embeddings."""
+"""Samples of an evaluation to look at: worst pairs, and a map of embeddings."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fedfr_jax.types import EmbeddingMap
 def worst_pairs(
     scores: np.ndarray, is_same: np.ndarray, count: int
 ) -> tuple[np.ndarray, float]:
-    """The pairs on the wrong side of the best threshold, farthest first.
+    """Pairs on the wrong side of the most accurate threshold, farthest first.
 
     Args:
       scores: [P] cosines.
@@ -32,12 +32,12 @@ def worst_pairs(
 
 
 def unit_rows(features: np.ndarray) -> np.ndarray:
-    """Features [n, D] at unit length, zeros as they are."""
+    """Normalize features [n, D] to unit length; zeros stay zeros."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 def embedding_map(features: np.ndarray, labels: list[str]) -> EmbeddingMap:
-    """Two principal components of features [n, D]."""
+    """Project features [n, D] on their first two principal components."""
     centered = features - features.mean(axis=0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     explained = (values[:2] ** 2).sum() / max((values**2).sum(), 1e-12)

@@ -1,7 +1,7 @@
-"""Score matrices in tiles: pairs of one set, and probes against a gallery.
+"""Score matrices in tiles: pairs within one set, and probes against a gallery.
 
-A block is a matrix product on the device with a kind for every entry. Nothing of the
-size of the whole matrix ever exists.
+A tile is a matrix product on the device with a kind for every entry. The whole matrix
+is never in memory.
 """
 
 import functools
@@ -19,7 +19,7 @@ TILE_SIZE = (1024, 8192)  # rows and columns of one block: 32 MiB of float32 sco
 
 
 class ScoreTile(NamedTuple):
-    """Some entries of a score matrix."""
+    """A tile of a score matrix, with the kind of each entry."""
 
     scores: jax.Array  # [R, C]
     kinds: jax.Array  # [R, C] int8: NEGATIVE, POSITIVE or IGNORED
@@ -37,13 +37,13 @@ def check_features(name: str, features, labels) -> None:
             f"got {np.shape(features)} and {np.shape(labels)}."
         )
     if np.shape(features)[0] == 0:
-        raise ValueError(f"{name} must hold at least one feature, got 0.")
+        raise ValueError(f"{name} must have at least one feature, got 0.")
     if not bool(jnp.isfinite(jnp.asarray(features)).all()):
         raise ValueError(f"{name} must be finite, got nan or inf.")
 
 
 def to_float64(features: jax.Array) -> jax.Array:
-    """The features in float64 if they are, in float32 otherwise."""
+    """Cast features to float32, unless they are float64."""
     return features.astype(
         jnp.float64 if features.dtype == jnp.float64 else jnp.float32
     )
@@ -51,7 +51,7 @@ def to_float64(features: jax.Array) -> jax.Array:
 
 @jax.jit
 def unit_length(features: jax.Array) -> jax.Array:
-    """L2-normalized rows of features [..., D], in float32 or better.
+    """L2-normalize features [..., D], in float32 or float64.
 
     A zero row stays zero. Rows are first scaled by a power of two, which is exact, so
     that squares neither overflow nor vanish.
@@ -64,7 +64,7 @@ def unit_length(features: jax.Array) -> jax.Array:
 
 
 def _codes(*labels) -> list[jax.Array]:
-    """Equal int32 codes for equal labels; names and 64-bit identities are welcome."""
+    """Integer codes (int32), equal for equal labels of any integer or string type."""
     lengths = np.cumsum([len(part) for part in labels])[:-1]
     together = np.concatenate([np.asarray(part) for part in labels])
     codes = np.unique(together, return_inverse=True)[1].astype(np.int32)
@@ -72,12 +72,12 @@ def _codes(*labels) -> list[jax.Array]:
 
 
 def _dot(rows, columns):
-    """Scores [R, C] of rows [R, D] and columns [C, D], never in reduced precision."""
+    """Scores [R, C] of rows [R, D] and columns [C, D], in highest precision."""
     return jnp.dot(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _window(start, size, length):
-    """Positions [size] that end inside `length`, and which are not before start.
+    """Indices [size] of a window that ends within `length`; a mask of those >= start.
 
     The last window of an array slides back instead of running over the end.
     """
@@ -94,7 +94,7 @@ def _kinds(is_mated, is_valid):
 def _pair_tile(
     features, labels, is_row, rows, start, *, num_columns, negatives=ALL
 ) -> ScoreTile:
-    """Rows [R] (-1 is padding) against the window of columns at `start`."""
+    """Tile of rows [R] (-1 is padding) against the window of columns at `start`."""
     columns, is_new = _window(start, num_columns, features.shape[0])
     x = jnp.take(features, rows, axis=0, mode="clip")
     y = jax.lax.dynamic_slice_in_dim(features, columns[0], num_columns)
@@ -115,7 +115,7 @@ def pair_tiles(
     block: tuple[int, int] = TILE_SIZE,
     negatives: str = ALL,
 ) -> ScoreTiles:
-    """Cosines of all unordered pairs that hold at least one row, each once.
+    """Cosines of all unordered pairs with at least one row of `is_row`, each pair once.
 
     Args:
       features: [Q, D], normalized here.
@@ -164,7 +164,7 @@ def pair_tiles(
 def _gallery_tile(
     queries, labels, gallery, gallery_labels, starts, *, size, is_same_set
 ) -> ScoreTile:
-    """The window of `size` queries and gallery entries that begins at starts [2]."""
+    """Tile of the queries and gallery entries whose windows begin at starts [2]."""
     rows, is_new_row = _window(starts[0], size[0], queries.shape[0])
     columns, is_new_column = _window(starts[1], size[1], gallery.shape[0])
     x = jax.lax.dynamic_slice_in_dim(queries, rows[0], size[0])

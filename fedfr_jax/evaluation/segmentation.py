@@ -1,17 +1,14 @@
-"""Segmentation: overlap of classes, and entropies of outputs and features.
-
-How well the pixels of test images are told: overlap of classes, by counts.
+"""Segmentation metrics: IoU by a confusion matrix, entropies of outputs and features.
 
 Intersection over union, Everingham et al., "The Pascal Visual Object Classes (VOC)
-Challenge", IJCV 2010, section 4.3: of all pixels of the test images together, not the
-mean over images. A class that neither truth nor prediction has is left out of the mean.
+Challenge", IJCV 2010, section 4.3, is taken over all pixels of the test images
+together, not the mean over images. A class that neither truth nor prediction has is
+left out of the mean.
 
-Where a segmentation network is unsure, and how many patterns its encoder sees.
-
-Michieli, Toldo, Ozay, "FedMargin" (preprint arXiv:2105.08982), whose text names the two
-maps: Shannon entropy over the classes of a pixel, and over the channels of a pixel of
-the features, normalized to sum 1. Negative features are clipped to 0 first, which is
-ours. Natural logarithms: in [0, ln M] and [0, ln D].
+Entropies: Michieli, Toldo, Ozay, "FedMargin" (preprint arXiv:2105.08982), whose text
+names the two maps: Shannon entropy over the classes of a pixel, and over the channels
+of a pixel of the features, normalized to sum 1. Negative features are clipped to 0
+first, which is ours. Natural logarithms: in [0, ln M] and [0, ln D].
 """
 
 from typing import NamedTuple
@@ -23,7 +20,7 @@ import numpy as np
 
 
 class SegmentationScores(NamedTuple):
-    """What a confusion matrix says; nan where there is nothing to divide by."""
+    """IoU per class, mean IoU and pixel accuracy; nan for classes without pixels."""
 
     iou: np.ndarray  # [M] in [0, 1], nan of classes that nobody saw
     mean_iou: float  # of the classes that somebody saw
@@ -33,7 +30,8 @@ class SegmentationScores(NamedTuple):
 def confusion_matrix(
     truth: jax.Array, predicted: jax.Array, num_classes: int
 ) -> jax.Array:
-    """Pixels by class, [M, M] int32: rows are the truth, columns the prediction.
+    """Confusion matrix of pixels, [M, M] int32: rows are the truth, columns
+    predictions.
 
     Args:
       truth: [...] int; a pixel whose number is no class (`types.VOID`) is left out.
@@ -48,7 +46,7 @@ def confusion_matrix(
 
 
 def segmentation_scores(counts: np.ndarray) -> SegmentationScores:
-    """The measures of a confusion matrix [M, M].
+    """Compute the metrics of a confusion matrix [M, M].
 
     Raises:
       ValueError: for another shape, or a negative count.
@@ -81,7 +79,7 @@ def softmax_entropy(logits: jax.Array) -> jax.Array:
 
 
 def feature_entropy(features: jax.Array) -> jax.Array:
-    """Entropy [...] over the channels of features [..., D]; 0 where all are 0."""
+    """Entropy [...] over the channels of features [..., D]; 0 if all are 0."""
     values = jnp.maximum(features, 0)
     share = values / (values.sum(axis=-1, keepdims=True) + MIN_PROBABILITY)
     logs = jnp.log(jnp.where(share > 0, share, 1))
@@ -89,5 +87,5 @@ def feature_entropy(features: jax.Array) -> jax.Array:
 
 
 def resize_map(values: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Maps [B, h, w] at the size (H, W), bilinearly between the centers of pixels."""
+    """Resize maps [B, h, w] to the size (H, W) bilinearly."""
     return jax.image.resize(values, (len(values), *size), "bilinear")

@@ -28,13 +28,13 @@ _PAIRS_AT_ONCE = 8192
 
 
 class Templates(NamedTuple):
-    """Normalized templates, in ascending order of their ids."""
+    """Normalized templates, sorted by id."""
 
     features: jax.Array  # [U, D], unit rows
     ids: np.ndarray  # [U] int64
 
     def rows(self, wanted) -> np.ndarray:
-        """Rows [n] of the wanted template ids [n]; ValueError for an unknown id."""
+        """Rows [n] of the template ids [n]; raises ValueError for an unknown id."""
         wanted = np.asarray(wanted)
         place = np.searchsorted(self.ids, wanted).clip(0, len(self.ids) - 1)
         unknown = wanted[self.ids[place] != wanted]
@@ -47,7 +47,7 @@ class Templates(NamedTuple):
 
 
 class TemplateImages(NamedTuple):
-    """One row of a template and media file per image."""
+    """Template id and media id of each image."""
 
     names: tuple[str, ...]  # T image files
     template_ids: np.ndarray  # [T] int64
@@ -55,7 +55,7 @@ class TemplateImages(NamedTuple):
 
 
 class Subjects(NamedTuple):
-    """A gallery or probe list, one row per template."""
+    """Gallery or probe list: template id and subject id per row."""
 
     template_ids: np.ndarray  # [U] int64, ascending
     subject_ids: np.ndarray  # [U] int64
@@ -64,7 +64,7 @@ class Subjects(NamedTuple):
 def weigh_images(
     features, *, flipped=None, detector_scores=None, keep_norm: bool = True
 ) -> jax.Array:
-    """Image features [T, D] as they enter the templates.
+    """Weight image features [T, D] before they are averaged to templates.
 
     Args:
       features: [T, D], not normalized.
@@ -81,7 +81,7 @@ def weigh_images(
 
 
 def aggregate_templates(features, template_ids, media_ids) -> Templates:
-    """Normalized sum over media of the mean over a medium's images, per template.
+    """Build templates: normalized sum over media of the mean over a medium's images.
 
     Args:
       features: [T, D] from `weigh_images`.
@@ -115,7 +115,7 @@ def _pair_scores(features, pairs):
 
 
 def pair_scores(templates: Templates, pairs) -> np.ndarray:
-    """Cosines [P] of the template id pairs [P, 2].
+    """Cosines [P] of pairs of template ids [P, 2].
 
     Raises:
       ValueError: for wrong shapes or an id without a template.
@@ -130,7 +130,7 @@ def pair_scores(templates: Templates, pairs) -> np.ndarray:
 def roc_points(
     is_same, scores, *, drop_intermediate: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """FAR [n] and TAR [n] at every distinct score, both ascending from (0, 0).
+    """ROC: FAR [n] and TAR [n] at each distinct score, both ascending from (0, 0).
 
     Args:
       is_same: [P] bool.
@@ -147,8 +147,8 @@ def roc_points(
         )
     if not is_same.any() or is_same.all() or not np.isfinite(scores).all():
         raise ValueError(
-            "scores must be finite, of at least one same and one different pair, "
-            f"got {int(is_same.sum())} same among {len(is_same)}."
+            "scores must be finite, with at least one same and one different pair, got "
+            f"{int(is_same.sum())} same pairs among {len(is_same)}."
         )
     order = np.argsort(-scores, kind="stable")
     is_last = np.append(np.diff(scores[order]) != 0, True)
@@ -170,7 +170,7 @@ def tar_nearest_far(
     fars: Sequence[float] = FARS,
     drop_intermediate: bool = True,
 ) -> dict[str, float]:
-    """TAR in [0, 1] at the ROC point whose FAR is nearest to each wanted one.
+    """TAR in [0, 1] at the ROC point whose FAR is nearest to each of `fars`.
 
     Points equally near give the larger FAR, and at one FAR the larger TAR. Arguments
     and errors are those of `roc_points`.
@@ -185,28 +185,28 @@ def tar_nearest_far(
 
 
 def area_under_curve(is_same, scores) -> float:
-    """Area under the ROC in [0, 1]. Arguments and errors are those of `roc_points`."""
+    """Area under the ROC in [0, 1]; arguments and errors as in `roc_points`."""
     far, tar = roc_points(is_same, scores, drop_intermediate=False)
     return float(np.trapezoid(tar, far))
 
 
 def merge(*lists: Subjects) -> Subjects:
-    """Galleries as one, in the order given."""
+    """Concatenate galleries in the given order."""
     return Subjects(*(np.concatenate(column) for column in zip(*lists, strict=True)))
 
 
 def _table(path, num_columns: int) -> np.ndarray:
-    """Whitespace-separated words [n, num_columns] of a text file."""
+    """Read whitespace-separated words [n, num_columns] of a text file."""
     lines = read_list(path).splitlines()
     rows = [line.split() for line in lines if line.strip()]
     for number, row in enumerate(rows, start=1):
         if len(row) != num_columns:
             raise ValueError(
                 f"{path} must have {num_columns} words per line, "
-                f"got {len(row)} in row {number}."
+                f"got {len(row)} in line {number}."
             )
     if not rows:
-        raise ValueError(f"{path} must hold at least one row, got none.")
+        raise ValueError(f"{path} must have at least one line, got an empty file.")
     return np.asarray(rows)
 
 
@@ -218,7 +218,7 @@ def _numbers(path, words: np.ndarray, dtype) -> np.ndarray:
 
 
 def read_template_media(path) -> TemplateImages:
-    """`ijbc_face_tid_mid.txt`: image, template and medium per line.
+    """Read `ijbc_face_tid_mid.txt`: image, template and medium per line.
 
     Raises:
       ValueError: naming the file, for a wrong number of words or no integers.
@@ -229,7 +229,7 @@ def read_template_media(path) -> TemplateImages:
 
 
 def read_landmarks(path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """`ijbc_name_5pts_score.txt`: image, five points and detector score per line.
+    """Read `ijbc_name_5pts_score.txt`: image, five points and detector score per line.
 
     Returns:
       T names, landmarks [T, 5, 2] float32 (x, y in pixels of the loose crop) and
@@ -244,7 +244,7 @@ def read_landmarks(path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
 
 
 def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
-    """`ijbc_template_pair_label.txt`: two templates and 1 or 0 per line.
+    """Read `ijbc_template_pair_label.txt`: two templates and 1 or 0 per line.
 
     Returns:
       Template id pairs [P, 2] int64 and is_same [P] bool.
@@ -261,14 +261,14 @@ def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{path} must hold integers, got: {error}.") from None
     if table.shape[1] != 3 or not np.isin(table[:, 2], (0, 1)).all():
         raise ValueError(
-            f"{path} must hold two templates and 0 or 1 per line, "
+            f"{path} must have two templates and 0 or 1 per line, "
             f"got {table.shape[1]} columns with labels {np.unique(table[:, -1])[:5]}."
         )
     return table[:, :2], table[:, 2] == 1
 
 
 def read_subjects(path) -> Subjects:
-    """`ijbc_1N_gallery_G1.csv` and its like: a header, then one row per image.
+    """Read files such as `ijbc_1N_gallery_G1.csv`: a header, then one row per image.
 
     The first two columns are the template and its subject; the rest is ignored.
 
@@ -280,14 +280,14 @@ def read_subjects(path) -> Subjects:
     rows = [row[:2] for row in table if row][1:]
     if not rows or any(len(row) < 2 for row in rows):
         raise ValueError(
-            f"{path} must hold a header and rows that begin with template and subject, "
+            f"{path} must have a header and rows that begin with template and subject, "
             f"got {len(rows)} rows."
         )
     table = np.unique(_numbers(path, np.asarray(rows), np.int64), axis=0)
     ids, counts = np.unique(table[:, 0], return_counts=True)
     if (counts > 1).any():
         raise ValueError(
-            f"{path} must give each template one subject, "
+            f"{path} must have one subject per template, "
             f"got {counts.max()} for template {ids[counts.argmax()]}."
         )
     return Subjects(table[:, 0], table[:, 1])

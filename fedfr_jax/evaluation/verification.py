@@ -1,6 +1,4 @@
-"""Verification: pairs in folds, all pairs of a labeled set, masked faces.
-
-Is this pair one person? Pair lists in ten folds, and all pairs of a labeled set.
+"""Verification: ten-fold pair lists, all pairs of a labeled set, masked faces.
 
 The ten-fold protocol of LFW (Huang et al., 2007) as InsightFace and FedFR run it:
 contiguous folds, thresholds 0, 0.01 .. 3.99 on the squared distance of normalized
@@ -10,11 +8,10 @@ Deviation: TAR@FAR takes the largest threshold whose FAR on the other folds does
 exceed the wanted one. The original interpolates FAR -> threshold over duplicate FARs,
 which current SciPy refuses.
 
-The score of the masked face recognition challenge, on any identities.
-
-ICCV 2021 MFR workshop: 0.25 FNMR of masked faces + 0.75 FNMR of standard ones, each at
-a false positive rate, so lower is better. A masked pair is an image with a mask and
-another one without; a standard pair has none.
+Score of the masked face recognition challenge (ICCV 2021 MFR workshop): 0.25 FNMR of
+masked faces + 0.75 FNMR of standard ones, each at a false positive rate, so lower is
+better. A masked pair is an image with a mask and another one without; a standard pair
+has none.
 """
 
 from collections.abc import Sequence
@@ -45,7 +42,7 @@ _ROC_BINS = 1 << 15  # per unit of cosine
 
 
 class PairCounts(NamedTuple):
-    """Accepted pairs per fold and threshold."""
+    """Number of accepted pairs by fold and threshold."""
 
     same: np.ndarray  # [F, 400] int64, accepted pairs of one identity
     different: np.ndarray  # [F, 400] int64, accepted pairs of two
@@ -54,7 +51,7 @@ class PairCounts(NamedTuple):
 
 
 def flip_sum(embeddings, flipped) -> jax.Array:
-    """Normalized sum [Q, D] of the embeddings of images and of their mirror images."""
+    """Normalized sum [Q, D] of the embeddings of images and their mirror images."""
     return unit_length(jnp.asarray(embeddings) + jnp.asarray(flipped))
 
 
@@ -65,7 +62,7 @@ def _squared_distances(embeddings):
 
 
 def pair_distances(embeddings) -> np.ndarray:
-    """Squared distances [P] in [0, 4] of rows 2i and 2i + 1 of embeddings [2P, D].
+    """Squared distances [P] in [0, 4] between rows 2i and 2i + 1 of embeddings [2P, D].
 
     Rows are normalized here.
 
@@ -75,13 +72,13 @@ def pair_distances(embeddings) -> np.ndarray:
     check_features("embeddings", embeddings, np.zeros(len(embeddings)))
     if len(embeddings) % 2:
         raise ValueError(
-            f"embeddings must come in pairs of rows, got {len(embeddings)} rows."
+            f"embeddings must have an even number of rows, got {len(embeddings)}."
         )
     return np.asarray(_squared_distances(jnp.asarray(embeddings)))
 
 
 def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
-    """Accepted pairs of each contiguous fold at every threshold.
+    """Count the accepted pairs of each contiguous fold at every threshold.
 
     The first P mod folds folds hold one pair more.
 
@@ -93,16 +90,20 @@ def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
     distances, is_same = np.asarray(distances), np.asarray(is_same, bool)
     if is_same.shape != distances.shape:
         raise ValueError(
-            f"is_same must be [{len(distances)}], one per pair, got {is_same.shape}."
+            f"is_same must have shape [{len(distances)}], one per pair, got "
+            f"{is_same.shape}."
         )
     if not 2 <= folds <= len(distances):
-        raise ValueError(f"folds must lie in [2, {len(distances)} pairs], got {folds}.")
+        raise ValueError(
+            f"folds must be in [2, {len(distances)}], the number of pairs, got {folds}."
+        )
     parts = np.array_split(np.arange(len(distances)), folds)
     return count_parts([(distances[part], is_same[part]) for part in parts])
 
 
 def count_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairCounts:
-    """Accepted pairs of each part, (distances [P], is_same [P] bool), as a fold.
+    """Count the accepted pairs of each fold, given as (distances [P], is_same [P]
+    bool).
 
     Of two parts, a development list and another, the second's rates are those at
     thresholds that the first alone has set: `fold_accuracies`, `fold_tar`.
@@ -118,7 +119,7 @@ def count_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairCounts:
 
 
 def fold_accuracies(counts: PairCounts) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy [F] in [0, 1] and threshold [F] of each fold.
+    """Accuracy [F] in [0, 1] and threshold [F] of each fold, cross-validated.
 
     The threshold is the first one with the best accuracy on the other folds.
     """
@@ -129,7 +130,7 @@ def fold_accuracies(counts: PairCounts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ten_fold(embeddings, is_same, *, folds: int = 10) -> dict[str, float]:
-    """Cross-validated accuracy of a pair list.
+    """Cross-validated accuracy of a pair list (LFW protocol).
 
     Args:
       embeddings: [2P, D], rows 2i and 2i + 1 are pair i; normalized here.
@@ -155,7 +156,7 @@ def ten_fold(embeddings, is_same, *, folds: int = 10) -> dict[str, float]:
 def fold_tar(
     counts: PairCounts, far: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """TAR [F], measured FAR [F] and threshold [F] of each fold.
+    """TAR [F], measured FAR [F] and threshold [F] of each fold, cross-validated.
 
     Each threshold is the largest whose FAR on the other folds is at most `far`; the
     measured FAR on the fold itself may exceed it.
@@ -169,7 +170,7 @@ def fold_tar(
     ):
         if not numbers.all():
             raise ValueError(
-                f"every fold must hold a pair of {name} identity, "
+                f"every fold must have a pair of {name} identity, "
                 f"got none in fold {int(np.argmin(numbers))}."
             )
     others = counts.different.sum(axis=0) - counts.different
@@ -208,7 +209,7 @@ def tar_at_far(
 def generic_verification(
     features, labels, *, fars: Sequence[float] = FARS
 ) -> dict[str, float]:
-    """Exact TAR over all unordered pairs of identities that training never saw.
+    """Exact TAR over all unordered pairs of identities not in training.
 
     Args:
       features: [Q, D], normalized here; memory does not grow with Q * Q.
@@ -229,7 +230,7 @@ def generic_verification(
 
 
 class Roc(NamedTuple):
-    """A curve, and how many pairs each of its rates was counted on."""
+    """ROC curve, and the number of pairs behind each of its rates."""
 
     far: np.ndarray  # [P] in (0, 1], ascending
     tar: np.ndarray  # [P] in [0, 1]
@@ -238,12 +239,12 @@ class Roc(NamedTuple):
     thresholds: np.ndarray  # [P] cosines from which a pair is accepted, descending
 
     def as_lists(self) -> dict[str, list | float]:
-        """The fields as values of JSON."""
+        """Convert the fields to lists for JSON."""
         return {name: np.asarray(x).tolist() for name, x in self._asdict().items()}
 
 
 def threshold_at(roc: Roc, far: float) -> float:
-    """The loosest cosine of a curve whose FAR does not exceed `far`.
+    """Lowest cosine threshold of a curve whose FAR does not exceed `far`.
 
     Raises:
       ValueError: for a FAR outside (0, 1), or one that needs more pairs than there are.
@@ -251,14 +252,15 @@ def threshold_at(roc: Roc, far: float) -> float:
     check_rates("FAR", [far])
     if far < roc.far[0]:
         raise ValueError(
-            f"FAR must be at least 1 / {roc.num_negatives}, the pairs of two people "
-            f"that the evaluation has, got {far}. Choose a larger one (--far)."
+            f"FAR must be at least 1 / {roc.num_negatives}, the number of "
+            f"different-person pairs in the evaluation, got {far}. Choose a larger "
+            "--far."
         )
     return float(roc.thresholds[np.searchsorted(roc.far, far, side="right") - 1])
 
 
 def roc_curve(features, labels, *, points: int = 200) -> Roc:
-    """FAR, TAR and cosine, [points] each, over all unordered pairs.
+    """ROC: FAR, TAR and cosine threshold, [points] each, over all unordered pairs.
 
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
     (width 3e-5) whose FAR does not exceed it, so the curve never flatters.
@@ -271,7 +273,7 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     totals = histogram.sum(axis=1)
     if not totals.all():
         raise ValueError(
-            "labels must give at least one positive and one negative pair, "
+            "labels must have at least one positive and one negative pair, "
             f"got {totals[1]} and {totals[0]}."
         )
     negatives, positives = np.pad(histogram[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
@@ -289,7 +291,7 @@ MASKED, STANDARD = 0.25, 0.75  # weights
 def masked_scores(
     plain: jax.Array, masked: jax.Array, labels, *, fprs: Sequence[float]
 ) -> dict[str, float]:
-    """Exact FNMR and their weighted sum at each rate; an image never meets itself.
+    """Exact FNMRs and MFR score at each FPR, without pairs of an image with itself.
 
     Args:
       plain: [Q, D] of images without a mask, normalized here.

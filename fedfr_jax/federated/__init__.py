@@ -1,1 +1,1 @@
-"""Vectorized federated training: schedule, local training, aggregation."""
+"""Federated training: scheduling, local training, aggregation."""

@@ -1,4 +1,4 @@
-"""Clients as the engine sees them: rows of a data set, as batches.
+"""Clients in the engine: rows of a data set, as batches.
 
 Batches are gathered from the examples on the device and shuffled by a keyed
 permutation, a function of (seed, round, client, epoch); each of their examples is then
@@ -22,7 +22,9 @@ CHUNK_SIZE = 2**16  # clients that are looked at together
 
 
 class DeviceExamples(NamedTuple):
-    """Examples that a lane can reach, and where those of a batch lie among them."""
+    """Examples that a lane can access, and the index of a batch's examples among
+    them.
+    """
 
     dataset: Dataset  # of [R, ...]
     # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
@@ -40,7 +42,7 @@ def taken(held: DeviceExamples, places: jax.Array) -> tuple:
 
 
 def all_rows(dataset: Dataset) -> DeviceExamples:
-    """A whole data set: each example lies at its own row."""
+    """A whole data set, in which an example's index is its row."""
 
     def places(example, position):
         del position
@@ -50,7 +52,7 @@ def all_rows(dataset: Dataset) -> DeviceExamples:
 
 
 def listed_rows(dataset: Dataset, start: jax.Array) -> DeviceExamples:
-    """The rows of some clients only, each client's whole list in one piece.
+    """Rows of some clients only, contiguous for each client.
 
     Args:
       start: [] int32 where this client's list begins.
@@ -64,7 +66,7 @@ def listed_rows(dataset: Dataset, start: jax.Array) -> DeviceExamples:
 
 
 class EqualRows:
-    """`Population.offsets` of N clients who own `each` rows, from no memory.
+    """`Population.offsets` of N clients with `each` rows, without memory.
 
     Others that do not fit memory may be a memory map, `np.load(path, mmap_mode="r")`.
     """
@@ -76,7 +78,7 @@ class EqualRows:
         return self.num_clients + 1
 
     def __getitem__(self, index):
-        """What an array would give for an int, a slice or an array of ints."""
+        """Index like an array, by an int, a slice or an array of ints."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
         elif not isinstance(index, np.ndarray):
@@ -85,7 +87,7 @@ class EqualRows:
 
 
 class Population(NamedTuple):
-    """What the N clients own; nothing of it is copied.
+    """Rows of each of the N clients, without copies.
 
     Where all clients are of as many classes, `np.broadcast_to(np.int32(M), N)` says so
     from four bytes.
@@ -100,15 +102,15 @@ class Population(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return len(self.num_classes)
 
     def sizes(self, ids: np.ndarray) -> np.ndarray:
-        """Examples of clients `ids` [K], without a look at the others."""
+        """Number of examples of clients `ids` [K]."""
         return self.offsets[ids + 1] - self.offsets[ids]
 
     def largest(self, count: int) -> np.ndarray:
-        """Examples of the `count` largest clients, falling; no copy of everybody's."""
+        """Number of examples of the `count` largest clients, descending."""
         if count <= len(self.sizes_descending):
             return self.sizes_descending[:count]
         most, block = np.zeros(0, np.int64), max(count, CHUNK_SIZE)
@@ -118,13 +120,13 @@ class Population(NamedTuple):
         return most
 
     def size_chunks(self, block: int = CHUNK_SIZE) -> Iterator[np.ndarray]:
-        """Examples of all clients, [block] after [block]."""
+        """Yield the number of examples of all clients, `block` at a time."""
         for start in range(0, len(self.offsets) - 1, block):
             yield np.diff(self.offsets[start : start + block + 1])
 
 
 def cohort_rows(population: Population, ids: np.ndarray):
-    """Table rows of a cohort's clients, one after the other.
+    """Rows of a cohort's clients, concatenated.
 
     Returns:
       rows [R] padded to the largest that any cohort of this size needs (so that shapes
@@ -138,7 +140,7 @@ def cohort_rows(population: Population, ids: np.ndarray):
 
 
 class SlotInputs(NamedTuple):
-    """One number per lane and wave, [A, W, L] outside, scalars inside a lane."""
+    """Inputs of a client's slot, [A, W, L] outside, scalars within a lane."""
 
     client: jax.Array  # [] int32 id, -1 where idle
     cohort_index: jax.Array  # [] int32 place in the cohort, 0 where idle
@@ -160,12 +162,12 @@ IDLE = np.array([-1, *[0] * (len(SlotInputs._fields) - 1)], np.int32)  # a packe
 
 
 def num_columns(has_participation: bool) -> int:
-    """Numbers of a packed slot: the last two only where clients may be absent."""
+    """Number of columns of a packed slot; two more if clients may be absent."""
     return len(SlotInputs._fields) - (0 if has_participation else 2)
 
 
 def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
-    """Numbers of a cohort's clients, [K] or one for all, in their slots.
+    """Pack the inputs of a cohort's clients, [K] or scalars, into their slots.
 
     Args:
       places: [...] int place in the cohort, -1 where idle.
@@ -182,12 +184,14 @@ def pack(clients: SlotInputs, places: np.ndarray) -> np.ndarray:
 
 
 def column(packed: np.ndarray, name: str) -> np.ndarray:
-    """One field of packed slots, a view."""
+    """One field of packed slots, as a view."""
     return packed[..., SlotInputs._fields.index(name)]
 
 
 def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
-    """What `pack` gives [..., 11 or 13] as fields, on the host or inside jit."""
+    """Unpack the slots [..., 11 or 13] of `pack` to fields, on the host or within
+    jit.
+    """
     slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
     slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0
@@ -198,17 +202,17 @@ def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
 
 
 def client_key(key: jax.Array, client: jax.Array | int) -> jax.Array:
-    """A client's own key, from the run's."""
+    """PRNG key of a client, from the run's."""
     return jax.random.fold_in(key, client)
 
 
 def first_personal_key(key: jax.Array) -> jax.Array:
-    """What a client's first personal state is drawn with, from its own key."""
+    """PRNG key of a client's initial personal state, from the client's key."""
     return jax.random.fold_in(key, 0)
 
 
 def server_key(key: jax.Array, round: jax.Array) -> jax.Array:
-    """What the server draws with after a round, from the run's; no client has it."""
+    """PRNG key of the server after a round, from the run's; no client has it."""
     return jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(2**32 - 2)), round)
 
 
@@ -223,7 +227,7 @@ def client_view(
     *,
     shard=(0, 1),
 ) -> Client:
-    """The `Client` that an algorithm sees: numbers, and functions that make batches.
+    """Build the `Client` of an algorithm: numbers, and functions that return batches.
 
     Args:
       feed: how batches are made.
@@ -240,7 +244,7 @@ def client_view(
     shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
 
     def stored_at(position):
-        """The batch of positions [B], before any augmentation."""
+        """Batch of positions [B], before augmentation."""
         is_valid = position < count
         # `%` and `//` would compile kernels for numbers below 0, which there are none.
         # Padding repeats the client's own examples, in batch statistics too; it never
@@ -311,6 +315,6 @@ def client_view(
 
 
 def _shuffled(key, position, count):
-    """Places of positions [B] in an epoch's order of `count` examples."""
+    """Indices of positions [B] in an epoch's order of `count` examples."""
     word = jax.random.bits(key, dtype=jnp.uint32)
     return permute(word, position, jnp.maximum(count, 1))

@@ -43,14 +43,14 @@ from fedfr_jax.types import (
 
 
 class Communication(NamedTuple):
-    """Bytes of one client in one round."""
+    """Bytes that one client sends and receives in one round."""
 
     up: int
     down: int
 
 
 class ClientTrace(NamedTuple):
-    """What one client of a round reads and hands back, as shapes."""
+    """Trace of one client's round: outputs and inputs as shapes."""
 
     output: ClientOutput
     summary: Summary | None  # of its update, None where the algorithm sums none
@@ -62,7 +62,7 @@ class ClientTrace(NamedTuple):
 def count_communication(
     sim: Simulation, server: PyTree, row: PyTree
 ) -> Communication | None:
-    """Bytes that each client of a round sends and receives.
+    """Count the bytes that each client of a round sends and receives.
 
     Args:
       server: arrays or shapes, like `row`, the personal state of one client.
@@ -75,7 +75,7 @@ def count_communication(
 
 
 def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
-    """Bytes and operations of each client of a round, as `count_communication`.
+    """Count bytes and FLOPs of each client of a round, as `count_communication`.
 
     Operations are those of convolutions and matrix products; a loop whose turns are not
     known is one over local steps.
@@ -89,7 +89,7 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
 
 
 def _trace(sim, server, row) -> ClientTrace | None:
-    """`trace_client` of a simulation; None where `prepare` cannot be traced."""
+    """Run `trace_client` for a simulation; None if `prepare` cannot be traced."""
     server = _shapes(plain_server(server))
     extra = _extra(sim, server)
     if extra is None:
@@ -155,7 +155,7 @@ def trace_client(
 
 
 def _first_client(batching, max_local, dataset, extra):
-    """Client 0 as an algorithm sees it, with one example and one step."""
+    """Client 0 for an algorithm, with one example and one step."""
     number = {"num_examples": 1, "num_steps": 1, "num_classes": 1}
     slot = SlotInputs(
         *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-2])
@@ -167,7 +167,7 @@ def _first_client(batching, max_local, dataset, extra):
 
 
 def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
-    """By how much links make an update smaller."""
+    """Number of bytes that links save by compressing an update."""
     if not (algorithm.aggregator and algorithm.aggregator.compress):
         return 0
     change = [x for x in split(update)[0] if x.ndim]
@@ -177,7 +177,7 @@ def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
 
 
 def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
-    """What `prepare` hands to clients, as shapes; None where it cannot be traced."""
+    """`Prepared` as shapes; None if `prepare` cannot be traced."""
     algorithm = sim.inner_algorithm or sim.algorithm
     if not algorithm.prepare:
         return empty_prepared(sim.num_places)
@@ -192,7 +192,7 @@ def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
 
 
 def _table(sim: Simulation) -> Dataset:
-    """Shapes of examples [T, ...]."""
+    """Shapes of the examples [T, ...]."""
     if sim.data.is_streamed:
         add_axis = lambda x: _shape(x, (1, *x.shape))
         return jax.tree.map(add_axis, sim.device_data.example)
@@ -208,6 +208,6 @@ def _shape(x, shape=None) -> jax.ShapeDtypeStruct:
 
 
 def _bytes(leaves) -> int:
-    """Bytes of the arrays among the leaves."""
+    """Number of bytes of the arrays among the leaves."""
     arrays = [x for x in leaves if x.ndim]
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)

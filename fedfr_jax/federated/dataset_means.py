@@ -1,7 +1,7 @@
-"""Means of a value over examples of one client or of a cohort.
+"""Means of a value over the examples of one client or of a cohort.
 
-A cohort's rows of the table, one after the other, are cut into batches, and these are
-spread over the devices; of a streamed table they are read block by block.
+A cohort's rows are concatenated and cut into batches, which are sharded over the
+devices; of a streamed data set they are read chunk by chunk.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from fedfr_jax.types import Client, Cohort, Prepared, PyTree
 
 
 def over_examples(value_fn: Callable, client: Client) -> PyTree:
-    """Mean of `value_fn: batch -> tree` over the client's examples, in plain view.
+    """Mean of `value_fn: batch -> tree` over a client's examples, without augmentation.
 
     Batches count by their number of valid examples, which is exact where the value is
     itself a mean over a batch's valid examples.
@@ -41,7 +41,7 @@ def over_examples(value_fn: Callable, client: Client) -> PyTree:
 def sum_over(
     value_fn: Callable, read: Callable, first: jax.Array, last: jax.Array
 ) -> PyTree:
-    """Sum of `value_fn: batch -> tree`, each batch counted by its valid examples.
+    """Sum of `value_fn: batch -> tree` over batches, weighted by valid examples.
 
     Args:
       read: position [] int32 -> the batch that begins there.
@@ -63,12 +63,12 @@ def sum_over(
 
 
 def mean_metrics(total: PyTree, count: jax.Array) -> PyTree:
-    """Sums over `count` [] examples divided by it; 0 of none."""
+    """Divide sums over `count` [] examples by it; 0 for none."""
     return trees.divide(total, jnp.maximum(count, 1))
 
 
 def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callable:
-    """Mean of a value over a cohort's examples, in plain view.
+    """Build the mean of a value over a cohort's examples, without augmentation.
 
     Args:
       value_fn: (variables, batch, key) -> tree, a mean over the batch's valid examples.
@@ -80,7 +80,7 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
     batch_size = feed.batch_size
 
     def device(variables, block, union, start):
-        """Of this device's positions, the devices' following from `start` on."""
+        """Sum on one device, over its share of the positions from `start` on."""
         rows, count, round = union
         size = len(block.rows)
         first = start + jax.lax.axis_index(meshes.CLIENTS) * size
@@ -123,7 +123,7 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
 
 
 def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
-    """A block's rows as they come, from the `start`-th on."""
+    """Examples of a chunk's rows in order, from `start` on."""
 
     def places(example, position):
         del example
@@ -133,7 +133,7 @@ def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
 
 
 def union_view(feed, rows, count, held, round) -> Client:
-    """One client that owns the first `count` [] of the table's `rows` [R]."""
+    """Treat the first `count` [] of the table's `rows` [R] as one client."""
     zero = jnp.int32(0)
     nothing = SlotInputs(*[zero] * num_columns(False))
     slot = nothing._replace(offset=rows[0], num_added=count)

@@ -1,6 +1,6 @@
-"""What leaves a client: sent, received, seen by whom, covered by what.
+"""Disclosure: what leaves a client, who can see it, and what protects it.
 
-Read off the traced round of a client, not off what an algorithm says of itself.
+It is computed from the traced round of a client, not from an algorithm's own claims.
 """
 
 import math
@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 class SentArray(NamedTuple):
-    """An array of what goes from a client to the server, or back, or stays."""
+    """An array that a client sends, receives or keeps."""
 
     name: str  # "update/params/head/kernel"
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class SentArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """As it is, not compressed."""
+        """Size in bytes, uncompressed."""
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 class Disclosure(NamedTuple):
-    """What one client of a round gives away, and what it gets."""
+    """What one client of a round sends, receives and keeps."""
 
     summed: tuple[SentArray, ...]  # sent, and added up over the cohort
     per_client: tuple[SentArray, ...]  # sent, and looked at client by client
@@ -45,7 +45,7 @@ class Disclosure(NamedTuple):
 
 
 def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosure:
-    """What the clients of a method give away.
+    """Compute the disclosure of a method's clients.
 
     Args:
       trace: of `communication.trace_client` of the same algorithm.
@@ -70,7 +70,7 @@ def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosur
 
 
 def _covered(privacy: Any) -> str:
-    """What the mechanism of `federated.privacy` does to an update."""
+    """Describe the privacy mechanism applied to an update."""
     where = "by every client" if privacy.is_local else "by the server, on the sum"
     return (
         f"all that is summed, clipped to {privacy.clip_norm:g} as a whole, with noise "
@@ -80,7 +80,7 @@ def _covered(privacy: Any) -> str:
 
 
 def format_disclosure(method: str, found: Disclosure) -> str:
-    """The same in words, some lines for each of who sees what."""
+    """Format a disclosure as text, by who sees what."""
     sees = (
         "each client's update, as its rule or links need all of them"
         if any(x.name.startswith("update") for x in found.per_client)
@@ -128,7 +128,7 @@ def _named(tree: PyTree) -> Iterable[SentArray]:
 
 
 def _array(name: str, x) -> SentArray:
-    """`x` under its path, without the wrappers of an algorithm around another."""
+    """`x` with its path, without the wrappers of nested algorithms."""
     parts = [part.lstrip(".") for part in name.split("/")]
     return SentArray(
         "/".join(part for part in parts if part != "inner"),
@@ -138,6 +138,6 @@ def _array(name: str, x) -> SentArray:
 
 
 def _is_exact(summary: Summary) -> bool:
-    """Whether the update is whole numbers when it is summed."""
+    """Whether the update is summed as integers."""
     leaves = jax.tree.leaves(summary.update)
     return bool(leaves) and all(jnp.issubdtype(x.dtype, jnp.integer) for x in leaves)

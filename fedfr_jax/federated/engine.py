@@ -1,4 +1,4 @@
-"""One federated round as pure functions: devices, waves, lanes, steps and the sums.
+"""One federated round as pure functions: devices, waves, lanes, steps, sums.
 
 Clients trained wave by wave on one device: a scan over waves, lanes side by side.
 
@@ -67,7 +67,8 @@ IN_BOUNDS = {"allow_negative_indices": False}
 
 
 def over_waves(one, inputs, total):
-    """Scan waves of [1, W, L, ...]: -> (sum over clients, outputs [1, W, L, ...]).
+    """Scan over waves [1, W, L, ...]; returns (sum over clients, outputs of that
+    shape).
 
     The sum goes on from `total`.
     """
@@ -87,7 +88,7 @@ def over_waves(one, inputs, total):
 
 
 def train_wave(one, rows, i, *inputs):
-    """Train wave i of personal rows [1, W, L, ...] and the wave's inputs [L, ...].
+    """Train wave i of client states [1, W, L, ...] and the wave's inputs [L, ...].
 
     A new row takes the old one's place, so that there is no second copy of them.
 
@@ -106,17 +107,17 @@ def train_wave(one, rows, i, *inputs):
 
 
 def lane_shapes(one, inputs):
-    """What a lane gives, as shapes, for inputs [V', W, L, ...]."""
+    """Output shapes of a lane, for inputs [V', W, L, ...]."""
     return jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0, 0], inputs))
 
 
 def zeros_like_shapes(shapes, *leading):
-    """Zeros of `shapes` behind the `leading` axes."""
+    """Zeros of `shapes` with `leading` axes."""
     return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
 
 
 def _over_lanes(one, inputs):
-    """vmap over the lanes; a single lane is called plainly, which is faster."""
+    """vmap over the lanes; a single lane is called directly, which is faster."""
     lanes = jax.tree.leaves(inputs)[0].shape[0]
     if lanes > 1:
         return jax.vmap(one)(*inputs)
@@ -125,7 +126,7 @@ def _over_lanes(one, inputs):
 
 
 def sum_over_clients(one, inputs, slots: SlotInputs, totals):
-    """Waves of [1, W, L, ...], each shard summed on its own: -> (sums [V', ...], ...).
+    """Train waves [1, W, L, ...] with a sum for each shard: (sums [V', ...], outputs).
 
     One loop whose number of turns only the run knows (it ends with the last wave that
     has a client), because a compiler that sees the number unrolls or fuses by it, and
@@ -163,7 +164,7 @@ def sum_over_clients(one, inputs, slots: SlotInputs, totals):
 
 
 def _add_at(whole, i, x):
-    """Sums `x` [...] added to place i of `whole` [n, ...].
+    """Add sums `x` [...] to entry i of `whole` [n, ...].
 
     XLA:CPU does so in place only where reading and writing share the values of their
     places, zeros included: in canonical rounds it does not merge values that are equal.
@@ -178,8 +179,9 @@ def _add_at(whole, i, x):
 
 
 def sum_over_devices(mesh: Mesh, total, shards: int):
-    """The sum of `total`, [V', ...] cut over the `clients` devices, of its first
-    `shards`: whole on every device."""
+    """Sum the first `shards` of `total`, [V', ...] sharded over `clients`, on every
+    device.
+    """
     if mesh.shape[meshes.CLIENTS] == 1 or mesh.shape[meshes.MODEL] > 1:
         return pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
     of_device = lambda total: _add_partial_sums(
@@ -190,7 +192,7 @@ def sum_over_devices(mesh: Mesh, total, shards: int):
 
 
 def _add_partial_sums(total, shards: int, count: int):
-    """The sum on one of `count` devices, which has [V' / count, ...] of the shards.
+    """Sum on one of `count` devices, which has [V' / count, ...] of the shards.
 
     Single numbers (logs of `LogScaled` trees, counts) go to all devices; of other
     leaves each device adds up a part, of all leaves side by side. The parts' sums go
@@ -214,14 +216,14 @@ def _add_partial_sums(total, shards: int, count: int):
 
 
 def _to_chunks(x, count):
-    """[n, ...] as [n, count, m], filled up with zeros."""
+    """Reshape [n, ...] to [n, count, m], padded with zeros."""
     flat = x.reshape(len(x), -1)
     missing = -flat.shape[1] % count
     return jnp.pad(flat, ((0, 0), (0, missing))).reshape(len(x), count, -1)
 
 
 def _packed(send, arrays):
-    """`send` of arrays that differ in their last axis, those of a dtype in one go."""
+    """Apply `send` to arrays that differ in their last axis, concatenated by dtype."""
     found = {}
     for dtype in dict.fromkeys(x.dtype for x in arrays):
         ids = [i for i, x in enumerate(arrays) if x.dtype == dtype]
@@ -234,7 +236,9 @@ def _packed(send, arrays):
 
 
 def pairwise(tree, count: int):
-    """Sums over the leading axis [count, ...] by halves, in a way of `count` alone."""
+    """Sum over the leading axis [count, ...] by a pairwise tree that depends on
+    `count`.
+    """
     while count > 1:
         half = count // 2
         part = lambda low, high, x=tree: jax.tree.map(lambda y: y[low:high], x)
@@ -249,7 +253,7 @@ IS_FINITE = "update_is_finite"  # of a round's metrics, until personal state is 
 
 
 class LaneOutput(NamedTuple):
-    """What a lane hands back per client."""
+    """Output of a lane for each client."""
 
     personal: PyTree
     per_client: PyTree
@@ -261,7 +265,7 @@ class LaneOutput(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The functions of a round, plain or compiled.
+    """Functions of a round, plain or compiled.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
     w waves on A devices; slots: their packed `SlotInputs` [A, w, L, .]; table: a
@@ -285,7 +289,7 @@ class Round(NamedTuple):
 
 
 class CallInputs(NamedTuple):
-    """Who trains where in n rounds of one call."""
+    """Inputs of n rounds of one call."""
 
     slots: jax.Array  # [n, A, w, L, .] packed `SlotInputs`
     rows: jax.Array  # [n, A, w, L] int32 row of each slot's client, U where it is idle
@@ -300,14 +304,14 @@ def build_round(
     shards: int | None = None,
     **options,
 ) -> Round:
-    """`round_functions` of the same arguments, `compile_round`."""
+    """Build and compile a round: `compile_round(round_functions(...))`."""
     return compile_round(
         round_functions(make, feed, mesh, shards=shards, **options), mesh, shards
     )
 
 
 def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
-    """The functions, to be compiled once each; a `total` handed over is used up."""
+    """Compile the functions of a round; a `total` that is passed is donated."""
     placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
     options = {"compiler_options": compiler_options(mesh, shards)}
     run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
@@ -330,7 +334,7 @@ def round_functions(
     shards: int | None = None,
     steps_per_loop: int = 1,
 ) -> Round:
-    """A round, to be `compile_round`; no client owns more than `max_local`.
+    """Build the functions of a round; no client has more than `max_local` examples.
 
     Args:
       make: hyper -> Algorithm, called on traced values, so that whatever a round is
@@ -394,7 +398,9 @@ def round_functions(
 def build_one_call(
     start: Callable, run: Callable, finish: Callable, take: Callable, put: Callable
 ) -> Round:
-    """The `Round` of these functions; `take` and `put` are those of `row_access`."""
+    """Build the `Round` of these functions; `take` and `put` are those of
+    `row_access`.
+    """
 
     def whole(server, rows, slots, order, table, shared):
         segment = rows, slots, table, shared
@@ -407,7 +413,7 @@ def build_one_call(
 
 
 def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
-    """`Round.run_rounds` of a `Round.run_whole`.
+    """Build `Round.run_rounds` from a `Round.run_whole`.
 
     One loop whose number of turns only the run knows, so that a call of any length up
     to n is one program. The barriers keep a round's arithmetic apart from the loop, so
@@ -441,7 +447,7 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
 
 
 def row_access(mesh: Mesh) -> tuple[Callable, Callable]:
-    """How a round of many reads and writes the rows [U, ...] of all of them.
+    """Functions that read and write a round's client states among those of many rounds.
 
     Every device has all rows, as a client trains on another device in every round.
 
@@ -469,7 +475,9 @@ def _first(x):
 
 
 def next_server(algorithm, server, total, output, order, shared):
-    """Aggregate sums, put outputs [A, w, L, ...] into the cohort's order, move on."""
+    """Finish the aggregation, order outputs [A, w, L, ...] by cohort, update the
+    server.
+    """
     extra, round, key, _ = shared
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
     # As numbers, they are summed with the others in one all-reduce.
@@ -524,7 +532,7 @@ def train_slot(
     key,
     steps_per_loop=1,
 ):
-    """`train_client` of one slot, with its client's key from the run's."""
+    """Run `train_client` for one slot, with the client's key derived from the run's."""
     parts = algorithm, feed, max_local, server, row, slot, extra, held, round
     return train_client(*parts, client_key(key, slot.client), steps_per_loop)
 
@@ -542,10 +550,10 @@ def train_client(
     key,
     steps_per_loop=1,
 ):
-    """Train the client of one slot; an idle slot's sums are selected away.
+    """Train the client of one slot; an idle slot contributes zeros.
 
     Args:
-      key: the client's own.
+      key: the client's key.
     """
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
@@ -587,7 +595,7 @@ def train_client(
 
 
 def without_absent(lane: LaneOutput, is_received: jax.Array) -> LaneOutput:
-    """What a lane hands back, with zeros in it where nothing arrives, [] bool.
+    """Zero a lane's output for a client whose update is not received, [] bool.
 
     The client's personal state stays.
     """
@@ -608,7 +616,7 @@ def without_absent(lane: LaneOutput, is_received: jax.Array) -> LaneOutput:
 def without_dropped(
     output: ClientOutput, before: PyTree, is_dropped: jax.Array
 ) -> ClientOutput:
-    """What a client sends with zeros where a link has dropped it, [] bool.
+    """Zero what a client sends if a link has dropped it, [] bool.
 
     Its personal state stays as it was `before`; metrics are 0 where they are not
     finite.
@@ -625,7 +633,7 @@ def without_dropped(
 
 
 def empty_prepared(cohort_size: int) -> Prepared:
-    """The `Prepared` of an algorithm that prepares nothing."""
+    """Empty `Prepared`, for an algorithm without `prepare`."""
     return Prepared(
         shared=(),
         added_rows=np.zeros((cohort_size, 0), np.int32),

@@ -1,7 +1,7 @@
-"""Finiteness checks of a round's numbers, naming the clients.
+"""Finiteness checks of a round's numbers, with the clients named in errors.
 
-Raised as FloatingPointError before anything of the round is kept. Rounds count from 1
-in what is said.
+FloatingPointError is raised before anything of the round is stored. Rounds count from 1
+in messages.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fedfr_jax.types import PyTree
 
 
 def check_metrics(metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int):
-    """Raise for the first client of a cohort `ids` [K] with a bad metric [K]."""
+    """Raise for the first client of a cohort `ids` [K] with a non-finite metric [K]."""
     is_finite = [np.isfinite(values) for values in metrics.values()]
     if all(column.all() for column in is_finite):
         return
@@ -31,7 +31,7 @@ def check_number(name: str, value: float, where: str) -> None:
 
 
 def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
-    """Raise for the first client of a cohort `ids` [K] whose update is not finite.
+    """Raise for the first client of a cohort `ids` [K] with a non-finite update.
 
     A loss is taken before its step, so a client's last step can spoil the parameters
     under a finite loss.
@@ -46,7 +46,7 @@ def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
 def check_dropped(
     metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int, min_kept: float
 ) -> None:
-    """Raise when too many clients of a cohort `ids` [K] have been left out.
+    """Raise if too many clients of a cohort `ids` [K] are excluded.
 
     Args:
       min_kept: share of the cohort that must not be; nor may all be.
@@ -60,13 +60,13 @@ def check_dropped(
     some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
     number = f"{len(bad)} of {len(ids)}" if len(bad) < len(ids) else f"all {len(ids)}"
     raise FloatingPointError(
-        f"updates of round {round + 1} must be finite and not too long of at least "
-        f"{min_kept:.0%} of the cohort, got others from {number} clients ({some})"
+        f"updates of round {round + 1} must be finite and within max_norm for at least "
+        f"{min_kept:.0%} of the cohort, got bad ones from {number} clients ({some})"
     )
 
 
 def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
-    """Raise when a client's row of `rows` [n, ...] has a bad number.
+    """Raise if a client's state in `rows` [n, ...] is not finite.
 
     Args:
       clients: [n] ids, negative where nobody trained.
@@ -84,12 +84,12 @@ def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
 
 
 def check_state(state: PyTree, where: str) -> None:
-    """Raise when a leaf of `state`, of a server or a training, has a bad number."""
+    """Raise if a leaf of `state`, of a server or a training, is not finite."""
     check_finite(_all_finite(state), where)
 
 
 def check_finite(is_finite: bool, where: str) -> None:
-    """`check_state` of a state that was looked at before."""
+    """`check_state` with a known result."""
     if not is_finite:
         raise FloatingPointError(
             f"parameters after {where} must be finite, got nan or infinity"
@@ -97,7 +97,7 @@ def check_finite(is_finite: bool, where: str) -> None:
 
 
 def all_finite(state: PyTree) -> jax.Array:
-    """Whether no float of `state` is nan or infinity, [] bool."""
+    """Whether all floats of `state` are finite, [] bool."""
     floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return trees.is_finite(floats)
 

@@ -1,7 +1,7 @@
-"""Inference: a network's outputs for rows of a data set, sharded over the devices.
+"""Inference: a model's outputs for rows of a data set, sharded over the devices.
 
-What is counted as different views of an example (its mirror image) is computed for
-each, so that frozen networks see an example once and not at every step.
+Outputs are computed for each view of an example (such as its mirror image), so that
+frozen networks run once per example and not at every step.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ from fedfr_jax.types import PyTree, model_inputs
 
 
 def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
-    """Features of a data set's rows, block by block, cut over the client devices.
+    """Build the features of a data set's rows, in chunks sharded over the client
+    devices.
 
     Args:
       embed: (variables, images [B, H, W, C]) -> [B, D].
@@ -68,7 +69,7 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
 
 
 def build_sums(one: Callable, feed: Batching, mesh: Mesh) -> Callable:
-    """Whole numbers that are counted over a data set's rows, a batch at a time.
+    """Build integer counts over a data set's rows, a batch at a time.
 
     Args:
       one: (variables, inputs, targets, is_valid [B] bool) -> tree of integer arrays,
@@ -110,7 +111,7 @@ def build_sums(one: Callable, feed: Batching, mesh: Mesh) -> Callable:
 
 
 def outside_trace(compiled: Callable, plain: Callable) -> Callable:
-    """`compiled`, but `plain` within another trace, where JAX takes no options."""
+    """Call `compiled`, but `plain` within another trace, where JAX takes no options."""
 
     def call(*arguments):
         leaves = jax.tree.leaves(arguments)
@@ -123,7 +124,7 @@ def outside_trace(compiled: Callable, plain: Callable) -> Callable:
 def embed_views(
     embed: Callable, variables: PyTree, view: Callable, num_views: int
 ) -> jax.Array:
-    """Features [B, F, D] of `view: i [] int32 -> images [B, H, W, C]`.
+    """Features [B, F, D] of all views, `view: i [] int32 -> images [B, H, W, C]`.
 
     A loop over the views has the network once, and batches as large as a step's, which
     have kernels in common with it: less to compile than one batch of all views.
@@ -134,7 +135,7 @@ def embed_views(
 
 
 def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
-    """One client's function over a cohort, which is cut over the client devices.
+    """Build a function of one client over a cohort, sharded over the client devices.
 
     Args:
       one: (shared, start [] int32, count [] int32, static) -> tree of [...].

@@ -1,12 +1,7 @@
-"""Local training of a client: steps, optimizers by layer, frozen parameters.
+"""Local training of a client: steps, layer-wise optimizers, frozen parameters.
 
-Optimizers of a client's training that treat leaves or blocks each in its own way.
-
-They wrap `make` of `LocalTraining.optimizer`: rate -> optax transformation.
-
-Leaves that training does not move, such as the head of FedBABU.
-
-Local training of one client: a loop over its own number of steps.
+Layer-wise optimizers and frozen leaves (as FedBABU's head) wrap
+`LocalTraining.optimizer`: rate -> optax transformation.
 
 The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
 long as the longest lane, and finished lanes keep parameters, momentum and running
@@ -35,7 +30,7 @@ from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
 
 
 def by_block(make: Callable) -> Callable:
-    """`make` of `LocalTraining.optimizer`, whose steps see stacked blocks one by one.
+    """Wrap an optimizer so that it treats stacked blocks one by one.
 
     For optimizers that take a norm, or another number, of each leaf, as LARS does.
     """
@@ -59,14 +54,12 @@ def by_block(make: Callable) -> Callable:
 
 
 def layer_wise(make: Callable, factors: Mapping[str, float]) -> Callable:
-    """`make` of `LocalTraining.optimizer`, whose steps are scaled as by
-    `trees.scaling`.
-    """
+    """Scale the steps of an optimizer by `factors` per leaf, see `trees.scaling`."""
     return lambda rate: optax.chain(make(rate), trees.scaling(factors))
 
 
 def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
-    """`local` whose steps leave the params that `pattern` finds where they are.
+    """Do not update the params that match `pattern`.
 
     Args:
       local: its optimizer is a function of the rate.
@@ -89,7 +82,7 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
 
 
 def _packed_like(tree, like):
-    """`tree` with those collections packed that are so in `like`."""
+    """Pack the collections of `tree` that are packed in `like`."""
     is_packed = lambda x: isinstance(x, PackedVariables)
     each = lambda own, part: pack(part) if is_packed(own) else part
     return jax.tree.map(each, like, tree, is_leaf=is_packed)
@@ -104,7 +97,9 @@ class LoopState(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """What a local step moves: variables without a "local" collection of their own."""
+    """State of local training: variables without a collection "local", optimizer
+    state.
+    """
 
     variables: PyTree
     opt_state: PyTree
@@ -118,7 +113,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay_mask: str = "",
 ) -> Callable:
-    """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, then momentum, then
+    """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, momentum, learning
     rate.
 
     Args:
@@ -158,7 +153,7 @@ def step_decay(rate: float, *, every: tuple[int, ...] | int = 0, factor: float =
 def round_decay(
     learning_rate: Callable, *, rounds: tuple[int, ...], factor: float
 ) -> Callable:
-    """`learning_rate` of (round, epoch) times `factor` for each of `rounds` reached."""
+    """Multiply `learning_rate` of (round, epoch) by `factor` at each of `rounds`."""
 
     def falling(round, epoch):
         reached = (round >= jnp.asarray(rounds, jnp.int32)).sum(dtype=jnp.int32)
@@ -187,7 +182,7 @@ def learning_rate_at(
 
 
 def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
-    """The transformation for one step; `rate: () -> []` is asked where needed."""
+    """Optimizer for one step; `rate: () -> []` is only called if it is needed."""
     if not callable(local.optimizer):
         return local.optimizer
     leaves = jax.tree.leaves(params)
@@ -196,7 +191,9 @@ def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
 
 
 def init_state(local: LocalTraining, variables: PyTree, client: Client) -> TrainState:
-    """`variables`, without a collection "local", and a fresh optimizer state."""
+    """Initial training state: `variables` without "local", and a new optimizer
+    state.
+    """
     params, first = variables["params"], jnp.int32(0)
     optimizer = optimizer_at(
         local, params, lambda: learning_rate_at(local, client, first)
@@ -207,7 +204,7 @@ def init_state(local: LocalTraining, variables: PyTree, client: Client) -> Train
 
 
 def local_step(local: LocalTraining, moves: str = "") -> Callable:
-    """One step: take(key, iterate, client, batch, step, **round_args).
+    """Build one step: take(key, iterate, client, batch, step, **round_args).
 
     Args:
       moves: regular expression over leaf paths such as `params/head`; the others are
@@ -244,7 +241,7 @@ def local_step(local: LocalTraining, moves: str = "") -> Callable:
 
 
 def trainable(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
-    """Leaves of `params` that `moves` finds, and the others; None for what is not.
+    """Leaves of `params` that match `moves`, and the others, with None in between.
 
     Stacks of blocks of which it finds some are cut.
     """
@@ -255,7 +252,7 @@ def trainable(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Callable:
-    """Train one client for `client.num_steps` steps, with a fresh optimizer state.
+    """Build the training of one client for `client.num_steps` steps.
 
     Args:
       local: what trains; a function is handed back as it is.
@@ -319,7 +316,7 @@ def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, Py
 
 
 def total_rate(local: LocalTraining, client: Client) -> jax.Array:
-    """Sum of the learning rates of the client's steps, []."""
+    """Sum of the learning rates over the client's steps, []."""
     rate = lambda step: learning_rate_at(local, client, step)
     zero = jnp.zeros((), jax.eval_shape(rate, jnp.int32(0)).dtype)
     total, _ = run_steps(lambda step, sum: (sum + rate(step), {}), zero, client)

@@ -1,4 +1,4 @@
-"""Lowering: what a round asks of the compiler."""
+"""Lowering and compiler options of a round."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ ENOUGH = 2
 
 
 def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
-    """What a round on the mesh, reduced over `shards`, asks of the compiler.
+    """Compiler options of a round on the mesh, with `shards` partial sums.
 
     What XLA_FLAGS sets stays, but the canonical bits are always asked for.
     """
@@ -32,7 +32,7 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
 
 
 class Program:
-    """A jitted function that plays rounds, and what has been found out about it.
+    """A jitted function that runs rounds, with facts about its compilation.
 
     Args:
       function: what `jax.jit` gives, or anything with its `lower`.
@@ -48,11 +48,11 @@ class Program:
         return self._function(*arguments)
 
     def lower(self, *arguments) -> jax.stages.Lowered:
-        """As of the jitted function."""
+        """Lower, as the jitted function does."""
         return self._function.lower(*arguments)
 
     def num_compiled(self) -> int:
-        """How many times calls have been compiled."""
+        """Number of compilations so far."""
         return self._function._cache_size()
 
 
@@ -60,7 +60,7 @@ _COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
 
 
 def lowered(run, *arguments) -> jax.stages.Lowered:
-    """`run.lower(*arguments)` while the garbage collector rests, which saves time."""
+    """`run.lower(*arguments)` without garbage collection, which saves time."""
     if not (gc.isenabled() and _COLLECTOR.acquire(blocking=False)):
         return run.lower(*arguments)
     gc.disable()

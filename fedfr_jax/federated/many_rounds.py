@@ -1,4 +1,4 @@
-"""Many rounds in one call: the host samples and schedules, the devices play them all.
+"""Many rounds in one call: the host samples and schedules, the devices run them all.
 
 Cohorts and schedules are functions of (seed, round), so that the host knows those of n
 rounds before the first is trained. The clients of all n have their personal rows on the
@@ -42,7 +42,7 @@ from fedfr_jax.types import Algorithm, Cohort, Prepared, PyTree
 
 
 class HostCall(NamedTuple):
-    """A call of `len(cohorts)` rounds, of at most n, in host memory."""
+    """A call of `len(cohorts)` rounds, at most n, in host memory."""
 
     first: int
     cohorts: list[Cohort]
@@ -62,7 +62,7 @@ def check_rounds_per_call(
     mesh: Mesh,
     is_streamed: bool,
 ) -> None:
-    """Raise ValueError where rounds need the host, so that a call has only one.
+    """Raise ValueError if rounds need the host, so that a call can have only one.
 
     Args:
       name: what says the number of rounds, for the error.
@@ -77,7 +77,7 @@ def check_rounds_per_call(
     for reason, is_so in reasons.items():
         if number > 1 and is_so:
             raise ValueError(
-                f"{name} must be 1 with {reason}, got {number}. Leave it out."
+                f"{name} must be 1 with {reason}, got {number}. Remove it."
             )
 
 
@@ -90,7 +90,7 @@ def simulate_rounds(
     *,
     most: int = 0,
 ) -> tuple[PyTree, list[RoundLog]]:
-    """`simulate_round` of `count` rounds in one call: -> (server, a log for each).
+    """`simulate_round` for `count` rounds in one call: (server, a log for each).
 
     Args:
       most: n, what the program is compiled for; 0 is `count`.
@@ -117,7 +117,7 @@ def simulate_rounds(
 def load_call(
     sim: Simulation, store: Store, first: int, count: int, most: int
 ) -> HostCall:
-    """Sample and schedule the rounds, and fetch the rows of all their clients.
+    """Sample and schedule the rounds, and load the states of all their clients.
 
     Raises:
       ValueError: when a round would overspend the privacy budget, or the rows do not
@@ -161,7 +161,7 @@ def load_call(
 
 
 def set_new(told: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
-    """Say in `told` [count, A, w, L] whether a client has no row before the round.
+    """Set in `told` [count, A, w, L] whether a client has no state before the round.
 
     Args:
       places: of `told`, each slot's client among C; C where it is idle.
@@ -175,20 +175,20 @@ def set_new(told: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
 
 
 def filled_up(x: np.ndarray, size: int) -> np.ndarray:
-    """`x` [m, ...] with zeros behind it, [size, ...]."""
+    """Pad `x` [m, ...] with zeros to [size, ...]."""
     if len(x) == size:
         return x
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
 def check_rows_fit(sim: Simulation, store: Store, most: int, num_rows: int) -> None:
-    """Raise ValueError when the rows of a call do not fit a device."""
+    """Raise ValueError if the client states of a call do not fit a device."""
     needed = num_rows * trees.num_bytes(store.template)
     free = meshes.free_bytes(sim.mesh) if needed else None
     if free is not None and needed > free:
         raise ValueError(
-            "rounds_per_call must leave room for the personal rows of its clients on "
-            f"a device, got {most}: {num_rows:,} rows need {needed / GIB:.2f} GiB, "
+            "rounds_per_call must leave room for the states of its clients on "
+            f"a device, got {most}: {num_rows:,} states need {needed / GIB:.2f} GiB, "
             f"{free / GIB:.2f} GiB are free. Lower it."
         )
 
@@ -201,7 +201,7 @@ def train_call(
     key: jax.Array,
     hyper: PyTree,
 ) -> tuple[PyTree, tuple]:
-    """-> (server, (rows [U, ...], metrics {name: [n, K]}, is_finite [n]) on the host).
+    """Run a call: (server, (client states [U, ...], metrics [n, K], is_finite [n])).
 
     Raises:
       MemoryError: when it does not fit a device, see `check_memory_on_call`.
@@ -232,7 +232,7 @@ def store_call(
     found: dict,
     is_finite: np.ndarray,
 ) -> list[RoundLog]:
-    """Check the rounds' numbers one after the other, then hand the rows to the store.
+    """Check the rounds' numbers in order, then pass the client states to the store.
 
     Args:
       rows, found, is_finite: as of `train_call`.

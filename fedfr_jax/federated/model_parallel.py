@@ -1,8 +1,8 @@
-"""Model parallelism: one network over several devices, along the mesh's `model` axis.
+"""Model parallelism: one network on several devices, along the mesh axis `model`.
 
-What lasts (server, personal rows, momentum, updates, sums over clients) is cut along
-one axis of each leaf; a step gathers the parameters, takes a part of the batch on each
-device and adds up the gradients (ZeRO-3, Rajbhandari et al. 2020, arXiv:1910.02054,
+All state (server, client states, momentum, updates, sums over clients) is sharded along
+one axis of each leaf; a step gathers the parameters, takes a shard of the batch on each
+device and sums the gradients (ZeRO-3, Rajbhandari et al. 2020, arXiv:1910.02054,
 equal to FSDP). `clients` is cut by hand (shard_map), `model` by XLA from the few
 constraints below (GSPMD, Xu et al. 2021, arXiv:2105.04663), so batch statistics are
 those of the whole batch.
@@ -27,7 +27,8 @@ SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
 def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
-    """Shardings that cut each large leaf of `tree` (arrays or shape structs).
+    """Shardings over `model` for each large leaf of `tree` (arrays or
+    ShapeDtypeStructs).
 
     Args:
       leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
@@ -43,26 +44,29 @@ def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
 
 
 def put_on_mesh(mesh: Mesh, server: PyTree) -> PyTree:
-    """`server` on every client device of the mesh, cut over `model`."""
+    """Put `server` on every client device of the mesh, sharded over `model`."""
     return meshes.put_global(server, placement(mesh, server))
 
 
 def row_placement(mesh: Mesh, rows: PyTree, *, is_stacked: bool = False) -> PyTree:
-    """Shardings of a segment's personal rows [A, w, L, ...], A over `clients`; of a
-    sweep's members [A, S, w, L, ...] where they are stacked."""
+    """Shardings of a segment's client states [A, w, L, ...], A over `clients`; with
+    a member axis, [A, S, w, L, ...], for a sweep.
+    """
     members = [None] if is_stacked else []
     return placement(mesh, rows, meshes.CLIENTS, *members, None, None)
 
 
 def unshard(tree: PyTree) -> PyTree:
-    """`tree` gathered on every device of its client; itself outside a round's cut."""
+    """Gather `tree` on every device of its client; unchanged outside a sharded
+    round.
+    """
     if not _is_sharded():
         return tree
     return jax.tree.map(lambda x: with_sharding_constraint(x, P()), tree)
 
 
 def gather(model: Model) -> Model:
-    """The model, whose variables are whole and whose images are cut where it runs."""
+    """Wrap a model so that its variables are gathered and its batch is sharded."""
 
     def wrapped(function):
         def call(variables, x, *mode, **key):
@@ -79,7 +83,8 @@ def gather(model: Model) -> Model:
 
 
 def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
-    """`make`: hyper -> Algorithm, its state and its batches cut over `model`.
+    """Shard the state and batches of an algorithm, `make`: hyper -> Algorithm, over
+    `model`.
 
     The server of the next round lies as that of this one, or the round would be
     compiled again.
@@ -132,12 +137,12 @@ def _shard_leaf(mesh, algorithm):
 
 
 def _is_sharded() -> bool:
-    """Whether this is traced in a round on a mesh whose `model` axis has devices."""
+    """Whether a round is traced on a mesh with several devices along `model`."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.shape.get(meshes.MODEL, 1) > 1
 
 
 def _spec(mesh, shape) -> P:
-    """`model` on one axis of a large leaf."""
+    """PartitionSpec with `model` on one axis of a large leaf."""
     shards = mesh.shape[meshes.MODEL]
     return meshes.longest_sharded_axis(shape, meshes.MODEL, shards, SMALLEST)

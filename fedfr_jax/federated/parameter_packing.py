@@ -30,7 +30,7 @@ MIN_LEAVES = 32  # leaves; below, a round compiles fast as it is
 )
 @dataclass(frozen=True)  # JAX has no other tree with a static part
 class PackedVariables:
-    """A collection of variables as few vectors."""
+    """A collection of variables with its small leaves packed into one vector."""
 
     small: jax.Array  # [P] all small leaves, end to end
     large: PyTree  # the others, each one long axis, at their places
@@ -38,7 +38,7 @@ class PackedVariables:
 
 
 def pack_variables(algorithm: Algorithm, at: str = "") -> Algorithm:
-    """`algorithm` on packed networks, for one that does not look into them.
+    """Wrap an algorithm, which must not access leaves, to work on packed variables.
 
     Args:
       at: the place among params of a network that alone is packed; "" is all of them.
@@ -57,7 +57,7 @@ def pack_variables(algorithm: Algorithm, at: str = "") -> Algorithm:
 
 
 def on_unpacked(model: Model) -> Model:
-    """`model` that takes packed variables too, and then gives packed statistics."""
+    """Wrap a model to take packed variables too, and then return packed statistics."""
 
     def wrapped(function):
         def call(variables, x, *mode, **key):
@@ -75,7 +75,7 @@ def on_unpacked(model: Model) -> Model:
 
 
 def pack_networks(tree: PyTree, at: str = "") -> PyTree:
-    """`tree` with each network in it packed, a collection at a time; see `packed`."""
+    """Pack each model in `tree`, a collection at a time; see `pack`."""
 
     def each(variables):
         if not at:
@@ -87,7 +87,7 @@ def pack_networks(tree: PyTree, at: str = "") -> PyTree:
 
 
 def pack(tree: PyTree) -> PyTree:
-    """A collection as `PackedVariables`, or as it is: with few small leaves, or two
+    """Pack a collection to `PackedVariables`; unchanged with few small leaves or two
     dtypes.
     """
     leaves, structure = jax.tree.flatten(tree)
@@ -101,7 +101,7 @@ def pack(tree: PyTree) -> PyTree:
 
 @partial(jax.jit, inline=True)
 def unpack(tree: PyTree) -> PyTree:
-    """`tree` with named leaves in the place of everything packed in it."""
+    """Unpack everything in `tree` to named leaves."""
     is_packed = lambda x: isinstance(x, PackedVariables)
     each = lambda x: _unpacked(x) if is_packed(x) else x
     return jax.tree.map(each, tree, is_leaf=is_packed)

@@ -1,4 +1,4 @@
-"""Programs of a round: from shapes, refused when they do not fit the memory.
+"""Programs of a round: lowering from shapes, and device memory checks.
 
 Whether a round fits a device: asked before it compiles and before it first runs.
 
@@ -41,7 +41,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
-    """Raise MemoryError when a round cannot fit.
+    """Raise MemoryError if a round cannot fit.
 
     What was let through before, lanes and shapes of rows, is not asked for again.
 
@@ -86,7 +86,7 @@ def _check_least(sim, server, rows):
 
 @contextlib.contextmanager
 def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
-    """Yield `run`, refused on its first call if it needs more than is free.
+    """Yield `run`, which raises on its first call if it needs more memory than is free.
 
     Raises:
       MemoryError: then, and when a device runs out of memory within the block: says
@@ -117,13 +117,13 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
 
 
 def _after_collection(needed) -> tuple[int, int]:
-    """Bytes that a run takes beside its arguments: for its results, and to train."""
+    """Bytes that a run needs besides its arguments: for results, and for training."""
     results = needed.output_size_in_bytes - needed.alias_size_in_bytes
     return max(results, 0), needed.temp_size_in_bytes
 
 
 def _memory_message(sim, needed, free) -> str:
-    """What a round needs on a device, and how many lanes would fit."""
+    """Describe the memory that a round needs, and how many lanes would fit."""
     if needed is None:
         return f"{_advice(sim)}."
     results, working = _after_collection(needed)
@@ -140,7 +140,7 @@ def _memory_message(sim, needed, free) -> str:
         min(fits, sim.clients_per_device - 1),
         results + working / sim.clients_per_device,
     )
-    return f"{says}, {_gib(free)} are free beside the arguments: {fitting}"
+    return f"{says}, {_gib(free)} are free after the arguments: {fitting}"
 
 
 def _advice(sim) -> str:
@@ -192,7 +192,7 @@ def compiled_beside(
 
 
 def _arguments(sim, server, store, cohort):
-    """`round_arguments` of a round that is to be compiled here, else None."""
+    """`round_arguments` of a round to be compiled here, else None."""
     is_known = sim.programs.run_whole.is_begun or sim.data.is_streamed
     if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
         return None
@@ -217,7 +217,7 @@ def _arguments(sim, server, store, cohort):
 
 
 def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Prepared:
-    """What `prepare` hands to a cohort's clients, as shapes on the mesh.
+    """`Prepared` of a cohort's clients as ShapeDtypeStructs on the mesh.
 
     Args:
       prepare: of an `Algorithm`.
@@ -232,7 +232,7 @@ def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Pr
 
 
 def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Shape structs of `tree`, whole on every device."""
+    """ShapeDtypeStructs of `tree`, replicated on every device."""
     whole = meshes.replicated(mesh)
     struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
     return jax.tree.map(struct, tree)
@@ -252,7 +252,7 @@ def round_arguments(
     hyper: PyTree = (),
     has_participation: bool = False,
 ) -> tuple:
-    """What `engine.Round.run_whole` is called with, for `lower`.
+    """Arguments of `engine.Round.run_whole` as shapes, for `lower`.
 
     Args:
       cohort_size, lanes, shards: K, L and V (None: a shard per device).

@@ -15,16 +15,16 @@ SCHEDULE = (
 
 
 def check_local(local: LocalTraining) -> None:
-    """Raise ValueError unless optimizer and learning rate go together."""
+    """Raise ValueError unless the learning rate fits the optimizer."""
     rate, has_own = local.learning_rate, not callable(local.optimizer)
     if has_own and rate is not None:
         raise ValueError(
-            "learning_rate must be None with an optimizer that has its own, got "
-            f"{rate}: give optax.sgd for optax.sgd(0.1)."
+            "learning_rate must be None for an optimizer with its own rate, got "
+            f"{rate}. Pass optax.sgd instead of optax.sgd(0.1)."
         )
     if not has_own and rate is None:
         raise ValueError(
-            "learning_rate must be given with an optimizer that is a function of the "
+            "learning_rate must be set for an optimizer that is a function of the "
             "rate, such as optax.sgd, got None."
         )
     if callable(rate) and not _takes_two(rate):
@@ -45,19 +45,19 @@ def _takes_two(function: Callable) -> bool:
 
 
 def check_rate(local: LocalTraining) -> None:
-    """Raise ValueError unless `local` has a rate, for algorithms that reckon with it.
+    """Raise ValueError if `local` has no learning rate, for algorithms that need it.
 
     A function is a training that knows its own.
     """
     if not callable(local) and local.learning_rate is None:
         raise ValueError(
-            "learning_rate must be given to an algorithm that reckons with it, with an "
+            "learning_rate must be set for this algorithm, which uses it, with an "
             "optimizer that is a function of the rate, such as optax.sgd, got None."
         )
 
 
 def check_state(local: LocalTraining, state: PyTree) -> None:
-    """Raise ValueError when an optimizer's fresh `state` has a rate of its own ways.
+    """Raise ValueError if an optimizer's `state` has a learning rate of its own.
 
     An optax schedule counts steps in the state, which is a new one in every round; and
     a rate in the state stays that of the first step.
@@ -68,26 +68,26 @@ def check_state(local: LocalTraining, state: PyTree) -> None:
 
 
 def _check_no_schedule(state: PyTree) -> None:
-    """Raise ValueError for an optimizer whose rate follows an optax schedule."""
+    """Raise ValueError for an optimizer with an optax schedule."""
     is_schedule = lambda x: (
         isinstance(x, optax.ScaleByScheduleState)
         or (hasattr(x, "hyperparams_states") and bool(x.hyperparams_states))
     )
     if any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
         raise ValueError(
-            "optimizer must keep one rate within a round, got an optax schedule, which "
-            f"would start again in every round. {SCHEDULE}"
+            "optimizer must have a constant rate within a round, got an optax "
+            f"schedule, which would restart in every round. {SCHEDULE}"
         )
 
 
 def _check_follows(state: PyTree) -> None:
-    """Raise ValueError when an optimizer keeps the rate of its first step."""
+    """Raise ValueError for an optimizer that keeps the rate of its first step."""
     is_kept = lambda x: hasattr(x, "hyperparams")
     found = jax.tree.leaves(state, is_leaf=is_kept)
     kept = [x.hyperparams for x in found if is_kept(x)]
     if any("learning_rate" in names for names in kept):
         raise ValueError(
-            "optimizer must take a rate that changes at every step, got "
-            "optax.inject_hyperparams, whose state keeps the first: give the factory "
+            "optimizer must take a new rate at every step, got "
+            "optax.inject_hyperparams, whose state keeps the first. Pass the factory "
             "inside, such as optax.sgd."
         )

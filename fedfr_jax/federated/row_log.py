@@ -1,4 +1,4 @@
-"""Log of personal rows: immutable files from which a store's own can be made again.
+"""Log of client states: immutable files from which a store can be restored.
 
 A store's rows lie in one large sparse file that changes in place, which a bucket cannot
 hold. The log has a file per checkpoint with the rows that are new since the one before,
@@ -19,7 +19,7 @@ CHUNK_BYTES = 2**26  # of rows that are in memory together
 
 
 class LoggedRows(NamedTuple):
-    """The rows of one file: whose they are, of which round, and where they begin."""
+    """Client states of one file: ids, rounds, and position of the data."""
 
     population: int
     row_bytes: int  # of one, its checksum included; 0 where clients keep nothing
@@ -29,7 +29,7 @@ class LoggedRows(NamedTuple):
     start: int  # byte of the first row
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """(which rows, their bytes [n, row_bytes] uint8), some at a time.
+        """Yield (which rows, their bytes [n, row_bytes] uint8), a chunk at a time.
 
         Raises:
           ValueError: when the file is shorter than it says.
@@ -41,20 +41,21 @@ class LoggedRows(NamedTuple):
                 data = file.read(count * self.row_bytes)
                 if len(data) != count * self.row_bytes:
                     raise ValueError(
-                        f"{self.path} must have {len(self.ids)} rows, but is truncated."
+                        f"{self.path} must have {len(self.ids)} client states, but is "
+                        "truncated."
                     )
                 yield part, np.frombuffer(data, np.uint8).reshape(count, -1)
 
 
 def chunks(count: int, row_bytes: int) -> Iterator[slice]:
-    """Slices of `count` rows that are read together; none of rows without bytes."""
+    """Slices of `count` rows that are read together; none for rows of 0 bytes."""
     step = max(CHUNK_BYTES // max(row_bytes, 1), 1)
     for start in range(0, count if row_bytes else 0, step):
         yield slice(start, min(start + step, count))
 
 
 def read_rows(path: pathlib.Path) -> LoggedRows:
-    """What a file of the log holds, but for the rows' bytes.
+    """Read the header of a log file.
 
     Raises:
       ValueError: naming the file, when it is damaged.
@@ -66,7 +67,7 @@ def read_rows(path: pathlib.Path) -> LoggedRows:
             return LoggedRows(population, row_bytes, ids, stamps, path, file.tell())
     except (ValueError, EOFError) as error:
         raise ValueError(
-            f"{path} must be as it was written, but is damaged ({error})."
+            f"{path} must be an undamaged log file, but is damaged ({error})."
         ) from error
 
 
@@ -78,7 +79,7 @@ def write_rows(
     stamps: np.ndarray,
     blocks: Iterable[np.ndarray],
 ) -> None:
-    """Write a file of the log, whole; `blocks` are the rows' bytes, in order."""
+    """Write a log file atomically; `blocks` are the rows' bytes, in order."""
     with replace_file(path) as file:
         for part in (np.array([population, row_bytes]), ids, stamps):
             np.save(file, part)
@@ -87,7 +88,7 @@ def write_rows(
 
 
 class RowLog:
-    """The log in the folder of a store.
+    """Log in the folder of a store.
 
     Args:
       read: (ids [n], stamps [n]) -> the rows' bytes [n, row_bytes] uint8.
@@ -100,13 +101,14 @@ class RowLog:
         self._sizes, self._read = (population, row_bytes), read
 
     def forget_after(self, round: int) -> None:
-        """Remove what later checkpoints have added."""
+        """Remove the files of checkpoints after `round`."""
         for path in log_files(self._folder.parent):
             if _round(path) > round:
                 path.unlink()
 
     def add(self, round: int, select: Callable) -> None:
-        """Note the rows that are new since the newest file, for `round`'s checkpoint.
+        """Add the client states that are new since the newest file, for `round`'s
+        checkpoint.
 
         Args:
           select: (after, until) -> ids [n] and stamps [n] int32 of the newest rows
@@ -128,7 +130,7 @@ class RowLog:
 
 
 def log_files(store: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a store's log, the oldest first."""
+    """Files of a store's log, the oldest first."""
     return sorted((store / FOLDER).glob(f"*{SUFFIX}"), key=_round)
 
 
@@ -137,6 +139,6 @@ def _round(path: pathlib.Path) -> int:
 
 
 def _is_outgrown(files: list[pathlib.Path]) -> bool:
-    """Whether later files have more bytes than the first, or are very many."""
+    """Whether later files have more bytes than the first, or are too many."""
     sizes = [path.stat().st_size for path in files]
     return len(files) > 2 and (sum(sizes[1:]) > sizes[0] or len(files) > MAX_FILES)

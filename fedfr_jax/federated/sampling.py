@@ -1,4 +1,4 @@
-"""Sampling of clients: who may train in a round, in O(K) time and memory.
+"""Client sampling in O(K) time and memory.
 
     shuffle  K of N, nobody twice within an epoch of floor(N / K) rounds
     fixed    K of N, drawn anew in every round
@@ -24,7 +24,7 @@ MARGIN = 6.0  # standard deviations of a Poisson cohort above its mean
 
 
 class Sampling(NamedTuple):
-    """How a round's clients are drawn."""
+    """How a round's clients are sampled."""
 
     name: Literal["shuffle", "fixed", "poisson", "cyclic"] = "shuffle"
     capacity: Whole = (
@@ -38,21 +38,23 @@ class Sampling(NamedTuple):
         return self.name in ("poisson", "cyclic")
 
     def num_groups(self, population: int, cohort: int) -> int:
-        """Groups of clients that take turns, 1 where there are none."""
+        """Number of groups of clients that take turns, 1 if there are none."""
         if self.name != "cyclic":
             return 1
         return self.cycle or population // cohort
 
     def group_size(self, population: int, cohort: int) -> int:
-        """Clients of which a round draws; `cyclic` leaves a remainder of N out."""
+        """Number of clients from which a round samples."""
         return population // self.num_groups(population, cohort)
 
     def chance(self, population: int, cohort: int) -> float:
-        """With which a client of the round's group takes part."""
+        """Probability that a client of the round's group participates."""
         return cohort / self.group_size(population, cohort)
 
     def max_cohort(self, population: int, cohort: int) -> int:
-        """The most clients of a round: K, or the capacity of a Poisson cohort."""
+        """Largest number of clients in a round: K, or the capacity of a Poisson
+        cohort.
+        """
         if not self.is_poisson:
             return cohort
         size = self.group_size(population, cohort)
@@ -62,7 +64,7 @@ class Sampling(NamedTuple):
 
 
 def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
-    """Check that such cohorts can be drawn.
+    """Check that such cohorts can be sampled.
 
     Raises:
       ValueError: for a cohort that is empty or larger than the
@@ -71,7 +73,7 @@ def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
     check_fields("sampling.", sampling)
     if not 0 < cohort <= population:
         raise ValueError(
-            f"cohort_size must lie in [1, {population}], the number of clients, got "
+            f"cohort_size must be in [1, {population}], the number of clients, got "
             f"{cohort}."
         )
     groups = sampling.num_groups(population, cohort)
@@ -90,7 +92,7 @@ def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
 def sample_clients(
     sampling: Sampling, seed: int, round: int, population: int, cohort: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Who may train in a round: as many places in every round.
+    """Sample a round's clients, padded to a constant number.
 
     Args:
       cohort: K, or the mean of a Poisson cohort.

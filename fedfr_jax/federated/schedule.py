@@ -22,7 +22,7 @@ MAX_STEPS_PER_LOOP = 64  # beyond, what the host costs is little beside the step
 
 
 def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
-    """Ids of a round's cohort, ascending, [K] int64, in O(K) time and memory.
+    """Sample a round's cohort: ids ascending, [K] int64, in O(K) time and memory.
 
     Within an epoch of floor(N / K) rounds nobody is drawn twice; each epoch has its
     own permutation, a function of (seed, epoch).
@@ -44,7 +44,7 @@ def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.nda
 
 
 def random_client(ids: np.ndarray, seed: int, round: int) -> int:
-    """The client of a cohort `ids` [K], in any order, that comes first by chance.
+    """Choose a random client of a cohort `ids` [K]; independent of their order.
 
     A function of (seed, round, cohort), each client as likely as the others; -1 of an
     empty one.
@@ -70,7 +70,7 @@ def choose_steps_per_loop(num_steps: np.ndarray, waste: float = 0.05) -> int:
 
 
 class Schedule(NamedTuple):
-    """Places of a cohort on V shards x W waves x L lanes."""
+    """Assignment of a cohort to V shards x W waves x L lanes."""
 
     slots: np.ndarray  # [V, W, L] int32 place in the cohort, -1 where idle
     executed_steps: int  # lanes x longest client, summed over waves and shards
@@ -86,7 +86,7 @@ def build_schedule(
     shards: int | None = None,
     ids: np.ndarray | None = None,
 ) -> Schedule:
-    """Deal clients with `num_steps` [K] to shards and waves.
+    """Assign clients with `num_steps` [K] to shards and waves.
 
     Every shard has ceil(K / V) places, rounded up to whole waves, so that shapes
     depend on K alone and a new cohort never compiles anew.
@@ -117,7 +117,9 @@ def build_schedule(
 
 
 def _assign(length: np.ndarray, shards: int, places: int) -> tuple:
-    """Shard and place [n] of waves of falling `length`, least loaded shard first."""
+    """Shard and index [n] of waves of descending `length`, to the least loaded
+    shard.
+    """
     if shards == 1:
         return 0, slice(len(length))
     # Among equals by reversed bits, so that a device's shards do not come together.

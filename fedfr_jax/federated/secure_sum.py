@@ -1,4 +1,4 @@
-"""Secure sums, simulated: the server sees masked updates and their sum, nothing else.
+"""Secure aggregation, simulated: the server sees masked updates and their sum only.
 
 Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
 learning". Client i adds to its int32 codes, modulo 2^32, a mask of its own and one for
@@ -21,7 +21,7 @@ PRIME, GENERATOR = 2**31 - 1, 7  # of keys and shares; 7 generates all but 0
 
 
 class SecureSum(NamedTuple):
-    """What the server has seen, and found."""
+    """What the server receives, and the sum it computes."""
 
     received: np.ndarray  # [survivors, P] uint32
     total: np.ndarray  # [P] int32, the sum over survivors
@@ -30,7 +30,7 @@ class SecureSum(NamedTuple):
 def secure_sum(
     codes: np.ndarray, has_dropped: np.ndarray, *, threshold: int, seed: int = 0
 ) -> SecureSum:
-    """The sum of the survivors' codes, by way of masks.
+    """Sum the survivors' codes by means of masks.
 
     Args:
       codes: [K, P] int32 of all clients.
@@ -44,8 +44,8 @@ def secure_sum(
     survivors = np.flatnonzero(~np.asarray(has_dropped))
     if len(survivors) < threshold:
         raise ValueError(
-            f"threshold must be at most the clients who are left, got {threshold} for "
-            f"{len(survivors)} of {number}. Lower it, or let fewer drop out."
+            f"threshold must be at most the number of surviving clients, "
+            f"{len(survivors)} of {number}, got {threshold}. Lower it, or the dropout."
         )
     rng = np.random.default_rng(seed)
     keys, seeds = rng.integers(1, PRIME - 1, (2, number)).tolist()
@@ -80,7 +80,7 @@ def secure_sum(
 
 
 def draw_mask(seed: int, size: int) -> np.ndarray:
-    """[P] uint32, uniform, a function of the seed."""
+    """Pseudorandom mask [P] uint32, uniform, from a seed."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 2**32, size, dtype=np.uint32)
 
@@ -88,7 +88,7 @@ def draw_mask(seed: int, size: int) -> np.ndarray:
 def mask_codes(
     codes: np.ndarray, self_masks: Sequence, pair_masks: Mapping
 ) -> np.ndarray:
-    """Codes [K, P] int32 under masks, [K, P] uint32.
+    """Mask codes [K, P] int32: [K, P] uint32.
 
     Args:
       self_masks: [K] of [P] uint32.
@@ -104,7 +104,7 @@ def mask_codes(
 def unmask(
     total: np.ndarray, survivors: Sequence, self_masks: Mapping, pair_masks: Mapping
 ) -> np.ndarray:
-    """The sum [P] uint32 of survivors' codes, of the sum of what they sent.
+    """Remove the masks from the sum of survivors' messages: [P] uint32.
 
     Args:
       self_masks: {i: [P]} of the survivors.
@@ -119,24 +119,26 @@ def unmask(
 
 
 def share_secret(secret: int, threshold: int, number: int, rng) -> list[int]:
-    """Shamir's shares at x = 1, ..., number: any `threshold` of them are the secret."""
+    """Shamir's shares at x = 1, ..., number; any `threshold` of them give the
+    secret.
+    """
     coefs = [secret, *rng.integers(0, PRIME, threshold - 1).tolist()]
     return [polynomial(coefs, x) for x in range(1, number + 1)]
 
 
 def polynomial(coefs: Sequence[int], x: int) -> int:
-    """sum_i coefs[i] x^i modulo PRIME."""
+    """Polynomial sum_i coefs[i] x^i modulo PRIME."""
     return sum(c * pow(x, i, PRIME) for i, c in enumerate(coefs)) % PRIME
 
 
 def recover(shares: Sequence[int], points: Sequence[int]) -> int:
-    """The secret of shares at some points x, by Lagrange's weights at 0."""
+    """Recover the secret from shares at some points, by Lagrange interpolation at 0."""
     weights = lagrange_at_zero([int(x) for x in points])
     return sum(w * s for w, s in zip(weights, shares, strict=True)) % PRIME
 
 
 def lagrange_at_zero(points: Sequence[int]) -> list[int]:
-    """Weights of values at `points` in the value at 0, modulo PRIME."""
+    """Lagrange weights of `points` for the value at 0, modulo PRIME."""
     weights = []
     for x in points:
         above, below = 1, 1

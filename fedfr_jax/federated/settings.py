@@ -20,7 +20,7 @@ AUTO = "auto"
 
 
 class Federation(NamedTuple):
-    """What the federated methods of an experiment share."""
+    """Settings shared by the federated methods of an experiment."""
 
     rounds: Count = 20
     cohort_size: Whole = 0  # 0: all clients
@@ -54,28 +54,30 @@ class Federation(NamedTuple):
 
     @property
     def initial_clients_per_device(self) -> int:
-        """Lanes to build a simulation with, before they are measured."""
+        """Number of lanes to build a simulation with, before autotuning."""
         return 1 if self.clients_per_device == AUTO else self.clients_per_device
 
     @property
     def straggling(self) -> Stragglers:
-        """What `simulation` is told of stragglers."""
+        """Stragglers as `build_simulation` takes them."""
         return Stragglers(self.straggler_fraction, self.drop_stragglers)
 
     def build_systems(self, num_clients: int) -> Systems:
-        """The clients' devices and hours; none where nothing is said of them."""
+        """Build the clients' systems (devices, availability); empty without
+        settings.
+        """
         if not self.systems:
             return Systems()
         cohort_size = self.cohort_size or num_clients
         return build_systems(self.systems, num_clients, cohort_size)
 
     def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
-        """A row's own local epochs, or those that all share."""
+        """Local epochs of a method, or those shared by all methods."""
         own = trainer.local_epochs
         return self.local_epochs if own is None else own
 
     def options_of(self, trainer: FederatedTrainer, num_clients: int) -> dict:
-        """What `simulation` and `sweep` are told of a row's rounds."""
+        """Options of a method's rounds for `build_simulation` and `sweep`."""
         return {
             "cohort_size": self.cohort_size,
             "local_epochs": self.epochs_of(trainer),
@@ -89,13 +91,13 @@ class Federation(NamedTuple):
 
 
 def build_sampling(given: str | Mapping) -> Sampling:
-    """The sampling of config.federation.sampling: a name, or a mapping with one."""
+    """Build the sampling of config.federation.sampling, a name or a mapping."""
     given = {"name": given} if isinstance(given, str) else given
     return call("federation.sampling", Sampling, given)
 
 
 def build_mesh(federation: Federation) -> Mesh:
-    """All devices, `model_shards` of them for each network.
+    """Build the mesh of all devices, with `model_shards` of them for each network.
 
     Raises:
       ValueError: when there are fewer.
@@ -105,7 +107,7 @@ def build_mesh(federation: Federation) -> Mesh:
 
 
 def check_federation(settings: Federation, num_clients: int) -> None:
-    """Raise ValueError for what does not fit the clients, or each other."""
+    """Raise ValueError for settings that do not fit the clients or each other."""
     if settings.cohort_size > num_clients:
         raise ValueError(
             f"config.federation.cohort_size must be at most {num_clients}, the number "
@@ -122,7 +124,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
 
 
 def check_intervals(settings: Federation) -> None:
-    """Raise ValueError where every call would end after its first round."""
+    """Raise ValueError if every call would end after its first round."""
     every = {
         "evaluate_every": settings.evaluate_every,
         "checkpoint_every": settings.checkpoint_every,

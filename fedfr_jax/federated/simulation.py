@@ -1,4 +1,4 @@
-"""A round as the host runs it: sample, prepare, schedule, train, store.
+"""A round on the host: sample, prepare, schedule, train, store.
 
 A round's segments: brought to the devices and trained one after the other.
 
@@ -91,7 +91,7 @@ region = jax.profiler.TraceAnnotation  # of the host's work, in a trace of the r
 
 
 class LoadedRound(NamedTuple):
-    """What the functions of a `Round` are handed."""
+    """Arguments of a `Round`'s functions."""
 
     segments: Iterator[tuple]  # of (rows, slots, table), loaded as they are asked for
     size: StreamShape
@@ -100,20 +100,20 @@ class LoadedRound(NamedTuple):
     layouts: list[Layout]
 
     def in_one_call(self, server: PyTree) -> tuple:
-        """The arguments of `Round.run_whole`, of a round of one segment."""
+        """Arguments of `Round.run_whole`, for a round with one segment."""
         ((rows, slots, table),) = self.segments
         return server, rows, slots, self.order, table, self.shared
 
 
 def single(trees: Sequence[PyTree], axis: int) -> PyTree:
-    """The one tree of `trees`: what a round of one run is handed."""
+    """The only tree of `trees`, for a single run."""
     del axis
     (tree,) = trees
     return tree
 
 
 def stack_segments(trees: Sequence[PyTree], axis: int) -> PyTree:
-    """Trees of host arrays side by side along a new axis: a sweep's members."""
+    """Stack trees of host arrays along a new axis, for the members of a sweep."""
     return jax.tree.map(lambda *x: np.stack(x, axis), *trees)
 
 
@@ -127,7 +127,7 @@ def load_round(
     tables: Sequence[int] = (0,),
     join: Callable = single,
 ) -> LoadedRound:
-    """Bring rounds of one `Simulation`'s shapes to its devices.
+    """Put the inputs of rounds, of one `Simulation`'s shapes, on its devices.
 
     Args:
       works: their `RoundInputs`, as many as `join` takes.
@@ -157,7 +157,7 @@ def load_round(
 def segment_loader(
     layouts: list[Layout], size: StreamShape, mesh: Mesh, join: Callable
 ) -> Callable:
-    """Function i -> (rows, slots) of segment i on the devices."""
+    """Build i -> (client states, slots) of segment i on the devices."""
     count, cut = mesh.shape[meshes.CLIENTS], meshes.over_clients(mesh)
 
     def load(i):
@@ -174,7 +174,7 @@ def segment_loader(
 def train_segments(
     sim: Simulation, programs: Round, server: PyTree, begun: LoadedRound
 ) -> tuple:
-    """Train what has begun, segment by segment.
+    """Train a loaded round, segment by segment.
 
     Returns:
       (server, personal rows [A', ...] of each segment and metrics {name: [K]} in host
@@ -207,7 +207,9 @@ def train_segments(
 
 
 def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
-    """A round's personal rows [V', W, L, ...] from its segments' [A', w, L, ...]."""
+    """Concatenate the segments' client states [A', w, L, ...] to a round's [V', W,
+    L, ...].
+    """
 
     def in_one(*x):
         x = np.concatenate(x, axis=1)[:, : layout.num_waves] if len(x) > 1 else x[0]
@@ -221,7 +223,7 @@ AUTO = "auto"
 
 
 class RoundLog(NamedTuple):
-    """What one round leaves for the log, of the K clients whose update has arrived."""
+    """Results of one round for the log, of the K clients whose update was received."""
 
     ids: np.ndarray  # [K] int64, in the order of all other arrays
     metrics: dict[str, np.ndarray]  # {name: [K]}
@@ -251,7 +253,7 @@ def build_simulation(
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
     steps_per_loop: Count | Literal["auto"] = AUTO,
 ) -> Simulation:
-    """Check the pieces and put them together.
+    """Check the parts of a simulation, and combine them.
 
     Args:
       table: host or device arrays, copied to every device of the mesh once; or a
@@ -335,7 +337,7 @@ def steps_of_loops(
 
 
 def check_rows_of_clients(population: Population, num_rows: int) -> None:
-    """Raise ValueError unless each client owns some of the table's rows."""
+    """Raise ValueError unless each client has some of the table's rows."""
     first = 0
     for sizes in population.size_chunks():
         if (sizes <= 0).any():
@@ -357,12 +359,12 @@ def epochs_by_round(local_epochs: int | tuple[int, ...]) -> Callable:
 
 
 def start_simulation(sim: Simulation, variables: PyTree) -> PyTree:
-    """The server before round 0, on every client device, cut over `model`."""
+    """Initial server on every client device, sharded over `model`."""
     return model_parallel.put_on_mesh(sim.mesh, sim.algorithm.init(variables))
 
 
 def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
-    """The store that fits this algorithm's personal rows; `resume` as in `Store`."""
+    """Open the store for this algorithm's client states; `resume` as in `Store`."""
     key = jax.random.key(sim.seed)
     template = jax.eval_shape(sim.algorithm.init_personal, key, server)
     num_clients = sim.population.num_clients
@@ -375,7 +377,7 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
 def simulate_round(
     sim: Simulation, server: PyTree, store: Store, round: int
 ) -> tuple[PyTree, RoundLog]:
-    """Train one round: -> (server after it, what happened); rows go to the store.
+    """Train one round: (server after it, log); client states go to the store.
 
     Raises:
       FloatingPointError: see `store_personal_state`.
@@ -391,12 +393,12 @@ def simulate_round(
 
 
 def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
-    """(who trains in a round, the world when it ends), of clients that take time."""
+    """(cohort of a round, systems state at its end), if clients take time."""
     systems, world = sim.systems, jax.device_get(server.world)
     if systems.profiles is not None and systems.work is None:
         raise ValueError(
-            "systems.profiles must come with counted work, got none. Call "
-            "with_counted_work(sim, server)."
+            "systems.work must be set when systems.profiles is, got None. Call "
+            "with_counted_work(sim, server) first."
         )
     steps_of = lambda ids, round: local_steps(sim, ids, round)
     if systems.asynchronous is not None:
@@ -416,7 +418,7 @@ def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
 def end_round(
     sim: Simulation, server: WithWorld, log: RoundLog, world: PyTree, round: int
 ) -> tuple[WithWorld, RoundLog]:
-    """The world when a round has ended into the server, its time into the log."""
+    """Put the systems state after a round into the server, its time into the log."""
     if sim.systems.asynchronous is None:
         world = after_round(world, log.ids, log.metrics["loss"], round)
     counts = dict(log.counts)
@@ -427,7 +429,7 @@ def end_round(
 
 
 def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
-    """`sim` that has counted what its clients do, where their rounds take time.
+    """Count the work of clients, if their rounds take time.
 
     Raises:
       ValueError: for an algorithm that prepares what cannot be traced.
@@ -439,14 +441,14 @@ def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
     work = count_work(sim, server, row)
     if work is None:
         raise ValueError(
-            f"systems.profiles must go with rounds that can be traced, got {inner}, "
-            "which prepares what depends on numbers. Leave the profiles out."
+            f"systems.profiles needs rounds that can be traced, got {inner}, whose "
+            "`prepare` cannot be. Remove the profiles."
         )
     return sim._replace(systems=sim.systems._replace(work=work))
 
 
 def cohort_of_round(sim: Simulation, round: int) -> Cohort:
-    """Who trains in a round: a sample, without stragglers that are dropped."""
+    """Sample the cohort of a round, without dropped stragglers."""
     sizes = sim.population.num_clients, sim.cohort_size
     ids, is_drawn = sample_clients(sim.sampling, sim.seed, round, *sizes)
     if sim.stragglers.are_dropped:
@@ -456,7 +458,7 @@ def cohort_of_round(sim: Simulation, round: int) -> Cohort:
 
 
 def among_drawn(cohort: Cohort, is_drawn: np.ndarray) -> Cohort:
-    """The cohort of those places [K] that a client was drawn for."""
+    """Restrict a cohort to the entries [K] for which a client was sampled."""
     part = cohort.participation or Participation(is_drawn, is_drawn)
     part = Participation(part.is_present & is_drawn, part.is_received & is_drawn)
     return cohort._replace(participation=part)
@@ -465,8 +467,7 @@ def among_drawn(cohort: Cohort, is_drawn: np.ndarray) -> Cohort:
 def run_cohort(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> tuple[PyTree, RoundLog]:
-    """`simulate_round` of clients that the caller has chosen, each once and in any
-    order.
+    """Train a round with the given clients, each once and in any order.
 
     Canonical sums take them in the order of their ids, and so is the outcome.
 
@@ -487,7 +488,7 @@ def run_cohort(
 
 
 def finished_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
-    """`log` of a whole cohort [K] of those received, with the epsilon spent so far."""
+    """Restrict a cohort's log [K] to received updates, and add epsilon."""
     log = of_received(log, cohort.participation)
     if sim.accountant is None:
         return log
@@ -496,7 +497,7 @@ def finished_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
 
 
 def in_order_of_ids(cohort: Cohort) -> Cohort:
-    """The same clients by ascending id."""
+    """Sort a cohort by client id."""
     order, part = np.argsort(cohort.ids, kind="stable"), cohort.participation
     if part is not None:
         part = part.take(order)
@@ -504,14 +505,14 @@ def in_order_of_ids(cohort: Cohort) -> Cohort:
 
 
 def metrics_of_received(metrics: dict, participation: Participation | None) -> dict:
-    """Metrics {name: [K]} without those of clients whose update has not arrived."""
+    """Metrics {name: [K]} of the clients whose update was received."""
     if participation is None:
         return metrics
     return {name: x[participation.is_received] for name, x in metrics.items()}
 
 
 def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
-    """`log` of a whole cohort [K] without clients whose update has not arrived."""
+    """Restrict a cohort's log [K] to clients whose update was received."""
     if participation is None:
         return log
     is_present, is_received = participation.is_present, participation.is_received
@@ -531,7 +532,9 @@ def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
 def train_cohort(
     sim: Simulation, server: PyTree, work: RoundInputs, round: int
 ) -> tuple[PyTree, tuple]:
-    """-> (server, (rows [V', W, L, ...], metrics {name: [K]}) in host memory)."""
+    """Train: (server, (client states [V', W, L, ...], metrics {name: [K]}) on the
+    host).
+    """
     check_memory(sim, server, work.rows)
     with region("gather"):
         begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
@@ -544,7 +547,7 @@ def train_cohort(
 def assign(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> RoundInputs:
-    """Prepare and schedule a cohort, and fetch its rows."""
+    """Prepare and schedule a cohort, and load its client states."""
     extra = empty_prepared(len(cohort.ids))
     if sim.algorithm.prepare:
         with region("prepare"):
@@ -565,7 +568,7 @@ def assign(
 
 
 def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundInputs:
-    """Who of a prepared cohort trains where: no personal rows, and all are new."""
+    """Schedule a prepared cohort, without client states."""
     ids = cohort.ids
     offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
     steps = local_steps(sim, ids, cohort.round, extra.num_added)
@@ -612,7 +615,7 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
 def local_steps(
     sim: Simulation, ids: np.ndarray, round: int, num_added: np.ndarray | int = 0
 ) -> np.ndarray:
-    """Local steps [K] of clients `ids` [K] to whom `num_added` examples are added."""
+    """Local steps [K] of clients `ids` [K] with `num_added` added examples."""
     epochs = np.asarray(sim.local_epochs(round))
     epochs = epochs[ids] if epochs.ndim else epochs
     epochs = client_epochs(sim.stragglers, epochs, ids, sim.seed, round)
@@ -627,7 +630,7 @@ def store_personal_state(
     server: PyTree,
     min_kept: float = 0.0,
 ) -> dict:
-    """Hand a round's rows [V', W, L, ...] to the store; returns its metrics.
+    """Pass a round's client states [V', W, L, ...] to the store; return its metrics.
 
     Args:
       min_kept: share of the cohort that must have sent what can be averaged.
@@ -653,7 +656,9 @@ def store_personal_state(
 
 
 def checked_metrics(found: dict, cohort: Cohort, min_kept: float) -> dict:
-    """The metrics of a round's {name: [K]}, which must be finite as its updates."""
+    """Metrics of a round's {name: [K]}, after checks that they and the updates are
+    finite.
+    """
     metrics = {name: x for name, x in found.items() if name != IS_FINITE}
     check_metrics(metrics, cohort.ids, cohort.round)
     check_updates(found[IS_FINITE], cohort.ids, cohort.round)

@@ -1,4 +1,4 @@
-"""State of a federated simulation."""
+"""Static state of a federated simulation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree, RoundContext
 
 
 class Simulation(NamedTuple):
-    """Everything of a federated run that does not change from round to round."""
+    """Everything of a federated run that is constant over rounds."""
 
     algorithm: Algorithm
     batching: Batching
@@ -50,18 +50,19 @@ class Simulation(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Clients of a round, at most: K, more that are asked than are counted, or the
-        capacity of a Poisson cohort."""
+        """Largest number of clients in a round: K, with over-selection, or a Poisson
+        capacity.
+        """
         asked = self.systems.num_asked(self.cohort_size)
         return self.sampling.max_cohort(self.population.num_clients, asked)
 
     @property
     def largest(self) -> np.ndarray:
-        """Examples of the largest clients that a round may have, falling."""
+        """Number of examples of the largest clients of a round, descending."""
         return self.population.largest(self.num_places)
 
     def context(self, cohort: Cohort) -> RoundContext:
-        """What the server may look at before it trains this cohort."""
+        """Inputs of `Algorithm.prepare` for a cohort."""
         return RoundContext(
             dataset=self.device_data,
             population=self.population,

@@ -69,7 +69,7 @@ BLOCK = 2**12  # clients whose stamps are searched together
 
 
 def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-    """A number [n] uint64 for every client and stamp; 0 where there is no stamp."""
+    """Hash [n] uint64 of every client and stamp; 0 if there is no stamp."""
     mixed = ids.astype(np.uint64) << np.uint64(32) | stamps.astype(np.uint64)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # as in SplitMix64
         mixed = (mixed ^ mixed >> np.uint64(31)) * np.uint64(factor)
@@ -79,7 +79,8 @@ def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
 def drop_after(
     stamps: np.ndarray, round: int, starts: Iterable[int] | None = None
 ) -> np.uint64:
-    """Take back later stamps of [N, versions]; returns the seal of those before.
+    """Remove stamps [N, versions] later than `round`; return the checksum of the
+    others.
 
     Args:
       starts: of the blocks of clients that may have stamps; None is all blocks.
@@ -99,13 +100,13 @@ def drop_after(
 def update_checksums(
     seal: np.uint64, ids: np.ndarray, before: np.ndarray, after: np.ndarray
 ):
-    """The seal when newest stamps `before` [n] of `ids` have become `after` [n]."""
+    """Update the store's checksum when the newest stamps of `ids` change."""
     change = checksum_keys(ids, after) - checksum_keys(ids, before)
     return np.append(change, seal).sum()
 
 
 def read_seals(path: pathlib.Path) -> dict[int, np.uint64]:
-    """{round: seal}; empty when the file is missing or holds something else."""
+    """Read {round: checksum}; {} if the file is missing or damaged."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         return {
@@ -116,7 +117,7 @@ def read_seals(path: pathlib.Path) -> dict[int, np.uint64]:
 
 
 def write_seals(path: pathlib.Path, seals: dict[int, np.uint64]) -> None:
-    """Put the file in place whole, on disk."""
+    """Write the checksums atomically, to disk."""
     lines = (f"{round} {seal}\n" for round, seal in seals.items())
     write_text(path, "".join(lines))
 
@@ -125,7 +126,7 @@ FORMAT = "rows with checksums"  # the first line of layout.txt
 
 
 def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
-    """Write down whose rows are kept, or raise ValueError when others are."""
+    """Write the layout of the client states, or raise ValueError if it differs."""
     lines = [FORMAT, f"population {population}"] + [
         f"{trees.path_name(p)} {tuple(x.shape)} {np.dtype(x.dtype)}"
         for p, x in jax.tree_util.tree_leaves_with_path(template)
@@ -136,13 +137,15 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
     for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
         if old != new:
             raise ValueError(
-                f"store {path.parent} must hold '{new}', got '{old}': it belongs to "
-                "another model, population or version."
+                f"store {path.parent} must have the layout '{new}', got '{old}' of "
+                "another model, population or version. Use another --workdir."
             )
 
 
 def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
-    """Raise ValueError unless `folder` has a `name.bin` of that many bytes for each."""
+    """Raise ValueError unless `folder` has a `name.bin` with the given size for each
+    name.
+    """
     for name, size in sizes.items():
         path = folder / f"{name}.bin"
         found = path.stat().st_size if path.exists() else 0
@@ -151,11 +154,11 @@ def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
 
 
 def count_lost(folder: pathlib.Path, got: str) -> ValueError:
-    """The error for rows that cannot be had again, and what to do."""
+    """Build the error for lost client states, with what to do."""
     return ValueError(
-        f"{folder} must hold the personal rows as they were written, got {got}: rows "
-        f"are lost. The same command with --restart={folder.parent.name} trains what "
-        "they belong to anew, and keeps the stages before it."
+        f"{folder} must hold the personal rows as written, got {got}. Rows are lost: "
+        f"rerun with --restart={folder.parent.name} to retrain that stage; earlier "
+        "stages are kept."
     )
 
 
@@ -166,7 +169,7 @@ def open_stamps(
     is_kept: bool,
     is_read_only: bool,
 ) -> np.memmap:
-    """[N, versions] int32 stamps, allocated whole so that a full disk fails here.
+    """Open [N, versions] int32 stamps, allocated fully so that a full disk fails here.
 
     Changes go to the file if they are to be kept, else to this process' memory; a file
     that is read only must be there.
@@ -181,8 +184,7 @@ def open_stamps(
 
 
 def _allocate(file, size: int) -> None:
-    """Make a file that is appended to `size` bytes long, with room on the disk; by
-    zeros that are written where the system has no other way, such as macOS."""
+    """Extend a file to `size` bytes, with disk space allocated."""
     held = os.fstat(file.fileno()).st_size
     if hasattr(os, "posix_fallocate"):
         file.truncate(size)
@@ -194,7 +196,8 @@ def _allocate(file, size: int) -> None:
 
 
 def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
-    """First rows of the blocks of `block` rows in which a sparse file has data.
+    """Yield the first rows of the chunks of `block` rows in which a sparse file has
+    data.
 
     A file system that knows no holes has data everywhere.
     """
@@ -215,7 +218,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate
 
 
 class StateFile:
-    """`num_places` places for a row of `row_bytes` (its checksum included) each."""
+    """File with `num_places` client states of `row_bytes` each, checksum included."""
 
     def __init__(
         self,
@@ -237,7 +240,7 @@ class StateFile:
     def read(
         self, block: np.ndarray, rows: np.ndarray, places: np.ndarray, keys: np.ndarray
     ) -> np.ndarray:
-        """Fill `rows` [n] of `block` [K, row bytes] uint8 from `places` [n].
+        """Read `rows` [n] of `block` [K, row bytes] uint8 from `places` [n].
 
         Returns:
           [n] bool, whether each is there as it was written with its key of `keys` [n].
@@ -252,7 +255,7 @@ class StateFile:
         return is_whole & (block[rows, -SUM_BYTES:] == sums).all(axis=1)
 
     def write(self, block: np.ndarray, places: np.ndarray, keys: np.ndarray) -> None:
-        """Write `block` [n, row bytes], whose last bytes become the checksums."""
+        """Write `block` [n, row bytes], with the checksums in its last bytes."""
         block[:, -SUM_BYTES:] = _sums(block, keys)
         self.put(block, places)
 
@@ -265,10 +268,10 @@ class StateFile:
         put = lambda part, start: os.pwrite(self._file, part, start)
         for row, place in zip(block, places.tolist(), strict=True):
             if not _in_full(put, row, place * self.row_bytes):
-                raise OSError(f"{self.path}: row {place} was written in part.")
+                raise OSError(f"{self.path}: row {place} was only written in part.")
 
     def drop(self, places: np.ndarray) -> None:
-        """Give the disk the blocks back that `places` [n], ascending, fill alone.
+        """Free the disk blocks that only `places` [n], ascending, occupy.
 
         Where the file system or the C library cannot, the file stays as it is.
         """
@@ -283,20 +286,20 @@ class StateFile:
             fallocate(self._file, KEEP_SIZE | PUNCH_HOLE, *where)
 
     def sync(self) -> None:
-        """Put everything that was written on disk."""
+        """Sync the file to disk."""
         os.fsync(self._file)
 
     def share(self) -> None:
-        """Wait until nobody has the file alone, and keep it so until `free`."""
+        """Take a shared lock on the file, until `free`."""
         self._lock(fcntl.LOCK_SH)
 
     def free(self) -> None:
-        """End `share`."""
+        """Release the lock of `share`."""
         self._lock(fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def exclusive(self):
-        """While nobody else reads or writes; waits for those who do."""
+        """Context with an exclusive lock on the file."""
         self._lock(fcntl.LOCK_EX)
         try:
             yield
@@ -304,13 +307,13 @@ class StateFile:
             self.free()
 
     def _lock(self, kind) -> None:
-        """Nothing for a file that is only read, which nobody writes to any more."""
+        """Lock the file, unless it is read-only."""
         if not self._is_read_only:
             fcntl.flock(self._file, kind)
 
 
 def _sums(rows, keys):
-    """[n, 4] uint8: CRC-32 of each row but for its own checksum, begun with its key."""
+    """CRC-32 [n, 4] uint8 of each row without its checksum, seeded with its key."""
     starts = (keys & np.uint64(0xFFFFFFFF)).tolist()
     sums = [
         zlib.crc32(row[:-SUM_BYTES], start)
@@ -320,7 +323,7 @@ def _sums(rows, keys):
 
 
 def _in_full(move: Callable, row: np.ndarray, start: int) -> bool:
-    """Whether `move(part, start)` took the whole row; one call ends at 2 GiB."""
+    """Whether `move(part, start)` moved the whole row, in calls of up to 2 GiB."""
     done = 0
     while done < len(row) and (count := move(row[done:], start + done)):
         done += count
@@ -328,7 +331,7 @@ def _in_full(move: Callable, row: np.ndarray, start: int) -> bool:
 
 
 def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
-    """The bytes [count, row_bytes] of `rows` [count, ...], room for a checksum last.
+    """Pack `rows` [count, ...] to bytes [count, row_bytes], with space for a checksum.
 
     Raises:
       ValueError: when they are longer or shorter.
@@ -341,15 +344,15 @@ def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
     wanted = row_bytes - SUM_BYTES
     if (size := sum(part.shape[1] for part in parts)) != wanted:
         raise ValueError(
-            f"client_update must give a row of {wanted} bytes, as init_personal "
-            f"does, got {size}."
+            f"client_update must return a personal state of {wanted} bytes, as "
+            f"init_personal does, got {size}."
         )
     parts.append(np.zeros((count, SUM_BYTES), np.uint8))
     return np.concatenate(parts, axis=1)
 
 
 def unpack(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
-    """The arrays [K, ...] in rows [K, row bytes] uint8 that are like `leaves`."""
+    """Unpack arrays [K, ...] like `leaves` from rows [K, row bytes] uint8."""
     found, start = [], 0
     for leaf in leaves:
         size = trees.num_bytes(leaf)
@@ -365,7 +368,7 @@ CHECKSUMS = "seals.txt"
 
 
 class PendingWrite(NamedTuple):
-    """Rows that are on their way to the disk."""
+    """Client states that are being written to disk."""
 
     ids: np.ndarray  # [K] int64, ascending
     block: np.ndarray  # [K, row bytes] uint8, each row's checksum included
@@ -373,7 +376,7 @@ class PendingWrite(NamedTuple):
 
 
 class Store:
-    """Rows of `template`'s shape for `population` clients under `folder`.
+    """Personal states like `template` of `population` clients, under `folder`.
 
     Args:
       template: pytree of arrays or shape structs, one client's personal state.
@@ -407,7 +410,7 @@ class Store:
     ):
         if folder is None and sharer is not None:
             raise ValueError(
-                "store must be given a folder that all processes see, got None."
+                "a store needs a folder that all processes can access, got None."
             )
         is_own = folder is None
         if is_own:
@@ -450,11 +453,11 @@ class Store:
 
     @property
     def template(self) -> PyTree:
-        """One client's row, arrays or shape structs."""
+        """Pytree of one client's state, as arrays or ShapeDtypeStructs."""
         return jax.tree.unflatten(self._treedef, self._leaves)
 
     def gather(self, ids: np.ndarray) -> tuple[PyTree, np.ndarray]:
-        """Rows of `ids` [K] as a tree of [K, ...] and `is_new` [K] (never written).
+        """Load the states of clients `ids` [K]: tree of [K, ...], and `is_new` [K].
 
         A new client's row, and that of a negative id, is zero.
 
@@ -487,8 +490,8 @@ class Store:
     def scatter(
         self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, others=()
     ) -> None:
-        """Hand `rows` (tree of [K, ...]) of `round`, one or each its own [K], to the
-        writer.
+        """Write states `rows` (tree of [K, ...]) of `round`, [] or [K], in the
+        background.
 
         Negative ids are skipped; the arrays must not change afterwards. `others` are
         the ids whose rows of this one round other processes write.
@@ -515,11 +518,11 @@ class Store:
         self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
-        """Wait until all rows are on disk; raises the writer's OSError."""
+        """Wait until all states are on disk; raises the writer's OSError."""
         self._wait()
 
     def flush(self, round: int) -> None:
-        """Put everything on disk and protect it: a checkpoint of `round` may follow."""
+        """Flush to disk and protect the states, so that `round` can be checkpointed."""
         self._wait()
         self._rows.sync()
         self._file.flush()
@@ -533,7 +536,7 @@ class Store:
             write_seals(path, kept)
 
     def keep_newest(self) -> None:
-        """Free all versions but the newest: a stage has ended, with a `flush`.
+        """Free all versions but the newest, at the end of a stage.
 
         It can go on from its last checkpoint; one before is refused. Killed at any
         moment, the rows of the last are whole, and the next call frees the rest.
@@ -551,7 +554,7 @@ class Store:
             part[is_old] = 0
 
     def touched(self) -> np.ndarray:
-        """Ids that have a row, ascending, [n] int64."""
+        """Ids of clients with a state, ascending, [n] int64."""
         self._wait()
         found = [np.zeros(0, np.int64)]
         for start in self._written_blocks():
@@ -560,11 +563,11 @@ class Store:
         return np.concatenate(found)
 
     def newest(self) -> int:
-        """1 + the last round that anything was written in, 0 before any."""
+        """1 + the last round that wrote a state; 0 if there is none."""
         return int(self._stamps[self.touched()].max(initial=0))
 
     def _written_blocks(self):
-        """First clients of the blocks in which anybody may have a stamp."""
+        """Yield the first clients of the chunks that may have stamps."""
         if not self._is_kept:  # this process' own stamps are in no file
             return range(0, self.population, BLOCK)
         self._file.flush()  # until then a page may look like a hole
@@ -583,14 +586,16 @@ class Store:
         return np.concatenate(ids), np.concatenate(found)
 
     def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-        """The rows of `ids` [n] with these stamps [n], as bytes [n, row bytes]."""
+        """States of clients `ids` [n] with the given stamps [n], as bytes [n, row
+        bytes].
+        """
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         versions = (self._stamps[ids] == stamps[:, None]).argmax(axis=1)
         self._read(block, np.arange(len(ids)), ids, versions, stamps)
         return block
 
     def _is_new(self, ids) -> np.ndarray:
-        """Whether nothing was ever written of `ids` [K]."""
+        """Mask of the clients `ids` [K] without a state."""
         stamps = self._stamps.take(np.maximum(ids, 0), axis=0)
         return ~stamps.any(axis=1) | (ids < 0)
 
@@ -602,7 +607,7 @@ class Store:
         self._seal = update_checksums(self._seal, ids, before, self._stamps[ids, 0])
 
     def _unwritten(self) -> PendingWrite | None:
-        """Rows that are not on disk yet, if any; raises the writer's error."""
+        """The pending write, or None if all rows are on disk; raises its error."""
         if self._pending and self._pending.written.done():
             self._wait()
         return self._pending
@@ -613,7 +618,7 @@ class Store:
             pending.written.result()
 
     def _write(self, ids, block, rounds, others) -> None:
-        """Rows first, then the stamps that make them count."""
+        """Write the states first, then the stamps that make them valid."""
         everyone = np.concatenate([ids, others])
         try:
             before = self._stamps.take(everyone, axis=0).max(axis=1)
@@ -627,7 +632,7 @@ class Store:
             self._rows.free()
 
     def _read(self, block, rows, ids, versions, stamps) -> None:
-        """Fill `rows` of `block` with what clients `ids` have in their `versions`."""
+        """Read `rows` of `block` from the `versions` of clients `ids`."""
         keys = checksum_keys(ids, stamps)
         is_whole = self._rows.read(block, rows, ids * VERSIONS + versions, keys)
         if not is_whole.all():
@@ -637,7 +642,9 @@ class Store:
             )
 
     def _free_places(self, ids, rounds) -> np.ndarray:
-        """Where to write: the place of its round, else the oldest nobody needs [K]."""
+        """Where to write, [K]: the version of this round, else the oldest
+        unprotected one.
+        """
         stamps = self._stamps.take(ids, axis=0)
         age, first = stamps.copy(), VERSIONS * np.arange(len(ids))
         for past in self._protected:
@@ -648,7 +655,7 @@ class Store:
 
 
 def restore_rows(folder: pathlib.Path) -> None:
-    """Make rows.bin and stamps.bin of a store from its log, which other files are of.
+    """Restore rows.bin and stamps.bin of a store from its log.
 
     Raises:
       ValueError: when the log is damaged.

@@ -49,7 +49,7 @@ from fedfr_jax.types import Dataset, Prepared, PyTree
 
 
 class RoundInputs(NamedTuple):
-    """A round's arguments in host memory, and what they mean."""
+    """Arguments of a round in host memory."""
 
     rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
     slots: np.ndarray  # [V, W, L, 11] int32, see `client.unpack`
@@ -70,7 +70,7 @@ class StreamShape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Who trains where, in host memory; n waves on a device in all, S segments of w."""
+    """Inputs of all segments in host memory: n waves per device, S segments of w."""
 
     rows: PyTree  # [A', S * w, L, ...] of this process' devices
     slots: np.ndarray  # [A, S * w, L, 11] packed, the segments one after the other
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
 
 def num_waves(work: RoundInputs, mesh: Mesh) -> int:
-    """Waves that a `RoundInputs` has on each device."""
+    """Number of waves of a `RoundInputs` on each device."""
     shards, waves = work.slots.shape[:2]
     return shards // mesh.shape[meshes.CLIENTS] * waves
 
@@ -93,7 +93,7 @@ def fit_waves(
     waves: int,
     room: int,
 ) -> StreamShape:
-    """Cut `waves` into segments whose two tables fit `memory`, or single waves.
+    """Divide `waves` into segments of which two fit `memory`, or single waves.
 
     Args:
       most_rows: [n] rows of the 1, 2, ... largest clients together.
@@ -109,7 +109,7 @@ def fit_waves(
 
 
 def capacity_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
-    """Added examples per client that a segment has room for, see the module.
+    """Number of added examples per client that a segment has room for.
 
     Args:
       known: the rooms so far, to which a new one is added.
@@ -124,7 +124,7 @@ def capacity_for(capacity: int, most: int, max_local: int, known: set[int]) -> i
 def build_layout(
     work: RoundInputs, mesh: Mesh, size: StreamShape, first_row: int = 0
 ) -> Layout:
-    """Cut a round's `RoundInputs` [V, W, L] into segments; idle waves fill up the last.
+    """Cut a round's `RoundInputs` [V, W, L] into segments, padding with idle waves.
 
     Args:
       first_row: where its part of a segment's table begins.
@@ -194,7 +194,7 @@ def flat_examples(tree: Dataset) -> Dataset:
 
 
 class SegmentData(NamedTuple):
-    """Rows of a table that are worked on together, cut over the client devices."""
+    """A chunk of rows and their data set, sharded over the client devices."""
 
     dataset: Dataset
     rows: jax.Array  # [A * b] int32 where they lie in a device's own data set
@@ -210,31 +210,31 @@ class DeviceData:
 
     @staticmethod
     def device_examples(dataset: Dataset, start: jax.Array) -> DeviceExamples:
-        """Each example lies at its own row."""
+        """Examples by their row in the data set."""
         del start
         return all_rows(dataset)
 
     def size_of(
         self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
-        """One segment of all waves."""
+        """One segment with all waves."""
         del largest, num_tables
         return StreamShape(1, num_waves(works[0], self.mesh), 0)
 
     def segments(
         self, size: StreamShape, load: Callable, lists: list
     ) -> Iterator[tuple]:
-        """What `load(0)` gives, and the data set."""
+        """Yield `load(0)` and the data set."""
         del size, lists
         yield *load(0), self.dataset
 
     def shapes(self, size: StreamShape) -> Dataset:
-        """The table of a segment: the data set itself."""
+        """Shapes of a segment's examples: the data set itself."""
         del size
         return self.dataset
 
     def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
-        """`rows` [R] as one block, filled up with row 0 to whole batches per device."""
+        """`rows` [R] as one chunk, padded with row 0 to full batches per device."""
         whole = self.mesh.shape[meshes.CLIENTS] * batch_size
         rows = np.pad(rows, (0, -len(rows) % whole)).astype(np.int32)
         yield SegmentData(
@@ -242,12 +242,12 @@ class DeviceData:
         )
 
     def input_wait(self) -> float:
-        """Seconds: nothing is waited for."""
+        """Seconds of waiting for input: 0."""
         return 0.0
 
 
 class StreamedData:
-    """A stream, of which each segment of a round has a table of its own."""
+    """A stream, from which each segment of a round is read."""
 
     spec, is_streamed = P(meshes.CLIENTS), True
 
@@ -262,7 +262,7 @@ class StreamedData:
     def size_of(
         self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
-        """Size of a round's segments that fits each of `works`.
+        """Size of segments that fits each of `works`.
 
         Args:
           largest: examples of the cohort's largest clients, falling.
@@ -282,8 +282,7 @@ class StreamedData:
     def segments(
         self, size: StreamShape, load: Callable, lists: list[tuple[Layout, np.ndarray]]
     ) -> Iterator[tuple]:
-        """What `load(i)` gives and the i-th table, each made while the one before is
-        trained.
+        """Yield `load(i)` and the i-th examples, each read while the one before trains.
 
         Args:
           lists: what a table holds, one part after the other: the rows of a layout's
@@ -303,7 +302,7 @@ class StreamedData:
         return prefetch(make, size.segments, self.dataset.has_waited)
 
     def shapes(self, size: StreamShape) -> Dataset:
-        """The table of a segment, as shapes."""
+        """Shapes of a segment's examples."""
         count = size.rows * self.mesh.shape[meshes.CLIENTS]
         place = meshes.over_clients(self.mesh)
         shape = lambda x: jax.ShapeDtypeStruct(
@@ -312,14 +311,14 @@ class StreamedData:
         return flat_examples(jax.tree.map(shape, self.dataset.example))
 
     def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:
-        """`rows` [R] in order, filled up with row 0, in blocks that fit its memory."""
+        """`rows` [R] in order, padded with row 0, in chunks that fit the memory."""
         count, place = self.mesh.shape[meshes.CLIENTS], meshes.over_clients(self.mesh)
         for read in cut_blocks(self.dataset, rows, self.mesh, batch_size):
             own = np.arange(read.num_examples // count, dtype=np.int32)
             yield SegmentData(read, meshes.put_global(np.tile(own, count), place))
 
     def input_wait(self) -> float:
-        """Seconds of waiting for pieces since this was last asked."""
+        """Seconds of waiting for input since the last call."""
         waits = self.dataset.has_waited[:]
         self.dataset.has_waited.clear()
         return sum(waits)
@@ -329,7 +328,7 @@ DATA_KINDS = DeviceData, StreamedData
 
 
 def place_data(mesh: Mesh, table: Dataset | Stream) -> DeviceData | StreamedData:
-    """The table for rounds on the mesh; a `Dataset` is copied to every device."""
+    """Data of rounds on the mesh; a `Dataset` is copied to every device."""
     if isinstance(table, Stream):
         return StreamedData(table, mesh)
     return DeviceData(place_examples(table, mesh), mesh)

@@ -1,7 +1,7 @@
 """Sums over clients, of plain arrays and of `LogScaled` trees.
 
-A Scaled tree stands for e^log times its arrays. Two are added at the larger log, the
-smaller one scaled down, as in an online softmax (Milakov & Gimelshein 2018,
+A `LogScaled` tree represents e^log times its arrays. Two are added at the larger log,
+the smaller one scaled down, as in an online softmax (Milakov & Gimelshein 2018,
 arXiv:1805.02867, algorithm 3): weights such as e^margin neither overflow nor all vanish
 however large margins are, and the sum stays one model of memory. A log may have leading
 axes, which are those of its arrays too.
@@ -18,7 +18,7 @@ from fedfr_jax.types import LogScaled, PerClient, PyTree
 
 
 def zero_sums(shapes: PyTree, *leading: int) -> PyTree:
-    """Sums of nothing like `shapes`, arrays or shape structs, behind `leading` axes."""
+    """Zero sums like `shapes`, arrays or ShapeDtypeStructs, with `leading` axes."""
 
     def nothing(x):
         empty = jax.tree.map(lambda y: jnp.zeros((*leading, *y.shape), y.dtype), x)
@@ -30,7 +30,7 @@ def zero_sums(shapes: PyTree, *leading: int) -> PyTree:
 
 
 def add_sums(a: PyTree, b: PyTree) -> PyTree:
-    """The sum of two."""
+    """Add two sums."""
 
     def one(x, y):
         if not is_scaled(x):
@@ -43,12 +43,12 @@ def add_sums(a: PyTree, b: PyTree) -> PyTree:
 
 
 def over_lanes(tree: PyTree) -> PyTree:
-    """The sum over the leading axis."""
+    """Sum over the leading axis."""
     return _summed(tree, lambda x: x.max(0), lambda x: x.sum(0, dtype=x.dtype))
 
 
 def over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
-    """The sum over the `clients` devices, inside a shard_map over them."""
+    """Sum over the `clients` devices, within a shard_map over them."""
     return _summed(
         tree,
         lambda x: meshes.max_over_clients(mesh, x),
@@ -57,7 +57,7 @@ def over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def without_kept(summary: PyTree) -> tuple[PyTree, list]:
-    """(`summary` with nothing below its `PerClient`, what lay there)."""
+    """(`summary` with its `PerClient` parts emptied, their contents)."""
     kept = []
 
     def one(x):
@@ -70,7 +70,7 @@ def without_kept(summary: PyTree) -> tuple[PyTree, list]:
 
 
 def with_kept(total: PyTree, kept: list) -> PyTree:
-    """The inverse of `without_kept`, for sums and trees of [K, ...]."""
+    """Inverse of `without_kept`, for sums and trees of [K, ...]."""
     trees = iter(kept)
     one = lambda x: PerClient(next(trees)) if _is_kept(x) else x
     return jax.tree.map(one, total, is_leaf=_is_kept)
@@ -81,12 +81,12 @@ def _is_kept(x) -> bool:
 
 
 def is_scaled(x) -> bool:
-    """Whether it is a Scaled tree and no array."""
+    """Whether `x` is a `LogScaled` tree."""
     return isinstance(x, LogScaled)
 
 
 def round_down(x: LogScaled, top: jax.Array) -> PyTree:
-    """The arrays of `x` at log `top`, at least its own; -inf is of nothing."""
+    """Rescale the arrays of `x` to log `top`, at least its own; -inf means zero."""
     factor = jnp.exp(jnp.where(x.log == top, 0, x.log - top))
     wide = lambda y: factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
     return jax.tree.map(lambda y: y * wide(y).astype(y.dtype), x.tree)

@@ -1,4 +1,4 @@
-"""Several runs in one compiled round: seeds and hyper-parameters as an axis.
+"""Vmapped sweeps: several runs in one compiled round, over seeds and hyperparameters.
 
 A member of a sweep is a seed and a pytree of numbers. The round is vmapped over
 (server, rows, cohort, key, hyper); the algorithm is made inside it, of the member's own
@@ -71,7 +71,7 @@ def sweep(
     mesh,
     **options,
 ) -> Sweep:
-    """Put the runs of (hypers[s], seeds[s]) together.
+    """Combine the runs of (hypers[s], seeds[s]) to a sweep.
 
     Args:
       make: hyper -> Algorithm; called with a member's numbers, and with tracers.
@@ -86,14 +86,18 @@ def sweep(
     """
     if not 0 < len(hypers) == len(seeds):
         raise ValueError(
-            f"hypers must be one per seed, got {len(hypers)} for {len(seeds)} seeds."
+            f"hypers must have one entry per seed, got {len(hypers)} for {len(seeds)} "
+            "seeds."
         )
     if jax.process_count() > 1:
-        raise ValueError(f"a sweep must run in one process, got {jax.process_count()}.")
+        raise ValueError(
+            f"a vmapped sweep must run in one process, got {jax.process_count()}. "
+            "Remove --vmap, or use one process."
+        )
     if options.get("systems", Systems()).has_world:
         raise ValueError(
-            "systems of a vmapped sweep must be without time and sampling by loss, got "
-            "profiles or sampling. Run its members one by one."
+            "a vmapped sweep cannot have systems with profiles or sampling. Run its "
+            "members one by one."
         )
     whole = meshes.replicated(mesh)
     table = place_examples(table, mesh)
@@ -124,7 +128,8 @@ def sweep(
 
 
 def vmap_members(functions: Round, mesh: Mesh) -> Round:
-    """The functions of S rounds; in what the devices cut, S is the second axis.
+    """vmap the functions of a round over S members, on the second axis of sharded
+    inputs.
 
     They share a table, in which the slots say where a member's rows lie.
     """
@@ -143,7 +148,7 @@ def vmap_members(functions: Round, mesh: Mesh) -> Round:
 def start_sweep(
     runs: Sweep, variables: PyTree, folders=None
 ) -> tuple[PyTree, list[Store]]:
-    """Servers [S, ...] before round 0, all of one start, and the members' stores."""
+    """Initial servers [S, ...] from the same variables, and each member's store."""
     init = lambda hyper: runs.build_member(hyper).init(variables)
     servers = jax.jit(jax.vmap(init, axis_size=len(runs.sims)))(runs.hyper)
     stores = [
@@ -154,14 +159,14 @@ def start_sweep(
 
 
 def member(servers: PyTree, s: int) -> PyTree:
-    """The server of member s."""
+    """Server of member s."""
     return jax.tree.map(lambda x: x[s], servers)
 
 
 def run_sweep_round(
     runs: Sweep, servers: PyTree, stores: Sequence[Store], round: int
 ) -> tuple[PyTree, list[RoundLog]]:
-    """`play` of every member at once: -> (servers [S, ...], an outcome each).
+    """Run a round of every member at once: (servers [S, ...], a log for each).
 
     Raises:
       ValueError: when the round would overspend a member's privacy budget.
@@ -208,7 +213,7 @@ def run_sweep_rounds(
     *,
     most: int = 0,
 ) -> tuple[PyTree, list[list[RoundLog]]]:
-    """`simulate_rounds` of every member at once: -> (servers [S, ...], logs of each).
+    """`simulate_rounds` of every member at once: (servers [S, ...], logs of each).
 
     Raises:
       MemoryError, FloatingPointError: as `run_sweep_round`.
@@ -235,7 +240,7 @@ def run_sweep_rounds(
 
 
 def stack_member_data(sims: Sequence[Simulation], works: Sequence) -> list[int]:
-    """Which of a segment's tables each member reads: [S], from 0.
+    """Which of a segment's data sets each member reads: [S], from 0.
 
     Members of one seed, or all if cohorts are everybody, train the same clients in the
     same places; unless the server adds examples, their rows are then the same.

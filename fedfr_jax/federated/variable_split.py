@@ -17,42 +17,42 @@ PERSONAL = "local"
 
 
 def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-    """Leaves of `tree` where the static `mask` is True, and the others."""
+    """Split `tree` into the leaves where the static `mask` is True, and the others."""
     chosen = jax.tree.map(lambda m, x: x if m else None, mask, tree)
     others = jax.tree.map(lambda m, x: None if m else x, mask, tree)
     return chosen, others
 
 
 def join(first: PyTree, second: PyTree) -> PyTree:
-    """The inverse of `split`: each leaf from the part that has it."""
+    """Inverse of `split`."""
     pick = lambda x, y: y if x is None else x
     return jax.tree.map(pick, first, second, is_leaf=_is_none)
 
 
 def select_like(part: PyTree, whole: PyTree) -> PyTree:
-    """Those leaves of `whole` that `part` has."""
+    """Leaves of `whole` that `part` has."""
     pick = lambda x, y: None if x is None else y
     return jax.tree.map(pick, part, whole, is_leaf=_is_none)
 
 
 def drop_like(part: PyTree, whole: PyTree) -> PyTree:
-    """Those leaves of `whole` that `part` lacks."""
+    """Leaves of `whole` that `part` lacks."""
     pick = lambda x, y: y if x is None else None
     return jax.tree.map(pick, part, whole, is_leaf=_is_none)
 
 
 def shared(variables: PyTree) -> PyTree:
-    """What is sent: `variables` without a client's own leaves."""
+    """Shared variables: `variables` without a client's personal leaves."""
     return {name: x for name, x in variables.items() if name != PERSONAL}
 
 
 def personal_variables(variables: PyTree) -> PyTree:
-    """A client's own leaves, () where it keeps none."""
+    """A client's personal leaves, () if there are none."""
     return variables.get(PERSONAL, ())
 
 
 def merge_personal(variables: PyTree, leaves: PyTree) -> PyTree:
-    """`variables` with a client's own `leaves`, beside those that they have already.
+    """Add personal `leaves` to `variables`, next to those already there.
 
     The leaves may be in longer stacks of blocks than those of `variables`.
     """
@@ -63,20 +63,20 @@ def merge_personal(variables: PyTree, leaves: PyTree) -> PyTree:
 
 
 def update_of(end: PyTree, start: PyTree) -> PyTree:
-    """`end` minus `start`, both variables, of what is sent."""
+    """Difference `end` - `start` of the shared variables."""
     return jax.tree.map(jnp.subtract, shared(end), shared(start))
 
 
 def merge_personal_variables(variables: PyTree) -> PyTree:
-    """The network that a loss sees: shared leaves and own ones in their places."""
+    """Variables of the model: shared and personal leaves, merged."""
     if PERSONAL not in variables:
         return variables
     return join(shared(variables), variables[PERSONAL])
 
 
 def split_paths(whole: PyTree, variables: PyTree) -> PyTree:
-    """Inverse of `merge_personal_variables`: `whole` with its leaves where `variables`
-    have them.
+    """Split `whole` into shared and personal leaves, in the structure of
+    `variables`.
     """
     parts = select_like(shared(variables), whole)
     if PERSONAL not in variables:
@@ -85,18 +85,18 @@ def split_paths(whole: PyTree, variables: PyTree) -> PyTree:
 
 
 def is_variables(tree: PyTree) -> bool:
-    """Whether `tree` is a network's variables."""
+    """Whether `tree` is the variables of a model."""
     return isinstance(tree, dict) and {"params", "batch_stats"} <= tree.keys()
 
 
 def in_models(tree: PyTree, function: Callable[[PyTree], PyTree]) -> PyTree:
-    """`tree`, a server's state, with `function` applied to each network in it."""
+    """Apply `function` to each model's variables in `tree`, a server's state."""
     apply = lambda x: function(x) if is_variables(x) else x
     return jax.tree.map(apply, tree, is_leaf=is_variables)
 
 
 def personal_in_models(tree: PyTree) -> PyTree:
-    """Own leaves of the first network in `tree`, a server's state, that has some."""
+    """Personal leaves of the first model in `tree`, a server's state, that has any."""
     networks = filter(is_variables, jax.tree.leaves(tree, is_leaf=is_variables))
     return next(filter(None, map(personal_variables, networks)), ())
 

@@ -1,4 +1,4 @@
-"""Losses: one number per example, which the caller masks and averages.
+"""Losses: one value per example, which the caller masks and averages.
 
 `LOSSES` names what a configuration can choose between. The library's own are margins of
 cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def register_loss(name: str, loss: Callable) -> None:
-    """Add a loss to LOSSES, whose keyword arguments are its settings.
+    """Register a loss; its keyword arguments are its settings in configs.
 
     Args:
       loss: (*, scale, margin, ...) -> Margin, for `margin_loss` of faces; or
@@ -67,7 +67,7 @@ def register_loss(name: str, loss: Callable) -> None:
 def build_margin(
     name: str, *, scale: float, margin: float, options: Mapping | None = None
 ) -> Margin:
-    """A member of LOSSES with its settings.
+    """Build a margin loss of LOSSES from its settings.
 
     Args:
       options: further keywords of the member, the config's `margin_options`.
@@ -83,13 +83,14 @@ def build_margin(
     options = check_settings("margin_options", options, own)
     if not {"scale", "margin"} <= kinds.keys():
         raise ValueError(
-            f"margin_loss must be a margin of cosines, got {name!r}, of outputs."
+            f"margin_loss must be a margin loss on cosines, got {name!r}, a loss on "
+            "logits."
         )
     return LOSSES[name](scale=scale, margin=margin, **options)
 
 
 def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
-    """A member of LOSSES of outputs: (outputs [N, M], targets [N]) -> [N].
+    """Build a loss on outputs: (outputs [N, M], targets [N]) -> [N].
 
     Args:
       given: its name, or {"name": ..., settings}.
@@ -105,14 +106,14 @@ def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
     loss = call_at("loss", LOSSES[name], settings)
     if isinstance(loss, Margin):
         raise ValueError(
-            f"loss must be one of outputs, got {name!r}, a margin of cosines: it is "
-            "margin_loss of faces."
+            f"loss must be a loss on logits, got {name!r}, a margin loss on cosines. "
+            "Use it as margin_loss in the task faces."
         )
     outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     targets = jax.ShapeDtypeStruct((2,), jnp.int32)
     if (shape := jnp.shape(jax.eval_shape(loss, outputs, targets))) != (2,):
         raise ValueError(
-            f"loss must give a number for every example, (2,) for two, got {shape} of "
-            f"{name!r}."
+            f"loss must return one value per example, shape (2,) for two, got {shape} "
+            f"from {name!r}."
         )
     return loss

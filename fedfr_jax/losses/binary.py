@@ -1,4 +1,4 @@
-"""FedFR's branch: a binary classifier per local class on a converted feature.
+"""FedFR's branch: binary classifiers of the local classes on a converted feature.
 
 FedFR's decoupled feature customization, https://arxiv.org/abs/2112.12496, which uses
 the SphereFace2 loss of Wen et al. 2022, https://arxiv.org/abs/2108.01513.
@@ -24,14 +24,14 @@ NUM_BRANCHES = 4
 
 
 class Converter(NamedTuple):
-    """A small network from the backbone's feature to the branch's."""
+    """Small network from the backbone's feature [D] to the branch's feature [D]."""
 
     init: Callable[[jax.Array, int], PyTree]  # (key, D) -> params
     apply: Callable[[PyTree, jax.Array], jax.Array]  # (params, [B, D]) -> [B, D]
 
 
 def linear_converter_init(key: jax.Array, dim: int) -> PyTree:
-    """Identity `kernel` [D, D] (input, output) and zero `bias` [D]."""
+    """Initialize a linear converter: identity `kernel` [D, D] and zero `bias` [D]."""
     del key
     return {"kernel": jnp.eye(dim), "bias": jnp.zeros(dim)}
 
@@ -42,7 +42,7 @@ def linear_converter(params: PyTree, features: jax.Array) -> jax.Array:
 
 
 def bottleneck_converter_init(key: jax.Array, dim: int) -> PyTree:
-    """Parameters of four parallel two-layer bottlenecks, joined by a linear map.
+    """Initialize four parallel two-layer bottlenecks, joined by a linear map.
 
     Weights and biases are uniform in +-1 / sqrt(inputs), so the converter does not
     start at the identity.
@@ -82,7 +82,7 @@ def _linear_init(key, stack, num_inputs, num_outputs):
 
 
 def bottleneck_converter(params: PyTree, features: jax.Array) -> jax.Array:
-    """Features [B, D] plus what the four joined bottlenecks make of them, [B, D]."""
+    """Features [B, D] plus the joined output of the four bottlenecks, [B, D]."""
     x = jnp.einsum("bi,nio->bno", features, params["reduce"]["kernel"])
     x = jax.nn.leaky_relu(x + params["reduce"]["bias"][None])
     x = jnp.einsum("bni,nio->bno", x, params["mix"]["kernel"])
@@ -139,7 +139,7 @@ def binary_branch(
 
 
 def spread_out(cosine: jax.Array, t: float) -> jax.Array:
-    """2 ((c + 1) / 2)^t - 1 of cosines c [...]: spreads those of wrong classes."""
+    """SphereFace2's similarity adjustment 2 ((c + 1) / 2)^t - 1 of cosines c [...]."""
     # Clamped at 0 because rounding can pass cosine -1 and t need not be whole.
     half = jnp.maximum((cosine + 1) / 2, 0)
     return 2 * half**t - 1
@@ -152,7 +152,7 @@ def binary_cross_entropy(
     *,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> jax.Array:
-    """Sum over classes of the cross entropy of "it is this class".
+    """Sum over classes of the one-vs-rest binary cross entropies.
 
     Args:
       logits: [B, M].

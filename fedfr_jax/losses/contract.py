@@ -1,4 +1,4 @@
-"""Margin losses over cosines: the contract of LOSSES.
+"""Margin losses on cosines: the contract of LOSSES.
 
 A margin moves the cosine of an example's own class, perhaps by the length of its
 feature, by numbers that run along with training, or by chance; it may weigh the other
@@ -25,7 +25,7 @@ from fedfr_jax.types import PyTree
 
 
 class MarginInputs(NamedTuple):
-    """What a margin may depend on, of every example."""
+    """Values that a margin may depend on, for each example."""
 
     cosine: jax.Array  # [B] with the class of the label, 0 for a label without one
     norm: jax.Array  # [B] length of the feature, at least 0
@@ -40,7 +40,7 @@ def softmax(logits, labels, class_mask=None, params=MappingProxyType({})):
 
 
 class Margin(NamedTuple):
-    """A margin loss with its settings.
+    """A margin loss with its hyperparameters.
 
     Numbers of `state` are kept in the dtype that they have and handed over in that of
     the cosines. `move` is applied before the state is used, as the released codes do.
@@ -63,12 +63,12 @@ class Margin(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether logits are all there is: no state, no parameters, a softmax."""
+        """Whether it is a softmax of modified logits only, without state or penalty."""
         extras = (self.update_state, self.penalty)
         return self.loss is softmax and extras == (None, None)
 
     def start(self) -> PyTree:
-        """{name: [] float32}, the state of a new training."""
+        """Initial state of training, {name: [] float32}."""
         return {name: jnp.float32(value) for name, value in self.state.items()}
 
 
@@ -79,7 +79,7 @@ def margin_inputs(
     is_valid: jax.Array | None = None,
     key: jax.Array | None = None,
 ) -> MarginInputs:
-    """What a margin may depend on, from features [B, D] and cosines [B, M].
+    """Build the inputs of a margin from features [B, D] and cosines [B, M].
 
     The derivative of the length is the feature's direction, 0 at a zero feature.
     """
@@ -93,7 +93,9 @@ def margin_inputs(
 
 
 def updated_state(margin: Margin, state: PyTree, seen: MarginInputs) -> PyTree:
-    """The state after a batch, without gradient; itself when no example is valid."""
+    """Update the state by a batch, without gradient; unchanged if no example is
+    valid.
+    """
     if margin.update_state is None:
         return state
     fixed = jax.lax.stop_gradient(seen._replace(key=None))
@@ -109,7 +111,7 @@ def logits(
     seen: MarginInputs,
     state: PyTree,
 ) -> jax.Array:
-    """Logits [B, M] of cosines [B, M]; a label outside [0, M) moves none of its row."""
+    """Logits [B, M] of cosines [B, M]; a label outside [0, M) gets no margin."""
     state = _as(state, cosine.dtype)
     hit = is_label(labels, cosine.shape[1])
     target = margin.target(seen, state)[:, None]

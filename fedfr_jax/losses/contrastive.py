@@ -1,8 +1,8 @@
 """Model-contrastive loss of MOON and FedFR.
 
-Model-contrastive loss: Li, He, Song 2021 (MOON), https://arxiv.org/abs/2103.16257,
-equation 3; FedFR, https://arxiv.org/abs/2112.12496, applies it to the backbone's
-feature itself, without a projection head, and so can any caller.
+MOON: Li, He, Song 2021, https://arxiv.org/abs/2103.16257, equation 3. FedFR,
+https://arxiv.org/abs/2112.12496, applies it to the backbone's feature, without a
+projection head, and so can any caller.
 """
 
 import chex
@@ -20,7 +20,8 @@ def model_contrastive(
     *,
     temperature: float = 0.5,
 ) -> jax.Array:
-    """Cross entropy of telling the global model's feature from the previous models'.
+    """MOON's loss: the global model's feature is positive, the previous models'
+    negative.
 
     -log(e^p / (e^p + sum_r e^q_r)), with p and q_r the cosines over the temperature.
 

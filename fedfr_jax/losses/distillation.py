@@ -1,4 +1,4 @@
-"""Distillation losses: of directions, and of softened probabilities.
+"""Distillation losses on features (angular) and on softened probabilities.
 
 Angular distillation: Yan et al. 2019 (VarGFaceNet), https://arxiv.org/abs/1910.04985,
 equation 2, here the squared distance of unit features. Knowledge distillation: Hinton
@@ -14,7 +14,7 @@ from fedfr_jax.losses.margin import mask_classes, normalize, softmax_cross_entro
 
 
 def angular_distillation(student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Squared distance of the unit features, 2 (1 - cosine).
+    """Squared distance of the normalized features, 2 (1 - cosine).
 
     Args:
       student: [B, D].
@@ -80,7 +80,8 @@ def knowledge_distillation_over_elements(
     alpha: float = 0.95,
     temperature: float = 6.0,
 ) -> jax.Array:
-    """`knowledge_distillation` as Yu et al. released it.
+    """`knowledge_distillation` with the KL averaged over classes too, as Yu et al.
+    released.
 
     Their divergence is averaged over examples and classes, not summed over classes, so
     the teacher's weight shrinks with the number of (unmasked) classes. Averaging the

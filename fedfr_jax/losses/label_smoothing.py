@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing, in both forms that are in use.
+"""Cross entropy with label smoothing, in its two common forms.
 
 Szegedy et al. 2016, arXiv:1512.00567, section 7, spreads eps over all K classes, the
 label's among them (as the code of "Bag of Tricks", arXiv:1903.07071); FastReID,

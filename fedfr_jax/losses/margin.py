@@ -1,4 +1,4 @@
-"""Cosines with classes, and the softmax over them.
+"""Cosines between features and classes, and the softmax over them.
 
 Class filtering: An et al. 2022, https://arxiv.org/abs/2203.15565.
 
@@ -43,7 +43,7 @@ def _unit_forward(x, eps):
 
 
 def _unit_backward(eps, kept, dy):
-    """(dy - unit <unit, dy>) / ||x||; nothing is taken away where eps is the length."""
+    """Gradient (dy - unit <unit, dy>) / ||x||; no projection where ||x|| < eps."""
     unit, length, power, is_long = kept
     along = jnp.sum(unit * dy, axis=-1, keepdims=True)
     return ((dy - unit * jnp.where(is_long, along, 0)) / length * power,)
@@ -53,7 +53,7 @@ _unit.defvjp(_unit_forward, _unit_backward)
 
 
 def _power_below(largest):
-    """A power of two, so exact to multiply with, that takes `largest` below 4.
+    """Power of two that scales `largest` below 4; multiplying by it is exact.
 
     At most 1; what is scaled keeps a length of at least 1/2, which no eps reaches.
     """
@@ -83,13 +83,13 @@ def cosine(features: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def is_label(labels: jax.Array, num_classes: int) -> jax.Array:
-    """Where the class is the example's label, bool [B, M], for labels int [B]."""
+    """One-hot mask, bool [B, M], of labels int [B]."""
     chex.assert_rank(labels, 1)
     return labels[:, None] == jnp.arange(num_classes, dtype=labels.dtype)[None]
 
 
 def label_entry(matrix: jax.Array, labels: jax.Array) -> jax.Array:
-    """The entry of each row's label, [B] of [B, M]; 0 for a label outside [0, M)."""
+    """Entry of each example's label: [B] from [B, M]; 0 for a label outside [0, M)."""
     # A select and a sum, not a gather: it is finite for a label outside [0, M).
     return jnp.sum(jnp.where(is_label(labels, matrix.shape[1]), matrix, 0), axis=1)
 
@@ -112,7 +112,7 @@ def add_angle(cosine: jax.Array, margin: jax.Array | float) -> jax.Array:
 def interclass_filter(
     cosine: jax.Array, labels: jax.Array, *, threshold: float
 ) -> jax.Array:
-    """Neutralize other classes that look like the label noise of this example.
+    """Zero the cosines of other classes above `threshold`, as likely label noise.
 
     Args:
       cosine: [B, M].
@@ -129,7 +129,8 @@ def interclass_filter(
 
 
 def mask_classes(logits: jax.Array, class_mask: jax.Array | None) -> jax.Array:
-    """Logits [B, M] with the classes where `class_mask` [M] is False out of reach.
+    """Logits [B, M] with those of masked classes (`class_mask` [M] False) near
+    -infinity.
 
     They become a finite number so low that their probability is exactly 0, and a row
     without any class still has no NaN in its value or its gradient.
@@ -147,7 +148,8 @@ def repeat_others(
     times: int,
     class_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Let the softmax count an example's first other classes `times` more often.
+    """Count an example's first `number` other classes `times` more often in the
+    softmax.
 
     In `softmax_cross_entropy` as if `times` copies of the `number` first logits that
     are neither the label's nor masked were appended: a client's stand-in for the
@@ -171,7 +173,7 @@ def repeat_others(
 def softmax_cross_entropy(
     logits: jax.Array, labels: jax.Array, class_mask: jax.Array | None = None
 ) -> jax.Array:
-    """Cross entropy of one label per example, by log-sum-exp (no cap on the loss).
+    """Cross entropy of one label per example, by log-sum-exp (the loss is not clipped).
 
     Args:
       logits: [B, M].

@@ -1,4 +1,4 @@
-"""Margin losses of the literature, by the contract of `losses/contract.py`.
+"""Margin losses of the literature, built by the contract of `losses/contract.py`.
 
 ArcFace: a margin on the angle to the true class.
 
@@ -11,18 +11,18 @@ CosFace: a margin on the cosine of the true class.
 
 Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4.
 
-CurricularFace: other classes that are hard count more and more as training goes on.
+CurricularFace: hard negative classes get more weight as training proceeds.
 
 Huang et al. 2020, https://arxiv.org/abs/2004.00288, equations 8 to 11, and the released
 code. The state is t, the running mean of the cosine with the true class.
 
-UniFace: one learned threshold between every true cosine and every other one.
+UniFace: one learned threshold between positive and negative cosines.
 
 Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition",
 ICCV 2023, equation 9, and the released code. Deviation: softplus in place of
 log(1 + e^x).
 
-ElasticFace: margins drawn anew for every example.
+ElasticFace: a margin sampled for every example.
 
 Boutros et al. 2022, https://arxiv.org/abs/2109.09416, equations 4 to 7. The "plus"
 variants hand out a batch's margins in the order of its cosines. Deviation: the released
@@ -30,7 +30,7 @@ code sorts the margins and then indexes them with the order of the cosines, wher
 means to give the k-th smallest margin to the example with the k-th largest cosine, as
 happens here.
 
-AdaFace: a margin by the quality of an image, for which its feature's length stands.
+AdaFace: a margin that depends on image quality, approximated by the feature's norm.
 
 Kim, Jain, Liu 2022, https://arxiv.org/abs/2204.00964, equations 10 to 15, and the
 released code. A feature that is long for its batch, of a good image, gets a margin that
@@ -90,7 +90,7 @@ def arcface(*, scale: Positive = 64.0, margin: NonNegative = 0.5) -> Margin:
 def arcface_straight_through(
     *, scale: Positive = 64.0, margin: NonNegative = 0.5
 ) -> Margin:
-    """ArcFace logits whose gradient ignores the margin.
+    """ArcFace logits whose gradient ignores the margin (straight-through).
 
     The widely used released code computes the margin in place outside automatic
     differentiation, so d logit / d cosine = scale for every entry, the label included.
@@ -129,7 +129,7 @@ def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
 def curricularface(
     *, scale: Positive = 64.0, margin: NonNegative = 0.5, ema_rate: Share = 0.01
 ) -> Margin:
-    """ArcFace logits; other classes that look more alike than allowed count for more.
+    """ArcFace logits; hard negative classes get more weight as training proceeds.
 
     Another class whose cosine c is above cos(angle + margin) of the true class has
     scale * c (t + c).
@@ -166,7 +166,7 @@ def uniface(
     margin: NonNegative = 0.4,
     negative_weight: NonNegative = 1.0,
 ) -> Margin:
-    """A binary cross entropy of every class, of scale * cosine - bias.
+    """UniFace: binary cross entropy per class of scale * cosine - bias.
 
     The bias is the threshold, the same for all classes; it is learned and starts at
     log(10 M). What is above `scale` counts as `scale`, without gradient.
@@ -203,7 +203,8 @@ def elasticface(
     margin_on: Literal["angle", "cosine"] = "angle",
     plus: bool = False,
 ) -> Margin:
-    """ArcFace or CosFace logits with margins of N(margin, std^2), one per example.
+    """ArcFace or CosFace logits with a margin sampled from N(margin, std^2) per
+    example.
 
     Args:
       scale: inverse temperature, positive.
@@ -227,18 +228,20 @@ def elasticface(
 
 
 def draw(seen):
-    """Normal numbers [B] of the step's key.
+    """Sample standard normal values [B] with the step's key.
 
     Raises:
       ValueError: without a key.
     """
     if seen.key is None:
-        raise ValueError("key must be given to a loss that draws margins, got None.")
+        raise ValueError("elasticface needs a key to sample its margins, got None.")
     return jax.random.normal(seen.key, seen.cosine.shape, seen.cosine.dtype)
 
 
 def in_order(margins, seen):
-    """Margins [B], the smallest for the largest cosine; padding gets what is left."""
+    """Sort margins [B] so that the smallest goes to the largest cosine; padding comes
+    last.
+    """
     cosine = jnp.where(seen.is_valid, seen.cosine, -jnp.inf)
     rank = jnp.argsort(jnp.argsort(-jax.lax.stop_gradient(cosine)))
     return jnp.sort(margins)[rank]
@@ -300,7 +303,7 @@ def _inside(cosine):
 
 
 def _moments(values, is_valid):
-    """Mean and unbiased deviation [] of the valid ones of values [B]."""
+    """Mean and unbiased standard deviation [] of the valid entries of values [B]."""
     count = is_valid.sum().astype(values.dtype)
     mean = jnp.where(is_valid, values, 0).sum() / jnp.maximum(count, 1)
     square = jnp.where(is_valid, jnp.square(values - mean), 0).sum()
@@ -369,7 +372,7 @@ def sphereface2(
     positive_weight: OpenShare = 0.7,
     loss_weight: NonNegative = 50.0,
 ) -> Margin:
-    """weight / scale times the binary cross entropies of scale * (g(c) -+ margin) + b.
+    """SphereFace2: weighted binary cross entropies of scale * (g(c) -+ margin) + b.
 
     g(c) = 2 ((c + 1) / 2)^t - 1 for every cosine c; the margin is subtracted for the
     true class and added for the others. The bias b starts where the two weighted sums
@@ -410,7 +413,7 @@ def sphereface2(
 def balance_positives(
     own: float, other: float, num_classes: int, positive: float, negative: float
 ) -> float:
-    """The bias at which weighted positive and negative slopes are equal.
+    """Initial bias at which the weighted positive and negative gradients are equal.
 
     Args:
       own, other: logits without a bias, of the true and of other classes.

@@ -1,4 +1,4 @@
-"""Means over the examples that count."""
+"""Masked means over examples."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ COUNTED = "counted"
 
 
 def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
-    """Mean [] of values [...] over the valid ones, of any shape; 0 when none is."""
+    """Mean [] of values [...] over the valid ones; 0 if none is valid."""
     count = jnp.maximum(is_valid.sum(), 1).astype(values.dtype)
     return jnp.where(is_valid, values, 0).sum() / count
 
@@ -19,13 +19,15 @@ def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
 def valid_classes(
     num_own: int, num_classes: jax.Array, num_public: int = 0
 ) -> jax.Array:
-    """Bool [M + M_g]: the client's `num_classes` of M = `num_own`, all public ones."""
+    """Mask, bool [M + M_g]: the client's first `num_classes` of M, and all public
+    classes.
+    """
     own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
     return jnp.concatenate([own, jnp.ones(num_public, bool)])
 
 
 def masked_part_mean(values: jax.Array, batch: Batch) -> jax.Array:
-    """`masked_mean` [] of a batch's values [B].
+    """`masked_mean` [] of values [B], weighted by `masked_fraction`.
 
     Of a part that knows COUNTED it is what makes the mean over all parts, of one size,
     the mean over the valid examples of the whole batch.
@@ -34,8 +36,9 @@ def masked_part_mean(values: jax.Array, batch: Batch) -> jax.Array:
 
 
 def masked_fraction(batch: Batch, is_valid: jax.Array) -> jax.Array | float:
-    """What the mean over `is_valid` [...] counts among the means of all parts: 1 where
-    a batch is trained on as a whole, or nobody knows of the others."""
+    """Weight of a part's mean in the mean over the batch; 1 if the batch is not
+    split.
+    """
     if COUNTED not in batch.targets:
         return 1.0
     share = batch.targets[COUNTED][0]

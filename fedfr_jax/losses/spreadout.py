@@ -1,4 +1,4 @@
-"""Spread-out loss of class embeddings that stay with their clients.
+"""Spread-out loss on class embeddings (FedAwS, FedFace).
 
 FedAwS: Yu, Rawat, Menon, Kumar 2020, https://arxiv.org/abs/2004.10342; FedFace:
 Aggarwal, Zhou, Jain 2021, https://arxiv.org/abs/2104.03008, which replaces distances
@@ -18,7 +18,7 @@ from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Whole
 def class_hinge(
     features: jax.Array, class_weights: jax.Array, *, target: float = 0.9
 ) -> jax.Array:
-    """FedFace's local loss, max(0, target - cosine)^2 with the example's own class.
+    """FedFace's local loss, max(0, target - cosine)^2 with the example's class.
 
     Args:
       features: [B, D].
@@ -44,7 +44,7 @@ def _valid_pairs(num_classes, class_mask):
 def spreadout_sum(
     weights: jax.Array, *, margin: float = 0.4, class_mask: jax.Array | None = None
 ) -> jax.Array:
-    """Sum over ordered pairs of different classes of max(0, cosine - margin)^2.
+    """Sum of max(0, cosine - margin)^2 over ordered pairs of different classes.
 
     Args:
       weights: [M, D], any length.
@@ -62,7 +62,9 @@ def spreadout_sum(
 def spreadout(
     weights: jax.Array, *, margin: float = 0.4, class_mask: jax.Array | None = None
 ) -> jax.Array:
-    """`spreadout_sum` over the number of ordered pairs; 0 with fewer than 2 classes."""
+    """`spreadout_sum` divided by the number of ordered pairs; 0 for fewer than 2
+    classes.
+    """
     total = spreadout_sum(weights, margin=margin, class_mask=class_mask)
     num_pairs = jnp.sum(_valid_pairs(weights.shape[0], class_mask))
     return total / jnp.maximum(num_pairs, 1).astype(total.dtype)
@@ -78,7 +80,7 @@ def spread(
     margin: Cosine = 0.4,
     class_mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Server steps of SGD on `spreadout`, from a fresh optimizer.
+    """Run SGD steps on `spreadout` at the server, with a new optimizer state.
 
     Args:
       weights: [M, D] of all clients' classes.

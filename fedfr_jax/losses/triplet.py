@@ -25,7 +25,7 @@ MIN_SUM = 1e-6  # added to a sum of weights
 def distances(
     features: jax.Array, metric: Literal["euclid", "cosine"] = "euclid"
 ) -> jax.Array:
-    """Distances of features [B, D] to each other, [B, B].
+    """Pairwise distances [B, B] of features [B, D].
 
     euclid: sqrt(max(||a - b||^2, 1e-12)); cosine: 2 - 2 cos.
     """
@@ -49,7 +49,7 @@ def triplet(
     mining: Literal["hard", "weighted"] = "hard",
     margin: float | None = 0.3,
 ) -> tuple[jax.Array, jax.Array]:
-    """max(0, margin + positive - negative) of every row, and whether the row counts.
+    """Triplet loss of each example, and whether it has a positive and a negative.
 
     A row's positives are the valid rows of its label, itself among them.
 
@@ -86,7 +86,7 @@ def triplet(
 
 
 def _weights(scores, mask):
-    """Shares [B, B] of e^scores among the entries of a row's mask, else 0."""
+    """Softmax weights [B, B] of the scores over each row's mask, 0 outside it."""
     largest = jnp.where(mask, scores, 0).max(axis=1, keepdims=True)
     shares = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0) - largest), 0)
     return shares / (shares.sum(axis=1, keepdims=True) + MIN_SUM)

@@ -52,7 +52,7 @@ MODELS = {
 
 
 def build_model(settings: Mapping[str, Any], input_shape: InputShape) -> Model:
-    """The network of a config's section `model`.
+    """Build the model of the config section `model`.
 
     Args:
       settings: {"name": of MODELS, settings of its factory}, and perhaps `projection`.
@@ -65,7 +65,7 @@ def build_model(settings: Mapping[str, Any], input_shape: InputShape) -> Model:
 
 
 def register_model(name: str, factory: Callable[..., Model]) -> None:
-    """Make a factory (input_shape, *, ...) -> Model known to configs by its name.
+    """Register a factory (input_shape, *, ...) -> Model under a name for configs.
 
     Raises:
       ValueError: when another factory has the name.

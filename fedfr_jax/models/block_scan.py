@@ -1,4 +1,4 @@
-"""Stacks of equal residual blocks, run by a scan, which compiles one for all.
+"""Scan over equal residual blocks, so that one block is compiled for all.
 
 In a linen module a stage has a block "first" and a stack "blocks", since first values
 are drawn by these names; outside they are block1 and block[2:n + 1].
@@ -30,7 +30,8 @@ def run_stack(
     scan: bool,
     again: Callable | None = None,
 ) -> jax.Array:
-    """Apply `length` blocks (x, train) -> x with their own parameters, one by one.
+    """Apply `length` blocks (x, train) -> x one after another, each with its
+    parameters.
 
     The block's variables get a leading axis [length], whether the stack is scanned
     (more than MAX_UNROLLED blocks and `scan`) or unrolled.
@@ -66,7 +67,7 @@ def run_stack(
 
 
 def _initial(block, x, train, length):
-    """Draw what the blocks start from."""
+    """Initialize the parameters of all blocks and apply them."""
     run = nn.scan(
         lambda block, x, _: (block(x, train), None),
         variable_axes={"params": 0, "batch_stats": 0},
@@ -77,7 +78,8 @@ def _initial(block, x, train, length):
 
 
 def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Leaves of `ndim` axes, those of a shape and dtype in one array [..., G, C].
+    """Stack leaves of `ndim` axes with equal shape and dtype into one array [..., G,
+    C].
 
     They are joined end to end before an axis moves: XLA makes neighboring slices of a
     bundle one slice.
@@ -111,7 +113,7 @@ def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]
 
 
 def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
-    """A collection of a module, its stages of so many blocks with keys of `stacks`."""
+    """Convert linen's {"first", "blocks"} of each stage to keys of `scanned_blocks`."""
 
     def named(stage, count):
         blocks = {stack_key(1, 2): stage["first"]}
@@ -124,7 +126,7 @@ def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
 
 
 def stacked_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
-    """The inverse, of blocks that are stacked in any way."""
+    """Inverse of `named_stages`, for blocks that are stacked in any way."""
 
     def linen(stage, count):
         blocks = {"first": stage[stack_key(1, 2)]}

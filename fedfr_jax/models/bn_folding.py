@@ -32,7 +32,8 @@ PREVIOUS, FULL = "previous", "full"
 def fold(
     model: Model, variables: PyTree, *, level: Literal["previous", "full"] = FULL
 ) -> tuple:
-    """The network of a model in evaluation, its batch normalizations folded away.
+    """Return (apply, variables) for evaluation with the batch normalizations folded
+    away.
 
     Args:
       variables: {"params", "batch_stats"}, blocks stacked in any way.
@@ -47,25 +48,29 @@ def fold(
       ValueError: for a network that cannot be folded.
     """
     if model.fold_batch_norm is None:
-        raise ValueError("model must be an iresnet to be folded, got another network.")
+        raise ValueError(
+            "model must be an iresnet to fold BatchNorm, got another model."
+        )
     return model.fold_batch_norm(variables, level)
 
 
 class AffineNorm(NamedTuple):
-    """What a batch normalization does in evaluation: a z + c, of [..., C]."""
+    """Batch normalization in evaluation as an affine map: a z + c for z [..., C]."""
 
     a: jax.Array
     c: jax.Array
 
 
 def affine_of_norm(params: Mapping, stats: Mapping) -> AffineNorm:
-    """Of {scale (unless frozen at 1), bias} and {mean, var}, perhaps stacked."""
+    """Affine map of a BatchNorm from {scale (1 if frozen), bias} and {mean, var}."""
     a = params.get("scale", 1.0) * jax.lax.rsqrt(stats["var"] + EPSILON)
     return AffineNorm(a, params["bias"] - a * stats["mean"])
 
 
 def fold_after(layer: Mapping, norm: AffineNorm) -> dict:
-    """A layer {kernel [..., O], perhaps bias [..., O]} and the norm that follows."""
+    """Fold a norm into the layer {kernel [..., O], optional bias [..., O]} before
+    it.
+    """
     kernel = layer["kernel"]
     lead = norm.a.ndim - 1  # of a stack
     between = (1,) * (kernel.ndim - 1 - lead)
@@ -74,7 +79,9 @@ def fold_after(layer: Mapping, norm: AffineNorm) -> dict:
 
 
 def fold_before(norm: AffineNorm, layer: Mapping) -> dict:
-    """A linear layer {kernel [P C, O], bias} of P pixels, and what precedes it."""
+    """Fold a norm of P pixels into the linear layer {kernel [P C, O], bias} after
+    it.
+    """
     kernel = layer["kernel"]
     by_pixel = kernel.reshape(-1, len(norm.a), kernel.shape[1])
     bias = layer["bias"] + jnp.einsum("c,pco->o", norm.c, by_pixel)
@@ -89,7 +96,7 @@ def fold_iresnet(
     variables: PyTree,
     level: str,
 ) -> tuple[Callable, PyTree]:
-    """`fold` of `iresnet`, whose module can run without batch normalizations.
+    """`fold` for IResNet, whose module can run without batch normalizations.
 
     Args:
       stages: name -> number of blocks.
@@ -128,7 +135,7 @@ def _stem(params, stats):
 def fold_block(
     params: Mapping, stats: Mapping, level: str, size: tuple[int, int], stride: int
 ) -> dict:
-    """A residual block of IResNet, or a stack of them, without batch normalizations.
+    """Fold the batch normalizations of an IResNet block, or of a stack of blocks.
 
     Args:
       size: (H, W) of its input.
@@ -160,7 +167,9 @@ def fold_block(
 
 
 def _constant_output(kernel, c, size, stride):
-    """What a 3x3 convolution makes of an image that is c [I] everywhere, [h, w, O]."""
+    """Output [h, w, O] of a 3x3 convolution for an image that equals c [I] at each
+    pixel.
+    """
     image = jnp.broadcast_to(c, (1, *size, len(c)))
     with jax.default_matmul_precision("highest"):
         return convolve(image, kernel, stride=stride, padding=1, implementation="xla")[
@@ -169,7 +178,7 @@ def _constant_output(kernel, c, size, stride):
 
 
 def _head(head, params, stats):
-    """The units of a head of `face_head`, folded."""
+    """Folded parameters of a head of `heads.py`."""
     shift = lambda name: affine_of_norm(params[name], stats[name])
     if head == "moe":
         each = ("masked", "plain", "gate")
@@ -186,7 +195,7 @@ def _head(head, params, stats):
 
 
 class Affine(nn.Module):
-    """scale [C] times x plus shift [C]."""
+    """Affine map per channel: scale [C] times x plus shift [C]."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -198,7 +207,7 @@ class Affine(nn.Module):
 
 
 class Border(nn.Module):
-    """x plus a number for every pixel and channel."""
+    """Add a learned map [h, w, C] to x."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -1,28 +1,27 @@
 """Convolutions whose implementation can be chosen, ordinary and depthwise.
 
-One convolution whose implementation can be chosen: the fastest one is not always
-XLA's. Inside a loop XLA:CPU runs its own convolution about ten times slower than a
-matrix product, and per-client kernels (vmap) turn it into a grouped convolution.
+The fastest implementation is not always XLA's. Inside a loop XLA:CPU runs its own
+convolution about ten times slower than a matrix product, and per-client kernels (vmap)
+turn it into a grouped convolution.
 
 "auto" is XLA's except on the CPU; there it is "winograd" for 3x3 kernels at stride 1
 with at least 8 channels on both sides and 32 tiles of output (training takes a quarter
 to four fifths of the time of "im2col", the fewer channels the longer), and "im2col" for
 all others. "winograd" has no forward-mode derivative (jax.jvp).
 
-It goes by the devices that are traced for, see `devices.platform`, so that a round can
-be compiled for devices that this machine does not have. That is a rule;
+"auto" goes by the devices that a program is traced for, see `mesh.platform`, so that a
+round can be compiled for devices that this machine does not have. That is a rule;
 `federation.clients_per_device = "auto"` times whole rounds with
 `other_implementations()` too.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_implementations.py.
 
-A 3x3 convolution of every channel by itself.
-
-On a CPU it is the sum of nine shifted images, each times one number per channel, which
-XLA fuses. Forward and backward in a loop, two cores: 32 images of 32x32x32 take 6.5 ms,
-as XLA's grouped convolution 565 ms; four clients' 32 images of 16x16x64, vmapped, 15 ms
-and 7.6 s, with 39 s to compile (2026-11-23). Elsewhere "auto" is XLA's.
+Depthwise 3x3 convolution: on a CPU it is the sum of nine shifted images, each times one
+number per channel, which XLA fuses. Forward and backward in a loop, two cores: 32
+images of 32x32x32 take 6.5 ms, as XLA's grouped convolution 565 ms; four clients' 32
+images of 16x16x64, vmapped, 15 ms and 7.6 s, with 39 s to compile (2026-11-23).
+Elsewhere "auto" is XLA's.
 """
 
 import functools
@@ -76,7 +75,7 @@ def convolve(
 
 
 def _fastest_implementation(x, kernel, stride, padding):
-    """The implementation to take on the platform that is traced for, by measurement.
+    """Choose the implementation that was measured fastest on the traced platform.
 
     Winograd's needs channels enough to hide its transforms of the image and tiles
     enough to hide that of the kernel.
@@ -91,7 +90,7 @@ def _fastest_implementation(x, kernel, stride, padding):
 
 
 def other_implementations() -> tuple[str, ...]:
-    """Implementations worth trying beside "auto" on the devices that are traced for.
+    """Implementations worth timing next to "auto" on the traced devices.
 
     XLA's own is not on a CPU, where it makes a round many times slower.
     """
@@ -143,7 +142,9 @@ def _xla(x, kernel, stride, padding):
 # for the backward pass; recomputing them costs no measurable time.
 @functools.partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
 def _im2col(x, kernel, stride, padding):
-    """One product of patches [B H' W', kh kw I] with the kernel [kh kw I, O]."""
+    """Convolve as one product of patches [B H' W', kh kw I] with the kernel [kh kw I,
+    O].
+    """
     kh, kw, _, out_features = kernel.shape
     x = _pad(x, padding)
     # One axis after the other: half the compile time of kh * kw slices at once.
@@ -155,7 +156,9 @@ def _im2col(x, kernel, stride, padding):
 
 
 def _winograd(x, kernel, stride, padding):
-    """Fewer products; patches where there is no such way (other sizes and strides)."""
+    """Convolve by Winograd's algorithm; by `_im2col` for other kernel sizes and
+    strides.
+    """
     if not _fits_winograd(kernel, stride):
         return _im2col(x, kernel, stride, padding)
     return convolve_3x3(x, kernel, padding)
@@ -176,7 +179,7 @@ IMPLEMENTATIONS = {"xla": _xla, "im2col": _im2col, "winograd": _winograd}
 def depthwise(
     x: jax.Array, kernel: jax.Array, *, stride: int = 1, implementation: str = AUTO
 ) -> jax.Array:
-    """Cross-correlate each channel with a 3x3 kernel of its own, zeros around it.
+    """Cross-correlate each channel with its 3x3 kernel, with zero padding.
 
     Args:
       x: [B, H, W, C] images.
@@ -205,7 +208,9 @@ def _grouped(x, kernel, stride):
 
 
 def _shifted(x, kernel, stride):
-    """The sum over the kernel's places of every stride-th pixel from there."""
+    """Depthwise convolution as a sum of nine shifted images, each times its kernel
+    entry.
+    """
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     pixels = lambda i, j: x[:, i : i + height : stride, j : j + width : stride]

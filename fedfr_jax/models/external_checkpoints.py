@@ -1,17 +1,12 @@
-"""External checkpoints: parameter names of other libraries to ours and back.
-
-Weights of the PyTorch networks, to ours and back.
+"""External checkpoints: conversion between PyTorch parameters and ours.
 
 Convolutions OIHW <-> HWIO, linear [out, in] <-> [in, out], the flattening before the
 linear layer C, H, W <-> H, W, C, and blocks <-> stacks of equal ones. Names on the
 PyTorch side are those of FedFR's and InsightFace's backbones and of torchvision's
-ResNets; batch counters go. `foreign` knows further names.
+ResNets; batch counters are dropped.
 
-Which network a file of weights is of, and its variables: other people's names.
-
-Known are `convert`'s (InsightFace, FedFR's SphereFace, torchvision), those of the "IR"
-networks of TreB1eN, face.evoLVe, TFace and AdaFace, and our own leaves such as
-`params/stem/conv/kernel`.
+`detect_model` also knows the names of the "IR" networks of TreB1eN, face.evoLVe, TFace
+and AdaFace, and our own leaves such as `params/stem/conv/kernel`.
 """
 
 import itertools
@@ -69,7 +64,7 @@ def from_torch(
     input_shape: Sequence[int],
     **settings,
 ) -> PyTree:
-    """Variables of a model from a PyTorch state dict.
+    """Convert a PyTorch state dict to a model's variables.
 
     Args:
       model_name: "sphereface", "iresnet" with head E, or "resnet" (stem "imagenet").
@@ -105,7 +100,8 @@ def from_torch(
 
 
 def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTree:
-    """A network on a ResNet, such as `reid`, whose ResNet is torchvision's.
+    """Replace the ResNet in `variables`, such as those of `reid`, by torchvision's
+    weights.
 
     Args:
       variables: {"params", "batch_stats"}, where what is neither "stem" nor a "stage"
@@ -138,7 +134,7 @@ def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTr
 def to_torch(
     model_name: str, variables: PyTree, input_shape: Sequence[int], **settings
 ) -> dict[str, np.ndarray]:
-    """PyTorch state dict of a model's variables; the inverse of `from_torch`.
+    """Convert a model's variables to a PyTorch state dict; the inverse of `from_torch`.
 
     Raises:
       ValueError: when the variables are not those of the model.
@@ -160,7 +156,9 @@ def to_torch(
 
 
 def _template(model_name, input_shape, settings):
-    """Shapes of the variables, and (h, w, C) of the map before the linear layer."""
+    """Shapes of the variables, and shape (h, w, C) of the map before the linear
+    layer.
+    """
     check_choice("model_name", model_name, _FACTORIES)
     model = _FACTORIES[model_name](input_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
@@ -180,13 +178,13 @@ def _stages(params):
 
 
 def _leaves(tree):
-    """(path below the collection, leaf) in the order of jax.tree.leaves."""
+    """Yield (path below the collection, leaf) in the order of jax.tree.leaves."""
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield tuple(key.key for key in keys[1:]), leaf
 
 
 def _torch_name(model_name, path):
-    """Name of the tensor that is a leaf of a block."""
+    """Name of the PyTorch tensor for a leaf's path."""
     *module, kind = path
     if module[0].startswith("stage"):
         name = _stage_name(model_name, module)
@@ -245,7 +243,8 @@ def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
     if missing or unknown:
         raise ValueError(
             "Tensors must be those of the model, got missing: "
-            f"{', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
+            f"{', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}. "
+            "Check `model` in the config."
         )
     for name in frozen:
         if not np.all(given[name] == 1):
@@ -275,7 +274,7 @@ IR_TOPS = {
 
 
 def convert_variables(weights: Weights, model: Mapping, input_shape: Sequence[int]):
-    """The weights as the variables of the network that a config's `model` names.
+    """Convert loaded weights to the variables of the config's `model`.
 
     Args:
       model: {"name": of MODELS, settings of its factory}.
@@ -298,7 +297,7 @@ def convert_variables(weights: Weights, model: Mapping, input_shape: Sequence[in
 
 
 def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """(`model` of a config, input_shape) of the network that weights are of.
+    """Guess (config section `model`, input_shape) from the names and shapes of weights.
 
     Raises:
       ValueError: when neither the file nor the names of its arrays tell it.
@@ -327,26 +326,27 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
 
 
 def _check_model(weights: Weights, model: Mapping, input_shape: Sequence[int]) -> None:
-    """Raise ValueError for sizes that no file of this many arrays has, before a network
-    of them is made."""
+    """Raise ValueError if the model is too large for the file, before it is built."""
     count = len(weights.arrays)
     for name in ("blocks",) if "blocks" in model else DEPTHS:
         if has_kind(int | Sequence[int], of := model.get(name, 0)):
             if (blocks := int(np.sum(of))) > count:
                 raise ValueError(
-                    f"model.{name} must be of the file's {count} arrays, got {blocks} "
-                    "blocks."
+                    f"model.{name} must be at most {count}, the number of the file's "
+                    f"arrays, got {blocks} blocks."
                 )
     if isinstance(input_shape, Mapping):
         for shape in input_shape.values():
             _check_model(weights, model, shape)
         return
     if rule := broken_rule(Image | Vector, tuple(input_shape)):
-        raise ValueError(f"image_shape must {rule}, as H, W, C, got {input_shape}.")
+        raise ValueError(
+            f"image_shape must {rule}, as (H, W, C) or (D,), got {input_shape}."
+        )
 
 
 def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
-    """IR's arrays under InsightFace's names.
+    """Rename the arrays of TreB1eN's IR networks to InsightFace's names.
 
     Blocks without a normalization between the first convolution and PReLU get one that
     changes nothing. The last one's scale, frozen at 1 here, goes into the linear layer.
@@ -362,7 +362,8 @@ def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
         length = 1 + max(_numbers(arrays, rf"body\.{number}\.res_layer\.(\d+)\."))
         if length not in IR_LAYERS or len(module) > 4:
             raise ValueError(
-                f"IR blocks must have two convolutions, got {name} of {length} layers."
+                "IR blocks must have 5 or 6 plain layers (no squeeze-excitation), got "
+                f"{name} in a block of {length}."
             )
         is_short = kind == "shortcut_layer"
         inner = f"downsample.{layer}" if is_short else IR_LAYERS[length][layer]
@@ -374,7 +375,9 @@ def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def _places(arrays) -> dict[int, str]:
-    """Number of a block in `body` -> its stage and place, a stage per width."""
+    """InsightFace's name of each block of `body`; a new stage begins where widths
+    change.
+    """
     numbers = sorted({*_numbers(arrays, r"body\.(\d+)\.")})
     width = lambda i: arrays[f"body.{i}.res_layer.1.weight"].shape[0]
     stages = [list(run) for _, run in itertools.groupby(numbers, key=width)]
@@ -392,7 +395,7 @@ def _identity(name, width) -> dict[str, np.ndarray]:
 
 
 def _with_unit_scale(arrays):
-    """g (y - m) / s + b as (g y - g m) / s + b: g goes into the linear layer."""
+    """Fold the scale g of g (y - m) / s + b into the linear layer before it."""
     scale = arrays.get("features.weight", np.ones(1, np.float32))
     zero = np.zeros_like(arrays["features.running_mean"])
     return arrays | {
@@ -405,7 +408,7 @@ def _with_unit_scale(arrays):
 
 
 def fitted(arrays: Arrays, template: PyTree) -> PyTree:
-    """Arrays by our names as variables like `template`, of arrays or shapes.
+    """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes.
 
     Raises:
       ValueError: naming the first leaf that is missing, unknown or of another shape.
@@ -427,7 +430,7 @@ def fitted(arrays: Arrays, template: PyTree) -> PyTree:
 
 
 def _blocks(arrays) -> dict[int, int]:
-    """Stage -> its number of blocks."""
+    """Number of blocks of each stage."""
     stages = sorted({*_numbers(arrays, r"layer(\d+)\.")})
     count = lambda i: 1 + max(_numbers(arrays, rf"layer{i}\.(\d+)\."), default=0)
     return {i: count(i) for i in stages}
@@ -472,7 +475,9 @@ def _resnet(arrays, blocks):
 
 
 def _image_shape(pixels, num_stages, channels):
-    """Of square images, or of the narrower 112 x 96 crops of faces."""
+    """Input shape of square images, or of 112 x 96 face crops, from the last map's
+    pixels.
+    """
     side = math.isqrt(pixels)
     height, width = (side, side) if side * side == pixels else (7, 6)
     if height * width != pixels:

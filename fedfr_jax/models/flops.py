@@ -1,4 +1,4 @@
-"""Floating-point operations of a program, counted without compiling it.
+"""FLOPs of a program, counted from its jaxpr without compiling.
 
 Twice the multiply-adds of convolutions and matrix products, zeros of the padding
 included, as papers on networks count them; what is done element by element is left out.
@@ -18,7 +18,7 @@ PASSES = 3  # of training: forward, and backward for inputs and for parameters
 
 
 def count_flops(function: Callable, *arguments: PyTree) -> int:
-    """Operations of `function(*arguments)`, arguments being arrays or shape structs."""
+    """Count the FLOPs of `function(*arguments)`, for arrays or ShapeDtypeStructs."""
     return program_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
@@ -28,7 +28,7 @@ def network_flops(
     variables: PyTree,
     input_shape: InputShape,
 ) -> int:
-    """Operations of a network on one image: what it counts itself, else by a trace.
+    """FLOPs of a model on one image: by the model's own count, else by tracing it.
 
     Args:
       apply: (variables, a batch of inputs) -> output.
@@ -40,18 +40,19 @@ def network_flops(
 
 
 def forward_flops(network: int, rows: int = 0) -> int:
-    """Operations of a forward pass on an image: the network's, counted as `Model.flops`
-    however it is computed, and two for each of the numbers in the `rows` of classes."""
+    """FLOPs of a forward pass on one image: the model's, plus 2 per class-matrix
+    entry.
+    """
     return network + 2 * rows
 
 
 def program_flops(program: Jaxpr, loop_turns: int = 1) -> int:
-    """Operations of a program whose while loops, not nested, turn so many times."""
+    """FLOPs of a program whose while loops, not nested, run `loop_turns` times."""
     return sum(_equation_flops(equation, loop_turns) for equation in program.eqns)
 
 
 def count_flops_of_jaxpr(equation: JaxprEqn) -> int:
-    """Operations of one equation, 0 of what is neither convolution nor product."""
+    """FLOPs of one equation; 0 if it is neither a convolution nor a matrix product."""
     name = equation.primitive.name
     if name == "conv_general_dilated":
         return _convolution_flops(equation)
@@ -72,7 +73,7 @@ def _equation_flops(equation: JaxprEqn, loop_turns: int) -> int:
 
 
 def scan_sizes(params: Mapping) -> tuple[int, int]:
-    """How many arguments of a `scan` are constants, and how many it carries."""
+    """(number of constants, number of carried values) among a `scan`'s arguments."""
     if "ft_in" in params:  # since JAX 0.12
         consts, carry, _ = map(len, params["ft_in"].unpack())
         return consts, carry
@@ -80,9 +81,7 @@ def scan_sizes(params: Mapping) -> tuple[int, int]:
 
 
 def _convolution_flops(equation):
-    """Every output is a sum over the kernel's pixels and input channels, of which those
-    between the pixels of a dilated input (of a stride's backward pass) are not there.
-    """
+    """FLOPs of a convolution, without products with the zeros of a dilated input."""
     _, kernel = (variable.aval for variable in equation.invars)
     features_axis = equation.params["dimension_numbers"].rhs_spec[0]
     terms = kernel.size // kernel.shape[features_axis]

@@ -1,8 +1,7 @@
-"""Heads: from the last map to an embedding, and MOON's projection.
+"""Heads: from the last feature map to an embedding, and MOON's projection.
 
-A projection between a network's features and its classifier, as MOON has it.
-
-Li, He, Song 2021, arXiv:2103.16257, section 3.2: two linear layers with a ReLU between
+Projection between a network's features and its classifier, as in MOON (Li, He, Song
+2021, arXiv:2103.16257, section 3.2): two linear layers with a ReLU between
 them; their output is what the contrastive term compares and what the classifier sees.
 Linear layers start as PyTorch's do.
 
@@ -10,11 +9,10 @@ Parameters, beside those of the network, whose last block is the classifier:
 projection/hidden/kernel [D, D], bias [D], projection/out/kernel [D, P], bias [P]; the
 classifier's kernel is [P, M].
 
-From the last map of a face network to its embedding.
-
-The names are those of ArcFace's released code; E is the paper's choice, section 3.1 of
-arXiv:1801.07698. Linear layers start as PyTorch's. Parameters, C = channels of the map,
-D = embedding; bn is {scale, bias} [C], bn_out {bias} [D] with its scale frozen at 1:
+Heads of a face network, from its last map to the embedding. The names are those of
+ArcFace's released code; E is the paper's choice, section 3.1 of arXiv:1801.07698.
+Linear layers start as PyTorch's. Parameters, C = channels of the map, D = embedding; bn
+is {scale, bias} [C], bn_out {bias} [D] with its scale frozen at 1:
   E    bn, dropout, fc/kernel [h w C, D], fc/bias, bn_out
   F    bn, dropout, fc
   GAP  bn, the mean over pixels, fc/kernel [C, D], fc/bias, bn_out
@@ -46,7 +44,7 @@ NAME = "projection"
 
 @checked
 def with_projection(model: Model, *, projection: Width) -> Model:
-    """`model`, a classifier with features, behind a projection to so many numbers, P.
+    """Insert MOON's projection of size P between a model's features and its classifier.
 
     Raises:
       ValueError: for a network without features of its own.
@@ -55,7 +53,8 @@ def with_projection(model: Model, *, projection: Width) -> Model:
     shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
     if model.apply_with_features is None or "kernel" not in shapes.get(top, {}):
         raise ValueError(
-            "projection must go with a classifier with features, got none."
+            "projection needs a model with features and a linear classifier, got "
+            "another."
         )
     dim, num_classes = shapes[top]["kernel"].shape
 
@@ -93,7 +92,7 @@ def with_projection(model: Model, *, projection: Width) -> Model:
 
 
 def projection_layer(key: jax.Array, size: tuple[int, int]) -> dict[str, jax.Array]:
-    """Kernel [I, O] and bias [O], uniform within 1 / sqrt(I)."""
+    """Initialize kernel [I, O] and bias [O] uniformly within 1 / sqrt(I)."""
     draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1.0, maxval=1.0)
     kernel_key, bias_key = jax.random.split(key)
     bound = 1 / math.sqrt(size[0])
@@ -102,7 +101,7 @@ def projection_layer(key: jax.Array, size: tuple[int, int]) -> dict[str, jax.Arr
 
 
 def through(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """A linear layer of x [B, I], [B, O]."""
+    """Apply a linear layer to x [B, I]: [B, O]."""
     return x @ layer["kernel"] + layer["bias"][None]
 
 
@@ -119,13 +118,13 @@ WITH_DROPOUT = ("E", "F")
 def check_head(head: str, dropout: float) -> None:
     """Raise ValueError for a dropout that the head does not have."""
     if dropout and head not in WITH_DROPOUT:
-        raise ValueError(f"dropout must be 0 with head {head}, got {dropout}.")
+        raise ValueError(f"dropout must be 0 for head {head}, got {dropout}.")
 
 
 def embed(
     module: nn.Module, x: jax.Array, train: bool, *, is_folded: bool = False
 ) -> jax.Array:
-    """The embedding [B, D] of a map [B, h, w, C], within the call of `module`.
+    """Embed a map [B, h, w, C] as [B, D], within the call of `module`.
 
     Args:
       module: has the attributes `head`, `embedding_dim` and `dropout`.
@@ -158,7 +157,7 @@ def _experts(module, x, train, is_folded):
 
 
 class Expert(nn.Module):
-    """Batch normalization, then a linear layer of all pixels."""
+    """Batch normalization, then a linear layer on all pixels."""
 
     num_outputs: int
     is_folded: bool
@@ -173,7 +172,9 @@ class Expert(nn.Module):
 
 
 class Pixels(nn.Module):
-    """The sum over pixels of each channel times numbers of its own, one per pixel."""
+    """Weighted sum over the pixels of each channel, with one weight per pixel and
+    channel.
+    """
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -187,6 +188,6 @@ class Pixels(nn.Module):
 
 
 def linear(num_outputs: int, num_inputs: int, name: str) -> nn.Module:
-    """A linear layer that starts as PyTorch's, uniform within 1 / sqrt(inputs)."""
+    """Linear layer initialized as PyTorch's: uniform within 1 / sqrt(num_inputs)."""
     init = uniform(1 / math.sqrt(num_inputs))
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init, name=name)

@@ -63,7 +63,7 @@ DEPTHS = {
 
 
 class LayerSettings(NamedTuple):
-    """What all the layers share; `iresnet` documents it."""
+    """Settings shared by all layers; see `iresnet`."""
 
     conv_implementation: str = "auto"
     dtype: Any = None
@@ -88,7 +88,7 @@ def iresnet(
     scan_blocks: bool = True,
     remat: Remat = False,
 ) -> Model:
-    """IResNet of a known depth, or of any numbers of blocks and widths.
+    """IResNet of a named depth, or with given numbers of blocks and widths.
 
     Args:
       input_shape: (H, W, C); every stage halves H and W, rounding up.
@@ -140,7 +140,7 @@ def iresnet(
 
 
 class IResNet(nn.Module):
-    """The network; `iresnet` documents its attributes."""
+    """Flax module; see `iresnet` for its attributes."""
 
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
@@ -262,7 +262,7 @@ class Shortcut(nn.Module):
 
 
 def _norm(settings, name):
-    """Batch normalization, or nothing in a folded network."""
+    """Batch normalization, or identity in a folded network."""
     if settings.fold is None:
         return BatchNorm(name=name)
     return lambda x, train: x

@@ -1,4 +1,4 @@
-"""A linear layer in place of all blocks but the last, as FedPer studies.
+"""FedPer's ablation: a linear layer replaces all blocks but the last.
 
 FedPer's ablation (Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4): the base is
 one linear layer, the personalization part keeps a block and the classifier (K_P = 2).
@@ -39,7 +39,7 @@ def linear_base(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """A linear layer, a block that keeps its input's shape and a classifier.
+    """Linear layer, one block that keeps its input's shape, and a classifier.
 
     Args:
       input_shape: (H, W, C); the linear layer has H W C side^2 width weights.
@@ -60,7 +60,7 @@ def linear_base(
 
 
 class LinearBase(nn.Module):
-    """The network; `linear_base` documents its attributes."""
+    """Flax module; see `linear_base` for its attributes."""
 
     num_classes: int
     block: str
@@ -91,7 +91,7 @@ class LinearBase(nn.Module):
 
 
 def _dense(features, x, name, dtype=None):
-    """A linear layer that starts as PyTorch's does."""
+    """Linear layer initialized as PyTorch's."""
     init = uniform(1 / math.sqrt(x.shape[-1]))
     start = {"kernel_init": init, "bias_init": init}
     return nn.Dense(features, dtype=dtype, name=name, **start)(x)

@@ -1,10 +1,7 @@
-"""From a linen module to a `Model`; initial values of parameters.
+"""Conversion of linen modules to `Model`; initializers; rematerialization.
 
-First values of parameters, drawn as a vector and then given their shape.
-
-XLA:CPU compiles a random draw of several axes ten times slower than a flat one.
-
-What the networks share: the way from a linen module to a Model.
+Initializers sample a vector and reshape it: XLA:CPU compiles a random draw of several
+axes ten times slower than a flat one.
 """
 
 import functools
@@ -48,7 +45,8 @@ def uniform(bound: float) -> Callable[..., jax.Array]:
 
 
 def he_normal() -> Callable[..., jax.Array]:
-    """Initializer of N(0, 2 / fan_out), for [..., I, O]: gradients keep their size.
+    """Initializer of N(0, 2 / fan_out) for [..., I, O]: keeps the variance of
+    gradients.
 
     He et al., arXiv:1502.01852, equation 14; torchvision's choice for ResNets.
     """
@@ -86,7 +84,8 @@ def from_linen(
     blocks: Sequence[str] = (),
     stages: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
-    """Wrap a module whose call is (x [B, H, W, C], train) -> [B, D].
+    """Convert a linen module with the call (x [B, H, W, C], train) -> [B, D] to a
+    `Model`.
 
     `Model.features` are what the module has handed to `sow_features`, its output where
     it has not: an embedding.
@@ -114,7 +113,7 @@ def from_linen(
         input_shape = tuple(input_shape)
         if len(input_shape) not in (1, 3) or min(input_shape) < 1:
             raise ValueError(
-                "input_shape must be (H, W, C), or (D,) of vectors, all positive, got "
+                "input_shape must be (H, W, C), or (D,) for vectors, all positive, got "
                 f"{input_shape}."
             )
     one_image = input_structs(input_shape)
@@ -178,19 +177,19 @@ def from_linen(
 
 
 def sow_features(module: nn.Module, x: jax.Array) -> jax.Array:
-    """Make x [B, ...], within a module's call, its model's features; gives x back."""
+    """Record x [B, ...] as the model's features, within a module's call; returns x."""
     module.sow(SOWN, "features", x)
     return x
 
 
 def _intermediate_features(collections, output):
-    """The one array that was sown, or the output."""
+    """The features that were recorded by `sow_features`, else the output."""
     (found,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
     return found
 
 
 def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
-    """A class of blocks (x, train) -> x that keep little but x for their gradients.
+    """Wrap a class of blocks (x, train) -> x in `nn.remat`, to save activation memory.
 
     The backward pass computes a block again (Chen et al., "Training Deep Nets with
     Sublinear Memory Cost", arXiv:1604.06174). Names of parameters stay. XLA:CPU finds
@@ -204,13 +203,15 @@ def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Modu
 
 
 def recomputed(remat: bool | str) -> Callable | None:
-    """The same for a function of a stack's blocks; None keeps all, as False says."""
+    """`jax.checkpoint` with the policy of `remat`, for functions; None if `remat` is
+    False.
+    """
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return functools.partial(jax.checkpoint, policy=policy) if remat else None
 
 
 def saved_names(x: jax.Array) -> jax.Array:
-    """Give an activation that is dear to compute the name that REMAT keeps it by."""
+    """Name an expensive activation, so that the policies of REMAT can save it."""
     return checkpoint_name(x, KEPT)
 
 
@@ -218,7 +219,8 @@ def check_remat(remat: Remat) -> None:
     """Raise ValueError for a host without the memory that offloading needs."""
     if remat == "offload" and not has_host_memory(HOST):
         raise ValueError(
-            "remat must not be offload without pinned host memory, got it."
+            "remat='offload' needs a device with pinned host memory. Use True or "
+            f"another policy of {list(REMAT)}."
         )
 
 
@@ -247,7 +249,7 @@ def stage_blocks(
     widths: Sequence[int],
     minimum: int,
 ) -> tuple[int, ...]:
-    """Number of blocks of every stage, from `blocks` or else from the table of depths.
+    """Number of blocks of each stage: `blocks` if given, else those of the depth.
 
     Raises:
       ValueError: for an unknown depth, or blocks that do not fit the widths.
@@ -257,14 +259,14 @@ def stage_blocks(
         blocks = depths[depth]
     if len(blocks) != len(widths) or min(blocks) < minimum:
         raise ValueError(
-            f"blocks must be at least {minimum} in each of the {len(widths)} stages "
-            f"of widths, got {tuple(blocks)}."
+            f"blocks must be {len(widths)} integers >= {minimum}, one per stage of "
+            f"widths, got {tuple(blocks)}."
         )
     return tuple(blocks)
 
 
 def block_names(stages: Mapping[str, int]) -> list[str]:
-    """Path prefixes of all blocks of stages: name -> number of blocks."""
+    """Path prefixes of all blocks, from {stage: number of blocks}."""
     return [
         f"{stage}/block{i + 1}" for stage, num in stages.items() for i in range(num)
     ]

@@ -1,4 +1,4 @@
-"""MobileFaceNet: a face network of a million parameters, of inverted bottlenecks.
+"""MobileFaceNet: a face network of inverted bottlenecks with a million parameters.
 
 Chen et al., "MobileFaceNets", arXiv:1804.07573, table 1; its embedding has 128 numbers.
 A block is a 1x1 convolution to more channels, a depthwise 3x3 and a 1x1 one back, all
@@ -44,7 +44,7 @@ STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
 
 
 class LayerSettings(NamedTuple):
-    """What all the layers share; `mobilefacenet` documents it."""
+    """Settings shared by all layers; see `mobilefacenet`."""
 
     conv_implementation: str
     dtype: Any
@@ -62,7 +62,7 @@ def mobilefacenet(
     scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
-    """MobileFaceNet.
+    """MobileFaceNet for face recognition.
 
     Args:
       input_shape: (H, W, C); the stem and every stage halve H and W, rounding up.
@@ -80,7 +80,7 @@ def mobilefacenet(
     """
     if len(blocks) != len(STAGES):
         raise ValueError(
-            f"blocks must be at least 0 in each of {len(STAGES)} stages, got "
+            f"blocks must be {len(STAGES)} integers >= 0, one per stage, got "
             f"{tuple(blocks)}."
         )
     module = MobileFaceNet(
@@ -99,7 +99,7 @@ def mobilefacenet(
 
 
 class MobileFaceNet(nn.Module):
-    """The network; `mobilefacenet` documents its attributes."""
+    """Flax module; see `mobilefacenet` for its attributes."""
 
     blocks: tuple[int, ...]
     scale: int
@@ -136,7 +136,7 @@ class MobileFaceNet(nn.Module):
 
 
 class Stage(nn.Module):
-    """A block of stride 2, then equal blocks that add their input."""
+    """A block of stride 2, then equal residual blocks."""
 
     width: int
     inside: tuple[int, int]  # channels inside the first block, inside the others
@@ -158,7 +158,9 @@ class Stage(nn.Module):
 
 
 class Block(nn.Module):
-    """1x1 to `inside` channels, depthwise 3x3, 1x1 back; plus x at stride 1."""
+    """Inverted bottleneck: 1x1 to `inside` channels, depthwise 3x3, 1x1; residual at
+    stride 1.
+    """
 
     width: int
     inside: int
@@ -176,7 +178,7 @@ class Block(nn.Module):
 
 
 class Unit(nn.Module):
-    """Convolution, BN and, unless it is linear, PReLU."""
+    """Convolution, BN and, unless `is_linear`, PReLU."""
 
     width: int
     settings: LayerSettings

@@ -60,7 +60,7 @@ def mobilenet(
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
-    """MobileNet-v1; gives logits.
+    """MobileNet-v1 classifier, with logits as output.
 
     Args:
       input_shape: (H, W, C); four blocks, and the "imagenet" stem, halve H and W,
@@ -90,7 +90,7 @@ def mobilenet(
 
 
 def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
-    """The stem and the blocks.
+    """Layers (channels, stride): the stem, then the blocks.
 
     Raises:
       ValueError: as `mobilenet`.
@@ -98,17 +98,19 @@ def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
     most = MIN_BLOCKS + MOST_MIDDLE
     if not MIN_BLOCKS <= num_blocks <= most:
         raise ValueError(
-            f"num_blocks must lie in [{MIN_BLOCKS}, {most}], got {num_blocks}."
+            f"num_blocks must be in [{MIN_BLOCKS}, {most}], got {num_blocks}."
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
-        raise ValueError(f"width must leave the stem a channel, got {width}.")
+        raise ValueError(
+            f"width must give the stem between 1 and 2^20 channels, got {width}."
+        )
     middle = (MIDDLE,) * (num_blocks - MIN_BLOCKS)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
     return tuple((round(width * channels), stride) for channels, stride in layers)
 
 
 def block_names_of(layers: tuple[Layer, ...]) -> list[str]:
-    """Path prefixes of their parameters."""
+    """Path prefixes of the parameters of `layers`."""
     return ["stem", *(f"block{j}" for j in range(1, len(layers)))]
 
 
@@ -119,7 +121,7 @@ def block_maps(
     train: bool,
     remat: bool = False,
 ) -> list[jax.Array]:
-    """The last of every size of the maps that blocks make, first to last.
+    """Apply the blocks; return the last map of each spatial size, first to last.
 
     For the call of a module, which then has the blocks' parameters.
     """
@@ -134,7 +136,7 @@ def block_maps(
 
 
 class MobileNet(nn.Module):
-    """The network; `mobilenet` documents its attributes."""
+    """Flax module; see `mobilenet` for its attributes."""
 
     layers: tuple[Layer, ...]  # of the stem and the blocks
     num_classes: int

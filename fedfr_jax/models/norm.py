@@ -1,4 +1,4 @@
-"""Batch and group normalization and PReLU with PyTorch's numbers.
+"""Batch and group normalization and PReLU with PyTorch's numerics.
 
 Batch normalization: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
 purpose and as in PyTorch: the batch is normalized with the biased variance, the running
@@ -33,17 +33,17 @@ INVERSE = "inverse"  # collection of `inverses`
 
 
 def per_channel(value: jax.Array, x: jax.Array) -> jax.Array:
-    """Shape a vector [C] so that it broadcasts against x [..., C]."""
+    """Reshape a vector [C] so that it broadcasts against x [..., C]."""
     return value.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
-    """The dtype to sum in: float32, or float64 for float64."""
+    """Dtype for sums: float32, or float64 if `dtype` is float64."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 class StatsGroup(NamedTuple):
-    """Devices that normalize by the statistics of all their parts of a batch."""
+    """Devices that share batch statistics, as in synchronized batch normalization."""
 
     size: int = 1  # of them
     mean: Callable = lambda x: x  # x [C] of a device -> its mean over them
@@ -78,7 +78,7 @@ _POOL = contextvars.ContextVar("pool", default=NO_GROUP)
 
 
 def stats_over_group(model: Model, pool: StatsGroup) -> Model:
-    """The model, whose statistics in training are those of a pool of devices.
+    """Let a model's training statistics be those of a group of devices.
 
     Its gradients are then right when the sum of all devices' losses is differentiated.
     """
@@ -148,7 +148,8 @@ normalize.defvjp(_normalize, _normalize_backward)
 
 
 class BatchNorm(nn.Module):
-    """Normalize over all axes but the last; a batch's statistics are float32 at least.
+    """Batch normalization over all axes but the last, with statistics in float32 or
+    more.
 
     Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
     Training leaves the batch's own mean and unbiased variance in batch_stats, for
@@ -198,14 +199,14 @@ class BatchNorm(nn.Module):
         num = num_parts * z.size // z.shape[-1]
         if num < 2:
             raise ValueError(
-                "A batch that trains BatchNorm must hold at least 2 values per "
-                f"channel, got an input of shape {z.shape}."
+                "BatchNorm needs at least 2 values per channel in a training batch, "
+                f"got an input of shape {z.shape}. Use a larger batch_size."
             )
         return var * (num / (num - 1)) if self.unbiased else var
 
 
 class GroupNorm(nn.Module):
-    """Normalize each image over its pixels and the channels of a group, all in float32.
+    """Group normalization of each image, in float32.
 
     Params scale [C] and bias [C]. It does in training what it does in evaluation, so
     there are no statistics to average over clients.
@@ -238,7 +239,7 @@ class GroupNorm(nn.Module):
 
 
 def moved(running: PyTree, batch: PyTree) -> PyTree:
-    """MOMENTUM of the running statistics, of one dtype, and the rest of a batch's.
+    """Update running statistics, all of one dtype, by a batch's with MOMENTUM.
 
     All of a network at once, not one by one: a kernel, not one for each.
 
@@ -253,7 +254,7 @@ def moved(running: PyTree, batch: PyTree) -> PyTree:
 
 
 def inverses(running: PyTree) -> PyTree:
-    """1 / sqrt(var + EPSILON) in the place of every "var", for evaluation.
+    """Replace each "var" of the running statistics by 1 / sqrt(var + EPSILON).
 
     Like `moved`, all at once, with a number of no use in the place of every "mean": the
     statistics' own slices then serve both.
@@ -267,7 +268,7 @@ def inverses(running: PyTree) -> PyTree:
 
 @jax.custom_vjp
 def prelu(x: jax.Array, slope: jax.Array) -> jax.Array:
-    """x [..., C] where positive, slope [C] x elsewhere; keeps nothing but the two.
+    """x [..., C] where positive, else slope [C] x; the gradient needs only these two.
 
     Derivatives in reverse mode only.
     """
@@ -285,7 +286,7 @@ prelu.defvjp(lambda x, slope: (prelu(x, slope), (x, slope)), _prelu_backward)
 
 
 class PReLU(nn.Module):
-    """x where positive, slope x elsewhere, with one learned slope per channel."""
+    """PReLU: x where positive, else slope x, with one learned slope per channel."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

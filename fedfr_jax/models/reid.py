@@ -55,7 +55,7 @@ def reid(
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
-    """Logits of identities; `Model.features` are what a person is found by.
+    """ResNet with identity logits; `apply_with_features` gives the retrieval features.
 
     In training of a "bnneck" they are what a metric loss compares, which is the pooled
     feature before its normalization.
@@ -82,7 +82,7 @@ def reid(
 
 
 class ReID(nn.Module):
-    """The network; `reid` documents its attributes."""
+    """Flax module; see `reid` for its attributes."""
 
     trunk: Trunk
     num_classes: int
@@ -112,7 +112,7 @@ class ReID(nn.Module):
 
 
 class Neck(nn.Module):
-    """From a pooled feature to the one that people are found by."""
+    """Neck: from the pooled feature to the retrieval feature."""
 
     neck_dim: int
     dropout: float

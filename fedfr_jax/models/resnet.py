@@ -1,6 +1,6 @@
-"""ResNets: trunk and classifier.
+"""ResNet: residual networks for classification, and the trunk that others use.
 
-All but the last layer of a ResNet: a stem, and stages of residual blocks.
+The trunk is all but the last layer: a stem, and stages of residual blocks.
 
 He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, table 1,
 with basic blocks (18, 34 layers) or bottlenecks (50 and more). As in torchvision, the
@@ -16,15 +16,7 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
     conv1/kernel [1, 1, C', C], conv2/kernel [3, 3, C, C], conv3/kernel [1, 1, C, 4 C],
     bn<1|2|3>
   stage<i>/block1/shortcut/{conv/kernel [1, 1, C', C or 4 C], bn} where shapes differ
-
-ResNet: residual blocks of convolutions, for classification.
-
-He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, table 1,
-with basic blocks (18, 34 layers) or bottlenecks (50 and more), of which `residual`
-tells.
-
-Parameters: those of `residual`, and fc/kernel [C, M], bias [M], where C is the channels
-of the last stage.
+  fc/kernel [C, M], bias [M] of the classifier, C = channels of the last stage
 """
 
 import functools
@@ -64,7 +56,7 @@ StemKind, Norm = Literal["cifar", "imagenet"], Literal["batch", "group"]
 
 
 class Trunk(NamedTuple):
-    """All but the last layer; `resnet.resnet` documents it."""
+    """All but the last layer of a ResNet; see `resnet` for its settings."""
 
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
@@ -75,7 +67,7 @@ class Trunk(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Path prefixes of its parameters, in the order of the data."""
+        """Path prefixes of its parameters, from input to output."""
         stages = {f"stage{i}": num for i, num in enumerate(self.blocks, 1)}
         return ["stem", *block_names(stages)]
 
@@ -87,7 +79,7 @@ def build_trunk(
     stem: str,
     remat: bool,
 ) -> Trunk:
-    """The trunk of a known depth, or of any numbers of blocks and widths.
+    """Trunk of a named depth, or with given numbers of blocks and widths.
 
     Raises:
       ValueError: as `resnet`.
@@ -97,7 +89,7 @@ def build_trunk(
 
 
 class LayerSettings(NamedTuple):
-    """What all the layers share; `resnet.resnet` documents it."""
+    """Settings shared by all layers; see `resnet`."""
 
     norm: str
     norm_groups: int
@@ -106,7 +98,7 @@ class LayerSettings(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """One of a block's convolutions."""
+    """Sizes of one convolution in a block."""
 
     features: int
     size: int = 3
@@ -130,7 +122,7 @@ def bottleneck(width: int, stride: int) -> tuple[Convolution, ...]:
 def stage_maps(
     trunk: Trunk, settings: LayerSettings, x: jax.Array, train: bool
 ) -> list[jax.Array]:
-    """What every stage makes of images [B, H, W, C], first to last: [B, h, w, C'].
+    """Apply the stages to images [B, H, W, C]; return the output [B, h, w, C'] of each.
 
     For the call of a module, which then has the trunk's parameters.
     """
@@ -150,7 +142,7 @@ def stage_maps(
 
 
 class Stem(nn.Module):
-    """Convolution, normalization, ReLU; with stride and pooling for large images."""
+    """Stem: convolution, normalization, ReLU; stride and pooling for "imagenet"."""
 
     width: int
     kind: str  # a StemKind
@@ -167,7 +159,7 @@ class Stem(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks, one after the other."""
+    """Blocks applied one after another."""
 
     block: type[nn.Module]
     convolutions: tuple[tuple[Convolution, ...], ...]  # of every block
@@ -217,7 +209,7 @@ class Shortcut(nn.Module):
 
 
 def build_conv(convolution: Convolution, settings: LayerSettings, name: str) -> Conv:
-    """A convolution that keeps the size of the image but for its stride."""
+    """Convolution with 'same' padding: only the stride makes the image smaller."""
     return Conv(
         convolution.features,
         kernel_size=convolution.size,
@@ -266,7 +258,7 @@ def resnet(
     dtype: Any = None,
     remat: bool = False,
 ) -> Model:
-    """ResNet of a known depth, or of any numbers of blocks and widths; gives logits.
+    """ResNet classifier of a named depth, or with given numbers of blocks and widths.
 
     Args:
       input_shape: (H, W, C); every stage but the first halves H and W, rounding up.
@@ -292,7 +284,7 @@ def resnet(
 
 
 class ResNet(nn.Module):
-    """The network; `resnet` documents its attributes."""
+    """Flax module; see `resnet` for its attributes."""
 
     trunk: Trunk
     num_classes: int

@@ -1,4 +1,4 @@
-"""A trained model as two files, weights.safetensors and model.json.
+"""Saved models: weights.safetensors, and model.json with its metadata.
 
 A stage of a run ends with them, and whoever starts from a trained model, compares with
 one or deploys one reads them and nothing else of the run. model.json says what the
@@ -27,7 +27,7 @@ CONFIG, PRETRAINED = "config.json", "pretrained"  # of a run's folder
 
 
 def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
-    """The leaves of variables by names such as params/stem/conv/kernel."""
+    """Leaves of variables by name, such as params/stem/conv/kernel."""
     leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     return {trees.path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
@@ -35,7 +35,7 @@ def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
 def save_model(
     folder: pathlib.Path, variables: PyTree | None, record: Mapping[str, Any]
 ) -> None:
-    """Write both files, each whole; a record that is there belongs to its weights.
+    """Write the weights, then the record with their digest.
 
     Args:
       variables: None where clients alone have models; then there is a record alone.
@@ -49,7 +49,7 @@ def save_model(
 
 
 def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
-    """The weights of a file, of a stage's folder or of a stage of a run's folder.
+    """Load the weights of a file, of a stage's folder, or of a stage of a run.
 
     Args:
       method: name of the stage in a run's folder; None takes the last one.
@@ -63,37 +63,41 @@ def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
     folder = _stage_folder(pathlib.Path(path), method)
     if not (folder / RECORD).is_file():
         raise ValueError(
-            f"{folder} must hold {RECORD}, which a stage writes at its end, got none: "
-            f"`fedfr train` trains it to its end, and `fedfr evaluate --workdir="
-            f"{folder.parent}` writes the file for a run of an earlier version."
+            f"{folder} needs the file {RECORD}, which a finished stage writes. Finish "
+            "it with `fedfr train`; for a run of an earlier version use `fedfr "
+            f"evaluate --workdir={folder.parent}`."
         )
     record = digest_json.read(folder / RECORD)
     if WEIGHTS_DIGEST not in record:
         raise ValueError(
-            "client must be given where the server has no network of its own, got "
-            f"none for {folder}."
+            f"{folder} has no global model, so it needs `client`: choose a client's "
+            "model."
         )
     file = folder / WEIGHTS
     if not file.is_file() or digest_json.digest_of_file(file) != record[WEIGHTS_DIGEST]:
         raise ValueError(
-            f"{file} must be as it was written beside {RECORD}, but it is changed or "
-            f"gone: put a copy back, or delete {RECORD} and run `fedfr evaluate "
-            f"--workdir={folder.parent}`, which writes both anew."
+            f"{file} must have the digest in {RECORD}, but it was changed or deleted. "
+            f"Restore a copy, or delete {RECORD} and write both again with `fedfr "
+            f"evaluate --workdir={folder.parent}`."
         )
     return Weights(read_weights(file).arrays, _texts(record))
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
-    """Values of JSON as texts, as the metadata of a .safetensors are."""
+    """Values of JSON as strings, as .safetensors metadata has them."""
     return {k: x if isinstance(x, str) else json.dumps(x) for k, x in record.items()}
 
 
 def _stage_folder(folder: pathlib.Path, method: str | None) -> pathlib.Path:
-    """The folder itself where it is a stage's, else that of a stage of the run."""
+    """Folder of a stage: `folder` if it is one, else that of the run's stage
+    `method`.
+    """
     if method is None and (folder / RECORD).is_file():
         return folder
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} must hold a trained run, got no {CONFIG}.")
+        raise ValueError(
+            f"{folder} must be the folder of a run, got no {CONFIG} in it."
+        )
     stages = [*digest_json.read(folder / CONFIG).get("methods", ())]
     if (folder / PRETRAINED).is_dir() or not stages:
         stages = [PRETRAINED, *stages]

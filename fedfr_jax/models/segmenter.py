@@ -39,7 +39,7 @@ from fedfr_jax.types import Model
 
 
 class Encoder(NamedTuple):
-    """What makes maps of an image, each smaller than the one before."""
+    """Encoder: maps an image to feature maps of decreasing size."""
 
     # (settings, x [B, H, W, C], train) -> maps of [B, h, w, C'], first to last, within
     # the call of a module
@@ -56,7 +56,7 @@ def resnet_encoder(
     stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Encoder:
-    """The stages of a ResNet; `resnet.resnet` tells of its settings."""
+    """Encoder from the stages of a ResNet; see `resnet` for its settings."""
     trunk = build_trunk(depth, blocks, widths, stem, remat)
 
     def maps(settings, x, train):
@@ -72,7 +72,9 @@ def mobilenet_encoder(
     stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Encoder:
-    """The last map of every size in a MobileNet; `mobilenet` tells of its settings."""
+    """Encoder from a MobileNet's last map of each size; see `mobilenet` for its
+    settings.
+    """
     layers = parse_layers(num_blocks, width, stem)
 
     def maps(settings, x, train):
@@ -97,7 +99,7 @@ def segmenter(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """Logits [B, H, W, M] for every pixel; `Model.features` is the encoder's last map.
+    """U-Net with logits [B, H, W, M]; its features are the encoder's last map.
 
     Args:
       input_shape: (H, W, C), any size.
@@ -123,12 +125,12 @@ def segmenter(
 
 
 def step_name(i: int) -> str:
-    """Of the decoder's step to the size of the i-th map, from 0."""
+    """Name of the decoder step that upsamples to the size of the i-th map, from 0."""
     return f"up{i + 1}"
 
 
 class Segmenter(nn.Module):
-    """The network; `segmenter` documents its attributes."""
+    """Flax module; see `segmenter` for its attributes."""
 
     encoder: Encoder
     num_classes: int
@@ -161,7 +163,9 @@ class Segmenter(nn.Module):
 
 
 class Up(nn.Module):
-    """Enlarge, put beside a map of the encoder; convolution, normalization, ReLU."""
+    """Decoder step: upsample, concatenate the encoder's map, convolve, normalize,
+    ReLU.
+    """
 
     width: int
     settings: LayerSettings
@@ -176,5 +180,5 @@ class Up(nn.Module):
 
 
 def upsample(x: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Maps [B, h, w, C] at the size (H, W), bilinearly, pixels being squares."""
+    """Resize maps [B, h, w, C] to the size (H, W) bilinearly."""
     return jax.image.resize(x, (len(x), *size, x.shape[-1]), "bilinear")

@@ -1,7 +1,5 @@
 """Small networks of federated papers: CNN, MLP, LEAF, logistic regression.
 
-Two small networks for small images: the ones federated learning papers share.
-
 `cnn`: two 3x3 convolutions, 2x2 max pooling, one hidden layer (the EMNIST network of
 Reddi et al., arXiv:2003.00295, table 4, without dropout). `mlp`: one hidden layer.
 The output is the hidden layer, an embedding, or with `num_classes` a classifier's
@@ -10,19 +8,17 @@ logits, linear in it.
 Parameters: cnn: conv<1|2>/kernel [3, 3, I, O], bias [O]; both: fc/kernel [I, D], bias,
 and with `num_classes` classifier/kernel [D, M], bias.
 
-The two convolutional networks of LEAF (Caldas et al. 2018, arXiv:1812.01097).
-
-`leaf_celeba`: four times a 3x3 convolution of 32 channels, batch normalization, 2x2 max
-pooling, ReLU, then a linear layer. `leaf_femnist`: two 5x5 convolutions of 32 and 64
-channels, each with ReLU and 2x2 max pooling, a layer of 2048, a linear layer. Both pad
-so that only pooling makes an image smaller.
+Of LEAF (Caldas et al. 2018, arXiv:1812.01097): `leaf_celeba` is four times a 3x3
+convolution of 32 channels, batch normalization, 2x2 max pooling, ReLU, then a linear
+layer. `leaf_femnist` is two 5x5 convolutions of 32 and 64 channels, each with ReLU and
+2x2 max pooling, a layer of 2048, a linear layer. Both pad so that only pooling makes an
+image smaller.
 
 Parameters: conv<i>/kernel [k, k, I, O], bias [O]; bn<i>/{scale, bias} [O] with
 batch_stats {mean, var}; fc/kernel [I, 2048], bias; classifier/kernel [I, M], bias [M].
 
-Multinomial logistic regression, on vectors or flattened images.
-
-`mclr` of the FedProx code (Li et al. 2020, arXiv:1812.06127), whose 1e-3 on kernels is
+`logistic`: multinomial logistic regression on vectors or flattened images, the `mclr`
+of the FedProx code (Li et al. 2020, arXiv:1812.06127), whose 1e-3 on kernels is
 `optimizer = {"name": "sgd", "weight_decay": 1e-3, "decays": "kernel$"}` of a method.
 Its features are the logits: the layer before them would be the data, which no training
 moves.
@@ -59,7 +55,8 @@ def cnn(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """3x3 convolutions without padding, 2x2 max pooling, linear, each with ReLU.
+    """CNN: 3x3 convolutions without padding, 2x2 max pooling, a linear layer, all with
+    ReLU.
 
     Args:
       input_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
@@ -93,7 +90,7 @@ def mlp(
     num_classes: Count | None = None,
     dtype: Any = None,
 ) -> Model:
-    """One linear layer with ReLU on the flattened image, D = hidden.
+    """MLP: one hidden layer with ReLU on the flattened image; D = hidden_dim.
 
     With `num_classes`, M, another one makes logits [B, M] of it. `dtype` is that of the
     hidden layer, such as "bfloat16"; None for that of the parameters.
@@ -110,7 +107,7 @@ def _cnn_model(module, input_shape, blocks, hidden, num_classes):
 
 
 class SmallCNN(nn.Module):
-    """The network; `cnn` documents its attributes."""
+    """Flax module; see `cnn` for its attributes."""
 
     widths: tuple[int, ...]
     embedding_dim: int
@@ -137,7 +134,7 @@ class SmallCNN(nn.Module):
 
 
 class SmallMLP(nn.Module):
-    """Flatten, linear, ReLU; `mlp` documents its attributes."""
+    """Flatten, linear, ReLU; see `mlp` for its attributes."""
 
     hidden_dim: int
     num_classes: int | None = None
@@ -182,7 +179,7 @@ def leaf_celeba(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """The network for CelebA, images of 84 pixels in LEAF; features behind pooling.
+    """LEAF's network for CelebA (84 x 84 pixels); its features are the pooled maps.
 
     Args:
       input_shape: (H, W, C), halved once per width.
@@ -209,7 +206,7 @@ def leaf_femnist(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """The network for FEMNIST, images of 28 pixels; features of the hidden layer.
+    """LEAF's network for FEMNIST (28 x 28 pixels); its features are the hidden layer.
 
     Args:
       hidden_dim: its units; the others as for `leaf_celeba`.
@@ -237,7 +234,7 @@ def _leaf_model(input_shape, module):
 
 
 class LeafCNN(nn.Module):
-    """Both networks; `leaf_celeba` and `leaf_femnist` document the attributes."""
+    """Both LEAF networks; see `leaf_celeba` and `leaf_femnist` for the attributes."""
 
     num_classes: int
     widths: tuple[int, ...]
@@ -292,7 +289,7 @@ def _max_pool(x):
 def logistic(
     input_shape: Sequence[int], *, num_classes: Count, dtype: Any = None
 ) -> Model:
-    """One linear layer to `num_classes` logits.
+    """Logistic regression: one linear layer to `num_classes` logits.
 
     Args:
       input_shape: (H, W, C) or (D,).
@@ -304,7 +301,7 @@ def logistic(
 
 
 class Logistic(nn.Module):
-    """The network; `logistic` documents its attribute."""
+    """Flax module; see `logistic` for its attributes."""
 
     num_classes: int
     dtype: Any = None

@@ -50,7 +50,7 @@ def sphereface(
     scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
-    """SphereFace-20 or -64, or any other numbers of blocks and widths.
+    """SphereFace-20 or -64, or with given numbers of blocks and widths.
 
     Args:
       input_shape: (H, W, C); every stage halves H and W, rounding up.
@@ -82,7 +82,7 @@ def sphereface(
 
 
 class SphereFace(nn.Module):
-    """The network; `sphereface` documents its attributes."""
+    """Flax module; see `sphereface` for its attributes."""
 
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
@@ -130,7 +130,7 @@ class Stage(nn.Module):
 
 
 class First(nn.Module):
-    """The strided convolution at the start of a stage, with PReLU."""
+    """Strided convolution with PReLU, the first layer of a stage."""
 
     width: int
     settings: dict[str, Any]

@@ -1,4 +1,4 @@
-"""An MLP on rows of a table: numbers, and learned vectors of categories.
+"""MLP on tabular examples: numbers, and learned embeddings of categories.
 
 Guo and Berkhahn 2016, "Entity embeddings of categorical variables", arXiv:1604.06737.
 Parameters: embedding/embedding [V, E]; fc<i>/kernel [I, H], bias [H];
@@ -26,7 +26,7 @@ def tabular(
     num_categories: Count = 256,
     category_dim: Width = 8,
 ) -> Model:
-    """Linear layers with ReLU on {"numbers": [B, D], "categories": [B, C]}.
+    """MLP with ReLU on {"numbers": [B, D], "categories": [B, C]}.
 
     Args:
       input_shape: {"numbers": (D,), "categories": (C,)}, as of the source `table`.
@@ -40,8 +40,8 @@ def tabular(
     """
     if not isinstance(input_shape, Mapping) or {*input_shape} != {*KEYS}:
         raise ValueError(
-            f"tabular needs inputs {list(KEYS)}, got {input_shape}: take the source "
-            "table."
+            f"tabular needs inputs {list(KEYS)}, got {input_shape}. Use the data "
+            "source table."
         )
     module = Tabular(tuple(hidden_dims), num_classes, num_categories, category_dim)
     blocks = [f"fc{i + 1}" for i in range(len(hidden_dims))]
@@ -53,7 +53,7 @@ KEYS = ("numbers", "categories")
 
 
 class Tabular(nn.Module):
-    """The network; `tabular` documents its attributes."""
+    """Flax module; see `tabular` for its attributes."""
 
     hidden_dims: tuple[int, ...]
     num_classes: int

@@ -1,4 +1,4 @@
-"""Vision transformers for faces, as insightface trains them on 112 pixels.
+"""Vision transformers for faces, as in insightface, for images of 112 pixels.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1, with
 insightface's choices: patches of 9 pixels, no class token, ReLU6, no bias of queries,
@@ -57,7 +57,7 @@ def vit(
     scan_blocks: bool = True,
     remat: bool = False,
 ) -> Model:
-    """Vision transformer.
+    """Vision transformer for face recognition.
 
     Args:
       input_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
@@ -102,17 +102,16 @@ def vit(
 
 def _check(input_shape, width, heads, patch):
     if width % heads:
-        raise ValueError(f"width must be a multiple of {heads} heads, got {width}.")
+        raise ValueError(f"width must be a multiple of num_heads={heads}, got {width}.")
     if patch > min(input_shape[:2]):
         raise ValueError(
-            f"patch_size must lie in [1, {min(input_shape[:2])}], the side of "
-            f"input_shape "
-            f"{tuple(input_shape)}, got {patch}."
+            f"patch_size must be in [1, {min(input_shape[:2])}], the shorter side of "
+            f"input_shape {tuple(input_shape)}, got {patch}."
         )
 
 
 class ViT(nn.Module):
-    """The network; `vit` documents its attributes."""
+    """Flax module; see `vit` for its attributes."""
 
     width: int
     depth: int
@@ -152,7 +151,7 @@ class ViT(nn.Module):
         return BatchNorm(name="bn2")(x, train)
 
     def _tokens(self, x):
-        """[B, H, W, C] -> [B, P, E] with positions."""
+        """Patch embeddings with positions: [B, H, W, C] -> [B, P, E]."""
         init = uniform(1 / math.sqrt(self.patch_size**2 * x.shape[-1]))  # as PyTorch's
         conv = Conv(
             self.width,
@@ -169,7 +168,7 @@ class ViT(nn.Module):
         return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
 
     def _kept(self, x):
-        """The tokens of each image that are not masked, and where they are."""
+        """Sample the unmasked tokens of each image; return them and their positions."""
         count = x.shape[1]
         num_kept = max(int(count * (1 - self.mask_ratio)), 1)
         noise = jax.random.uniform(self.make_rng("dropout"), x.shape[:2])
@@ -178,7 +177,9 @@ class ViT(nn.Module):
 
 
 def _put_back(x, mask, token):
-    """Tokens [B, K, E] at their places, the masked one everywhere else: [B, P, E]."""
+    """Scatter tokens [B, K, E] to their positions, the mask token elsewhere: [B, P,
+    E].
+    """
     place, count = mask
     everywhere = jnp.broadcast_to(token, (len(x), count, len(token)))
     put = lambda row, place, tokens: row.at[place].set(tokens)
@@ -186,7 +187,7 @@ def _put_back(x, mask, token):
 
 
 class Encoder(nn.Module):
-    """Equal blocks, one after the other."""
+    """Equal transformer blocks, one after another."""
 
     depth: int
     num_heads: int
@@ -224,7 +225,7 @@ class Block(nn.Module):
 
 
 def attend(y: jax.Array, heads: int) -> jax.Array:
-    """Attention of tokens to each other, from queries, keys and values side by side.
+    """Multi-head self-attention of tokens, from concatenated queries, keys and values.
 
     Args:
       y: [B, P, 3 E].
@@ -241,7 +242,7 @@ def attend(y: jax.Array, heads: int) -> jax.Array:
 
 
 class Table(nn.Module):
-    """A learned vector for every place."""
+    """Learned position embedding."""
 
     shape: tuple[int, int]
 
@@ -263,7 +264,7 @@ class Vector(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalize each token over its numbers, in float32 at least."""
+    """Layer normalization of each token, in float32 or more."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

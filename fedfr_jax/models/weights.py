@@ -1,4 +1,4 @@
-"""Weight files: .safetensors, .npz and, where installed, PyTorch's.
+"""Weight files: .safetensors, .npz and, where PyTorch is installed, its checkpoints.
 
 Reading any of them runs nothing that the file holds.
 """
@@ -26,14 +26,14 @@ WITHOUT_TORCH = (
 
 
 class Weights(NamedTuple):
-    """Named arrays, and what their file says of them."""
+    """Named arrays and the metadata of their file."""
 
     arrays: dict[str, np.ndarray]
     about: dict[str, str]  # only a .safetensors has any
 
 
 def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
-    """The arrays of a file, by its suffix.
+    """Read the arrays of a file, whose suffix gives its format.
 
     A PyTorch file may hold the state dict itself, or a dict with one; names lose the
     "module." and "_orig_mod." of a wrapped network.
@@ -51,7 +51,8 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
     suffix = _suffix(path)
     if suffix is None:
         raise ValueError(
-            f"weights must be a file of {(*READERS,)}, or a run's folder, got {path!r}."
+            f"weights must be a file with suffix {(*READERS,)} or a run's folder, got "
+            f"{path!r}."
         )
     pathlib.Path(path).stat()  # there is such a file
     check_file(path, MEMORY)
@@ -59,7 +60,9 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
         try:
             tree, about = READERS[suffix](path)
         except OSError as error:  # from a place that a damaged file names
-            raise ValueError(f"{path} must be a whole file, got {error}.") from error
+            raise ValueError(
+                f"{path} must be a complete, undamaged file, got {error}."
+            ) from error
         arrays = _state_dict(_part(tree, key), path)
         _check_finite(arrays)
         return Weights(arrays, about)
@@ -70,7 +73,8 @@ def write_weights(
     arrays: Mapping[str, np.ndarray],
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays to a file, by its suffix; only a .safetensors keeps `about`.
+    """Write arrays to a file in the format of its suffix; only .safetensors stores
+    `about`.
 
     Raises:
       ValueError: for another suffix, or an array of a dtype that the format lacks.
@@ -78,7 +82,7 @@ def write_weights(
     """
     suffix = _suffix(path)
     if suffix is None:
-        raise ValueError(f"weights must be a file of {(*READERS,)}, got {path}.")
+        raise ValueError(f"weights must have a suffix of {(*READERS,)}, got {path}.")
     if suffix == ".safetensors":
         _write_safetensors(path, arrays, about or {})
     elif suffix == ".npz":
@@ -92,7 +96,7 @@ def write_weights(
 
 
 def _suffix(path) -> str | None:
-    """The kind of a file, None for another one."""
+    """Suffix of a known format, or None."""
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     return next((suffix for suffix in READERS if name.endswith(suffix)), None)
 
@@ -107,20 +111,22 @@ def _read_npz(path) -> tuple[dict, dict[str, str]]:
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
     if others := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
-        raise ValueError(f"{path} must hold arrays, got other members {others}.")
+        raise ValueError(f"{path} must hold only arrays, got the members {others}.")
     return arrays, {}
 
 
 def _read_torch(path) -> tuple[dict, dict[str, str]]:
-    """By torch.load, which builds tensors and plain values only."""
+    """Read with torch.load(weights_only=True), which builds only tensors and plain
+    values.
+    """
     torch = _torch(path)
     check_archive(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} must hold tensors and plain values, got what torch.load refuses "
-            "with weights_only=True: save model.state_dict() alone."
+            f"{path} must hold only tensors and plain values, got objects that "
+            "torch.load refuses with weights_only=True. Save model.state_dict() alone."
         ) from error
     most = os.path.getsize(path)
     found = _with_arrays(found, torch, most)
@@ -143,7 +149,9 @@ def _torch(path):
 
 
 def _with_arrays(value: Any, torch, most: int) -> Any:
-    """Dicts with arrays for tensors, none of which has more bytes than the file."""
+    """Convert the tensors in dicts to arrays; each must be at most as large as the
+    file.
+    """
     if isinstance(value, Mapping):
         return {str(k): _with_arrays(x, torch, most) for k, x in value.items()}
     if not isinstance(value, torch.Tensor):
@@ -160,7 +168,7 @@ def _write_safetensors(path, arrays, about):
 
 
 def _part(tree: Mapping, key: str) -> Mapping:
-    """What `key` names in a tree, see `read_weights`."""
+    """Subtree of `tree` at the path `key`; see `read_weights`."""
     for word in filter(None, key.split("/")):
         found = tree.get(word)
         if not isinstance(found, Mapping):
@@ -174,12 +182,13 @@ def _part(tree: Mapping, key: str) -> Mapping:
 
 
 def _state_dict(saved: Mapping, path) -> dict[str, np.ndarray]:
-    """The arrays of a tree: its own, or those of the one mapping in it that has any."""
+    """The arrays of `saved` itself, or of the only mapping in it that has arrays."""
     inside = {k: v for k, v in saved.items() if isinstance(v, Mapping) and _has_any(v)}
     if not _has_any(saved) and len(inside) != 1:
         raise ValueError(
-            f"{path} must hold one state dict, got {sorted(inside) or sorted(saved)}: "
-            "name one with `fedfr convert --key=NAME`."
+            f"{path} must hold one state dict, got the keys "
+            f"{sorted(inside) or sorted(saved)}. Choose one with `fedfr convert "
+            "--key=NAME`."
         )
     found = saved if _has_any(saved) else next(iter(inside.values()))
     return {_strip_prefix(k): v for k, v in found.items() if isinstance(v, np.ndarray)}
@@ -201,6 +210,6 @@ def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
         if is_float and not np.isfinite(array).all():
             count = int((~np.isfinite(array)).sum())
             raise ValueError(
-                f"{name} must hold finite numbers, got {count} that are not: take the "
-                "weights of an earlier checkpoint."
+                f"{name} must hold finite numbers, got {count} nan or infinite. Use "
+                "the weights of an earlier checkpoint."
             )

@@ -26,8 +26,7 @@ from fedfr_jax.models.norm import sum_dtype
 
 
 def _transforms(m, points):
-    """(B' [m + 2, m + 2], G [m + 2, 3], A' [m, m + 2]) of Toom and Cook: polynomials
-    are multiplied by their values at m + 1 points and at infinity (ibid., appendix)."""
+    """Toom-Cook matrices (B' [m + 2, m + 2], G [m + 2, 3], A' [m, m + 2])."""
     points = np.array(points)
     others = [np.delete(points, i) for i in range(m + 1)]
     scale = [np.prod(point - rest) for point, rest in zip(points, others, strict=True)]
@@ -54,7 +53,7 @@ LARGEST = 32
 
 
 class Tiling(NamedTuple):
-    """How outputs [B, H, W] are cut into m x m pixels, some of them beyond the edge."""
+    """Cut of outputs [B, H, W] into m x m tiles, the last ones beyond the edge."""
 
     m: int
     images: int
@@ -63,12 +62,12 @@ class Tiling(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """How many."""
+        """Number of tiles."""
         return self.images * self.rows * self.columns
 
 
 def tiling(images: int, height: int, width: int) -> Tiling:
-    """The tiling of outputs [B, H, W] that needs fewer products."""
+    """Choose the tile size of outputs [B, H, W] that needs fewer products."""
     tilings = [Tiling(m, images, -(-height // m), -(-width // m)) for m in TRANSFORMS]
     return min(tilings, key=lambda t: t.tiles * (t.m + 2) ** 2)
 
@@ -91,8 +90,7 @@ def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
 
 
 def _parts(x, size, padding):
-    """Cut x [B, H, W, C] along H, for `size` outputs, into equal parts, each with the
-    two pixels more that its outputs need: -> [parts B, part + 2, W, C]."""
+    """Cut x [B, H, W, C] along H into overlapping parts [parts B, part + 2, W, C]."""
     count = -(-size // LARGEST)
     part = -(-size // count)
     x = jnp.pad(x, ((0, 0), (padding, padding + count * part - size), (0, 0), (0, 0)))
@@ -101,14 +99,14 @@ def _parts(x, size, padding):
 
 
 def _join(y, size):
-    """Outputs of parts [parts B, part, W, C] side by side: -> [B, size, W, C]."""
+    """Concatenate the outputs of parts [parts B, part, W, C]: -> [B, size, W, C]."""
     y = y.reshape(-(-size // LARGEST), -1, *y.shape[1:]).swapaxes(0, 1)
     return y.reshape(len(y), -1, *y.shape[3:])[:, :size]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolve(x, kernel, padding):
-    """`convolve_3x3` in one part."""
+    """`convolve_3x3` without cutting large images."""
     sizes = [n + 2 * padding - 2 for n in x.shape[1:3]]
     t = tiling(len(x), *sizes)
     products = jnp.matmul(_image_tiles(x, t, padding), _kernel_tiles(kernel, t.m))
@@ -122,7 +120,7 @@ def _forward(x, kernel, padding):
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for each shape
 def _backward(padding, kept, dy):
-    """Both factors of the products get their derivatives; transforms are transposed."""
+    """Gradients with respect to image and kernel, by the transposed transforms."""
     x, kernel = kept
     t = tiling(*dy.shape[:3])
     b, g, a = TRANSFORMS[t.m]
@@ -138,18 +136,18 @@ _convolve.defvjp(_forward, _backward)
 
 
 def _batched_dot(x, y, axis):
-    """Products of the matrices in x and y that sum over `axis` of both."""
+    """Batched matrix products that contract `axis` of x and y."""
     return lax.dot_general(x, y, (((axis,), (axis,)), ((0,), (0,))))
 
 
 def _image_tiles(x, t, padding):
-    """B' d B of all tiles, [(m + 2)^2, tiles, I]."""
+    """Transform all image tiles, B' d B: [(m + 2)^2, tiles, I]."""
     matrices = _over_tiles(TRANSFORMS[t.m][0], t, x.shape[1:3], padding)
     return _to_tiles(matrices, x, t.m)
 
 
 def _kernel_tiles(kernel, m):
-    """G g G', [(m + 2)^2, I, O]."""
+    """Transform the kernel, G g G': [(m + 2)^2, I, O]."""
     kernel = kernel.astype(sum_dtype(kernel.dtype)).reshape(9, *kernel.shape[2:])
     return _on_both_axes(TRANSFORMS[m][1], kernel)
 
@@ -161,7 +159,7 @@ def _on_both_axes(matrix, x):
 
 
 def _over_tiles(matrix, t, sizes, padding=0):
-    """The matrix [a, n] of a tile as those of all: [a rows, H] and [a columns, W].
+    """Block matrices [a rows, H] and [a columns, W] that apply [a, n] to every tile.
 
     Tiles begin at every m-th pixel, the first one `padding` before the image; what
     would multiply the zeros around it is left out.
@@ -201,7 +199,7 @@ def _from_tiles(matrices, tiles, t):
 
 
 def _apply(matrix, x):
-    """matrix [a, n] times each of x [k, n, N], -> [k, a, N].
+    """Multiply matrix [a, n] with each of x [k, n, N]: -> [k, a, N].
 
     A batch of products even so: as one product its result would have to be transposed.
     """
@@ -212,7 +210,7 @@ def _apply(matrix, x):
 def sliding_windows(
     x: jax.Array, axis: int, size: int, stride: int, *, to: int
 ) -> jax.Array:
-    """The windows of `size` at every `stride`-th place along an axis.
+    """Windows of `size` along an axis, one at every `stride`-th index.
 
     Returns:
       x with the axis of windows in place of `axis`, and an axis [size] at `to`.

@@ -1,1 +1,1 @@
-"""Plans: memory, operations and speed of a config before it runs."""
+"""Plans: memory, FLOPs and speed of a config before it runs."""

@@ -1,10 +1,7 @@
-"""Programs of a run's stages, compiled for devices that are absent.
+"""Ahead-of-time compilation of a run's stages for devices that are not attached.
 
-What a run's stages hand to the compiler, from shapes alone.
-
-Nothing is put on a device, so the devices need not be there, see `devices.described`.
-
-A run's programs compiled for devices that are not there, and what comes of them.
+Programs are lowered from shapes alone, so nothing is put on a device, see
+`mesh.use_described`.
 """
 
 import functools
@@ -34,8 +31,9 @@ Programs = dict[str, jax.stages.Lowered]
 
 
 def stage_programs(experiment: Experiment, name: str) -> Programs:
-    """A stage's programs by what they do: `step` of a central stage, `round` of a
-    federated one, or its `segment` and `finish` where examples are streamed."""
+    """Lower a stage's programs: `step` of a central stage, `round` of a federated
+    one, or its `segment` and `finish` if examples are streamed.
+    """
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
         mesh = build_mesh(trainer.settings, experiment.mesh)
@@ -55,7 +53,7 @@ def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation
 
 
 def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
-    """A federated stage's server as shapes, each with its place."""
+    """A federated stage's server as ShapeDtypeStructs with shardings."""
     stage = experiment.stages[name]
     before = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
     begin = lambda variables: sim.algorithm.init(
@@ -66,7 +64,7 @@ def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
 
 
 def end_shapes(experiment: Experiment, name: str) -> PyTree:
-    """Variables at the end of a stage, as shapes."""
+    """Variables at the end of a stage, as ShapeDtypeStructs."""
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, FederatedTrainer):
         sim = _simulation(experiment, trainer)
@@ -82,7 +80,7 @@ def end_shapes(experiment: Experiment, name: str) -> PyTree:
 
 
 def round_programs(sim: Simulation, server: PyTree) -> Programs:
-    """The programs of a round of `sim`, which `server` (shapes) begins.
+    """Lower the programs of a round of `sim`, from the server's shapes.
 
     Raises:
       jax.errors.JAXTypeError: where the algorithm's `prepare` asks for values.
@@ -125,7 +123,9 @@ def _resident(sim):
 
 
 def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
-    """A segment of as many waves as the stream's memory has room for, and the end."""
+    """Lower a segment with as many waves as the stream's memory holds, and the
+    finish.
+    """
     del table
     waves, lanes = slots.shape[1:3]
     # As many as a client has of its own; a run makes more room when a round has more.
@@ -164,7 +164,7 @@ GIB = 2**30
 
 
 def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
-    """{stage: {program: what `compile_programs` says}}, one after the other.
+    """Compile the programs of stages: {stage: {program: result of `compile_programs`}}.
 
     Args:
       names: of stages; none: all.
@@ -175,7 +175,7 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
     for name in (names := list(names) or list(experiment.stages)):
         if name not in experiment.stages:
             known = list(experiment.stages)
-            raise ValueError(f"--methods must be of {known}, got {name!r}.")
+            raise ValueError(f"--methods must be among {known}, got {name!r}.")
     return {
         name: {
             what: compile_programs(
@@ -198,7 +198,7 @@ def stage_steps_per_loop(experiment: Experiment, name: str) -> int:
 def compile_programs(
     program: jax.stages.Lowered, num_devices: int, steps_per_loop: int = 1
 ) -> dict:
-    """What the compiler says of a program for so many devices, as plain numbers.
+    """Compile a program; return the compiler's numbers: memory, cost, time.
 
     Args:
       steps_per_loop: local steps of its counted loops.
@@ -234,7 +234,7 @@ def compile_programs(
 
 
 def memory_gib(memory) -> dict[str, float]:
-    """GiB of a device, by what it is for."""
+    """Memory of a program on a device in GiB, by purpose."""
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     number = {
         "arguments": memory.argument_size_in_bytes / GIB,
@@ -245,6 +245,6 @@ def memory_gib(memory) -> dict[str, float]:
 
 
 def _used(text: str) -> str:
-    """The sentence of a TPU's compiler that says how much would be used."""
+    """The sentence of TPU compiler output that states the memory used."""
     lines = [line for line in text.splitlines() if "Used" in line]
     return (lines or text.splitlines())[0].strip()

@@ -32,7 +32,7 @@ from fedfr_jax.types import CentralTrainer, Dataset, PyTree
 
 
 class Step(NamedTuple):
-    """A step and its arguments, shapes where they lie: what is traced or compiled."""
+    """A training step with its arguments as shapes, to be traced or compiled."""
 
     run: Callable  # (number, State, Piece) -> (State, metrics)
     arguments: tuple
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
     @property
     def state(self) -> State:
-        """The one that it moves."""
+        """State that the step updates."""
         return self.arguments[1]
 
 
@@ -53,7 +53,7 @@ def central_needs(
     batch_size: int = 0,
     num_classes: int = 0,
 ) -> Requirements:
-    """What a central stage takes of each device.
+    """Compute what a central stage needs on each device.
 
     Args:
       mesh: of as many devices as there will be.
@@ -103,7 +103,7 @@ def central_step(
     batch_size: int = 0,
     num_classes: int = 0,
 ) -> Step:
-    """The step of a central stage; arguments as `central_needs`."""
+    """Build the step of a central stage; arguments as in `central_needs`."""
     batch_size = batch_size or trainer.settings.batch_size
     settings = trainer.settings._replace(batch_size=batch_size)
     own = build_mesh(settings, mesh)
@@ -136,7 +136,9 @@ def central_step(
 def with_classes(
     trainer: CentralTrainer, variables: PyTree, mesh: Mesh, number: int
 ) -> tuple[PyTree, int]:
-    """(variables with rows for so many classes on this mesh, that number); 0 keeps."""
+    """Resize the class matrix to `number` classes (0 keeps it); return variables,
+    number.
+    """
     params, table = variables["params"], trainer.sharded_classes
     number = number or count_classes(trainer, params)
     if CLASS_TABLE not in params:
@@ -152,14 +154,14 @@ def with_classes(
 
 
 def count_classes(trainer: CentralTrainer, params: PyTree) -> int:
-    """Classes that have a row; 0 where the network itself ends in classes."""
+    """Number of class vectors; 0 if the network itself ends in classes."""
     if trainer.sharded_classes:
         return len(trainer.sharded_classes.names)
     return params[CLASS_TABLE].shape[0] if CLASS_TABLE in params else 0
 
 
 def first_chunk(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
-    """(number of the step, state, examples of a step) as shapes."""
+    """(step number, state, examples of a step) as ShapeDtypeStructs."""
     cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
     shape = lambda x: jax.ShapeDtypeStruct(
         (batch_size, *x.shape[1:]), x.dtype, sharding=cut
@@ -170,7 +172,7 @@ def first_chunk(mesh: Mesh, examples: Dataset, batch_size: int, state: State) ->
 
 
 def memory_parts(trainer: CentralTrainer, step: Step) -> tuple[dict[str, float], float]:
-    """(bytes of the state on a device by what they are for, those of all gradients)."""
+    """(bytes of the state on a device by purpose, bytes of all gradients)."""
     variables, opt_state = step.state
     params = variables["params"]
     is_table = {
@@ -194,7 +196,7 @@ def memory_parts(trainer: CentralTrainer, step: Step) -> tuple[dict[str, float],
 
 
 def _split(tree, is_table) -> tuple[float, float]:
-    """Bytes on a device of (all others, the table of classes)."""
+    """Bytes on a device of (all other leaves, the class matrices)."""
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(is_table), strict=True)
     sizes = [0.0, 0.0]
     for x, of in pairs:

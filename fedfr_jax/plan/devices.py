@@ -1,4 +1,4 @@
-"""Device data sheets: memory, bandwidth, peak and reached speed.
+"""Data sheets of devices: memory, bandwidth, peak and achieved speed.
 
 Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it
 unless told otherwise (TF32 since the A100; one pass of bfloat16 on a TPU), and float32
@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 class Device(NamedTuple):
-    """Numbers of one device: operations and bytes a second, bytes, seconds."""
+    """Speeds and sizes of a device: FLOP/s, bytes/s, bytes, seconds."""
 
     name: str
     bfloat16: float
@@ -38,7 +38,7 @@ class Device(NamedTuple):
 
     @property
     def capacity(self) -> float:
-        """Bytes that programs can have."""
+        """Bytes that programs can use."""
         return self.usable * self.memory
 
 
@@ -50,7 +50,7 @@ TPU_NOTE = (
 
 
 def tpu(name: str, peak: float, memory: float, bandwidth: float, link: float) -> Device:
-    """A TPU, whose float32 products are one pass of bfloat16, or six."""
+    """A TPU; float32 products take one bfloat16 pass, or six at HIGHEST precision."""
     sizes = {"memory": memory, "bandwidth": bandwidth, "link": link}
     limits = {"usable": USABLE["tpu"], "launch": 1e-6, "note": TPU_NOTE}
     return Device(f"TPU {name}", peak, peak, peak / 6, **sizes, **limits)
@@ -84,7 +84,7 @@ MATRIX, COPIED = 1024, 1 << 27  # side of a product, bytes of a copy, that are t
 
 
 def get_device(name: str) -> Device:
-    """A device by its name; "cpu" is this machine, all cores, measured in a second.
+    """Device by name; "cpu" is this machine with all cores, measured in a second.
 
     Raises:
       ValueError: for one that no data sheet is kept of.
@@ -94,7 +94,7 @@ def get_device(name: str) -> Device:
 
 
 def this_machine() -> Device:
-    """The cores of this machine: the rates of a matrix product and of a copy."""
+    """Measure this machine: the rates of a matrix product and of a copy."""
     matrix = np.ones((MATRIX, MATRIX), np.float32)
     data = np.ones(COPIED, np.uint8)
     rate = 2 * MATRIX**3 / _fastest(lambda: matrix @ matrix)
@@ -113,7 +113,7 @@ def this_machine() -> Device:
 
 
 def _fastest(call, repeats: int = 3) -> float:
-    """Seconds of the fastest call."""
+    """Seconds of the fastest of `repeats` calls."""
     spent = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -123,7 +123,7 @@ def _fastest(call, repeats: int = 3) -> float:
 
 
 def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
-    """Of kernels one after the other: each by its operations, bytes or launch.
+    """Seconds of kernels in sequence: each limited by FLOPs, bandwidth or launch.
 
     Args:
       kernels: as of `steps.ProgramCost`.

@@ -1,4 +1,4 @@
-"""What leaves a client in each stage of an experiment, before anything runs."""
+"""Disclosure of each stage: what leaves a client, before anything runs."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from fedfr_jax.types import CentralTrainer, Experiment
 
 
 def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
-    """What the clients of a stage give away; None of central training, without any.
+    """Disclosure of a stage's clients; None for central training.
 
     Args:
       experiment: its images are never read.

@@ -1,8 +1,8 @@
-"""Dummy inputs for planning.
+"""Dummy inputs for planning: black images, no weights.
 
-Sources are opened as ever but their images are black, and one that is not there is made
-up in the size that the set is known to have. Weights and files that networks are judged
-on are left out: shapes do not depend on them. A teacher's are blank.
+Sources are opened as usual but their images are black, and a missing one is replaced by
+fake data of the known size of the set. Weights and evaluation files are left out, since
+shapes do not depend on them. Teachers have no weights.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source, is_image
 
 
 class KnownSize(NamedTuple):
-    """Of a data set, as its authors give it."""
+    """Published size of a data set."""
 
     images: int
     classes: int
@@ -78,7 +78,7 @@ WEIGHTS = ("init", "weights", "init_head_from_class_means")
 
 
 def without_files(settings: Mapping, say=print) -> dict:
-    """The sections of a config (see `build.sections`), ready for its task to build.
+    """Config sections that need no files, for a task to build.
 
     Args:
       say: is told what stands in for what.
@@ -117,7 +117,7 @@ def without_files(settings: Mapping, say=print) -> dict:
 
 
 def with_dummy_teachers(row: Mapping, student: Mapping, say) -> Mapping:
-    """A row, or `pretrain`, whose teacher is one without numbers, of no file."""
+    """Replace the teacher of a method, or of `pretrain`, by one without weights."""
     told = row.get("distill")
     if not isinstance(told, Mapping):
         return row
@@ -134,7 +134,7 @@ def with_dummy_teachers(row: Mapping, student: Mapping, say) -> Mapping:
 
 
 def plain(model: Mapping) -> dict:
-    """A network's section with XLA's own convolutions, as on anything but a CPU."""
+    """Model section with XLA's convolutions, as on any device but a CPU."""
     known = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
     if (
         "conv_implementation" not in known
@@ -145,7 +145,7 @@ def plain(model: Mapping) -> dict:
 
 
 def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
-    """The source of a section, its images and masks all 0."""
+    """Open the section's source with all images and masks 0."""
     if data.get("name") == "concat" and not is_there(data):
         parts = {
             k: dummy_images(of, partition, say) for k, of in data["sources"].items()
@@ -174,13 +174,13 @@ def _replace_images(source: Source) -> Source:
 
 
 def _place(data: Mapping) -> str:
-    """What a set that may be missing is called."""
+    """Name of a data set that may be missing."""
     keys = "path", "data_dir", "dataset", "name"
     return str(next(data[key] for key in keys if data.get(key)))
 
 
 def is_there(data: Mapping) -> bool:
-    """Whether a source's files are; a TensorFlow data set must have been prepared."""
+    """Whether a source's files exist; a TensorFlow data set must be prepared."""
     name = data.get("name")
     if name == "concat":
         return all(map(is_there, data["sources"].values()))
@@ -195,7 +195,7 @@ def is_there(data: Mapping) -> bool:
 
 
 def made_up_labels(data: Mapping, partition: Mapping) -> Source:
-    """A source of the size that the section's set is known to have."""
+    """Build a fake source with the known size of the section's set."""
     size = known_size(data)
     labels = _labels(size, partition)
     number, count = np.arange(len(labels)), int(labels.max()) + 1
@@ -224,7 +224,7 @@ def made_up_labels(data: Mapping, partition: Mapping) -> Source:
 
 
 def known_size(data: Mapping) -> KnownSize:
-    """The known size of a section's set.
+    """Look up the known size of the section's set.
 
     Raises:
       ValueError: where it is not known.
@@ -235,12 +235,15 @@ def known_size(data: Mapping) -> KnownSize:
         if word in SIZES:
             return SIZES[word]
     raise ValueError(
-        f"config.data must be there or one of {sorted(SIZES)}, got {_place(data)!r}."
+        f"config.data must exist on disk or be one of {sorted(SIZES)}, got "
+        f"{_place(data)!r}."
     )
 
 
 def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
-    """[T] int32, as many of each class; of faces as many people as a split asks for."""
+    """Labels [T] int32, equally many per class; for faces as many identities as
+    needed.
+    """
     if partition.get("name") == "ms1m":
         return ms1m_labels(**partition)
     keys = "num_public_ids", "num_unseen_ids"
@@ -255,7 +258,7 @@ def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
 
 
 def _roles(labels: np.ndarray) -> np.ndarray:
-    """The first half of the people train; of each other one image is a query."""
+    """Roles: half of the people train; one image of each other person is a query."""
     is_first = np.diff(labels, prepend=-1) > 0
     tested = np.where(is_first, QUERY, GALLERY)
     return np.where(labels < (labels.max() + 1) // 2, TRAIN, tested).astype(np.uint8)
@@ -272,7 +275,7 @@ def ms1m_labels(
     seed: int = 100,
     **others,
 ) -> np.ndarray:
-    """Labels [T] int32 of a set that `ms1m` with these settings can split.
+    """Labels [T] int32 of a fake set that `ms1m` can split with these settings.
 
     Every identity has the number of images in the middle of its interval.
     """

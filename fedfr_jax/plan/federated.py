@@ -1,8 +1,7 @@
-"""Plan of a federated stage, from a client's traced round.
+"""Plan of a federated stage, from one client's traced round.
 
-A client's program is traced once and its operations follow from how many images and
-steps it has, for the mean client of every round. All lanes of a device work on clients
-of that kind.
+A client's program is traced once; its FLOPs follow from its number of images and steps,
+for the mean client of every round. All lanes of a device train such clients.
 """
 
 import math
@@ -45,7 +44,7 @@ from fedfr_jax.types import (
 
 
 class RoundShapes(NamedTuple):
-    """What a round is handed, with shapes for arrays, on the mesh."""
+    """Inputs of a round as ShapeDtypeStructs on the mesh."""
 
     server: PyTree
     row: PyTree  # of one client
@@ -65,7 +64,7 @@ def federated_needs(
     lanes: int = 0,
     hard_negatives: int | None = None,
 ) -> Requirements:
-    """What the rounds of a federated stage take of each device.
+    """Compute what the rounds of a federated stage need on each device.
 
     Args:
       experiment: on a mesh of as many devices as there will be.
@@ -129,7 +128,7 @@ def count_rounds(
     added: int,
     lanes: int,
 ) -> tuple[list[DeviceWork], float, ProgramCost]:
-    """(what all rounds do, images that they train, a client of the last of them).
+    """Count the work of all rounds, their images, and a client of the last round.
 
     Args:
       program: of `client_program`.
@@ -169,7 +168,7 @@ def without_data(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
 def memory_parts(
     experiment: Experiment, shapes: RoundShapes, summary: PyTree, kept: PyTree
 ) -> dict[str, float]:
-    """Bytes on a device beside the lanes, by what they are for.
+    """Bytes on a device apart from the lanes, by purpose.
 
     Args:
       summary, kept: what a client hands back, as shapes.
@@ -195,7 +194,7 @@ def memory_parts(
 
 
 def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
-    """What a reader must know of the numbers."""
+    """Notes on the accuracy of the numbers."""
     notes = []
     if not client.is_whole:
         notes.append("loops whose turns depend on values are counted once")
@@ -205,7 +204,7 @@ def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
 
 
 def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
-    """Epsilon after the last round, of a private method."""
+    """Note on epsilon after the last round of a private method."""
     federation = experiment.federation
     sampling = build_sampling(federation.sampling)
     num_clients = experiment.task.population.num_clients
@@ -220,21 +219,21 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
 
 
 def plan_cohort(experiment: Experiment) -> int:
-    """K, the clients of a round whose updates count, or their mean."""
+    """K, the (mean) number of clients per round whose updates count."""
     federation, number = experiment.federation, experiment.task.population.num_clients
     systems = federation.build_systems(number)
     return systems.num_counted(federation.cohort_size or number)
 
 
 def plan_places(experiment: Experiment) -> int:
-    """Clients of a round, at most: K, those that are asked beside, or a capacity."""
+    """Largest number of clients in a round, with over-selection or Poisson capacity."""
     federation, number = experiment.federation, experiment.task.population.num_clients
     asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
     return build_sampling(federation.sampling).max_cohort(number, asked)
 
 
 def _plain(tree):
-    """Shapes without places."""
+    """Shapes without shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
@@ -245,7 +244,7 @@ def round_shapes(
     start: PyTree,
     examples: Dataset,
 ) -> RoundShapes:
-    """Shapes of round 0's arguments."""
+    """Shapes of the arguments of round 0."""
     mesh, algorithm = experiment.mesh, trainer.algorithm
     key = jax.random.key(0)
     server = jax.eval_shape(lambda x: algorithm.init(trainer.init_variables(x)), start)
@@ -276,7 +275,7 @@ def round_shapes(
 def preparation(
     prepare: Callable, server: PyTree, context: RoundContext
 ) -> tuple[Prepared, ProgramCost]:
-    """(what a server hands to its clients, as shapes, and what making it takes)."""
+    """(what the server sends to its clients as shapes, cost of computing it)."""
 
     def of_arrays(server, dataset):
         return prepare(server, context._replace(dataset=dataset))
@@ -290,7 +289,7 @@ def preparation(
 def client_program(
     algorithm: Algorithm, feed: Batching, max_local: int, shapes: RoundShapes
 ):
-    """(a client's round as a program, (summary, LaneOutput) as shapes).
+    """Trace a client's round: (program, (summary, LaneOutput) as shapes).
 
     The first arguments of the program are the fields of the client's `SlotInputs`.
     """
@@ -312,7 +311,7 @@ def client_program(
 
 
 def with_known_shapes(own: float, added: int, steps: float) -> dict[int, int]:
-    """{number of a program's argument: its value}, of a client that has a row."""
+    """Known values of a client's arguments, {argument number: value}."""
     numbers = {"client": 0, "cohort_index": 0, "is_new": False, "offset": 0, "start": 0}
     numbers |= {
         "num_examples": round(own),

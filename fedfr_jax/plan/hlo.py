@@ -1,4 +1,4 @@
-"""Compiled programs read from their text: collectives, kernels, steps.
+"""Compiled programs parsed from HLO text: collectives, kernels, steps.
 
 A fusion is one kernel. A loop's body counts as often as the compiler knows that it
 turns, and once where only the run knows. A step, local or of central training, is such
@@ -32,7 +32,7 @@ CONSTANT = re.compile(r"= [su]32\[\][^ ]* constant\((\d+)\)")
 
 
 class Instruction(NamedTuple):
-    """One line of a computation."""
+    """One instruction of a computation."""
 
     shape: str  # of its result, as text
     name: str  # such as fusion
@@ -48,7 +48,7 @@ class Program(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How often something happens in a part of a program."""
+    """Number of kernels, convolutions and collectives in a part of a program."""
 
     kernels: int
     convolutions: int  # a TPU makes convolutions of matrix products too
@@ -57,7 +57,7 @@ class Counts(NamedTuple):
 
 
 def parse(text: str) -> Program:
-    """The computations of `Compiled.as_text()`."""
+    """Parse the text of `Compiled.as_text()` into computations."""
     heads = list(HEAD.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     bodies = {h[2]: text[h.end() : end] for h, end in zip(heads, ends, strict=True)}
@@ -70,14 +70,14 @@ def parse(text: str) -> Program:
 
 
 def count_program(program: Program, num_devices: int) -> Counts:
-    """Of everything."""
+    """Count everything in a program."""
     return _counts(program, program.entry, num_devices)
 
 
 def count_step(
     program: Program, num_devices: int, steps_per_loop: int = 1
 ) -> Counts | None:
-    """Of one step; None where the run decides of no loop with a convolution.
+    """Count one step; None if no loop with a convolution has an unknown trip count.
 
     Args:
       steps_per_loop: of the counted loop that the loop's body is; 1: there is none.
@@ -102,7 +102,7 @@ def count_step(
 
 
 def _turns(program, line) -> int | None:
-    """How often a `while` turns, None where the compiler does not know."""
+    """Trip count of a `while`; None if the compiler does not know it."""
     if known := TURNS.search(line.rest):
         return int(known[1])
     condition = program.text.get(CONDITION.search(line.rest)[1], "")
@@ -131,8 +131,9 @@ def _counts(program, name, num_devices) -> Counts:
 
 
 def _run(program, name, times=1, is_fused=False):
-    """(instruction, how often, whether it is part of a kernel) of a computation and
-    all that it calls."""
+    """Yield (instruction, executions, whether within a kernel) of a computation and
+    all that it calls.
+    """
     for line in program.lines.get(name, ()):
         yield line, times, is_fused
         turns = _turns(program, line) or 1 if line.name == "while" else 1
@@ -150,7 +151,7 @@ def _is_convolution(line) -> bool:
 
 
 def _bytes(line, kind, num_devices) -> int:
-    """Bytes of the whole arrays that a collective makes, or of what it adds up."""
+    """Bytes of the unsharded arrays that a collective produces or sums."""
     shapes = [x for x in SHAPE.findall(line.shape) if x[2]]
     if line.name.endswith("-start"):  # operands first, then results
         shapes = shapes[len(shapes) // 2 :]

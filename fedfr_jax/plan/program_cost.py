@@ -1,18 +1,13 @@
-"""Cost of a traced program: memory, operations, traffic.
+"""Cost of a traced program: memory, FLOPs, memory traffic.
 
-The steps of a program: which of their results exist, and for how long.
+Fusion is modeled by one rule: an elementwise result is stored only if an operation that
+cannot be fused needs it (a convolution, a product, a sort, a loop, an output); others
+recompute it from stored values. Values live from there to their last use, in the
+program's order. Not modeled: the compiler's scheduling, workspaces of convolutions and
+padding of layouts.
 
-One rule for what the compiler fuses: what is computed element by element exists only
-where something that cannot be fused needs it (a convolution, a product, a sort, a loop,
-a result); everybody else computes it again from what exists. Values live from there to
-their last use, in the program's order. What the rule leaves out: the compiler's own
-order, workspaces of convolutions and padding of layouts.
-
-What a traced program takes of one device: memory, operations, traffic.
-
-The program is a jaxpr, so nothing is compiled. Operations are exact: products and
-convolutions, bodies of loops times their turns, where the turns are known. Memory and
-traffic are those of `steps`.
+The program is a jaxpr, so nothing is compiled. FLOPs are exact: products and
+convolutions, loop bodies times their trip counts, where these are known.
 """
 
 import math
@@ -44,7 +39,7 @@ IN_PLACE = ("scatter", "dynamic_update_slice")  # take their operand's place
 
 
 class Kernel(NamedTuple):
-    """Something that a device does, `times` times."""
+    """A kernel that a device runs `times` times."""
 
     flops: float
     precision: str  # of the products: "bfloat16", "float32" or "highest"
@@ -54,7 +49,7 @@ class Kernel(NamedTuple):
 
 
 class ProgramCost(NamedTuple):
-    """What a program takes of one device, its arguments aside."""
+    """Cost of a program on one device, without its arguments."""
 
     peak: float  # bytes
     kernels: list[Kernel]
@@ -63,12 +58,12 @@ class ProgramCost(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of products and convolutions."""
+        """FLOPs of products and convolutions."""
         return sum(x.flops * x.times for x in self.kernels)
 
 
 class Value:
-    """An array of the program, or what would be one."""
+    """An array of the program, which may be fused away."""
 
     def __init__(self, aval, size=None, known=None, is_stored=False, what=""):
         is_array = hasattr(aval, "dtype")  # and no token
@@ -83,7 +78,7 @@ class Value:
 
 
 class Step(NamedTuple):
-    """An equation, after calls are taken apart."""
+    """An equation, after calls are inlined."""
 
     name: str
     ins: list[Value]
@@ -97,14 +92,14 @@ class Step(NamedTuple):
 
 
 def count_bytes(aval) -> float:
-    """Of a whole array; keys of random numbers have 8."""
+    """Bytes of an unsharded array; 8 for a PRNG key."""
     is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     size = 8 if is_key else aval.dtype.itemsize
     return float(math.prod(aval.shape) * size)
 
 
 def cost_of_steps(steps: list[Step], outs: list[Value], is_whole: bool) -> ProgramCost:
-    """What a body's steps take, `outs` being its results.
+    """Cost of a body's steps, with the results `outs`.
 
     Args:
       is_whole: whether the turns of all loops were known.
@@ -117,7 +112,9 @@ def cost_of_steps(steps: list[Step], outs: list[Value], is_whole: bool) -> Progr
 
 
 def _settle(steps: list[Step]) -> None:
-    """Say what is stored, what others are computed from, and who reads it last."""
+    """Decide which values are stored, what others are computed from, and their last
+    use.
+    """
     for step in steps:
         if step.name in FUSED:
             continue
@@ -142,7 +139,7 @@ def _stored(value: Value) -> tuple[Value, ...]:
 
 
 def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
-    """Memory over the steps, and what they do."""
+    """Simulate the memory over the steps, and collect their kernels."""
     ending = {}
     kernels, alive, peak = [], {}, (0.0, [])
     now = 0.0
@@ -170,7 +167,7 @@ def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
 
 
 def _kernels(step: Step) -> Iterable[Kernel]:
-    """What a device does for a step; nothing where it is fused."""
+    """Kernels of a step; none if it is fused."""
     if step.inner:
         turns = step.turns
         return [x._replace(times=x.times * turns) for x in step.inner.kernels]
@@ -202,7 +199,7 @@ def program_cost(
     known: Mapping[int, Any] | None = None,
     num_devices: int = 1,
 ) -> ProgramCost:
-    """What a program takes of one device.
+    """Estimate the cost of a program on one device.
 
     Args:
       sizes: {number of an argument: its bytes on a device}; others are whole.
@@ -225,7 +222,7 @@ def _consts(body: Jaxpr) -> list[Value]:
 
 
 def _body_steps(jaxpr: Jaxpr, given: list[Value], num_devices: int) -> ProgramCost:
-    """Of a body whose arguments [constvars, invars] exist already."""
+    """Cost of a body whose arguments [constvars, invars] are stored already."""
     steps, is_whole = [], [True]
     for value in given:
         value.is_argument = value.is_stored = True
@@ -234,7 +231,7 @@ def _body_steps(jaxpr: Jaxpr, given: list[Value], num_devices: int) -> ProgramCo
 
 
 def _flatten(jaxpr, given, steps, num_devices, is_whole) -> list[Value]:
-    """Append the steps of a body; -> its results."""
+    """Append a body's steps; return its results."""
     found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
 
     def value_of(x):
@@ -266,7 +263,7 @@ def _equation_steps(equation, ins, steps, num_devices, is_whole) -> list[Value]:
 
 
 def _lookup(value: Value, aval) -> Value:
-    """A value as a call sees it: of a shard_map, a device's own part."""
+    """A value as seen within a call; within a shard_map, a device's shard."""
     part = Value(aval)
     if part.shape == value.shape:
         return value
@@ -275,7 +272,7 @@ def _lookup(value: Value, aval) -> Value:
 
 
 def _size(name, equation, ins, aval) -> float:
-    """Bytes of a result on a device: cut as its operands of the same shape are."""
+    """Bytes of a result on a device: sharded like its operands of the same shape."""
     if name == "sharding_constraint":
         shape = equation.params["sharding"].shard_shape(aval.shape)
         return count_bytes(jax.ShapeDtypeStruct(shape, aval.dtype))
@@ -285,7 +282,7 @@ def _size(name, equation, ins, aval) -> float:
 
 
 def _follow(equation, ins, outs) -> None:
-    """Small whole numbers, for the turns of loops."""
+    """Evaluate small integers, to know the trip counts of loops."""
     if any(x.known is None for x in ins):
         return
     if equation.primitive.name not in (*FUSED, "while"):
@@ -313,7 +310,7 @@ def _precision(equation: JaxprEqn) -> str:
 
 
 def _sent_bytes(name, ins, outs, num_devices) -> float:
-    """Bytes that a device sends, in a ring of all."""
+    """Bytes that a device sends in a collective, by a ring algorithm."""
     if name == "sharding_constraint":
         return max(outs[0].size - ins[0].size, 0.0)
     if num_devices == 1 or name not in SHARED:
@@ -361,7 +358,7 @@ def _while(equation, ins, steps, num_devices, is_whole):
 
 
 def _turns(test, body, told, consts, moved) -> float | None:
-    """Of a loop that counts up to a number; None where that is not to be seen."""
+    """Trip count of a loop that counts up to a number; None if unknown."""
     known = dict(zip(test.invars, [*told, *moved], strict=True))
     places = {v: i for i, v in enumerate(test.invars[len(told) :])}
     last = next((e for e in test.eqns if test.outvars[0] in e.outvars), None)

@@ -1,9 +1,4 @@
-"""Plans and compiled programs in words.
-
-A plan in words: a table for each stage.
-
-What a compiler has said, as lines for a terminal.
-"""
+"""Text reports of plans and compiled programs."""
 
 from collections.abc import Mapping
 
@@ -18,7 +13,7 @@ ABOUT = (
 
 
 def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
-    """Lines about one stage, of `stages.as_numbers`."""
+    """Format the plan of one stage, from `stages.as_numbers`."""
     size = lambda x: f"{x / GIB:10.3f} GiB"
     lines = [f"{name}: {_what(numbers)}"]
     lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
@@ -43,7 +38,7 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that people would say it in.
+    """Format a duration in its largest unit.
 
     >>> duration(0.144), duration(750), duration(20_000), duration(1e6)
     ('0.14 s', '12 min', '5.6 hours', '12 days')
@@ -77,7 +72,7 @@ def _fits(fits):
 
 
 def _short(number: float) -> str:
-    """1.23e+10 as 12.3 G."""
+    """Format a number with a unit prefix: 1.23e+10 as 12.3 G."""
     units = ["", "k", "M", "G", "T"]
     while number >= 1000 and len(units) > 1:
         number, units = number / 1000, units[1:]
@@ -85,7 +80,7 @@ def _short(number: float) -> str:
 
 
 def format_programs(name: str, programs: Mapping[str, Mapping]) -> str:
-    """A stage's programs, see `compiled.compiled`."""
+    """Format a stage's compiled programs, see `aot.compile_programs`."""
     return "\n".join(_line(f"{name}, {what}", of) for what, of in programs.items())
 
 

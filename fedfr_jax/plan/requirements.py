@@ -22,7 +22,7 @@ class DeviceWork(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """Of a stage, on each of `devices` devices."""
+    """Requirements of a stage on each of `devices` devices."""
 
     devices: int
     parts: Mapping[str, float]  # bytes by what they are for, but for the examples
@@ -42,12 +42,12 @@ class Requirements(NamedTuple):
 
     @property
     def memory(self) -> float:
-        """Bytes on a device, but for the examples."""
+        """Bytes on a device, without the examples."""
         return sum(self.parts.values())
 
     @property
     def flops(self) -> float:
-        """Operations for an image of all that the stage computes."""
+        """FLOPs per image of everything that the stage computes."""
         total = 0.0
         for work in self.work:
             flops = sum(x.times * x.flops for x in work.kernels)
@@ -55,28 +55,30 @@ class Requirements(NamedTuple):
         return total * self.devices / max(self.images, 1)
 
     def seconds(self, device: Device) -> float:
-        """Expected of the whole stage."""
+        """Expected seconds of the whole stage."""
         return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
 
     def utilization(self, device: Device) -> float:
-        """Share of the devices' bfloat16 peak that is the network's own operations."""
+        """Model FLOPs utilization, relative to the devices' bfloat16 peak."""
         own = PASSES * self.forward * self.images
         return own / (self.seconds(device) * self.devices * device.bfloat16)
 
 
 def count_params(variables: PyTree) -> int:
-    """Numbers of a network but its running statistics, wherever they are."""
+    """Number of parameters of a network, without running statistics."""
     found = jax.tree_util.tree_leaves_with_path(variables)
     is_own = lambda path: "batch_stats" not in trees.path_name(path).split("/")
     return trees.count([x for path, x in found if is_own(path)])
 
 
 def on_device(x) -> float:
-    """Bytes of an array or a shape on each device that it is cut over."""
+    """Bytes of an array, or ShapeDtypeStruct, on each device that it is sharded
+    over.
+    """
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
     return count_bytes(jax.ShapeDtypeStruct(shape, x.dtype))
 
 
 def bytes_on_device(tree: PyTree) -> float:
-    """The same of all leaves."""
+    """Bytes of all leaves on each device."""
     return sum(map(on_device, jax.tree.leaves(tree)))

@@ -1,9 +1,4 @@
-"""The plan of a stage: needs, time, and what would fit.
-
-The largest number of something whose memory fits.
-
-The plan of an experiment's stages on a device: needs, time, and what would fit.
-"""
+"""Plans of an experiment's stages: memory, time, and the largest sizes that fit."""
 
 import functools
 import math
@@ -31,7 +26,7 @@ TRIES, NEAR = 8, 0.02
 def max_that_fits(
     memory_of: Callable[[int], float], now: int, unit: int, room: float
 ) -> int:
-    """About the largest multiple of `unit` whose memory fits; 0 where none does.
+    """Approximate largest multiple of `unit` whose memory fits; 0 if none does.
 
     Args:
       memory_of: number -> bytes, rising and about convex, as the largest of several
@@ -86,7 +81,7 @@ TABLES = 3  # sizes of one that is not streamed: it is copied, and as much must 
 
 
 class StagePlan(NamedTuple):
-    """A stage on a device."""
+    """Plan of a stage on a device."""
 
     needs: Requirements
     examples: float  # bytes of the stored examples on a device
@@ -101,12 +96,12 @@ class StagePlan(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        """Whether it fits."""
+        """Whether the stage fits the device."""
         return self.memory <= self.device.capacity
 
 
 def count_examples(experiment: Experiment) -> Dataset:
-    """Shapes of the stored examples, [T, ...]."""
+    """ShapeDtypeStructs of the stored examples, [T, ...]."""
     table = experiment.task.dataset
     count = table.num_examples
     if isinstance(table, Stream):
@@ -123,7 +118,7 @@ def plan_stage(
     table: str = AUTO,
     hard_negatives: int | None = None,
 ) -> StagePlan:
-    """What a stage needs and how long it takes.
+    """Plan a stage: its requirements, time, and the largest sizes that fit.
 
     Args:
       experiment: on a mesh of as many devices as there will be; the images of its
@@ -149,7 +144,7 @@ def plan_stage(
 def needs_function(
     experiment: Experiment, name: str, hard_negatives: int | None = None
 ) -> Callable[..., Requirements]:
-    """(**changed numbers) -> `Requirements` of a stage."""
+    """Build (**changed numbers) -> `Requirements` of a stage."""
     stage, stored = experiment.stages[name], count_examples(experiment)
     if isinstance(stage.trainer, CentralTrainer):
         found = functools.partial(central_needs, stage.trainer, experiment.mesh, stored)
@@ -163,7 +158,7 @@ def needs_function(
 
 
 def init_stage(experiment: Experiment, name: str) -> PyTree | None:
-    """Shapes of the variables that a stage starts from, None for its own."""
+    """Shapes of the variables that a stage starts from; None if it initializes them."""
     before = experiment.stages[name].init_from_stage
     if before is None:
         return None
@@ -177,7 +172,7 @@ def fitting_values(
     room: float,
     max_local: int,
 ) -> dict[str, int]:
-    """The largest numbers, one at a time, with which a stage fits `room` bytes.
+    """Largest values, one at a time, with which a stage fits `room` bytes.
 
     Args:
       max_local: most examples that a client can have.
@@ -202,7 +197,7 @@ def fitting_values(
 
 
 def as_numbers(planned: StagePlan) -> dict[str, Any]:
-    """A stage's plan as JSON."""
+    """Convert a stage's plan to JSON."""
     needs, device = planned.needs, planned.device
     seconds = needs.seconds(device)
     return {

@@ -1,9 +1,9 @@
-"""Absent devices by name, for XLA's compilers: "v5p:4x4x8", "h200:1x1x8".
+"""Device topologies by name, for XLA's compilers: "v5p:4x4x8", "h200:1x1x8".
 
-A TPU's name is libtpu's (v5p, v5e, v6e) with the chips along each axis, and behind it
-how many such slices there are where they are several ("v5e:16x16:2"); of GPUs the
+A TPU's name is libtpu's (v5p, v5e, v6e) with the chips along each axis, followed by
+the number of slices if there are several ("v5e:16x16:2"); of GPUs the
 numbers are slices, hosts of a slice and GPUs of a host. The compilers come with
-`jax[tpu]` and `jax[cuda12]` and run where there is no such device.
+`jax[tpu]` and `jax[cuda12]` and do not need such a device.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Kind(NamedTuple):
 
     @property
     def usable(self) -> int:
-        """Bytes that programs can have, as `fedfr plan` counts them."""
+        """Bytes that programs can use, as `fedfr plan` counts them."""
         return int(USABLE["tpu" if self.platform == "tpu" else "gpu"] * self.memory)
 
 
@@ -82,7 +82,7 @@ KINDS = {
 
 
 def device_kind(name: str) -> Kind:
-    """The kind of devices of a name such as v5p:4x4x8.
+    """Parse the kind of device from a name such as v5p:4x4x8.
 
     Raises:
       ValueError: for another kind, or numbers that are no grid.
@@ -103,7 +103,7 @@ def device_kind(name: str) -> Kind:
 
 
 def split_slices(name: str) -> tuple[str, int]:
-    """(name of one slice, how many there are).
+    """Return (name of one slice, number of slices).
 
     >>> split_slices("v5e:16x16:2"), split_slices("h200:1x1x8")
     (('v5e:16x16', 2), ('h200:1x1x8', 1))
@@ -113,14 +113,14 @@ def split_slices(name: str) -> tuple[str, int]:
 
 
 def num_devices(name: str) -> int:
-    """Of a name such as v5p:4x4x8, which has 128."""
+    """Number of devices in a name such as v5p:4x4x8, here 128."""
     one, slices = split_slices(name)
     return slices * math.prod(map(int, one.partition(":")[2].split("x")))
 
 
 @contextlib.contextmanager
 def topology(name: str) -> Iterator[None]:
-    """`devices.use_described` of the devices of a name; needs their compiler.
+    """Use the devices of a named topology (`use_described`); needs their compiler.
 
     Raises:
       ValueError: for an unknown name, or a grid that there is not.
@@ -137,6 +137,8 @@ def topology(name: str) -> Iterator[None]:
         found = topologies.get_topology_desc(platform=kind.platform, **options)
     except Exception as error:
         text = str(error).partition("\n")[0]
-        raise ValueError(f"--device must be known, got {name!r}: {text}") from error
+        raise ValueError(
+            f"--device must be a known device topology, got {name!r}: {text}"
+        ) from error
     with use_described(found.devices, memory=kind.usable):
         yield

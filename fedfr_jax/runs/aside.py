@@ -1,11 +1,12 @@
-"""Folders set aside instead of deleted."""
+"""Renaming folders instead of deleting them."""
 
 import itertools
 import pathlib
 
 
 def set_aside(folder: pathlib.Path, suffix: str) -> pathlib.Path:
-    """Rename `folder` to its name and `suffix`; an earlier one of that name makes room.
+    """Rename `folder` to its name plus `suffix`; an earlier folder of that name is
+    numbered.
 
     Returns:
       The new path. Earlier ones are called `<name><suffix>-2`, `-3` and so on.

@@ -1,21 +1,19 @@
-"""Autotuning of clients per device, convolutions and devices, measured.
+"""Autotuning of clients per device, convolutions and number of devices.
 
-Seconds of a few steps of real clients: what `tuning` compares.
+`clients_per_device = "auto"` decides how convolutions are computed, on how many devices
+of a CPU, and how many clients train at once on each.
 
-All processes of a run take part in the timed rounds. Of a streamed table the rows of
-the clients that are timed are read, and the waiting for them does not count.
-
-What `clients_per_device = "auto"` decides: how convolutions are computed, on how many
-devices of a CPU, and how many clients train side by side on each.
+All processes of a run take part in the timed rounds. Of a streamed data set the rows of
+the timed clients are read, and waiting for them does not count.
 
 `tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
 lanes, then the fastest of them on fewer devices, and there with more lanes if fewer
-win. It remembers the answer in a JSON file under the user's cache folder, keyed by a
+win. It stores the answer in a JSON file under the user's cache folder, keyed by a
 hash of the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's
-version: whatever changes the programs is measured anew. What the server prepares does
-not count. A run keeps its own choice, because the last bits depend on it; with
-canonical sums, which are to be the same everywhere, nothing is measured and one lane
-taken. Of several processes the first one's clock and files decide.
+version: whatever changes the programs is measured again. The time of `prepare` does not
+count. A run keeps its choice, because the last bits depend on it; with
+`reproducible_sum` nothing is measured and one lane is used. Of several processes the
+first one's clock and files decide.
 """
 
 import contextlib
@@ -60,13 +58,15 @@ CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 def timed_clients(sim: Simulation, count: int) -> Cohort:
-    """A cohort of `count` clients per shard, as far as there are so many."""
+    """Cohort of `count` clients per shard, or of all clients if there are fewer."""
     shards = sim.num_partial_sums or meshes.device_grid(sim.mesh)[0]
     return Cohort(np.arange(min(count * shards, sim.cohort_size)), 0)
 
 
 def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> float:
-    """Fastest of a few short rounds; infinite when the lanes do not fit."""
+    """Seconds of the fastest of a few short rounds; infinite if the lanes do not
+    fit.
+    """
     work, spent = short_round(sim, server, store, cohort), []
     for _ in range(REPEATS + 1):
         try:
@@ -90,7 +90,7 @@ def time_once(sim: Simulation, server: PyTree, work: RoundInputs, round: int) ->
 def short_round(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> RoundInputs:
-    """A round in which nobody takes more than a few steps."""
+    """Assign a round in which no client takes more than STEPS steps."""
     work = assign(sim, server, store, cohort)
     steps = column(work.slots, "num_steps")
     np.minimum(steps, STEPS, out=steps)
@@ -98,8 +98,9 @@ def short_round(
 
 
 def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
-    """Hash of all that the times depend on: the rounds of `sims`, of one lane each, the
-    machine, the compiler, and `others` as text."""
+    """Hash of everything that the times depend on: the lowered rounds of `sims`, the
+    machine, the compiler, and `others` as text.
+    """
     mesh, cohort = sims[0].mesh, timed_clients(sims[0], CLIENTS)
     work = short_round(sims[0], server, store, cohort)
     facts = (
@@ -118,7 +119,7 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
 
 
 def lowered_text(sim: Simulation, server: PyTree, work: RoundInputs) -> str:
-    """The round of its first segment as StableHLO, and how it is cut."""
+    """StableHLO text of a round's first segment, with the segment's shape."""
     size = sim.data.size_of([work], sim.largest)
     one = lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
     arguments = round_arguments(
@@ -139,7 +140,7 @@ def lowered_text(sim: Simulation, server: PyTree, work: RoundInputs) -> str:
 
 
 def processor() -> str:
-    """Name of the CPU's kind, as far as the system tells."""
+    """Name of the CPU model, if the system reports it."""
     if not CPUINFO.exists():
         return platform.processor()
     found = re.search(r"^model name\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)
@@ -152,7 +153,9 @@ TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
 
 
 class TuningChoice(NamedTuple):
-    """What the speed of a round depends on, and of its result the last bits alone."""
+    """Settings that change the speed of a round, and only the last bits of its
+    result.
+    """
 
     conv_implementation: str = "auto"  # of convolutions, see `conv.convolve`
     devices: int = 0  # along `clients`; 0: all
@@ -165,14 +168,14 @@ class TuningChoice(NamedTuple):
 
 
 class TuningSpace(NamedTuple):
-    """The settings to choose from."""
+    """Candidates for each setting."""
 
     implementations: tuple[str, ...]
     devices: tuple[int, ...]  # falling, beside 0
     clients_per_device: tuple[int, ...]  # rising
 
     def choices_for(self, sim: Simulation, devices: int = 0) -> tuple[int, ...]:
-        """Those for which a shard on so many devices has clients, or a single one."""
+        """Numbers of clients per device that a shard on `devices` devices can fill."""
         most = max_clients_per_device(sim, devices)
         return tuple(x for x in self.clients_per_device if x <= most) or (1,)
 
@@ -187,8 +190,8 @@ def tune(
     kept: pathlib.Path | None = None,
     say: Callable = print,
 ) -> tuple[TuningChoice, Simulation]:
-    """The fastest setting on this machine, the same one in every process, and its
-    simulation, compiled where it has been timed.
+    """Find the fastest choice on this machine, the same in every process: (choice, its
+    simulation, compiled if it has been timed).
 
     Args:
       make: the simulation of a setting; called with one lane.
@@ -225,8 +228,7 @@ def tune(
 
 
 def _measure_all(make, server, store, first, space, say):
-    """(the fastest setting, what was measured, whether it fits): remembered, or
-    measured now."""
+    """(fastest choice, report, whether it fits), from the cache or measured now."""
     sims = [make(TuningChoice(name)) for name in space.implementations]
     lanes = [space.choices_for(first, devices) for devices in (0, *space.devices)]
     name, path = fingerprint(sims, server, store, space, lanes), cache_path()
@@ -260,8 +262,9 @@ def _note(setting, why, space, say):
 def build_space(
     sim: Simulation, implementations: tuple[str, ...], lanes: tuple[int, ...] = ()
 ) -> TuningSpace:
-    """What to try on the mesh of `sim`: fewer devices only of one process' CPU, whose
-    cores work for the devices that are left."""
+    """Build the candidates on the mesh of `sim`; fewer devices only on one process's
+    CPU.
+    """
     count, num_model_shards = meshes.device_grid(sim.mesh)
     is_whole = not _is_cpu(sim.mesh) or num_model_shards > 1
     halves = tuple(count >> i for i in range(1, count.bit_length()))
@@ -270,7 +273,7 @@ def build_space(
 
 
 def powers_of_two(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
-    """1, 2, 4, ... as far as lanes can pay off on the mesh's kind of device."""
+    """Powers of two up to the largest useful number of lanes on the mesh's devices."""
     most = MOST_ON_CPU if _is_cpu(mesh) else MOST
     return tuple(2**i for i in range(most.bit_length()))
 
@@ -280,7 +283,9 @@ def _is_cpu(mesh):
 
 
 def max_clients_per_device(sim: Simulation, devices: int = 0) -> int:
-    """Lanes for which a shard on so many devices (0: those of `sim`) has clients."""
+    """Number of lanes per shard for which there are clients, on `devices` (0: all)
+    devices.
+    """
     shards = sim.num_partial_sums or devices or meshes.device_grid(sim.mesh)[0]
     return max(sim.cohort_size // shards, 1)
 
@@ -288,7 +293,7 @@ def max_clients_per_device(sim: Simulation, devices: int = 0) -> int:
 def measure(
     make: Callable, server: PyTree, store: Store, first: Simulation, space: TuningSpace
 ) -> dict[TuningChoice, float]:
-    """{setting: seconds per client} of what was worth trying.
+    """Measure the candidates worth trying: {choice: seconds per client}.
 
     A round that is over in less than LEAST seconds is timed with more clients: what it
     costs to begin, and devices that wait for each other, would decide otherwise.
@@ -304,7 +309,9 @@ def measure(
         return spent[setting]
 
     def more_lanes(setting):
-        """Until they do not fit, are hopeless, or two in a row are not better."""
+        """Try more lanes until they do not fit, are much slower, or twice not
+        faster.
+        """
         own = []
         for count in space.choices_for(first, setting.devices):
             if count < setting.clients_per_device:
@@ -336,15 +343,14 @@ def measure(
 
 
 def _agree(numbers):
-    """The first process' numbers in every process; all must ask."""
+    """Broadcast the first process's numbers to all; a collective call."""
     return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.float32))
 
 
 def _from_first_process(
     choice: dict, sim: Simulation, space: TuningSpace
 ) -> TuningChoice | None:
-    """The setting in the first process' file, None where there is none that is
-    possible here."""
+    """Choice in the first process's cache; None if there is no valid one."""
     numbers = _checked(choice, sim, space) if meshes.is_first_process() else (-1, 0, 0)
     place, devices, lanes = _agree(numbers).astype(int).tolist()
     return (
@@ -355,7 +361,9 @@ def _from_first_process(
 
 
 def _checked(choice, sim, space):
-    """A file's setting as (implementation's place, devices, lanes), -1 first if bad."""
+    """Cached choice as (index of implementation, devices, lanes); -1 first if
+    invalid.
+    """
     known = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
     implementation, devices, lanes = (known[name] for name in TuningChoice._fields)
     if devices == meshes.device_grid(sim.mesh)[0]:
@@ -367,21 +375,20 @@ def _checked(choice, sim, space):
 
 
 def cache_path() -> pathlib.Path:
-    """Where choices are remembered: $XDG_CACHE_HOME or ~/.cache."""
+    """Path of the cache of choices: in $XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(root) / "fedfr_jax" / "tuned.json"
 
 
 def _read(path: pathlib.Path) -> dict:
-    """What the file holds for the first process; nothing for the others, and of a file
-    that is damaged."""
+    """Read the cache in the first process; {} in others, or if it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         return read_json(path) if meshes.is_first_process() else {}
     return {}
 
 
 def _store(path, known, say):
-    """Measured is measured: a cache that cannot be written is no reason to stop."""
+    """Write the cache; report but ignore a failure."""
     try:
         _write(path, known)
     except OSError as error:
@@ -389,6 +396,6 @@ def _store(path, known, say):
 
 
 def _write(path: pathlib.Path, known: dict) -> None:
-    """Replace the file in one step, in the first process."""
+    """Replace the cache atomically, in the first process."""
     if meshes.is_first_process():
         write_text(path, json.dumps(known, indent=1), by=str(os.getpid()))

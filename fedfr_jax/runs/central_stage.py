@@ -1,16 +1,13 @@
-"""A central stage and its class vectors in checkpoints.
+"""Central stages, and class vectors in their checkpoints.
 
-Checkpoints whose rows of classes are found by the names of the identities.
+Class vectors in a checkpoint are found by the names of the identities. So training can
+resume on another number of devices, where the class matrix has other padding, and with
+other people: a class keeps its vector and optimizer state; a class that the checkpoint
+lacks is newly initialized.
 
-So a training goes on on another number of devices, where the table has other padding,
-and with other people: a class keeps its row and what the optimizer has gathered for
-it, wherever it was; a class that the checkpoint lacks starts as a new one.
-
-To go on with other people than a finished run, copy its `pretrained/checkpoints` into a
-new, empty work folder and start there a config with the new people, `class_parallel`
-and more `epochs` than were trained: it goes on at the epoch after the last one.
-
-A central stage: epochs of one network, with sinks, checks and checkpoints.
+To continue with other people than a finished run, copy its `pretrained/checkpoints`
+into a new, empty run directory and start there a config with the new people,
+`class_parallel` and more `epochs` than were trained: it resumes at the next epoch.
 """
 
 import functools
@@ -49,7 +46,7 @@ NAMES = "class_names"
 
 
 def check_labels(trainer: CentralTrainer) -> None:
-    """Raise ValueError for a label that is neither a class of the table nor -1."""
+    """Raise ValueError for a label that is neither a class nor -1."""
     rows = slice(trainer.first_row, trainer.first_row + trainer.num_rows)
     labels = np.asarray(trainer.dataset.labels[rows])
     wrong = np.flatnonzero(
@@ -58,13 +55,13 @@ def check_labels(trainer: CentralTrainer) -> None:
     if len(wrong):
         row, most = trainer.first_row + wrong[0], len(trainer.sharded_classes.names) - 1
         raise ValueError(
-            f"the label of example {row} must lie in [-1, {most}], got "
+            f"the label of example {row} must be in [-1, {most}], got "
             f"{labels[wrong[0]]}."
         )
 
 
 def add_names(state: PyTree, table: ShardedClasses) -> PyTree:
-    """What a checkpoint holds: the state, and the classes of the table's first rows."""
+    """Add the class names to the state, as a checkpoint stores them."""
     text = json.dumps(table.names).encode()
     return {"state": state, NAMES: np.frombuffer(text, np.uint8)}
 
@@ -72,7 +69,8 @@ def add_names(state: PyTree, table: ShardedClasses) -> PyTree:
 def restore(
     checkpointer: Checkpointer, state: PyTree, table: ShardedClasses
 ) -> tuple[int, PyTree] | None:
-    """Newest checkpoint as (step, a state that lies as `state` does), None without one.
+    """Restore the newest checkpoint as (step, state sharded as `state`); None without
+    one.
 
     Args:
       state: of a new training, from which new classes take their rows.
@@ -98,7 +96,7 @@ def restore(
 
 
 def _permute_classes(new, saved, old):
-    """`new` [R, ...] with the rows old [M] of `saved`, its own where old is -1."""
+    """`new` [R, ...] with the rows old [M] of `saved`; unchanged where old is -1."""
     rows = np.array(meshes.fetch(new))
     known = np.flatnonzero(old >= 0)
     rows[known] = np.asarray(saved)[old[known]]
@@ -106,7 +104,7 @@ def _permute_classes(new, saved, old):
 
 
 def _has_labels(name, table):
-    """Whether a path ends in the table's: its parameter, or the optimizer's of it."""
+    """Whether a path ends in that of the class matrix: parameter or optimizer state."""
     return f"/{name}".endswith(f"/{table.path}")
 
 
@@ -122,7 +120,7 @@ def train_central(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> PyTree:
-    """Train, or go on, under `folder`; returns the variables at the end.
+    """Train or resume a central stage under `folder`; return the final variables.
 
     They are whole on the devices of `mesh`, but for a table of classes, which comes
     without its padding into the memory of the host.
@@ -138,7 +136,7 @@ def train_central(
 def read_central(
     trainer: CentralTrainer, mesh: Mesh, folder: pathlib.Path, *, seed: int
 ) -> PyTree:
-    """What `train_central` returned at the stage's end; `folder` stays as it is."""
+    """Final variables of a finished stage, as `train_central` returned; read only."""
     own_mesh = build_mesh(trainer.settings, mesh)
     with class_capacity.explain_memory(trainer, own_mesh):
         epochs = build_epochs_of_stage(trainer, own_mesh, seed)
@@ -176,7 +174,7 @@ def _train_epochs(
     logging: Logging,
     lifecycle: Lifecycle,
 ):
-    """The state after the last epoch."""
+    """Train to the last epoch; return the state."""
     settings, table = trainer.settings, trainer.sharded_classes
     epochs = build_epochs_of_stage(trainer, own_mesh, seed)
     checkpointer, first, state = _restore(
@@ -227,7 +225,7 @@ def training_flops(trainer: CentralTrainer | FederatedTrainer) -> int:
 
 
 def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epochs:
-    """The trainer's epochs on the mesh of its settings."""
+    """Build the trainer's epochs on the mesh of its settings."""
     settings, table = trainer.settings, trainer.sharded_classes
     pattern, names = (f"^{table.path}$", table.names) if table else (None, ())
     return build_epochs(
@@ -246,7 +244,7 @@ def build_epochs_of_stage(trainer: CentralTrainer, mesh: Mesh, seed: int) -> Epo
 
 
 def _unshard(variables, trainer, mesh):
-    """`variables` as other stages and evaluators take them."""
+    """Gather `variables` for other stages and evaluators."""
     table = trainer.sharded_classes
     if table:
         params = variables["params"]

@@ -1,10 +1,7 @@
 """Checkpoints of a run's state with Orbax, with checksums.
 
-SHA-256 of a folder's files, kept beside them: are they still as they were written?
-
-The list is what `sha256sum` writes, so `sha256sum -c SHA256SUMS` checks it as well.
-
-Checkpoints of a run's state with Orbax: whole or not at all, newest first.
+Checkpoints are written atomically. The SHA-256 of their files are in the format of
+`sha256sum`, so `sha256sum -c SHA256SUMS` checks them as well.
 """
 
 import logging
@@ -29,12 +26,12 @@ LATER = (SUMS, "commit_success.txt")  # written after the list; nobody reads the
 
 
 def write_digests(folder: pathlib.Path) -> None:
-    """Put the list of all files below `folder` into it."""
+    """Write the SHA-256 of all files below `folder` into it."""
     (folder / SUMS).write_bytes(_listing(folder))
 
 
 def difference(folder: pathlib.Path) -> str | None:
-    """The first listed file that is not as it was written; None when all are.
+    """First listed file that has changed; None if all match their SHA-256.
 
     Files that the list does not name, such as a file manager's, are nobody's damage.
 
@@ -57,7 +54,7 @@ def difference(folder: pathlib.Path) -> str | None:
 
 
 def _listing(folder):
-    """A line per file, hidden ones left out: a file system may add its own."""
+    """A line per file, without hidden files, which a file system may add."""
     paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
     return "".join(
         f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
@@ -81,7 +78,7 @@ def _this_process() -> ocp.options.MultiprocessingOptions:
 
 
 class _Digesting(ocp.StandardCheckpointHandler):
-    """Orbax's handler, which lists the digests of its files before the renaming.
+    """Orbax handler that writes the digests of its files before the renaming.
 
     Beside them it names the settings of the stage, by their digest.
     """
@@ -100,12 +97,12 @@ class _Digesting(ocp.StandardCheckpointHandler):
 
 @ocp.args.register_with_handler(_Digesting, for_save=True)
 class _Save(ocp.args.StandardSave):
-    """What `_Digesting` is asked to write: Orbax finds a handler by this type."""
+    """Argument type of `_Digesting` for saving; Orbax finds the handler by it."""
 
 
 @ocp.args.register_with_handler(_Digesting, for_restore=True)
 class _Restore(ocp.args.StandardRestore):
-    """What `_Digesting` is asked to read."""
+    """Argument type of `_Digesting` for restoring."""
 
 
 class Checkpointer:
@@ -147,15 +144,15 @@ class Checkpointer:
         )
 
     def latest(self) -> int | None:
-        """Number of the newest whole checkpoint."""
+        """Number of the newest complete checkpoint."""
         return self._manager.latest_step()
 
     def steps(self) -> tuple[int, ...]:
-        """Numbers of all whole checkpoints, ascending."""
+        """Numbers of all complete checkpoints, ascending."""
         return tuple(sorted(map(int, self._manager.all_steps())))
 
     def save(self, step: int, state: PyTree) -> None:
-        """Write `state` as checkpoint `step`, replacing nothing until it is whole.
+        """Save `state` as checkpoint `step`, atomically.
 
         Raises:
           OSError: when it cannot be written (a full disk); names what is left.
@@ -179,7 +176,8 @@ class Checkpointer:
     def restore(
         self, template: PyTree, free: Callable[[str], bool] = lambda name: False
     ) -> tuple[int, PyTree] | None:
-        """Newest checkpoint that all processes can read: (step, state like `template`).
+        """Restore the newest checkpoint that all processes can read: (step, like
+        `template`).
 
         Args:
           free: path name of a leaf -> whether it comes in the shape that it was saved
@@ -211,14 +209,13 @@ class Checkpointer:
             return step, _refill(template, leaves)
         if reasons:
             raise ValueError(
-                f"checkpoints in {self.folder} must fit the configured run, got "
-                + "; ".join(reasons)
-                + "."
+                f"checkpoints in {self.folder} must match the config's model and "
+                "clients, got " + "; ".join(reasons) + "."
             )
         return None
 
     def why_unreadable(self, step: int) -> str | None:
-        """What is wrong with checkpoint `step`, None when all of it can be read."""
+        """Why checkpoint `step` cannot be read; None if it can."""
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         try:
             if fault := difference(self._place(step)):
@@ -238,7 +235,9 @@ class Checkpointer:
         self._manager.close()
 
     def _set_aside(self, steps):
-        """Rename checkpoints, in the first process, so that no run takes them."""
+        """Rename damaged checkpoints, in the first process, so that no run uses
+        them.
+        """
         if not steps:
             return
         with meshes.first_process_first("damaged checkpoints"):
@@ -251,7 +250,7 @@ class Checkpointer:
         return self.folder / str(step) / "default"
 
     def _read(self, step, shapes, free):
-        """(leaves, None), or (None, what is wrong): damaged, or of another model.
+        """Read (leaves, None); or (None, reason) if damaged or of another model.
 
         Without the manager, in whose barrier the others would wait for one that fails.
         The first process alone compares digests; the others hear of it.
@@ -273,8 +272,8 @@ class Checkpointer:
                 kind = MemoryError if isinstance(passing, MemoryError) else OSError
                 raise kind(
                     f"checkpoint {step} in {self.folder} could not be read and is kept "
-                    f"({_first_line(passing)}); start the same command again, or if "
-                    "it stays so remove that checkpoint's folder."
+                    f"({_first_line(passing)}). Start the same command again; if the "
+                    "error stays, remove that checkpoint's folder."
                 ) from error
             return None, self._difference(step, shapes) or _first_line(error)
 
@@ -291,7 +290,7 @@ class Checkpointer:
         }
 
     def _is_other(self, step, shapes) -> bool:
-        """Whether a checkpoint says that it has leaves of other names or shapes."""
+        """Whether a checkpoint has leaves of other names or shapes."""
         try:
             saved = self._manager.item_metadata(step).tree
             of = lambda tree: {name: tuple(x.shape) for name, x in tree.items()}
@@ -307,7 +306,7 @@ class Checkpointer:
 
 
 def _transient_error(error: BaseException | None) -> BaseException | None:
-    """Of an error and its causes the one that is a server's, a limit's or memory's."""
+    """The cause of an error that is transient: of a server, a limit or memory."""
     while error:
         is_missing = isinstance(error, FileNotFoundError)
         is_of_system = isinstance(error, OSError | MemoryError) and not is_missing
@@ -318,18 +317,18 @@ def _transient_error(error: BaseException | None) -> BaseException | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """What it says without TensorStore's account of the file."""
+    """First line of an error, without TensorStore's details of the file."""
     lines = str(error).partition(" [tensorstore")[0].strip().splitlines()
     return (lines or [type(error).__name__])[0]
 
 
 def _is_anywhere(fact: bool) -> bool:
-    """Whether it holds in any process; all must ask."""
+    """Whether `fact` is true in any process; a collective call."""
     return bool(multihost_utils.process_allgather(np.array(fact)).any())
 
 
 def _step_of_folder(tree: PyTree) -> dict:
-    """Leaves by path name, without the empty ones, which Orbax refuses."""
+    """Leaves by path name, without empty ones, which Orbax refuses."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {trees.path_name(path): x for path, x in leaves if x.size}
 

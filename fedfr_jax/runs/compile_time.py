@@ -1,7 +1,7 @@
-"""Compile-time estimate from earlier runs.
+"""Compile-time estimates from earlier runs.
 
-It is told from others by its stage, the shapes of what it reads and writes and where it
-runs. Seconds are kept in a JSON file of the user's cache folder.
+A program is identified by its stage, the shapes of its inputs and outputs and its
+devices. Seconds are stored in a JSON file in the user's cache folder.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ MAX_ENTRIES = 300  # programs that are remembered, the newest
 
 
 class CompileTimer:
-    """The first of many calls that somebody watches.
+    """Timer of a function's first call, which compiles.
 
     Args:
       sinks: those with a `note` take a line of text; without any nothing is read or
@@ -38,7 +38,7 @@ class CompileTimer:
         self._key, self._seconds = _key((*facts, *where)), []
 
     def begin(self) -> None:
-        """Say that it compiles, and for about how long where that is known."""
+        """Report that the program compiles, with the estimated seconds if known."""
         if self._notes:
             seconds = _read().get(self._key)
             about = f", about {max(seconds, 1):.0f} s" if seconds is not None else ""
@@ -46,7 +46,9 @@ class CompileTimer:
                 note(f"compiling{about}")
 
     def record(self, seconds: float) -> None:
-        """Remember what the first call took beyond the second, once both are done."""
+        """Store the compile time: seconds of the first call beyond those of the
+        second.
+        """
         if not self._notes or len(self._seconds) == 2:
             return
         self._seconds.append(seconds)
@@ -54,20 +56,20 @@ class CompileTimer:
 
 
 def _key(facts) -> str:
-    """Hash of the facts, arrays as shapes, and of this JAX."""
+    """Hash of the facts, with arrays as shapes, and of JAX's version."""
     shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
     plain = jax.tree.map(shape, facts)
     return hashlib.sha256(f"{plain} {jax.__version__}".encode()).hexdigest()[:16]
 
 
 def path() -> pathlib.Path:
-    """Where seconds are remembered: $XDG_CACHE_HOME or ~/.cache."""
+    """Path of the stored seconds: in $XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(root) / "fedfr_jax" / "first_calls.json"
 
 
 def _read() -> dict[str, float]:
-    """{key: seconds}, oldest first; nothing of a file that is damaged."""
+    """Read {key: seconds}, oldest first; {} if the file is damaged."""
     with contextlib.suppress(OSError, ValueError):
         known = read_json(path())
         return {k: float(v) for k, v in known.items() if isinstance(v, int | float)}

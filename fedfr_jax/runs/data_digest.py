@@ -1,4 +1,4 @@
-"""Data digest of a stage: which images were used for what.
+"""Data digest of a stage: which images were used, and for what.
 
 A stage's folder holds `data.npz`: of every image that the run uses its name, identity,
 bytes and checksum, and whether it is for training or for a test, of which client and as
@@ -27,7 +27,7 @@ END = "\0"  # no name of a file has it
 
 
 class Digest(NamedTuple):
-    """What is kept of n images."""
+    """Names, identities, checksums and uses of n images."""
 
     names: list[str]  # n, each once
     identities: np.ndarray  # [n] str
@@ -39,7 +39,7 @@ class Digest(NamedTuple):
 
 
 def digest_of(used: DataUsage) -> Digest:
-    """The digest of the images that have a use."""
+    """Compute the digest of the images that are used."""
     source, parts = used
     place = np.full((3, len(source.labels)), -1, np.int32)
     for number, part in enumerate(parts.values()):
@@ -62,14 +62,14 @@ def digest_of(used: DataUsage) -> Digest:
 
 
 def digest_source(source: Source) -> Digest:
-    """The digest of all images, whatever they are used for."""
+    """Compute the digest of all images of a source."""
     return digest_of(
         DataUsage(source, {"image": UsedRows(np.arange(len(source.labels)))})
     )
 
 
 def _each_once(names: list[str]) -> list[str]:
-    """`names`, where an image that comes again (a rating each) is called <name> #2."""
+    """Make names unique: a repeated image (as in ratings) is called <name> #2."""
     if len({*names}) == len(names):
         return names
     seen, found = {}, []
@@ -80,7 +80,7 @@ def _each_once(names: list[str]) -> list[str]:
 
 
 def write(digest: Digest, path: pathlib.Path) -> None:
-    """Put a digest into a file; texts as numbers of the few that there are."""
+    """Write a digest to a file; repeated strings are stored as codes."""
     arrays = {}
     for key, values in digest._asdict().items():
         if key == "names":
@@ -95,7 +95,7 @@ def write(digest: Digest, path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> Digest:
-    """The digest in a file.
+    """Read a digest from a file.
 
     Raises:
       ValueError: naming the file when it is damaged.
@@ -112,8 +112,8 @@ def read(path: pathlib.Path) -> Digest:
         return digest
     except (*DAMAGED, TypeError, IndexError) as error:
         raise ValueError(
-            f"{path} must be as it was written, got a damaged file "
-            f"({type(error).__name__}). Put a copy back, or delete it and go on by "
+            f"{path} must be an undamaged digest, got a damaged file "
+            f"({type(error).__name__}). Restore a copy, or delete it and use "
             f"--data-changed={ACCEPT}."
         ) from error
 
@@ -127,7 +127,9 @@ def _describe(text):
 
 
 def difference(kept: Digest, now: Digest) -> str:
-    """What has changed between two digests, by count and first names; "" if nothing."""
+    """Describe the changes between two digests, by count and first names; "" if
+    equal.
+    """
     lists = {}
     old = new = np.arange(len(kept.names))
     if kept.names != now.names:
@@ -147,7 +149,9 @@ def difference(kept: Digest, now: Digest) -> str:
 
 
 def _changes(kept, now, old, new) -> Iterator:
-    """(change, [m] bool, (digest, row) -> words) of the images `old` that are `new`."""
+    """Yield (change, mask [m], text of an image) for the images `old` that are now
+    `new`.
+    """
     yield (
         "relabeled",
         kept.identities[old] != now.identities[new],
@@ -180,7 +184,7 @@ def _first(names):
 
 
 def digest_task(task: Task) -> Digest | None:
-    """The digest of a task's images; where it does not name them, of rows and labels.
+    """Digest of a task's images; without names, of rows and labels.
 
     None without any, or without labels, or for what is no `Task`.
     """
@@ -201,7 +205,7 @@ def digest_task(task: Task) -> Digest | None:
 
 
 def keep(task: Task, folders: Collection[pathlib.Path]) -> None:
-    """Write the digest of stages that have no checkpoint yet; by the first process."""
+    """Write the digest for stages without a checkpoint, in the first process."""
     fresh = [folder for folder in folders if not is_trained(folder)]
     now = digest_task(task) if fresh and meshes.is_first_process() else None
     for folder in fresh if now else ():
@@ -215,7 +219,7 @@ def check(
     changed: str | None = None,
     is_kept: bool = False,
 ) -> None:
-    """Compare the data with those that stages were trained on.
+    """Compare the data with those that the stages were trained on.
 
     Args:
       task: with the images of today.
@@ -239,7 +243,7 @@ def check(
 
 
 def _check_unrecorded(task, path, changed):
-    """Raise ValueError for a stage without a digest, where names decide on test images.
+    """Raise ValueError for a stage without a digest whose test images may have changed.
 
     It is of a version that drew them otherwise.
     """
@@ -247,10 +251,10 @@ def _check_unrecorded(task, path, changed):
     is_drawn = source is not None and source.roles is None  # else its files say it
     if is_drawn and of_rows(source).is_named and changed != ACCEPT:
         raise ValueError(
-            f"{path} must say what the stage was trained on, got no such file, as in "
-            "runs of an earlier version, which drew other test images: those of now "
-            "may have been trained on. Train in another --workdir, or take the data "
-            f"as they are by --data-changed={ACCEPT}."
+            f"{path} must exist to compare the data, but does not, as in runs of an "
+            "earlier version, which chose other test images: the current ones may have "
+            "been trained on. Train in another --workdir, or use the data as they are "
+            f"with --data-changed={ACCEPT}."
         )
     print(f"{path} is missing: the data cannot be compared.", flush=True)
 
@@ -258,18 +262,18 @@ def _check_unrecorded(task, path, changed):
 def agreement(
     task: Task, changed: str | None
 ) -> Callable[[Collection[pathlib.Path]], None]:
-    """`check` of the stages that a run goes on with, for `workdir.claim`."""
+    """Build the `check` of the stages that a run keeps, for `workdir.claim`."""
     return lambda folders: check(task, folders, changed=changed, is_kept=True)
 
 
 def compare(path: pathlib.Path, now: Digest, changed: str | None) -> bool:
-    """Whether data differ from the digest in a file; ValueError unless accepted."""
+    """Whether data differ from a stored digest; raises ValueError unless accepted."""
     what = difference(read(path), now)
     if what and changed != ACCEPT:
         raise ValueError(
             f"{path.parent} must be used with the data that it was trained on, but "
-            f"these have changed: {what}. Put them back, train in another --workdir, "
-            f"or take them as they are by --data-changed={ACCEPT}."
+            f"these have changed: {what}. Restore them, train in another --workdir, "
+            f"or use them as they are with --data-changed={ACCEPT}."
         )
     if what:
         print(f"{path.parent}: its data have changed: {what}.", flush=True)

@@ -1,4 +1,4 @@
-"""Evaluation record: what a stage's evaluation leaves for reports.
+"""Evaluation record of a stage, for reports.
 
 `evaluation.json` of a stage has its metrics, numbers per client, curves and the names
 of images; the images lie in `pictures/` of the run directory.
@@ -32,7 +32,7 @@ NUM_WORST = 50  # of more clients these are, and quantiles of all
 def write_record(
     workdir: pathlib.Path, stage: str, found: Mapping[str, Evaluation]
 ) -> None:
-    """Write the evaluations of a stage, and images of pairs; the first process does."""
+    """Write a stage's evaluations and its images of pairs, in the first process."""
     if meshes.is_first_process():
         record = {name: _record(workdir, stage, name, of) for name, of in found.items()}
         for part in record.values() if "privacy" in found else ():
@@ -42,7 +42,7 @@ def write_record(
 
 
 def _record(workdir, stage, evaluator, of: Evaluation) -> dict[str, Any]:
-    """One evaluator's part, without what is empty."""
+    """Record of one evaluator, without empty parts."""
     samples = of.samples() if of.samples else None
     prefix = f"{stage}_{evaluator}"
     record = {
@@ -64,12 +64,12 @@ def _record(workdir, stage, evaluator, of: Evaluation) -> dict[str, Any]:
 
 
 def file_name(name: str) -> str:
-    """The name without what file systems refuse."""
+    """Replace characters of a name that file systems refuse."""
     return re.sub(r"[^\w.-]+", "_", name)
 
 
 def _number(value) -> float | None:
-    """A number as JSON has it: null for what is not finite."""
+    """Number for JSON; None (null) if not finite."""
     return float(value) if value is not None and np.isfinite(value) else None
 
 
@@ -78,7 +78,9 @@ def _numbers(values) -> list[float | None]:
 
 
 def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
-    """{"count", "ids", "values"} and quantiles [101]; of many clients the worst."""
+    """{"count", "ids", "values"} and quantiles [101]; for many clients only the
+    worst.
+    """
     values = np.asarray(values, np.float64)
     ids = np.flatnonzero(np.isfinite(values))
     if not len(ids):
@@ -99,20 +101,20 @@ def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def _curve(curve) -> dict[str, Any]:
-    """{"fields": names, "values": a list or a number for each}."""
+    """Curve for JSON: {"fields": names, "values": a list or number each}."""
     fields = _fields(curve)
     values = [_numbers(x) if np.ndim(x) else _number(x) for x in curve]
     return {"fields": fields, "values": values}
 
 
 def _fields(curve) -> list[str]:
-    """Names of a NamedTuple's fields, of a plain tuple x, y and numbers."""
+    """Field names of a NamedTuple; of a plain tuple x, y, value_2, ..."""
     known = ("x", "y", *(f"value_{i}" for i in range(2, len(curve))))
     return list(curve._fields if hasattr(curve, "_fields") else known)
 
 
 def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
-    """Both images of a pair side by side in a file, and its score."""
+    """Write both images of each pair side by side to a file, with scores."""
     from PIL import Image
 
     (workdir / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,7 @@ def _map(embeddings: EmbeddingMap) -> dict[str, Any]:
 
 
 def write_environment(workdir: pathlib.Path) -> None:
-    """What trains the run: versions, machine, devices and the command."""
+    """Write the run's environment: versions, machine, devices and command."""
     devices = jax.devices()
     versions = {"fedfr_jax": library_version(), "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("jax", "flax", "numpy")}

@@ -1,12 +1,8 @@
-"""An experiment: its stages in order, evaluated, with costs.
+"""Experiments: train the stages in order, evaluate them, count their costs.
 
-What a federated stage has cost: rounds to a target, and bytes sent.
-
-The stages of an experiment, one after the other, judged by the same evaluators.
-
-The work folder holds a folder per stage (checkpoints, personal rows, metrics.jsonl) and
-beside them summary.json, partition.json and the plots. Started again with the same
-command it goes on where it stopped; a finished stage is read, not repeated.
+The run directory has a folder per stage (checkpoints, client states, metrics.jsonl),
+summary.json, partition.json and the plots. A run that is started again with the same
+command resumes where it stopped; a finished stage is read, not repeated.
 """
 
 import contextlib
@@ -72,7 +68,8 @@ def with_costs(
     begun: StageState,
     rounds: int,
 ) -> dict[str, Evaluation]:
-    """The evaluations, with rounds to their targets, and a section "communication".
+    """Add rounds to target, and the evaluation "communication", to a stage's
+    evaluations.
 
     Args:
       rows: of the stage's metrics.jsonl; where it has lost some, no round to a target
@@ -103,7 +100,7 @@ def _note_lost(rounds: set[int]) -> None:
 def rounds_to_target(
     name: str, evaluator: Evaluator, rows: Sequence[Mapping], found: Evaluation
 ) -> dict[str, int | None]:
-    """{"rounds_to_TARGET": round, from 1, of the first evaluation that reached it}.
+    """{"rounds_to_TARGET": first round, from 1, whose evaluation reached the target}.
 
     None where none did; nothing where the evaluator has found nothing.
     """
@@ -121,7 +118,7 @@ def rounds_to_target(
 
 
 def communication(begun: StageState, rounds: int) -> dict[str, float]:
-    """Megabytes per client and round up and down, and of all clients and rounds."""
+    """Megabytes per client and round, uploaded and downloaded, and in total."""
     sim = begun.sim
     each = count_communication(sim, begun.server, begun.store.template)
     if each is None:
@@ -168,7 +165,7 @@ Evaluations = Mapping[str, Evaluation]  # by evaluator
 
 
 def show(what) -> None:
-    """Print text as it is, and a table as wide as it has to be; the first process."""
+    """Print text, or a table as wide as needed, in the first process."""
     if not meshes.is_first_process():
         return
     if isinstance(what, str):
@@ -187,7 +184,7 @@ def run_experiment(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict:
-    """Run or resume every stage; returns the summary that summary.json holds."""
+    """Run or resume every stage; return the content of summary.json."""
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     clock = ElapsedTime(workdir / "seconds.json")
@@ -213,7 +210,7 @@ def run_experiment(
 
 
 def methods_of_run(folder: pathlib.Path) -> list[dict]:
-    """The lines of a stage's metrics.jsonl."""
+    """Lines of a stage's metrics.jsonl."""
     path = folder / "metrics.jsonl"
     return read_jsonl(path) if path.exists() else []
 
@@ -233,7 +230,7 @@ def run_stages(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> dict[str, Evaluations]:
-    """Train every stage, or read its end, and evaluate it."""
+    """Train every stage, or read it if it is finished, and evaluate it."""
     check_calls(experiment)
     ends, found = {}, {}
     folders = [workdir / name for name in experiment.stages]
@@ -265,7 +262,7 @@ def run_central(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
-    """One network for every client: (its variables, evaluations)."""
+    """Train or read a central stage: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
     is_new = len(methods_of_run(folder)) < end
@@ -287,7 +284,7 @@ def saved_and_evaluated(
     networks: TrainedModels,
     folder: pathlib.Path,
 ) -> dict[str, Evaluation]:
-    """Leave a stage's model in its folder, and say what every evaluator finds."""
+    """Save a stage's model in its folder, and evaluate it."""
     write_model(folder, experiment.task, trainer, networks.variables)
     found = evaluate(experiment.task.evaluators, networks)
     add_calibration(folder, found)
@@ -297,7 +294,7 @@ def saved_and_evaluated(
 def evaluate(
     evaluators: Mapping[str, Evaluator], networks: TrainedModels
 ) -> dict[str, Evaluation]:
-    """What every evaluator finds."""
+    """Run every evaluator on a stage's models."""
     with jax.profiler.TraceAnnotation("evaluate"):
         return {name: of.evaluate(networks) for name, of in evaluators.items()}
 
@@ -310,7 +307,9 @@ def run_federated(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
-    """Train one method from `before`, or read its end: (its network, evaluations)."""
+    """Train a method from `before`, or read it if finished: (global model,
+    evaluations).
+    """
     federation, evaluators = experiment.federation, experiment.task.evaluators
     begun = start_stage(
         experiment, trainer, before, folder, is_mirrored=lifecycle.is_mirrored
@@ -372,7 +371,9 @@ def run_federated(
 def evaluators_during_training(
     experiment: Experiment, trainer: FederatedTrainer, sim
 ) -> Callable:
-    """(server, store) -> {"evaluator/metric": value} of what is judged in rounds."""
+    """Build (server, store) -> {"evaluator/metric": value} of the evaluators during
+    training.
+    """
     evaluators = experiment.task.evaluators.items()
     between = {name: of for name, of in evaluators if of.during_training}
 
@@ -395,7 +396,7 @@ def with_prefix(found: Evaluations) -> dict[str, float]:
 def trained_models(
     experiment: Experiment, trainer: FederatedTrainer, sim, server: PyTree, store: Store
 ) -> TrainedModels:
-    """The server's network and every client's own, on the whole mesh."""
+    """The global model and every client's model, on the whole mesh."""
     mesh, server = experiment.mesh, plain_server(server)
     variables, of_client, of_new = None, None, None
     if trainer.global_model:
@@ -410,7 +411,7 @@ def trained_models(
 def client_models(
     mesh: Mesh, trainer: FederatedTrainer, server: PyTree, key: jax.Array, store: Store
 ) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
-    """Variables of networks, client -> its own, number -> that of one outside.
+    """Variables of models: client -> its own, number -> that of an unseen client.
 
     The former is what a client's personal row says.
     """
@@ -437,7 +438,7 @@ def client_models(
 
 @contextlib.contextmanager
 def open_client_log(folder: pathlib.Path, first: int):
-    """clients.jsonl of one stage, None but in the first process."""
+    """Open clients.jsonl of a stage; None except in the first process."""
     if not meshes.is_first_process():
         yield None
         return

@@ -9,7 +9,7 @@ LOCK = ".lock"
 
 
 def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO:
-    """Keep every other process out until the returned file is closed.
+    """Lock a folder against all other processes until the returned file is closed.
 
     Args:
       mark: what the lock says of the folder, written when it is new.
@@ -31,7 +31,7 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
 
 
 def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
-    """Keep writers out, and no readers, until the returned object is closed.
+    """Lock a folder against writers, not readers, until the returned object is closed.
 
     A folder without a lock file, or whose file system has no locks, is read unlocked:
     a copy, or an archive that nothing writes to.
@@ -54,7 +54,7 @@ def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
 
 
 def lock_mark(folder: pathlib.Path) -> str | None:
-    """What the lock of a folder says; None without one."""
+    """Text in the lock file of a folder; None without one."""
     path = folder / LOCK
     return path.read_text(errors="replace") if path.is_file() else None
 
@@ -72,10 +72,10 @@ def _lock(file, folder, kind, waits):
         fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         raise RunInUse(
-            f"{folder} must be used by one process, got two: wait for the other."
+            f"{folder} cannot be used by two processes at once. Wait for the other one."
         ) from None
     except OSError as error:
         raise LocksUnsupported(
-            f"{folder} must be on a file system that can lock files, got {error}: take "
-            "another --workdir, or mount that one with locks."
+            f"{folder} must be on a file system that can lock files, got {error}. Use "
+            "another --workdir, or mount this one with locks."
         ) from error

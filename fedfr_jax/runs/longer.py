@@ -1,4 +1,4 @@
-"""Stages extended to more rounds or epochs."""
+"""Extension of stages to more rounds or epochs."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ DEFAULTS = Federation._field_defaults
 
 
 def previous_length(stage: Stage, before: Mapping, now: Mapping) -> int | None:
-    """Rounds or epochs that a stage was to train for, where it now is to train longer.
+    """Earlier number of rounds or epochs, if only this number has grown; else None.
 
     None where its settings `before` and `now`, as of `settings_of`, differ in anything
     else.
@@ -28,7 +28,7 @@ def previous_length(stage: Stage, before: Mapping, now: Mapping) -> int | None:
 
 
 def restart_reason(stage: Stage, length: int) -> str:
-    """Why a stage of so many rounds or epochs cannot go on; "" where it can.
+    """Why a stage of `length` rounds or epochs cannot be extended; "" if it can.
 
     One that goes on ends as one that was to train longer from its beginning.
     """
@@ -48,7 +48,7 @@ def restart_reason(stage: Stage, length: int) -> str:
 
 
 def _place(stage, settings):
-    """Section and key of how long a stage trains."""
+    """Config section and key of a stage's number of rounds or epochs."""
     if not isinstance(stage.trainer, CentralTrainer):
         return "federation", "rounds"
     return ("row" if "epochs" in (settings["row"] or {}) else "pretrain"), "epochs"

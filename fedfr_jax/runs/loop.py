@@ -38,7 +38,9 @@ from fedfr_jax.types import PyTree
 
 
 class Intervals(NamedTuple):
-    """How often things are due, in rounds; 0 is only after the last one."""
+    """Intervals, in rounds, of evaluation and checkpoints; 0 is only after the last
+    round.
+    """
 
     evaluate_every: int = 0
     checkpoint_every: int = 1
@@ -56,7 +58,7 @@ def is_due(every: int, round: int, last: int) -> bool:
 
 
 class RunOutputs(NamedTuple):
-    """Where the rounds of a run go."""
+    """Outputs of a stage's rounds: store, checkpoints, evaluation, sinks."""
 
     store: Store
     checkpointer: Checkpointer | None
@@ -70,7 +72,7 @@ class RunOutputs(NamedTuple):
 
 
 class RestoredRun(NamedTuple):
-    """Where a run goes on."""
+    """State from which a run resumes."""
 
     server: PyTree
     store: Store
@@ -86,7 +88,8 @@ def resume(
     is_read_only: bool = False,
     is_mirrored: bool = False,
 ) -> RestoredRun:
-    """State at the newest whole checkpoint under `folder`, or the given start.
+    """State at the newest complete checkpoint under `folder`, or the given initial
+    state.
 
     Args:
       is_read_only: there is a checkpoint, and nothing is written.
@@ -115,7 +118,7 @@ def resume(
 def train(
     sim: Simulation, server: PyTree, to: RunOutputs, first_round: int, num_rounds: int
 ) -> PyTree:
-    """Play rounds first_round..num_rounds-1; returns the last server.
+    """Train rounds first_round..num_rounds-1; return the last server.
 
     Raises:
       FloatingPointError: when a client's metric or personal row is not finite; names
@@ -186,7 +189,7 @@ def round_speeds(
 def calls_of_rounds(
     to: RunOutputs, first_round: int, num_rounds: int
 ) -> Iterator[tuple[int, int]]:
-    """Rounds first..end-1 of each call, as (first, end).
+    """Yield (first, end) of each call, which trains rounds first..end-1.
 
     A call ends where something is due or a sink wants it to, so that what is evaluated
     and saved is what single rounds would have left.
@@ -212,10 +215,10 @@ def save_round(
     *,
     is_end_of_call: bool = True,
 ) -> None:
-    """Write down what a round has left: its numbers, `more`, a checkpoint when due.
+    """Save a round: its metrics, `more`, and a checkpoint if due.
 
     Args:
-      is_end_of_call: whether `server` is that after this round, not a later one.
+      is_end_of_call: whether `server` is the state after this round, not a later one.
     """
     scalars = {**summarize(outcome), **more}
     if is_due(to.period.evaluate_every, round, last):
@@ -250,7 +253,9 @@ def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
 def train_sweep(
     runs: Sweep, servers: PyTree, to: Sequence[RunOutputs], first_round: int, num_rounds
 ) -> PyTree:
-    """`train` of the S members of a sweep, [S, ...] servers; a member fails all."""
+    """`train` for the S members of a sweep, with servers [S, ...]; one failure stops
+    all.
+    """
     stores = [one.store for one in to]
     most = to[0].period.longest_call(num_rounds - first_round)
     for first, end in calls_of_rounds(to[0], first_round, num_rounds):
@@ -273,7 +278,9 @@ def train_sweep(
 
 @contextlib.contextmanager
 def _names_round(round, checkpointer):
-    """Say which round a full disk or a bad row has stopped, and what is left."""
+    """Add the round, and the last checkpoint, to errors of a full disk or bad
+    numbers.
+    """
     try:
         with _with_advice(checkpointer):
             yield
@@ -309,7 +316,7 @@ def is_private(outcome: RoundLog) -> bool:
 
 
 def summarize(outcome: RoundLog) -> dict[str, float]:
-    """A round's numbers: means over clients that took a step and count."""
+    """Metrics of a round: means over clients that took a step and count."""
     has_step = outcome.metrics["steps"] > 0
     dropped = outcome.metrics.get("dropped", np.zeros(len(has_step)))
     trained = has_step & (dropped == 0)
@@ -330,7 +337,7 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
 
 
 def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
-    """Raise FloatingPointError for a bad number of a central epoch or its end."""
+    """Raise FloatingPointError for a non-finite metric or state of a central epoch."""
     where = f"epoch {epoch + 1}"
     with _with_advice(checkpointer):
         for name, value in scalars.items():
@@ -340,7 +347,7 @@ def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
 
 @contextlib.contextmanager
 def _with_advice(checkpointer: Checkpointer | None):
-    """Say to which checkpoint a bad number leaves to go back."""
+    """Add to errors about non-finite numbers which checkpoint to return to."""
     try:
         yield
     except FloatingPointError as error:
@@ -348,7 +355,7 @@ def _with_advice(checkpointer: Checkpointer | None):
 
 
 def _stage(checkpointer: Checkpointer | None) -> str:
-    """The name of the stage whose checkpoints these are."""
+    """Name of the stage whose checkpoints these are."""
     return checkpointer.folder.parent.name if checkpointer else ""
 
 

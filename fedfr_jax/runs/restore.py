@@ -28,7 +28,7 @@ from fedfr_jax.types import CentralTrainer, Experiment, PyTree, TrainedModels
 
 
 class FinishedStage(NamedTuple):
-    """A stage at its end."""
+    """Models of a finished stage."""
 
     networks: TrainedModels
     handed_on: PyTree | None  # what stages that start from this one are given
@@ -42,7 +42,7 @@ def load_models(
     *,
     changed: str | None = None,
 ) -> TrainedModels:
-    """The networks of a stage at its end.
+    """Load the models of a finished stage.
 
     Args:
       changed: as of `data_digest.check`.
@@ -61,7 +61,7 @@ def load_models(
 def evaluate_experiment(
     experiment: Experiment, workdir, *, changed: str | None = None
 ) -> dict:
-    """Judge a run's last checkpoints again; returns and writes evaluation.json.
+    """Evaluate a run's last checkpoints again; write and return evaluation.json.
 
     Args:
       changed: as of `data_digest.check`.
@@ -99,7 +99,9 @@ def evaluate_experiment(
 
 @contextlib.contextmanager
 def _if_writable(path: pathlib.Path) -> Iterator[None]:
-    """Say so where a file of a run cannot be written: its folder may be read only."""
+    """Print a message if a file of the run cannot be written, as its folder is
+    read-only.
+    """
     try:
         yield
     except OSError as error:
@@ -107,7 +109,9 @@ def _if_writable(path: pathlib.Path) -> Iterator[None]:
 
 
 def check_end(folder: pathlib.Path, end: int) -> None:
-    """Raise ValueError unless checkpoint `end` is the newest in `folder` and whole."""
+    """Raise ValueError unless `end` is the newest checkpoint in `folder` and
+    readable.
+    """
     done = None
     if folder.exists():
         with contextlib.closing(
@@ -117,20 +121,20 @@ def check_end(folder: pathlib.Path, end: int) -> None:
             why = checkpointer.why_unreadable(end) if done == end else None
     if done != end:
         raise ValueError(
-            f"{folder} must hold checkpoint {end}, got {done}: train it first."
+            f"{folder} must have the checkpoint {end}, got {done}. Train it first."
         )
     if why:
         raise ValueError(
             f"checkpoint {end} in {folder} must be readable to be evaluated, got "
-            f"{why!r}: `fedfr train` goes on from the one before, where personal rows "
-            "of then are kept."
+            f"{why!r}. `fedfr train` resumes from the one before, if its client states "
+            "are kept."
         )
 
 
 def _finished_stages(
     experiment: Experiment, workdir
 ) -> Iterator[tuple[str, FinishedStage]]:
-    """The ends of all stages, in order, each read once."""
+    """Yield all finished stages in order, each read once."""
     handed_on = {None: None}
     wanted = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
@@ -141,7 +145,7 @@ def _finished_stages(
 
 
 def variables_before(experiment, name, workdir) -> PyTree | None:
-    """What the stage `name` starts from."""
+    """Variables that the stage `name` starts from."""
     start = experiment.stages[name].init_from_stage
     if start is None:
         return None
@@ -152,7 +156,7 @@ def variables_before(experiment, name, workdir) -> PyTree | None:
 def _read(
     experiment: Experiment, name: str, workdir, before: PyTree | None
 ) -> FinishedStage:
-    """The end of the stage `name`, which started from `before`."""
+    """Read the finished stage `name`, which started from `before`."""
     trainer, folder = experiment.stages[name].trainer, workdir / name
     check_end(folder / "checkpoints", read_end(trainer, experiment.federation.rounds))
     if isinstance(trainer, CentralTrainer):

@@ -1,4 +1,4 @@
-"""Sinks of a run's numbers: the contract, and the files that every run has.
+"""Sinks of a run's metrics: the contract, and the files that every run writes.
 
 A sink takes (round, {name: number}) and is closed once. It is given rounds from 0, as
 the loop has them; in all that it writes they count from 1.
@@ -24,7 +24,7 @@ from fedfr_jax.json_files import read_json_lines
 
 
 class Sink(Protocol):
-    """Takes the numbers of one round, which the loop counts from 0.
+    """Receives the metrics of one round, which the loop counts from 0.
 
     It may have `histograms(step, {name: [K]})`, which takes the cohort's numbers one by
     one, `note(text)`, which says what is going on between rounds, and
@@ -37,14 +37,14 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """One line `{"round": r, name: number, ...}` per call, appended to a file.
+    """Append a line `{"round": r, name: number, ...}` per call to a file.
 
     JSON has no nan and no infinity: such a number is written as null and named under
     the line's "not_finite" key.
     """
 
     def __init__(self, path: str | os.PathLike, *, resume_step: int | None = None):
-        """Open the file, repair its end, and forget what will be done again.
+        """Open the file, repair its end, and drop the rounds after `resume_step`.
 
         Args:
           path: the file; its folder is created.
@@ -74,7 +74,7 @@ class JsonlSink:
 
 
 def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
-    """Write JSON whole or not at all; arrays become lists.
+    """Write JSON atomically; arrays become lists.
 
     A number that is not finite is written as null and named, by its dotted path, under
     the key "not_finite".
@@ -87,7 +87,7 @@ def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
-    """Rows of a JsonlSink's file; a torn last line is left out.
+    """Read the rows of a JsonlSink's file, without an unfinished last line.
 
     Files of earlier versions count rounds from 0: they are read as from 1.
 
@@ -104,7 +104,9 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _finite(tree: Mapping[str, Any]) -> dict:
-    """The tree as JSON can hold it, with the paths of what it cannot hold."""
+    """Convert a tree to JSON; non-finite numbers become null, with their paths
+    noted.
+    """
     notes = {}
     plain = _to_json(tree, "", notes)
     return plain | {"not_finite": notes} if notes else plain
@@ -136,6 +138,6 @@ def _to_json(value: Any, path: str, notes: dict[str, str]) -> Any:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file whole, in the first process."""
+    """Write a file atomically, in the first process."""
     if meshes.is_first_process():
         files.write_text(path, text)

@@ -23,7 +23,7 @@ FREE = {
 
 
 def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict:
-    """The part of a config that the stage `name` depends on.
+    """Part of a config that the stage `name` depends on.
 
     That is its own row, what all stages share, and the same of the stage that it starts
     from; not the other rows, nor how networks are judged, nor where data lie.
@@ -42,14 +42,14 @@ def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dic
 
 
 def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
-    """`names` and all stages that start from one of them, however far.
+    """`names` and all stages that start from one of them, directly or not.
 
     Raises:
       ValueError: for a name that is no stage.
     """
     for name in names:
         if name not in stages:
-            raise ValueError(f"--restart must be of {list(stages)}, got {name!r}.")
+            raise ValueError(f"--restart must be among {list(stages)}, got {name!r}.")
     found = set(names)
     for name, stage in stages.items():  # a stage comes after the one it starts from
         if stage.init_from_stage in found:
@@ -77,7 +77,7 @@ def earlier_stages_of(
 def first_difference(
     old: Mapping, new: Mapping, but_for: str = ""
 ) -> tuple[str, Any, Any] | None:
-    """(key, before, now) of the first key that differs, None for equal configs."""
+    """First key that differs: (key, before, now); None for equal configs."""
     for section in sorted(old.keys() | new.keys()):
         before, now = old.get(section), new.get(section)
         if section == but_for or before == now:

@@ -1,4 +1,4 @@
-"""Stage folders: recorded settings, and what a changed config keeps.
+"""Stage folders: recorded settings, and which stages a changed config keeps.
 
 `<stage>/settings.json` is a record of what the stage in that folder was trained with.
 A stage that a config touches is renamed to `<stage>.old-<digest of its settings>` and
@@ -25,7 +25,7 @@ NAMED = "settings.sha256"  # in a checkpoint: digest of what it was trained with
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """What is kept of a stage's training: its "settings", and what else is added.
+    """Record of a stage's training: its "settings" and other entries.
 
     Raises:
       ValueError: naming the file, when it is damaged.
@@ -35,7 +35,7 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def update_record(folder: pathlib.Path, **entries: Any) -> None:
-    """Set entries of a stage's record, values of JSON; the others stay."""
+    """Set entries of a stage's record (JSON values); others are kept."""
     before = read_record(folder)
     if before | entries != before:
         digest_json.write(folder / RECORD, before | entries)
@@ -61,7 +61,7 @@ def arrange(
     begun: Collection[str],
     agree: Callable[[Collection[pathlib.Path]], None],
 ) -> None:
-    """Set aside what the config `new` touches, take back what fits, keep the rest.
+    """Set aside the stages that `new` changes, restore those that fit, keep the others.
 
     Args:
       old: the config that the run was last started with, for stages without a record.
@@ -103,7 +103,7 @@ def arrange(
 
 
 class _Changes(NamedTuple):
-    """What a config does to the stages of a run; names of stages."""
+    """Effect of a config on the stages of a run, by their names."""
 
     trained: set[str]  # have a checkpoint
     touched: set[str]  # of those, what the config changes
@@ -113,7 +113,7 @@ class _Changes(NamedTuple):
 
 
 def _changes(workdir, stages, kept, wanted, restart) -> _Changes:
-    """Compare what stages were trained with to what they are to be trained with."""
+    """Compare the settings that stages were trained with to the new ones."""
     trained = {name for name in stages if is_trained(workdir / name)}
     changed = [name for name in stages if kept[name] not in (None, wanted[name])]
     back, notes = {}, {}
@@ -129,12 +129,12 @@ def _changes(workdir, stages, kept, wanted, restart) -> _Changes:
 
 
 def _reasons(changes) -> str:
-    """What is said of the stages that are to train longer."""
+    """Notes on the stages that are to train longer."""
     return "".join(f" {name}{note}." for name, note in changes.notes.items() if note)
 
 
 def _note_of_longer(stage, before, now) -> str:
-    """What becomes of a stage that is to train longer; "" for any other change."""
+    """Note on a stage that is to train longer; "" for any other change."""
     length = previous_length(stage, before, now)
     if length is None:
         return ""
@@ -145,17 +145,17 @@ def _note_of_longer(stage, before, now) -> str:
 def another_run(
     workdir: pathlib.Path, key: str, before, now, note: str = ""
 ) -> ValueError:
-    """The error for a folder of another config."""
+    """Build the error for a run directory of another config."""
     return ValueError(
-        f"{workdir} must be of the config of this command to go on, got {key} {before} "
-        f"there and {now} here; take another --workdir, or --overwrite.{note}"
+        f"{workdir} must have the config of this command to resume, got {key} {before} "
+        f"there and {now} here. Use another --workdir, or --overwrite.{note}"
     )
 
 
 def check_stages(
     workdir: pathlib.Path, stages: Mapping[str, Stage], config: Mapping
 ) -> None:
-    """Raise ValueError for a stage that was trained with other settings than these.
+    """Raise ValueError for a stage that was trained with other settings.
 
     Its record says so, or its newest checkpoint, which names their digest.
     """
@@ -179,7 +179,7 @@ def _other_settings(folder, key, trained, configured) -> ValueError:
 
 
 def _kept_settings(workdir, name, stages, old):
-    """What a stage was trained with, None where nothing says it."""
+    """Settings that a stage was trained with; None if unknown."""
     settings = read_record(workdir / name).get("settings")
     if settings is None and old is not None:
         return stage_config(name, stages, old)
@@ -187,7 +187,7 @@ def _kept_settings(workdir, name, stages, old):
 
 
 def _generation(folder, settings):
-    """The folder of the stage that was set aside with these settings, if any."""
+    """Folder of the stage that was set aside with these settings, or None."""
     for path in sorted(folder.parent.iterdir()):
         if path.name.startswith(folder.name + OLD) and is_trained(path):
             with contextlib.suppress(ValueError):  # a damaged record fits nothing
@@ -197,7 +197,7 @@ def _generation(folder, settings):
 
 
 def _set_aside(folder, settings):
-    """Set a stage aside with its settings; one without a checkpoint is removed."""
+    """Set a stage aside with its settings; remove it if it has no checkpoint."""
     if is_trained(folder):
         if settings:
             update_record(folder, settings=settings)
@@ -207,7 +207,7 @@ def _set_aside(folder, settings):
 
 
 def _adopt(folder, settings):
-    """Make a stage one of these settings; its checkpoints may name earlier ones."""
+    """Record new settings for a stage; its checkpoints may name earlier ones."""
     record, named = read_record(folder), _named(folder)
     if named and record.get("settings") != settings:
         update_record(folder, continues=[*record.get("continues", ()), named])
@@ -221,7 +221,7 @@ def _checkpoints(folder):
 
 
 def _named(folder):
-    """The digest that a stage's newest checkpoint names, None without."""
+    """Settings digest in a stage's newest checkpoint; None without one."""
     for step in _checkpoints(folder)[-1:]:
         path = folder / "checkpoints" / str(step) / "default" / NAMED
         return path.read_text().strip() if path.is_file() else None
@@ -229,7 +229,7 @@ def _named(folder):
 
 
 def _change_text(stages, stay, anew, back, difference) -> str:
-    """One line: why, which stages are kept, taken back and trained anew."""
+    """One line: the reason, and which stages are kept, restored and trained again."""
     listed = lambda names: ", ".join(name for name in stages if name in names) or "none"
     why = "Asked to restart"
     if difference:

@@ -1,4 +1,4 @@
-"""The model that a stage leaves: two files.
+"""Saved model of a stage; see `models.saved_model`.
 
 See `models.saved_model`. They are written before the stage is judged, so that a failing
 evaluation costs no model, and the curve of thresholds is added after it. A stage that
@@ -26,7 +26,7 @@ def write_model(
     trainer: FederatedTrainer | CentralTrainer,
     variables: PyTree | None,
 ) -> None:
-    """Write the model of the stage in `folder`, unless it is there.
+    """Write the model of the stage in `folder`, unless it exists.
 
     Args:
       variables: of the model for everybody; None where there is none.
@@ -52,8 +52,7 @@ def write_model(
 
 
 def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> None:
-    """Note in model.json from which cosine on two images are of one class, where the
-    evaluation of people that training never saw tells it."""
+    """Add the ROC on unseen identities to model.json, for thresholds."""
     roc = found["generic"].curves.get("roc") if "generic" in found else None
     if roc is None or not meshes.is_first_process() or not (folder / RECORD).exists():
         return
@@ -64,13 +63,15 @@ def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> No
 
 
 def forget_model(folder: pathlib.Path) -> None:
-    """Take the record of a stage away that is about to train."""
+    """Remove model.json of a stage before it trains, as it would describe old
+    weights.
+    """
     if meshes.is_first_process():
         (folder / RECORD).unlink(missing_ok=True)
 
 
 def _version() -> str | None:
-    """Of this library, None of a folder that nobody installed."""
+    """Version of this library; None if it is not installed."""
     try:
         return metadata.version("fedfr_jax")
     except metadata.PackageNotFoundError:
@@ -78,7 +79,7 @@ def _version() -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this library is in, None elsewhere."""
+    """Git commit of the checkout that has this library; None elsewhere."""
     if not (ROOT / ".git").exists():
         return None
     try:

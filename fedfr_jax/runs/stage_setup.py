@@ -32,7 +32,7 @@ from fedfr_jax.types import (
 
 
 class StageState(NamedTuple):
-    """A stage ready to be trained, or at its end."""
+    """A federated stage, ready to be trained or finished."""
 
     sim: Simulation
     last_round: FinalAdaptation | None
@@ -43,7 +43,7 @@ class StageState(NamedTuple):
 
 
 def check_calls(experiment: Experiment) -> None:
-    """Raise ValueError for stages whose rounds cannot be played in one call."""
+    """Raise ValueError for stages whose rounds cannot be run in one call."""
     federation, task = experiment.federation, experiment.task
     for name, stage in experiment.stages.items():
         if isinstance(stage.trainer, FederatedTrainer):
@@ -67,7 +67,7 @@ def start_stage(
     is_read_only: bool = False,
     is_mirrored: bool = False,
 ) -> StageState:
-    """Start from `variables` or go on where the folder stopped, as fast as measured.
+    """Initialize a stage from `variables` or resume it, with autotuned settings.
 
     Args:
       is_read_only: the stage has ended; its folder stays as it is.
@@ -104,7 +104,7 @@ def start_stage(
 def build_stage_simulation(
     experiment: Experiment, trainer: FederatedTrainer, table, setting: TuningChoice
 ) -> Simulation:
-    """The simulation of a trainer on the experiment's clients."""
+    """Build the simulation of a trainer on the experiment's clients."""
     return build_simulation(
         trainer.algorithm,
         experiment.batching,
@@ -120,7 +120,7 @@ def build_stage_simulation(
 
 
 def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
-    """The simulation of the last round: all clients, another algorithm."""
+    """Build the simulation of the final adaptation: all clients, another algorithm."""
     canonical = {
         "reproducible_sum": True,
         "num_partial_sums": sim.num_partial_sums,

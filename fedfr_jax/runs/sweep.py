@@ -1,16 +1,11 @@
-"""Runs of a sweep: shared stages, sizes, the results table.
+"""Sweeps: shared stages, model sizes, the results table.
 
-The table of a sweep: results.jsonl and results.csv, a row per run.
-
-What a run has trained and on how much: parameters, images, operations.
-
-Parameters by three definitions: `params_backbone`, the network without the rows of its
-classes; `params_with_head`, with a row for every class that anybody trains;
-`params_active`, with those that one client's step touches, the public ones (of
-`class_rate`, the mean over the epochs) and its own. D, the length of a row, is the
-network's output, or what goes into its last layer.
-
-Finished stages of runs beside: a run of equal settings need not train them.
+The results are in results.jsonl and results.csv, a row per run. Parameters are counted
+by three definitions: `params_backbone`, the network without its class vectors;
+`params_with_head`, with those of all trained classes; `params_active`, with those that
+one client's step uses, the public ones (of `class_sample_rate`, the mean over the
+epochs) and its own. A class vector has the size of the network's output, or of the
+input of its last layer.
 """
 
 import contextlib
@@ -49,7 +44,7 @@ MARK = "sweep of fedfr_jax\n"  # what the lock of a sweep's folder says
 
 
 def read(folder: pathlib.Path) -> dict[str, dict]:
-    """{run: its row} of the table in `folder`, if there is one.
+    """Read {run: its row} of the table in `folder`; {} without one.
 
     Raises:
       ValueError: naming the line, for one that is no row.
@@ -60,13 +55,13 @@ def read(folder: pathlib.Path) -> dict[str, dict]:
 
 
 def add(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
-    """Write a run's row beside those that this and other sweeps have written."""
+    """Add a run's row to the table, which other sweeps may write as well."""
     with lock_to_write(folder, MARK, waits=True):
         write(folder, list((read(folder) | {row["run"]: row}).values()))
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write both files, each whole or not at all; numbers that are not finite as null.
+    """Write both files atomically; numbers that are not finite as null.
 
     Raises:
       OSError: the disk is full or the folder cannot be written; older files stay.
@@ -87,8 +82,8 @@ def _finite(value: Any) -> Any:
 
 
 def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
-    """A sweep as a summary for `result_table`: a method is a setting without its seed,
-    or a stage of it where a run has several.
+    """Summarize a sweep over seeds for `result_table`, a method per setting (and
+    stage).
 
     Args:
       rows: (changes, row) of each run; rows with an error are left out.
@@ -112,7 +107,7 @@ def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
 
 
 def metric_names(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """{"stage/evaluator/metric": number} of a run's summary."""
+    """Numbers of a run's summary, {"stage/evaluator/metric": number}."""
     return {
         f"{stage}/{evaluator}/{metric}": value
         for stage, found in summary["methods"].items()
@@ -126,7 +121,7 @@ LAST_LAYERS = ("classifier", "fc")  # of networks that give logits
 
 
 class RunSizes(NamedTuple):
-    """Parameters of a run, and operations of a training step on one image."""
+    """Parameters of a run, and FLOPs of a training step on one image."""
 
     params_backbone: int
     params_with_head: int
@@ -136,7 +131,7 @@ class RunSizes(NamedTuple):
 
 
 def count_sizes(experiment: Experiment) -> RunSizes:
-    """Count parameters and operations from shapes; nothing is trained or compiled."""
+    """Count parameters and FLOPs from shapes, without training or compiling."""
     trainer = next(iter(experiment.stages.values())).trainer
     if isinstance(trainer, CentralTrainer):
         whole = jax.eval_shape(trainer.init, jax.random.key(0))
@@ -172,7 +167,9 @@ def count_sizes(experiment: Experiment) -> RunSizes:
 def _public_classes(
     trainer: CentralTrainer | FederatedTrainer, rows: int
 ) -> tuple[int, int]:
-    """(public classes, those in a step), of which a cut table has its padding too."""
+    """(public classes, those used in a step), without the padding of sharded
+    classes.
+    """
     if not isinstance(trainer, CentralTrainer) or trainer.sharded_classes is None:
         return rows, rows
     public, settings = len(trainer.sharded_classes.names), trainer.settings
@@ -182,12 +179,12 @@ def _public_classes(
 
 
 def last_layer(params: Mapping[str, PyTree]) -> PyTree:
-    """The layer that gives logits; () where none has its name."""
+    """Parameters of the layer that gives logits; () if there is none."""
     return next((params[name] for name in LAST_LAYERS if name in params), ())
 
 
 def images_seen(experiment: Experiment, folder: pathlib.Path) -> int:
-    """Images of all steps of all stages of a finished run, repetitions included."""
+    """Images of all steps of all stages of a finished run, with repetitions."""
     seen = 0
     for name, stage in experiment.stages.items():
         if isinstance(stage.trainer, CentralTrainer):
@@ -200,7 +197,7 @@ def images_seen(experiment: Experiment, folder: pathlib.Path) -> int:
 
 
 def size_columns(experiment: Experiment, folder: pathlib.Path) -> dict[str, int]:
-    """The columns of a finished run in `folder`."""
+    """Size columns of a finished run in `folder`."""
     sizes, seen = count_sizes(experiment), images_seen(experiment, folder)
     return {
         **sizes._asdict(),
@@ -242,7 +239,7 @@ def reuse_stages(
 def _finished_stages(
     experiment: Experiment, name: str, own: Mapping, folder: pathlib.Path
 ) -> Iterator[pathlib.Path]:
-    """Folders of other runs that have this stage at its end."""
+    """Folders of other runs that have this stage finished."""
     stages = experiment.stages
     end = read_end(stages[name].trainer, experiment.federation.rounds)
     needs = stage_config(name, stages, own), own.get("evaluation") or {}

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view on a terminal, else plain lines."""
+"""Terminal output of a run: a live view, or plain lines."""
 
 import math
 import resource
@@ -11,7 +11,7 @@ MAX_SHOWN = 4  # evaluated metrics in the live view
 
 
 class StageFacts(NamedTuple):
-    """What a round, or an epoch, trains on."""
+    """Clients, batch size and examples of a round or an epoch."""
 
     clients: int = 0  # of a cohort; 0 of central training
     batch_size: int = 0
@@ -22,7 +22,7 @@ NO_FACTS = StageFacts()
 
 
 class LineView:
-    """A plain line a round, as log files have it."""
+    """Prints a plain line per round, for log files."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class LineView:
         )
 
     def note(self, text: str) -> None:
-        """Say what is going on."""
+        """Print a note."""
         self._print(f"{self._name}  {text}")
 
     def _print(self, line: str) -> None:
@@ -72,7 +72,7 @@ class LineView:
 
 
 class LiveView:
-    """A bar with time left, and below it speed, memory and the last evaluation."""
+    """Progress bar with time left, speed, memory and the last evaluation."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class LiveView:
         self._live.refresh()
 
     def note(self, text: str) -> None:
-        """Say what is going on until the next numbers."""
+        """Show a note until the next numbers."""
         self._numbers, self._then = text, time.monotonic()
         self._live.refresh()
 
@@ -135,7 +135,7 @@ class LiveView:
 
 
 class QuietView:
-    """Nothing: errors and results alone are printed."""
+    """Prints nothing but errors and results."""
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         pass
@@ -153,7 +153,7 @@ def open_view(
     facts: StageFacts = NO_FACTS,
     console: Any = None,
 ):
-    """The view `kind`: auto, lines or quiet; auto is live where there is a terminal."""
+    """Open the view `kind`: auto, lines or quiet; auto is live on a terminal."""
     from rich.console import Console
 
     if kind == "quiet":
@@ -166,7 +166,7 @@ def open_view(
 
 
 def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
-    """Numbers by name, and a warning for a round in which nobody trained."""
+    """Format numbers by name, with a warning for a round in which no client trained."""
     text = "  ".join(
         f"{n} {float(scalars[n]):.4g}" for n in names or tuple(scalars) if n in scalars
     )
@@ -178,7 +178,7 @@ def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
 def speeds(
     scalars: Mapping[str, float], facts: StageFacts, seconds: float
 ) -> list[str]:
-    """Clients and images a second, as far as they are known.
+    """Clients and images per second, as far as they are known.
 
     >>> speeds({"steps": 5.0}, StageFacts(clients=8, batch_size=10), 2.0)
     ['4 clients/s', '200 images/s']
@@ -190,7 +190,7 @@ def speeds(
 
 
 def memory_text() -> str:
-    """Most memory so far: of the fullest device where it tells, else of the process."""
+    """Peak memory: of the fullest device if known, else of the process."""
     import jax
 
     stats = [device.memory_stats() or {} for device in jax.local_devices()]

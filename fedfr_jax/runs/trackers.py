@@ -1,8 +1,8 @@
-"""The family of sinks: where a run's numbers can go beside its own files.
+"""Sinks for experiment trackers and files: TensorBoard, CSV, W&B, Trackio, MLflow.
 
-A member is a factory of a `StageRun`. The numbers of the cohort's clients become
-histograms where the tracker has them. What a tracker has to know (project, address,
-key) it takes from its own variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI.
+A sink is created from a `StageRun`. Values per client become histograms if the tracker
+has them. Trackers read their project, address and key from environment variables, such
+as WANDB_PROJECT, MLFLOW_TRACKING_URI.
 """
 
 import contextlib
@@ -33,31 +33,31 @@ QUANTILES = (10, 50, 90)  # percent, for trackers without histograms
 
 
 class StageRun(NamedTuple):
-    """The stage of a run whose numbers a sink takes."""
+    """Stage of a run, whose numbers a sink receives."""
 
     folder: pathlib.Path  # of the stage, in the run directory
     first_round: int = 0  # the round to come: what is known of it is forgotten
 
     @property
     def name(self) -> str:
-        """run/stage."""
+        """Name: run/stage."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
     def id(self) -> str:
-        """The same for every start of the run, and for no other."""
+        """Identifier, the same for every start of the run."""
         path = str(self.folder.absolute())
         return hashlib.sha256(path.encode()).hexdigest()[:16]
 
     @property
     def config(self) -> dict:
-        """The config that the run keeps."""
+        """Config stored in the run directory."""
         path = self.folder.parent / "config.json"
         return read_json(path) if path.is_file() else {}
 
 
 class Logging(NamedTuple):
-    """Where the numbers of a run go, and what a person sees of it."""
+    """Sinks of a run's numbers, and its terminal output."""
 
     sinks: Sequence[str] = ("tensorboard",)  # names of SINKS
     view: str = "auto"  # a live view on a terminal, else lines; "lines", "quiet"
@@ -70,13 +70,13 @@ DEFAULT_LOGGING = Logging()
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Raise ValueError for a name that no sink has, before anything is trained."""
+    """Raise ValueError for an unknown sink, before anything is trained."""
     for name in names:
         schema.check_choice("--sinks", name, sorted(SINKS))
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard; one printed line and nothing more without tensorboardX.
+    """Scalars for TensorBoard; without tensorboardX only a printed note.
 
     A missing viewer must not end a run. A number goes by its `tag`, under its own name
     as the title; numbers of clients are histograms under "clients/".
@@ -125,7 +125,7 @@ class TensorBoardSink:
 
 @functools.cache  # a run has a sink per stage, and says so once
 def _summary_writer():
-    """tensorboardX's writer, or None."""
+    """tensorboardX's SummaryWriter, or None."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -136,7 +136,7 @@ def _summary_writer():
 
 
 def tag(name: str) -> str:
-    """The name in the letters that TensorBoard takes.
+    """Replace the characters of a name that TensorBoard does not allow.
 
     >>> tag("personalized/tar@far=1e-03")
     'personalized/tar_at_far_1e-03'
@@ -145,14 +145,14 @@ def tag(name: str) -> str:
 
 
 class TraceSink:
-    """A profile of some rounds beside TensorBoard's scalars, which xprof opens.
+    """Profiler trace of some rounds, next to TensorBoard's scalars, for xprof.
 
     Its regions are sample, prepare, gather, train, aggregate and evaluate. The trace
     begins after the round before the first one: with that one's checkpoint, if it has.
     """
 
     def __init__(self, folder: str | os.PathLike, rounds: Collection[int], next: int):
-        """Begin at once where the round to come is one of them.
+        """Start tracing at once if the next round is one of `rounds`.
 
         Args:
           rounds: numbers without a gap, counted from 1.
@@ -168,7 +168,7 @@ class TraceSink:
         self._begin(step + 1)
 
     def ends_call(self, step: int) -> bool:
-        """Whether the trace begins or ends after round `step`."""
+        """Whether the trace starts or ends after round `step`."""
         return (step + 1 in self._rounds) != (step + 2 in self._rounds)
 
     def _begin(self, step):
@@ -188,7 +188,7 @@ class CsvSink:
     """A column per number, a row per round, in metrics.csv."""
 
     def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
-        """Open the file and forget the rounds after resume_step."""
+        """Open the file and drop the rounds after resume_step."""
         self._path = pathlib.Path(path)
         self._rows = []
         if self._path.is_file():
@@ -198,7 +198,7 @@ class CsvSink:
         self._write_all()
 
     def _write_all(self) -> None:
-        """All rows again: a column is new, or rows are gone."""
+        """Write all rows again, since columns or rows have changed."""
         self._names = list(dict.fromkeys(name for row in self._rows for name in row))
         lines = [self._names, *(self._cells(row) for row in self._rows)]
         write_text(self._path, "".join(map(_csv_line, lines)) if self._names else "")
@@ -227,7 +227,7 @@ def _csv_line(cells: Sequence) -> str:
 
 
 class TrackerSink:
-    """Numbers for a tracker with `log(numbers, step)`, and its histograms."""
+    """Sink for a tracker with `log(numbers, step)`, and its histograms."""
 
     def __init__(
         self,
@@ -235,7 +235,9 @@ class TrackerSink:
         close: Callable[[], None],
         histogram: Callable[[np.ndarray], Any] | None = None,
     ):
-        """`histogram` makes what a tracker shows as one; None logs quantiles."""
+        """`histogram` converts values to the tracker's histogram; None logs
+        quantiles.
+        """
         self._log, self._histogram, self.close = log, histogram, close
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -255,23 +257,23 @@ class TrackerSink:
 
 
 def jsonl(run: StageRun) -> Sink:
-    """metrics.jsonl of the stage, which every run has."""
+    """Write metrics.jsonl of the stage, which every run has."""
     return JsonlSink(run.folder / "metrics.jsonl", resume_step=run.first_round)
 
 
 def csv_file(run: StageRun) -> Sink:
-    """metrics.csv of the stage, a row per round."""
+    """Write metrics.csv of the stage, a row per round."""
     return CsvSink(run.folder / "metrics.csv", resume_step=run.first_round)
 
 
 def tensorboard(run: StageRun) -> Sink:
-    """Event files in the folder tensorboard of the stage (tensorboardX)."""
+    """Write event files to the stage's folder tensorboard (tensorboardX)."""
     folder, first = run.folder / "tensorboard", run.first_round
     return TensorBoardSink(folder, resume_step=first, suffix=f".{first}")
 
 
 def wandb(run: StageRun) -> Sink:
-    """A run of Weights & Biases per stage, in a group per run directory."""
+    """Log a run of Weights & Biases per stage, in a group per run directory."""
     with _optional("wandb"):
         import wandb
     made = wandb.init(
@@ -289,7 +291,7 @@ def wandb(run: StageRun) -> Sink:
 
 
 def trackio(run: StageRun) -> Sink:
-    """A run of Trackio per stage."""
+    """Log a run of Trackio per stage."""
     with _optional("trackio"):
         import trackio
     made = trackio.init(
@@ -305,7 +307,7 @@ def trackio(run: StageRun) -> Sink:
 
 
 def mlflow(run: StageRun) -> Sink:
-    """A run of MLflow per stage; quantiles instead of histograms, which it lacks."""
+    """Log a run of MLflow per stage, with quantiles instead of histograms."""
     with _optional("mlflow"):
         import mlflow
     client = mlflow.MlflowClient()
@@ -329,7 +331,7 @@ def mlflow(run: StageRun) -> Sink:
 
 @contextlib.contextmanager
 def _optional(name: str) -> Iterator[None]:
-    """Say how to install a package whose import fails."""
+    """Add to an ImportError how to install the package."""
     try:
         yield
     except ImportError as error:
@@ -352,7 +354,7 @@ FILES = ("jsonl", "csv")  # a row per round, which is written once
 
 
 def register_sink(name: str, factory: Callable[[StageRun], Sink]) -> None:
-    """Add a sink, which `fedfr train --sinks=NAME` names; see `schema.register`."""
+    """Register a sink for `fedfr train --sinks=NAME`; see `schema.register`."""
     schema.register(SINKS, "sink", name, factory)
 
 
@@ -367,7 +369,7 @@ def open_sinks(
     logging: Logging = DEFAULT_LOGGING,
     facts: StageFacts = NO_FACTS,
 ) -> Iterator[list[Sink]]:
-    """metrics.jsonl, other sinks and the view of one stage, closed at the end.
+    """Open metrics.jsonl, other sinks and the view of a stage; close them at the end.
 
     Args:
       name: what is running.
@@ -399,7 +401,7 @@ def show_at_end(
     scalars: Mapping[str, float],
     logging: Logging = DEFAULT_LOGGING,
 ) -> None:
-    """What is evaluated once, after a stage's last round, for the trackers.
+    """Send the evaluation after a stage's last round to the trackers.
 
     The round's line of metrics.jsonl is written before, and summary.json has it.
     """

@@ -1,9 +1,8 @@
 """Vmapped sweeps: runs that differ in seed and numbers, in one program.
 
-Each leaves in its own folder what it would have left alone, up to the rounding of a
-program that is compiled for several (the sixth digit of a loss), so that the ordinary
-`run_experiment` reads the end of its stages, judges it and writes the summary, or goes
-on from the last checkpoint where the runs had to part.
+Each run writes to its folder what it would have written alone, up to rounding (the
+sixth digit of a loss), so that `run_experiment` can read and evaluate its finished
+stages, or resume from the last checkpoint where the runs had to be separated.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
 
 
 class SweepMember(NamedTuple):
-    """One of the runs."""
+    """A run of the sweep."""
 
     experiment: Experiment
     folder: pathlib.Path
@@ -43,8 +42,7 @@ class SweepMember(NamedTuple):
 
 
 def train_members(members: Sequence[SweepMember]) -> None:
-    """Train all stages of S runs that are `shared_program`, those with clients in one
-    program.
+    """Train all stages of S `shared_program` runs; federated stages in one program.
 
     Raises:
       ValueError: when the runs cannot share a program: a task that cannot build its
@@ -71,7 +69,7 @@ def train_members(members: Sequence[SweepMember]) -> None:
 
 
 def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
-    """The members in groups that have the same clients and examples, in their order.
+    """Group the members that have the same clients and examples, in order.
 
     A split that follows the seed is another one for every seed.
     """
@@ -88,29 +86,37 @@ def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
 
 
 def _split(member: SweepMember) -> PyTree:
-    """Clients and examples, of which a stream's cannot be compared."""
+    """Clients and examples; () for a stream, which cannot be compared."""
     task = member.experiment.task
     return (task.population, task.dataset) if isinstance(task.dataset, Dataset) else ()
 
 
 def _is_equal(a: PyTree, b: PyTree) -> bool:
-    """Whether two trees have the same structure and the same numbers."""
+    """Whether two trees have the same structure and values."""
     x, of_x = jax.tree.flatten(a)
     y, of_y = jax.tree.flatten(b)
     return of_x == of_y and all(map(np.array_equal, x, y))
 
 
 def check_program(first: Experiment) -> None:
-    """Raise ValueError unless runs of this kind can be in one program."""
+    """Raise ValueError unless such runs can be trained in one program."""
     if first.with_hyperparameters is None:
-        raise ValueError("the task must build rows of traced numbers, got none such.")
+        raise ValueError(
+            "the task must support traced hyperparameters to train runs together, got "
+            "one that does not."
+        )
     if any(
         stage.init_from_stage not in (None, *_centrals(first))
         for stage in _stages(first)
     ):
-        raise ValueError("stages must start from central ones, got others.")
+        raise ValueError(
+            "stages must start from central stages to train runs together, got others."
+        )
     if not isinstance(first.task.dataset, Dataset):
-        raise ValueError("examples must lie on the device, got a stream.")
+        raise ValueError(
+            "the data set must be in device memory to train runs together, got a "
+            "stream."
+        )
 
 
 def _stages(experiment):
@@ -127,7 +133,7 @@ def _keep_data(member: SweepMember, name: str) -> None:
 
 
 def _central(member: SweepMember, name: str) -> PyTree:
-    """The variables at the end of a central stage, which every run trains alone."""
+    """Train a central stage of one run; return its final variables."""
     experiment = member.experiment
     trainer = experiment.stages[name].trainer
     folder = member.folder / name
@@ -137,7 +143,7 @@ def _central(member: SweepMember, name: str) -> PyTree:
 def train_stage(
     members: Sequence[SweepMember], name: str, before: Sequence[PyTree | None]
 ) -> None:
-    """Train a federated stage of all members up to its last common round."""
+    """Train a federated stage of all members up to their last common round."""
     experiments = [member.experiment for member in members]
     first, trainers = experiments[0], [e.stages[name].trainer for e in experiments]
     federation, mesh = first.federation, first.mesh
@@ -167,7 +173,10 @@ def train_stage(
             stack.callback(one.checkpointer.close)
         rounds = {one.next_round for one in begun}
         if len(rounds) > 1:
-            raise ValueError(f"members must be at one round, got {sorted(rounds)}.")
+            raise ValueError(
+                "runs must all be at the same round to train together, got "
+                f"{sorted(rounds)}."
+            )
         (at,) = rounds
         given = [sim.accountant for sim in runs.sims]
         end = min(affordable_rounds(x, federation.rounds) for x in given)
@@ -186,7 +195,7 @@ def train_stage(
 
 @contextlib.contextmanager
 def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
-    """Where a member's rounds go; one of them shows how far they all are."""
+    """Open the outputs of a member's rounds; one member shows the progress of all."""
     experiment, folder = member.experiment, member.folder / name
     federation = experiment.federation
     with contextlib.ExitStack() as stack:
@@ -212,6 +221,6 @@ def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
 
 
 def _add_seconds(path: pathlib.Path, seconds: float) -> None:
-    """Count a member's share of the time as its own."""
+    """Add a member's share of the time to its elapsed seconds."""
     before = read_seconds(path)
     write_summary(path, {"seconds": before + seconds})

@@ -1,7 +1,6 @@
 """Run directory: lock, config check, elapsed time.
 
-A config that changes goes on with the stages that it leaves as they are, see
-`stage_folders`.
+A changed config keeps the stages that it does not affect, see `stage_folders`.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ IGNORED_SUFFIXES = (".log", ".out", ".err")
 
 
 class ElapsedTime:
-    """Seconds of a run, those of its interrupted starts included."""
+    """Elapsed seconds of a run, including interrupted starts."""
 
     def __init__(self, path: pathlib.Path):
         _check_file(path)
@@ -38,10 +37,10 @@ class ElapsedTime:
         self._before, self.uses = read_seconds(path), _read_uses(path)
 
     def note(self, uses: Mapping[str, float] | None = None) -> float:
-        """Total seconds so far, also written down.
+        """Total seconds so far, which are also saved.
 
         Args:
-          uses: {what for: seconds}, those before included.
+          uses: {purpose: seconds}, earlier ones included.
         """
         total = self._before + time.perf_counter() - self._started
         self.uses = self.uses if uses is None else {**uses}
@@ -50,13 +49,13 @@ class ElapsedTime:
 
 
 def _check_file(path):
-    """Raise ValueError for a folder where a run keeps a file."""
+    """Raise ValueError for a folder in place of a file."""
     if path.is_dir():
-        raise ValueError(f"{path} must be a file, got a folder: move it away.")
+        raise ValueError(f"{path} must be a file, got a folder. Move it away.")
 
 
 def read_seconds(path):
-    """Those that a file tells; a damaged one, which no result depends on, tells 0."""
+    """Read the seconds in a file; 0 if it is damaged."""
     try:
         seconds = float(read_json(path)["seconds"])
         if not math.isfinite(seconds):
@@ -88,7 +87,7 @@ def claim_on_all_processes(
     begun: Collection[str] | None = None,
     agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ) -> Iterator[None]:
-    """`claim` by the first of several processes."""
+    """Call `claim` in the first process."""
     with contextlib.ExitStack() as stack:
         with meshes.first_process_first("work folder"):
             if meshes.is_first_process():
@@ -117,7 +116,7 @@ def claim(
     begun: Collection[str] | None = None,
     agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
-    """Keep `config` (JSON lines) beside the run, and others out of its folder.
+    """Store `config` (JSON lines) in the run directory, and lock it.
 
     Args:
       stages: those of the config: it may differ from the one before in what leaves a
@@ -160,7 +159,7 @@ def claim(
 
 
 def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
-    """Raise ValueError for a folder of other things than `mark` says.
+    """Raise ValueError for a folder with other contents than `mark` says.
 
     Args:
       mark: what its lock says.
@@ -171,8 +170,8 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
     if others and not _is_marked(folder, mark, sign):
         names = ", ".join(sorted(path.name for path in others)[:3])
         raise ValueError(
-            f"{folder} must be empty or a {mark.strip()}, got a folder with {names}: "
-            "take another --workdir."
+            f"{folder} must be empty or a {mark.strip()}, got a folder with {names}. "
+            "Use another --workdir."
         )
 
 
@@ -189,7 +188,7 @@ def _is_marked(folder, mark, sign):
 
 
 def _contents(workdir):
-    """What is in a folder, without files that a run may find there."""
+    """Contents of a folder, without files that do not belong to a run."""
     return [
         path
         for path in workdir.iterdir()
@@ -200,7 +199,7 @@ def _contents(workdir):
 
 
 def _empty(workdir):
-    """Remove what a run has left; last what says whose it is."""
+    """Remove the files of a run; last the config, which marks it as a run."""
     for path in sorted(_contents(workdir), key=lambda path: path.name == CONFIG):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -209,7 +208,7 @@ def _empty(workdir):
 
 
 def kept_config(workdir: pathlib.Path) -> dict | None:
-    """The config that the run keeps, None without one.
+    """Config stored in the run directory; None without one.
 
     Raises:
       ValueError: naming the file, when it is damaged.
@@ -219,19 +218,19 @@ def kept_config(workdir: pathlib.Path) -> dict | None:
 
 
 def named_config(workdir: pathlib.Path) -> dict[str, str]:
-    """{"config_sha256": digest of the config that the run keeps}, {} without one."""
+    """{"config_sha256": digest of the stored config}; {} without one."""
     config = kept_config(workdir)
     return {} if config is None else {"config_sha256": digest_json.digest_of(config)}
 
 
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
-    """Raise ValueError for the first key that the run's config has otherwise."""
+    """Raise ValueError for the first key in which the stored config differs."""
     both = without_places(kept_config(workdir)), without_places(config)
     found = first_difference(*both, but_for)
     if found:
         key, before, now = found
         raise ValueError(
-            f"{workdir} must be of the config of this command, got {key} {before} "
-            f"there and {now} here: take another --workdir, or the config that it "
-            "keeps by leaving --config out."
+            f"{workdir} must have the config of this command, got {key} {before} "
+            f"there and {now} here. Use another --workdir, or omit --config to use the "
+            "stored config."
         )

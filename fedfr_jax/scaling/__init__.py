@@ -1,4 +1,4 @@
-"""Scaling laws: fits with intervals, budgets, hold-out."""
+"""Scaling laws: fits, confidence intervals, compute budgets, hold-out."""
 
 from fedfr_jax.scaling.intervals import hold_out, interval, replicates
 from fedfr_jax.scaling.laws import (

@@ -1,4 +1,4 @@
-"""Confidence intervals of scaling laws, and the hold-out of the largest run.
+"""Confidence intervals of scaling laws, and hold-out of the largest run.
 
 A replicate draws the errors' variance as the residuals leave it open, RSS over a
 chi-squared number with n - k degrees of freedom, and then normal log errors around the
@@ -25,14 +25,14 @@ NUM_RESAMPLES = 200
 
 
 class Replicates(NamedTuple):
-    """R laws fitted to simulated errors."""
+    """R laws fitted to simulated errors (parametric bootstrap)."""
 
     coefficients: Coefficients  # [R, ...]
     sigmas: np.ndarray  # [R] standard deviation of the log errors
 
 
 class HoldOut(NamedTuple):
-    """What the others say of the largest runs."""
+    """Measured error of the largest runs, and its prediction from the others."""
 
     is_held_out: np.ndarray  # [n] bool
     fit: Fit  # to the other runs
@@ -50,7 +50,7 @@ class HoldOut(NamedTuple):
 def replicates(
     of: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = NUM_RESAMPLES
 ) -> Replicates:
-    """Fit the law again to `draws` simulated sets of runs.
+    """Refit the law to `draws` simulated sets of runs.
 
     Args:
       inputs: [n, d] of the runs that `of` is fitted to.
@@ -64,7 +64,9 @@ def replicates(
         raise ValueError(f"draws must be at least 1, got {draws}.")
     if free < 1:
         count = of.law.num_coefficients
-        raise ValueError(f"runs must be more than {count}, got {len(inputs)}.")
+        raise ValueError(
+            f"the number of runs must be above {count}, got {len(inputs)}."
+        )
     expected = np.log(predict(of.coefficients, inputs))
     squares = max(np.sum(of.residuals**2), 1e-18)
     drawn = []
@@ -77,7 +79,7 @@ def replicates(
 
 
 def _replicate(of, inputs, expected, variance, key):
-    """A law fitted to one simulated set of runs, and the errors' deviation in it."""
+    """Fit a law to one simulated set of runs; return it and its error deviation."""
     rng, free = np.random.default_rng(key), len(inputs) - of.law.num_coefficients
     sigma = np.sqrt(variance * free / rng.chisquare(free))
     simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
@@ -85,13 +87,15 @@ def _replicate(of, inputs, expected, variance, key):
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """The middle `level` of values [R, ...]: (low [...], high [...])."""
+    """Central interval of values [R, ...] with probability `level`: (low, high)
+    [...].
+    """
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 
 
 def band(of: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Interval of the law's error at inputs [m, d]: (low [m], high [m])."""
+    """Confidence band of the law's error at inputs [m, d]: (low [m], high [m])."""
     return interval(predict(of.coefficients, inputs))
 
 
@@ -103,7 +107,7 @@ def hold_out(
     seed: int = 0,
     draws=NUM_RESAMPLES,
 ) -> HoldOut:
-    """Fit without the largest runs, those of the largest product of inputs.
+    """Fit without the largest runs, and predict them.
 
     Raises:
       ValueError: when the others are too few for the law.

@@ -1,13 +1,9 @@
-"""Scaling laws of an error that falls with model and data size, and their fit.
+"""Scaling laws of an error in model and data size, and their fit.
 
-Laws of an error that falls as networks and data sets grow.
-
-Each is L = E + sum over j of A_j x_j^-alpha_j, where x is the number of parameters N,
-perhaps with the number of images D (Hoffmann et al., Training Compute-Optimal Large
+Each law is L = E + sum over j of A_j x_j^-alpha_j, where x is the number of parameters
+N, perhaps with the number of images D (Hoffmann et al., Training Compute-Optimal Large
 Language Models, 2022, equation 2). A pure power law has one term and no offset E
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 1.1).
-
-A law fitted to runs: Huber loss on log residuals, variable projection, L-BFGS.
 
 For given exponents a law is linear in its other coefficients, so that a grid over the
 exponents alone with a non-negative least-squares solve at each finds where to start
@@ -29,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 
 class Law(NamedTuple):
-    """Which terms a law has."""
+    """Terms of a scaling law."""
 
     name: str
     num_inputs: int  # 1: of N; 2: of N and D
@@ -37,12 +33,12 @@ class Law(NamedTuple):
 
     @property
     def num_coefficients(self) -> int:
-        """Exponents, factors and the offset."""
+        """Number of coefficients: exponents, factors and offset."""
         return 2 * self.num_inputs + self.has_offset
 
     @property
     def num_points(self) -> int:
-        """Different inputs that a fit needs, so that it can miss one."""
+        """Number of different inputs needed for a fit with one degree of freedom."""
         return self.num_coefficients + 1 + self.has_offset
 
 
@@ -57,7 +53,7 @@ MIN_FACTOR = 1e-300  # of a term that the runs do not show; its logarithm exists
 
 
 class Coefficients(NamedTuple):
-    """Numbers of a law with d inputs; arrays may have leading axes, as of resamples."""
+    """Coefficients of a law with d inputs; may have leading axes, as for replicates."""
 
     exponents: np.ndarray  # [..., d] alpha
     factors: np.ndarray  # [..., d] A, positive
@@ -65,7 +61,7 @@ class Coefficients(NamedTuple):
 
 
 def predict(at: Coefficients, inputs: np.ndarray) -> np.ndarray:
-    """The error [..., n] of a law at inputs [n, d]."""
+    """Predict the error [..., n] of a law at inputs [n, d]."""
     logs = np.log(inputs)  # [n, d]
     powers = -at.exponents[..., None, :] * logs
     terms = np.exp(np.log(at.factors)[..., None, :] + powers)
@@ -73,7 +69,7 @@ def predict(at: Coefficients, inputs: np.ndarray) -> np.ndarray:
 
 
 def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
-    """Raise ValueError for points that the law cannot be fitted to.
+    """Raise ValueError for points to which the law cannot be fitted.
 
     Runs of one size count once: only another size tells an offset from a power.
 
@@ -83,7 +79,7 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
     """
     if inputs.shape != (len(errors), law.num_inputs):
         want = (len(errors), law.num_inputs)
-        raise ValueError(f"inputs must have the shape {want}, got {inputs.shape}.")
+        raise ValueError(f"inputs must have shape {want}, got {inputs.shape}.")
     for name, values in (("sizes", inputs), ("errors", errors)):
         if not (np.isfinite(values).all() and (values > 0).all()):
             bad = values[~(np.isfinite(values) & (values > 0))][0]
@@ -91,19 +87,19 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
     found = len(np.unique(inputs, axis=0))
     if found < law.num_points:
         raise ValueError(
-            f"a {law.name} law must have points of {law.num_points} different sizes, "
+            f"a {law.name} law needs points of {law.num_points} different sizes, "
             f"got {found}."
         )
     fewest = min(len(np.unique(column)) for column in inputs.T)
     if fewest < MIN_SIZES:
         raise ValueError(
-            f"a {law.name} law must have {MIN_SIZES} different values of each size, "
+            f"a {law.name} law needs {MIN_SIZES} different values of each size, "
             f"got {fewest}."
         )
     if law.num_inputs > 1 and abs(np.corrcoef(np.log(inputs).T)[0, 1]) > 0.999:
         raise ValueError(
-            "a joint law must have parameters and data that vary apart, got one that "
-            "is a power of the other."
+            "a joint law needs parameters and data that vary independently, got one "
+            "that is a power of the other."
         )
 
 
@@ -115,7 +111,7 @@ EXACT = 1e-9  # mean log residual that counts as none
 
 
 class Fit(NamedTuple):
-    """A fitted law."""
+    """A fitted law with its residuals and information criteria."""
 
     law: Law
     coefficients: Coefficients
@@ -125,14 +121,14 @@ class Fit(NamedTuple):
 
     @property
     def rms(self) -> float:
-        """Root of the mean squared log residual: about a relative error."""
+        """Root mean square of the log residuals, about a relative error."""
         return float(np.sqrt(np.mean(self.residuals**2)))
 
 
 def fit(
     law: Law, inputs: np.ndarray, errors: np.ndarray, *, delta: float = DELTA
 ) -> Fit:
-    """Fit a law to n runs.
+    """Fit a law to n runs by the Huber loss on log residuals.
 
     Args:
       inputs: [n, d] parameters, perhaps with images, as `law` has it.
@@ -151,17 +147,17 @@ def fit(
 
 
 def one_thread() -> threadpool_limits:
-    """A context for many tiny matrices, where threads mostly wait for each other."""
+    """Context with one BLAS thread, faster for many tiny matrices."""
     return threadpool_limits(1, user_api="blas")
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit:
-    """The fit of least AICc; where it has none, the one of fewest coefficients."""
+    """Choose the fit of least AICc; without any, the one with fewest coefficients."""
     return min(fits, key=lambda of: (of.aicc, of.law.num_coefficients))
 
 
 def criteria(law: Law, residuals: np.ndarray) -> tuple[float, float]:
-    """Akaike's criterion and its correction for few points.
+    """Akaike's information criterion, and AICc for few points.
 
     The errors' likelihood is Laplace's, whose maximum the Huber loss finds but for its
     rounded corner; their scale is one more coefficient.
@@ -181,7 +177,7 @@ def get_coefficients(
     delta: float = DELTA,
     num_starts: int = NUM_STARTS,
 ) -> Coefficients:
-    """The coefficients of `fit`, of points that have been checked."""
+    """Fit the coefficients, without checking the points."""
     logs = np.log(inputs)
     center = logs.mean(0)
     logs, target = logs - center, np.log(errors)
@@ -196,13 +192,15 @@ def get_coefficients(
 
 
 def _parts(law, theta):
-    """Exponents [d], logs of the terms at the center [d], log of the offset []."""
+    """Split the parameter vector: exponents [d], log terms at the center [d], log
+    offset [].
+    """
     d = law.num_inputs
     return theta[:d], theta[d : 2 * d], theta[-1]
 
 
 def _polish(law, logs, target, theta, delta):
-    """L-BFGS from `theta`, the Huber loss ever narrower."""
+    """Minimize the Huber loss by L-BFGS from `theta`, with decreasing delta."""
     d, count = law.num_inputs, law.num_coefficients
     least = EXPONENTS[0] if law.has_offset else -EXPONENTS[1]
     bounds = [(least, EXPONENTS[1])] * d + [(None, None)] * (count - d)
@@ -236,7 +234,9 @@ def _loss_and_gradient(theta, law, logs, target, delta):
 
 
 def _starts(law, logs, target) -> list[np.ndarray]:
-    """Where to begin: the best of a grid over exponents, the rest solved for."""
+    """Initial parameter vectors: the best of a grid over exponents, solved for the
+    rest.
+    """
     if not law.has_offset:
         slope, height = np.polyfit(logs[:, 0], target, 1)
         return [np.array([-slope, height])]

@@ -18,7 +18,7 @@ HOLD_OUT_COLUMNS = (
 
 
 def markdown(of: Study) -> str:
-    """Tables of the runs, the laws, the held-out runs and the budgets."""
+    """Format a study as Markdown tables: runs, laws, hold-out and budgets."""
     parts = ["## Runs", run_table(of.points), "## Laws", law_table(of.findings)]
     if any(found.hold_out for found in of.findings):
         parts += ["## The largest runs, predicted by the others", hold_out_table(of)]
@@ -34,7 +34,7 @@ def markdown(of: Study) -> str:
 
 
 def run_table(points: Points) -> str:
-    """The runs as BigFace lists them: what was trained, its size, its score."""
+    """Table of the runs, as in BigFace: model, size, score."""
     columns = {"name": points.names, "series": points.series}
     columns = {name: x for name, x in columns.items() if any(x)}
     numbers = {**points.sizes, **points.data}
@@ -47,7 +47,7 @@ def run_table(points: Points) -> str:
 
 
 def law_table(findings: Sequence[SeriesFit]) -> str:
-    """A row per law; the one that AICc chooses is bold and has intervals."""
+    """Table of fitted laws; the one chosen by AICc is bold and has intervals."""
     rows = []
     for found in findings:
         for of in found.fits:
@@ -65,7 +65,7 @@ def law_table(findings: Sequence[SeriesFit]) -> str:
 
 
 def hold_out_table(of: Study) -> str:
-    """A row per finding whose largest runs were held out."""
+    """Table of predictions of held-out runs, a row per series and size."""
     rows = [
         [found.series or "-", ", ".join(found.axes)]
         + [f"{held.measured:.4g}", f"{held.predicted:.4g}"]
@@ -77,7 +77,7 @@ def hold_out_table(of: Study) -> str:
 
 
 def budget_table(of: Budgets) -> str:
-    """The best network of every budget, and what others of equal cost would reach."""
+    """Table of the best model for each budget, and of other models of equal cost."""
     shares = [
         f"error at {plan.parameters / of.best[0].parameters:g} N"
         for plan in of.equal[0]
@@ -94,13 +94,13 @@ def budget_table(of: Budgets) -> str:
 
 
 def table(head: Sequence[str], rows) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def short(value: float) -> str:
-    """A large number in few letters.
+    """Format a large number with a unit letter.
 
     >>> short(1_054_671_872), short(24_025_600), short(812), short(2.5e19)
     ('1.055 B', '24.03 M', '812', '2.5e+19')
@@ -112,7 +112,7 @@ def short(value: float) -> str:
 
 
 def as_json(of: Study) -> dict[str, Any]:
-    """The findings as JSON can hold them, with the intervals' correlations."""
+    """Convert a study to JSON, with the correlations of the replicates."""
     return {
         "metric": of.points.metric,
         "findings": [_finding(found) for found in of.findings],
@@ -161,7 +161,7 @@ def _fit(of) -> dict[str, Any]:
 
 
 def _correlations(found: SeriesFit) -> dict[str, Any]:
-    """Of the replicates' exponents, logs of factors, and offset."""
+    """Correlations of the replicates' exponents, log factors and offset."""
     drawn, law = found.replicates.coefficients, found.best.law
     columns = [drawn.exponents, np.log(drawn.factors)]
     names = [

@@ -1,13 +1,9 @@
-"""Scaling studies: the laws that a table of runs allows, and budgets.
+"""Scaling studies: all laws that fit a table of runs, and compute budgets.
 
-How to spend a budget of operations: networks of the same cost, and the best of them.
-
-Training takes C = c N^g D operations, c and g fitted to the runs' own: a convolution
+Training takes C = c N^g D FLOPs, c and g fitted to those of the runs: a convolution
 uses a parameter at every pixel, so that C is not 6 N D as for transformers. Under a
 joint law the best N at a given C is in closed form (Hoffmann et al., 2022, equation 4,
 for any g).
-
-Every law that a table of runs allows, and why the others do not fit.
 """
 
 from collections.abc import Sequence
@@ -41,14 +37,14 @@ H200_DAY = 0.3 * 989e12 * 86_400  # operations in bfloat16 at 30 % of the peak
 
 
 class Cost(NamedTuple):
-    """Operations of a training: factor * N^exponent * D."""
+    """FLOPs of a training: factor * N^exponent * D."""
 
     factor: float
     exponent: float
 
 
 class Plan(NamedTuple):
-    """A network and a data set within a budget."""
+    """Model size and number of images within a budget."""
 
     flops: float
     parameters: float
@@ -57,19 +53,21 @@ class Plan(NamedTuple):
 
 
 def fit_cost(parameters: np.ndarray, images: np.ndarray, flops: np.ndarray) -> Cost:
-    """The cost fitted to n runs by least squares of logs.
+    """Fit the cost of n runs by least squares in logs.
 
     Raises:
       ValueError: unless the runs have two sizes.
     """
     if len(np.unique(parameters)) < 2:
-        raise ValueError(f"parameters must have two values, got {parameters}.")
+        raise ValueError(
+            f"parameters must have at least two different values, got {parameters}."
+        )
     slope, height = np.polyfit(np.log(parameters), np.log(flops / images), 1)
     return Cost(float(np.exp(height)), float(slope))
 
 
 def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
-    """The network and number of images of least error for `flops` operations.
+    """Find the model size and number of images of least error for `flops`.
 
     Raises:
       ValueError: where larger networks do not cost more, or the runs do not show that
@@ -77,11 +75,13 @@ def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
     """
     if min(law.factors) <= MIN_FACTOR:
         raise ValueError(
-            "a law of budgets must have a term of parameters and one of images, got "
+            "a law for budgets needs a term of parameters and one of images, got "
             f"factors {law.factors.tolist()}."
         )
     if cost.exponent <= 0:
-        raise ValueError(f"the cost's exponent must be positive, got {cost.exponent}.")
+        raise ValueError(
+            f"the exponent of the cost must be positive, got {cost.exponent}."
+        )
     (alpha, beta), (a, b) = law.exponents, law.factors
     images_of_one = flops / cost.factor  # D at N = 1
     ratio = np.log(alpha * a) - np.log(beta * cost.exponent * b)
@@ -92,26 +92,28 @@ def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
 def plan_for_size(
     law: Coefficients, cost: Cost, flops: float, parameters: float
 ) -> Plan:
-    """The same for a network of the given size."""
+    """Number of images and error for a given model size and budget."""
     images = flops / (cost.factor * parameters**cost.exponent)
     error = predict(law, np.array([[parameters, images]]))[0]
     return Plan(flops, parameters, images, float(error))
 
 
 def equal_cost_plans(law: Coefficients, cost: Cost, flops: float) -> list[Plan]:
-    """Smaller and larger networks than the best, each for `flops` operations."""
+    """Plans for smaller and larger models than the best, at equal cost."""
     best = best_plan(law, cost, flops).parameters
     return [plan_for_size(law, cost, flops, share * best) for share in SHARES]
 
 
 def budgets(flops: np.ndarray, more: Sequence[float] = ()) -> list[float]:
-    """The powers of ten around what runs took, ten times the largest, and others."""
+    """Budgets: powers of ten around those of the runs, ten times the largest, and
+    `more`.
+    """
     low, high = np.floor(np.log10(flops.min())), np.ceil(np.log10(flops.max()))
     return sorted({*10.0 ** np.arange(low + 1, high + 2), *more})
 
 
 class SeriesFit(NamedTuple):
-    """What the runs of one series say of one definition of size."""
+    """Fits of one series of runs, by one definition of size."""
 
     series: str
     axes: tuple[str, ...]  # the columns that are the inputs
@@ -125,7 +127,7 @@ class SeriesFit(NamedTuple):
 
 
 class Budgets(NamedTuple):
-    """What a joint law says of budgets."""
+    """Best plans for several budgets under a joint law."""
 
     finding: SeriesFit
     cost: Cost
@@ -135,7 +137,7 @@ class Budgets(NamedTuple):
 
 
 class Study(NamedTuple):
-    """All findings of a table."""
+    """All fits and budgets of a table of runs."""
 
     points: Points
     data: str  # the column that counts as D
@@ -152,7 +154,7 @@ def study(
     draws: int = NUM_RESAMPLES,
     more_budgets: Sequence[float] = (),
 ) -> Study:
-    """Fit every law to every series, by every definition of parameters.
+    """Fit every law to every series, by every definition of model size.
 
     Laws of one input take the runs that have most of the other: those of N the runs on
     the largest D, and those of D the runs of the largest N.
@@ -181,7 +183,7 @@ def study(
 
 
 def _axes(points, data) -> list[tuple[tuple[str, ...], tuple[Law, ...]]]:
-    """Inputs worth a fit, each with its laws."""
+    """Inputs that vary among the runs, each with the laws to fit."""
     varies = lambda x: len(np.unique(x)) > 1
     amount = points.data.get(data)
     has_data = amount is not None and varies(amount)
@@ -197,7 +199,7 @@ def _column(points, name):
 
 
 def _most_of_the_other(points: Points, axis: str, data: str) -> Points:
-    """The runs that are largest in what `axis` does not measure.
+    """Runs that are largest in the inputs other than `axis`.
 
     A law of N is of one size of the data: most by `data`, and among those by every
     other column. A law of D is of one network, the largest by the first definition; the
@@ -246,7 +248,7 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
 
 
 def _budgets(found: SeriesFit, flops: np.ndarray, more: Sequence[float]) -> Budgets:
-    """Tables of a joint law whose runs took `flops` [n]."""
+    """Plans by a joint law for runs that took `flops` [n]."""
     cost = fit_cost(*found.inputs.T, flops)
     law, spent = found.best.coefficients, budgets(flops, more)
     return Budgets(

@@ -1,21 +1,18 @@
 """Tables of runs: files, sweeps, and BigFace's published results.
 
-What BigFace published of size and score, read off its plots to 0.0001.
+BigFace's published sizes and scores, read off its plots to 0.0001, are of ResNets with
+CosFace on the 2,059,906 identities of WebFace42M, synthetic masks on a share of the
+images. True accept rates on IJB-C at a false accept rate of 1e-4, with and without
+synthetic masks, and the score of the Masked Face Recognition challenge (ICCV 2021), a
+false reject rate. One run each. The network of 159 M parameters is in the plot and not
+in the table. The identities' class weights count as parameters "params_with_head".
 
-ResNets with CosFace on the 2,059,906 identities of WebFace42M, synthetic masks on a
-share of the images. True accept rates on IJB-C at a false accept rate of 1e-4, with and
-without synthetic masks, and the score of the Masked Face Recognition challenge (ICCV
-2021), a false reject rate. One run each. The network of 159 M parameters is in the plot
-and not in the table. The identities' class weights count as parameters
-"params_with_head".
-
-A table of runs: .csv, .json, .jsonl, the folder of a sweep, or BigFace's own.
-
-A row has the parameters by one or more of three definitions (params_backbone;
+A table of runs is a .csv, .json or .jsonl, the folder of a sweep, or BigFace's. A row
+has the parameters by one or more of three definitions (params_backbone;
 params_with_head, with the classes' weights; params_active, with those that a step
-touches), perhaps the data that it was trained on (num_images, num_identities,
-num_images_seen with every repetition) and the flops of the whole training, a column
-that is judged, a name, and a series, whose points are drawn and fitted apart.
+touches), optionally the training data (num_images, num_identities, num_images_seen with
+repetitions) and the flops of the whole training, a metric, a name, and a series, whose
+points are plotted and fitted separately.
 """
 
 import csv
@@ -48,7 +45,7 @@ CHALLENGE = {  # score of the network alone, and distilled from a larger one
 
 
 def bigface() -> list[dict]:
-    """The points as rows of a table of runs."""
+    """BigFace's published points as rows of a table of runs."""
     rows = []
     for series, scores in CHALLENGE.items():
         for name, backbone in BACKBONES.items():
@@ -69,7 +66,7 @@ TABLES = {"bigface": bigface}
 
 
 class Points(NamedTuple):
-    """n runs that were judged."""
+    """n evaluated runs: errors, sizes, data and cost."""
 
     metric: str  # the column that is judged
     is_score: bool  # larger is better: the error is 1 - score
@@ -81,7 +78,7 @@ class Points(NamedTuple):
     series: tuple[str, ...]  # n
 
     def take(self, chosen: np.ndarray) -> "Points":
-        """The runs where `chosen` [n] is true."""
+        """Select the runs where `chosen` [n] is True."""
         pick = lambda values: {name: x[chosen] for name, x in values.items()}
         return self._replace(
             errors=self.errors[chosen],
@@ -94,7 +91,7 @@ class Points(NamedTuple):
 
 
 def read_rows(table: str) -> list[dict]:
-    """The rows of a table: a file, the folder of a sweep, or a name of TABLES.
+    """Read a table of runs: a file, the folder of a sweep, or a name in TABLES.
 
     Raises:
       ValueError: for anything else, or a file that cannot be read as its ending says.
@@ -106,8 +103,8 @@ def read_rows(table: str) -> list[dict]:
     readers = {".csv": _read_csv, ".json": _read_json, ".jsonl": read_json_lines}
     if path.suffix not in readers or not path.is_file():
         raise ValueError(
-            f"the table must be {sorted(TABLES)}, the folder of a sweep or a file of "
-            f"{sorted(readers)}, got {table!r}."
+            f"the table must be one of {sorted(TABLES)}, the folder of a sweep or a "
+            f"file of {sorted(readers)}, got {table!r}."
         )
     with naming(path):
         return readers[path.suffix](path)
@@ -126,7 +123,7 @@ def _read_json(path: pathlib.Path) -> list[dict]:
 
 
 def _number(text: str | None) -> float | str | None:
-    """The number that a csv's cell holds, None for an empty one."""
+    """Parse a csv cell as a number; None if it is empty."""
     if not text:
         return None
     try:
@@ -142,7 +139,7 @@ def points(
     is_score: bool = False,
     series: str = "series",
 ) -> Points:
-    """The rows that have the column `metric`; failed runs and empty cells are left out.
+    """Collect the runs with a value of `metric`; failed runs are left out.
 
     Args:
       metric: a column; its errors are positive, its scores lie in [0, 1).
@@ -155,7 +152,10 @@ def points(
     known = list(dict.fromkeys(key for row in rows for key in row))
     rows = [row for row in rows if row.get(metric) is not None]
     if not rows:
-        raise ValueError(f"a row must have the column {metric!r}, got only {known}.")
+        raise ValueError(
+            f"the table must have the column {metric!r} with a value in some row, got "
+            f"columns {known}."
+        )
     # A network that is all head has a backbone of 0, which no law can be fitted to.
     none = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
     columns = {name: _column(none, name) for name in DEFINITIONS}
@@ -166,13 +166,16 @@ def points(
         if columns[name] is not None and not same:
             sizes[name] = columns[name]
     if not sizes:
-        raise ValueError(f"rows must have one of {DEFINITIONS} in full, got {known}.")
+        raise ValueError(
+            f"the table must have one of {DEFINITIONS} in every row, got columns "
+            f"{known}."
+        )
     values = _column(rows, metric, is_positive=False)
     errors = 1 - values if is_score else values
     if not (errors > 0).all() or (is_score and (errors > 1).any()):
-        rule = "lie in [0, 1)" if is_score else "be positive"
+        rule = "be in [0, 1)" if is_score else "be positive"
         bad = values[~((errors > 0) & (errors <= 1 if is_score else True))][0]
-        raise ValueError(f"{metric} must {rule}, got {bad:g}.")
+        raise ValueError(f"{metric} must {rule} in every row, got {bad:g}.")
     return Points(
         metric=metric,
         is_score=is_score,
@@ -186,7 +189,7 @@ def points(
 
 
 def _column(rows, name, *, is_positive=True) -> np.ndarray | None:
-    """A column [n], None unless every row has it.
+    """A column as an array [n]; None if a row lacks it.
 
     Raises:
       ValueError: for a cell that is no finite number, or not positive.

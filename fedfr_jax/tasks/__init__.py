@@ -17,7 +17,7 @@ TASKS = {
 
 
 def register_task(name: str, factory: Callable) -> None:
-    """Add `factory(settings) -> Experiment` to TASKS.
+    """Register `factory(settings) -> Experiment` in TASKS.
 
     Raises:
       ValueError: when the name belongs to another factory.

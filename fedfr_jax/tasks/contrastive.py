@@ -1,4 +1,4 @@
-"""MOON's contrastive term beside the loss of any task."""
+"""MOON's contrastive term, added to the loss of any task."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def with_contrastive_loss(
     contrastive_weight: NonNegative = 1.0,
     contrastive_temperature: Positive = 0.5,
 ) -> Callable:
-    """A row's loss + weight * `model_contrastive` of the network's features.
+    """Add weight * `model_contrastive` of the model's features to a method's loss.
 
     Features of pixels are averaged over an image; they are those of the network's
     projection where it has one. The network runs once: the loss is handed what it gave.
@@ -64,14 +64,14 @@ def with_contrastive_loss(
 
 
 def check_features(model: Model, algorithm: str) -> None:
-    """Raise ValueError for a network that does not give its features."""
+    """Raise ValueError for a model without features."""
     if model.apply_with_features is None:
         raise ValueError(
-            f"config.model.name must be a network with features for {algorithm}, got "
+            f"config.model.name must be a model with features for {algorithm}, got "
             "one without."
         )
 
 
 def _embed_images(features: jax.Array) -> jax.Array:
-    """[B, D] of [B, ..., D], the mean over pixels where there are any."""
+    """Features [B, D] of [B, ..., D]: the mean over pixels, if any."""
     return features.reshape(len(features), -1, features.shape[-1]).mean(axis=1)

@@ -36,7 +36,7 @@ from fedfr_jax.types import (
 
 
 def open_data(settings: Mapping) -> Source:
-    """The config's source; what goes wrong in a file names it, read late or early."""
+    """Open the config's data source; errors of its files name them."""
     source = choose("data", SOURCES, settings)
     where = settings.get("path", settings.get("data_dir", "config.data"))
 
@@ -54,7 +54,7 @@ def open_data(settings: Mapping) -> Source:
 
 
 def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
-    """`facts` and `text` of a `Task`, with the files that its sources passed over."""
+    """Report fields of a `Task`, with the files that its sources ignored."""
     if not any(passed_over):
         return {"data_report": facts, "data_report_text": text}
     found = "\n".join(filter(None, passed_over))
@@ -65,7 +65,7 @@ def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
 
 
 def split(settings: Mapping, source: Source):
-    """The config's partition of a source, by_identity unless it names another.
+    """Partition a source by the config; by_identity is the default.
 
     The name of a joined part stands for its identities; partitions that know test rows,
     owners or names are given those that the source has. Where images have names, what a
@@ -96,7 +96,7 @@ def split(settings: Mapping, source: Source):
 def split_classes(
     settings: Mapping, source: Source, num_unseen: int = 0
 ) -> tuple[ClientPartition, ClientPartition]:
-    """The config's partition of examples by their classes, iid unless it names another.
+    """Partition examples by class as in the config; iid is the default.
 
     Returns:
       (clients of the federation, `num_unseen` clients left out of it), drawn with the
@@ -109,15 +109,17 @@ def split_classes(
     parts = split({"name": "iid", **settings}, source)
     if not isinstance(parts, ClientPartition):
         name = settings["name"]
-        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+        raise ValueError(
+            f"config.partition.name must be a partition by class, got {name!r}."
+        )
     with naming("config.partition"):
         parts, unseen = drop_clients(parts, num_unseen, seed=settings.get("seed", 0))
     counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
     if not counts.all():
         without = f" without the {num_unseen} unseen_clients" if num_unseen else ""
         raise ValueError(
-            "config.partition must leave every class a training image of a client"
-            f"{without}, got none of {source.names[int(np.argmin(counts))]!r} "
+            "config.partition must leave each class at least one training image of a "
+            f"client{without}, got none of {source.names[int(np.argmin(counts))]!r} "
             f"({np.sum(counts == 0)} such of {len(counts)})."
         )
     if not len(parts.test):
@@ -128,7 +130,7 @@ def split_classes(
 def data_usage(
     source: Source, parts: ClientPartition, unseen: ClientPartition | None = None
 ) -> DataUsage:
-    """The images of a split's clients, and of those that are left out of it."""
+    """Images of a split's clients, and of unseen clients, by use."""
     found, first = {}, 0
     for prefix, of in (("", parts), ("unseen ", unseen)):
         if of is None:
@@ -144,7 +146,7 @@ def data_usage(
 
 
 def build_population(parts: ClientPartition, num_classes: int) -> Population:
-    """Where each client's training images are, all of so many classes."""
+    """Population of a partition, with the same number of classes for all clients."""
     offsets = parts.train_offsets.astype(np.int64)
     return Population(offsets, np.broadcast_to(np.int32(num_classes), len(offsets) - 1))
 
@@ -166,12 +168,12 @@ def build_dataset(
 def build_batching(
     settings, *, drop_last: bool = False, is_images: bool = True
 ) -> Batching:
-    """How batches are made of uint8 images: augmented, mirrored and in [-1, 1].
+    """Batching of uint8 images: augmented, flipped, by default scaled to [-1, 1].
 
     Vectors are taken as they are.
 
     Args:
-      settings: with batch_size, augment and flip, such as a `Federation`.
+      settings: with batch_size, augment and flip_probability, such as a `Federation`.
 
     Raises:
       ValueError: for an unknown augmentation or setting of one.
@@ -181,7 +183,7 @@ def build_batching(
             value = settings._asdict()[key]
             if value:
                 raise ValueError(
-                    f"{key} must be off for data that are no images, got {value}."
+                    f"{key} must not be set for data other than images, got {value}."
                 )
         return Batching(settings.batch_size, drop_last=drop_last)
     augment = build_data_augment(
@@ -192,14 +194,14 @@ def build_batching(
 
 @functools.cache  # what is compiled knows an augmentation by its functions
 def build_data_augment(flip: float, listed: str) -> Augment:
-    """What is `listed`, as JSON, behind a mirror of probability `flip`."""
+    """Build the augments `listed`, as JSON, after a random horizontal flip."""
     return build_augment(json.loads(listed), flip_probability=flip)
 
 
 def build_preprocessing(
     settings: Mapping, source: Source, *, pretrains: bool = False
 ) -> Preprocessing:
-    """How every network of a config has its images, in training and in evaluation.
+    """Preprocessing of images, the same for all models of a config.
 
     Files are prepared by the source, pixels are scaled by the `normalize` that the
     config's augments list.
@@ -228,7 +230,7 @@ def build_preprocessing(
 
 
 def _augments(settings: Mapping, pretrains: bool) -> dict[str, Sequence]:
-    """{key of the config: the augments of a training that it has}."""
+    """Lists of augments in a config, by key."""
     found, rows = {}, settings["methods"].items()
     if any(row.get("kind") != "central" for _, row in rows):
         found["federation.augment"] = settings["federation"].get("augment", ())
@@ -241,7 +243,7 @@ def _augments(settings: Mapping, pretrains: bool) -> dict[str, Sequence]:
 
 
 def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
-    """`mean` and `std` of a list of augments."""
+    """`mean` and `std` in a list of augments."""
     own = {}
     for entry in augment:
         if isinstance(entry, Mapping) and entry.get("name") == "normalize":
@@ -252,7 +254,7 @@ def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
 
 
 def example_bytes(shape: InputShape) -> int:
-    """Bytes of an input: one a number of an image, four of anything else."""
+    """Bytes of an input: 1 per value of an image, 4 per value of anything else."""
     if is_image(shape):
         return math.prod(shape)
     return 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(input_structs(shape)))
@@ -261,7 +263,7 @@ def example_bytes(shape: InputShape) -> int:
 def should_stream(
     federation: Federation, source: Source, parts: Sequence, mesh: Mesh
 ) -> int | None:
-    """Bytes that streamed images may take on a device; None has them all on it.
+    """Bytes that streamed images may take on a device; None to have them all there.
 
     As told, or streamed when they do not fit the devices; in a run of several processes
     they are, each of which reads the images of its own clients.
@@ -278,7 +280,7 @@ def should_stream(
 
 
 def by_conv_implementation(settings: Mapping) -> tuple[str, ...]:
-    """Of convolutions, to be timed: none when the config's model has or names one."""
+    """Implementations of convolutions to time; none if the config sets one."""
     known = inspect.signature(MODELS[settings["name"]]).parameters
     is_open = (
         "conv_implementation" in known

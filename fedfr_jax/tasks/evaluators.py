@@ -1,11 +1,9 @@
 """Evaluators of any task: representation, rounds to target.
 
-What the one network's features of the test images are like, beside another's.
-
-The figures of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things Journal),
-for features of images or of pixels: AMM, the mean distance of a class's prototype to
-the nearest other one; MMD to the features of a reference, the centrally trained
-network; mean entropies.
+Representation metrics of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things
+Journal), for features of images or of pixels: AMM, the mean distance of a class's
+prototype to the nearest other one; MMD to the features of a reference, the centrally
+trained network; mean entropies.
 
 The value of a metric whose first round a table tells.
 """
@@ -57,7 +55,7 @@ class RepresentationConfig(NamedTuple):
 def check_settings(
     settings: Mapping | None, model: Model, first: PyTree
 ) -> dict | None:
-    """What `representation` is told by config.evaluation.representation, checked.
+    """Check config.evaluation.representation; return the arguments of `representation`.
 
     Args:
       settings: keys of `RepresentationConfig`; None asks for nothing.
@@ -73,7 +71,7 @@ def check_settings(
         "evaluation.representation", RepresentationConfig, settings
     )._asdict()
     if model.apply_with_features is None:
-        raise ValueError(f"{SECTION} must go with a model of features, got another.")
+        raise ValueError(f"{SECTION} needs a model with features, got another.")
     reference = settings["reference"]
     if reference is None:
         return settings
@@ -90,7 +88,7 @@ def representation(
     reference: PyTree | None = None,
     max_images: int = 1000,
 ) -> Evaluator:
-    """Evaluator of the one network, nothing where there is none.
+    """Evaluate the global model's features of test images; empty without one.
 
     Args:
       model: with features, of every network that is judged.
@@ -103,7 +101,7 @@ def representation(
       ValueError: when the model has no features, or the images are void.
     """
     if model.apply_with_features is None:
-        raise ValueError("model must have features, got one without.")
+        raise ValueError("the model must have features, got one without.")
     look = build_feature_fn(model, table, mesh, feed, max_images)
     wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
 
@@ -126,7 +124,7 @@ def representation(
 
 
 def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
-    """MMD^2 of features [n, D] to those of a reference, in three forms.
+    """Squared MMD of features [n, D] to those of a reference, in three forms.
 
     Nothing where features are all alike or no numbers: the radial kernel has no width.
     """
@@ -143,7 +141,7 @@ def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
 def build_feature_fn(
     model: Model, table, mesh: Mesh, feed: Batching, most: int
 ) -> Callable:
-    """variables -> (labels [n], features [n, D], logits [n, M]) of test images.
+    """Build variables -> (labels [n], features [n, D], logits [n, M]) of test images.
 
     Of features of images there is one for each of `max_images` images, evenly spaced.
     Of features of pixels there are OF_IMAGE of an image or more, the same places in
@@ -160,7 +158,7 @@ def build_feature_fn(
     places = np.sort(np.random.default_rng(0).permutation(pixels)[:each])
 
     def chosen(x):
-        """[B * each, ...] of values [B, ...] of every image, or of every pixel."""
+        """Select values [B, ...] per image, or per pixel, as [B * each, ...]."""
         x = nearest_prototype(x, shape)
         channels = x.shape[len(shape) - 1 :]
         return x.reshape(len(x), pixels, *channels)[:, places].reshape(-1, *channels)
@@ -170,8 +168,8 @@ def build_feature_fn(
     is_known = (labels >= 0) & (labels < model.embedding_dim)
     if is_known.sum() < 2:
         raise ValueError(
-            f"{SECTION} must find two images or pixels that are not void among "
-            f"{len(labels)}, got {is_known.sum()}."
+            f"{SECTION} needs at least 2 test images or pixels with a valid (non-void) "
+            f"label, got {is_known.sum()} of {len(labels)}."
         )
 
     def both(variables, images):
@@ -192,6 +190,6 @@ def build_feature_fn(
 def with_target(
     evaluators: Mapping[str, Evaluator], metric: str, target: float | None
 ) -> dict[str, Evaluator]:
-    """The evaluators, told the target of a metric; None is none."""
+    """Set the target of a metric in the evaluators that have it; None for no target."""
     targets = {} if target is None else {metric: target}
     return {name: of._replace(targets=targets) for name, of in evaluators.items()}

@@ -1,7 +1,7 @@
-"""Fine-tuning of every client's model on its own examples, alone.
+"""Fine-tuning of every client's model on its own examples.
 
-Played as a round of the engine in which nothing is aggregated, so that clients are
-scheduled over devices and lanes, and streamed, like in any other.
+It is a round of the engine without aggregation, so that clients are scheduled over
+devices and lanes, and streamed, as in any other round.
 """
 
 import jax
@@ -26,7 +26,7 @@ from fedfr_jax.types import (
 
 
 def build_finetuning(local: LocalTraining, moves: str = "") -> Algorithm:
-    """A client's row is its network; one that has none starts from the server's.
+    """Build an algorithm whose personal state is a client's fine-tuned model.
 
     Args:
       moves: regular expression of the leaves that are trained, "" for all.
@@ -49,7 +49,7 @@ def build_finetuning(local: LocalTraining, moves: str = "") -> Algorithm:
 
 
 def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:
-    """What `networks` become in one round of a simulation of `build_finetuning`.
+    """Fine-tune `networks` in one round of a simulation of `build_finetuning`.
 
     All of them are kept on disk, in a temporary folder.
     """

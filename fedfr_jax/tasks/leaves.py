@@ -1,4 +1,4 @@
-"""Parameter selection: blocks, batch norms and patterns of a method."""
+"""Parameter selection by blocks, batch norms or patterns."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ KEYS = ("blocks", "all_but_blocks", "batch_norms")
 def leaves_of(
     model: Model, given: str | Mapping, at: str = "", *, key: str = "personal"
 ) -> str | Callable:
-    """A regular expression over leaf paths as it is, or one of these.
+    """Select leaves by a regular expression over paths, or by a mapping.
 
     {"blocks": K} is the top K blocks (FedPer; 1 is the head), {"all_but_blocks": K} the
     others (LG-FedAvg), {"batch_norms": True} all of every batch norm (FedBN).
@@ -31,7 +31,9 @@ def leaves_of(
         return given
     check_keys(key, given, KEYS)
     if len(given) != 1:
-        raise ValueError(f"{key} must have one key of {KEYS}, got {dict(given)}.")
+        raise ValueError(
+            f"{key} must have exactly one key of {KEYS}, got {dict(given)}."
+        )
     ((which, value),) = given.items()
     if which == "batch_norms":
         return batch_norms_at(at) if value else ""
@@ -46,7 +48,7 @@ def leaves_of(
 
 
 def batch_norms_at(at: str) -> Callable:
-    """`batch_norms` of a network whose params lie `at` a place below params."""
+    """`batch_norms` of a model whose params are `at` a path below params."""
     name = at.removesuffix("/")
     if not name:
         return batch_norms
@@ -61,12 +63,14 @@ def batch_norms_at(at: str) -> Callable:
 
 
 def frozen_pattern(model: Model, given: str | Mapping, at: str = "") -> str:
-    """What the key `frozen` selects: as `leaves_of`, but for batch norms.
+    """Pattern of the key `frozen`: as `leaves_of`, without batch norms.
 
     Raises:
       ValueError: for anything else.
     """
     found = leaves_of(model, given, at, key="frozen")
     if not isinstance(found, str):
-        raise ValueError(f"frozen must be of {KEYS[:2]} or a pattern, got {given}.")
+        raise ValueError(
+            f"frozen must have a key of {KEYS[:2]} or be a pattern, got {given}."
+        )
     return found

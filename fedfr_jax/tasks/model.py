@@ -1,4 +1,4 @@
-"""The config's model, tried on an input's shape."""
+"""The config's model, built and traced on an input's shape."""
 
 import contextlib
 import math
@@ -17,14 +17,14 @@ NAMES = {"reid": "reid", "segmentation": "segmenter"}  # of tasks with a usual n
 
 
 def with_name(task: str, settings: Mapping) -> Mapping:
-    """config.model with the name of the task's usual network, where it has none."""
+    """config.model with the task's default name, if it has none."""
     return {"name": NAMES[task], **settings} if task in NAMES else settings
 
 
 def build_network(
     settings: Mapping, input_shape: InputShape
 ) -> tuple[Model, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct | None]:
-    """(The network of config.model, its output for one image, its features or None).
+    """Build (model of config.model, its output for one image, its features or None).
 
     Args:
       input_shape: of one input.
@@ -38,7 +38,7 @@ def build_network(
     check_dtype(settings.get("dtype"))
     model = choose("model", MODELS, settings, input_shape)._replace(config=settings)
     if (size := model.embedding_dim) < 1:
-        raise ValueError(f"config.model must give at least a number, got {size}.")
+        raise ValueError(f"config.model must have at least one output, got {size}.")
     run = model.apply_with_features or model.apply
     image = input_structs(input_shape)
     with naming("config.model", settings):
@@ -51,7 +51,7 @@ def build_network(
 
 
 def check_dtype(dtype: Any) -> None:
-    """Raise ValueError unless it is None or the name of a floating dtype."""
+    """Raise ValueError unless `dtype` is None or the name of a floating dtype."""
     if dtype is None:
         return
     if isinstance(dtype, str | type | jnp.dtype):
@@ -59,15 +59,16 @@ def check_dtype(dtype: Any) -> None:
             if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
                 return
     raise ValueError(
-        f"config.model.dtype must be none or a floating dtype's name, got {dtype!r}."
+        f"config.model.dtype must be None or the name of a floating dtype, got "
+        f"{dtype!r}."
     )
 
 
 def check_sizes(variables: PyTree) -> None:
-    """Raise ValueError for an array of more numbers than int32 counts."""
+    """Raise ValueError for an array with more elements than int32 can count."""
     largest = max(jax.tree.leaves(variables), key=lambda leaf: math.prod(leaf.shape))
     if math.prod(largest.shape) > MAX:
         raise ValueError(
-            f"config.model must give arrays of fewer than 2**31 numbers, got one of "
+            f"config.model must have arrays of fewer than 2**31 elements, got one of "
             f"shape {largest.shape}."
         )

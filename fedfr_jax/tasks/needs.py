@@ -7,7 +7,7 @@ from fedfr_jax.types import Algorithm, LocalTraining
 
 
 class Need(NamedTuple):
-    """A need by its name: an argument of a factory, or one of `Algorithm.needs`."""
+    """A need: an argument of a factory, or an entry of `Algorithm.needs`."""
 
     words: str
     tasks: tuple[str, ...] = ()  # that may offer it
@@ -39,7 +39,7 @@ NEEDS = {
 
 
 def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:
-    """`Algorithm.needs` of an algorithm before its loss is known."""
+    """Read `Algorithm.needs` of an algorithm before its loss is known."""
     return make(LocalTraining(loss=None, learning_rate=1.0)).needs
 
 
@@ -66,7 +66,7 @@ def check_needs(
 
 
 def _advice(need: Need, task: str) -> str:
-    """What to do, or which tasks offer it."""
+    """How to offer a need, or which tasks offer it."""
     if need.offer and task in need.tasks:
         return f". {need.offer}"
     others = [other for other in need.tasks if other != task]

@@ -37,7 +37,7 @@ ELEMENTWISE = (
 
 
 def keywords(function: Callable) -> dict[str, inspect.Parameter]:
-    """The keyword-only arguments of a factory, which are its settings."""
+    """Keyword-only arguments of a factory, which are its settings."""
     parameters = inspect.signature(function).parameters
     return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
@@ -137,7 +137,7 @@ def local_of(
     clip_norm: NonNegative = 0.0,
     learning_rate_multipliers: Mapping[str, NonNegative] = MappingProxyType({}),
 ) -> LocalTraining:
-    """A client's training from plain settings.
+    """Build a `LocalTraining` from plain settings.
 
     The optimizer is made anew in every round, its momentum 0; a momentum that a client
     or the server carries over from round to round is not offered.
@@ -171,8 +171,8 @@ def local_of(
         for key, value in (("momentum", momentum), ("weight_decay", weight_decay)):
             if value:
                 raise ValueError(
-                    f"{key} must be among the settings of optimizer {name}, got "
-                    f"{value} beside it."
+                    f"{key} must be set inside `optimizer` for {name}, got {value} "
+                    "outside."
                 )
 
     if learning_rate_multipliers:
@@ -187,11 +187,13 @@ def local_of(
 
 
 def _of_optax(name: str, settings: Mapping) -> Callable:
-    """rate -> optax.<name>(rate, **settings)."""
+    """Build rate -> optax.<name>(rate, **settings)."""
     factory = getattr(optax, name, None)
     known = inspect.signature(factory).parameters if callable(factory) else {}
     if "learning_rate" not in known:  # not an optimizer
-        raise ValueError(f"optimizer must be a name of optax's, got {name!r}.")
+        raise ValueError(
+            f"optimizer must be the name of an optax optimizer, got {name!r}."
+        )
     check_keys(f"optimizer {name}", settings, set(known) - {"learning_rate"})
     make = lambda rate: factory(rate, **settings)
     one = jax.ShapeDtypeStruct((), jnp.result_type(float))
@@ -199,6 +201,6 @@ def _of_optax(name: str, settings: Mapping) -> Callable:
         jax.eval_shape(lambda x: make(0.1).update(x, make(0.1).init(x), x), one)
     except Exception as error:
         raise ValueError(
-            f"optimizer {name} must work with its settings, got {settings}: {error}."
+            f"optimizer {name} cannot be built with the settings {settings}: {error}."
         ) from error
     return make

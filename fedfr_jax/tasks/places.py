@@ -1,4 +1,4 @@
-"""Paths in a config, and the config without those of its data."""
+"""Paths in a config, and the config without the paths of its data."""
 
 import os
 import re
@@ -25,7 +25,7 @@ Keys = tuple[str, ...]
 
 
 def paths_in(config: Mapping, at: Keys = ()) -> Iterator[tuple[Keys, str]]:
-    """(keys of the sections and of itself, value) of every path in a config."""
+    """Yield (keys, value) of every path in a config."""
     section = "/".join(at)
     is_source = re.fullmatch(SOURCE, section) and config.get("name") in list(SOURCES)
     own = path_settings(config["name"]) if is_source else ()
@@ -39,7 +39,7 @@ def paths_in(config: Mapping, at: Keys = ()) -> Iterator[tuple[Keys, str]]:
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in any current folder; an address stays.
+    """Make a path absolute; addresses with :// are unchanged.
 
     A path of another class of text, such as one that is only read, stays one.
     """
@@ -49,7 +49,7 @@ def absolute(path: str) -> str:
 
 
 def with_paths(config: Mapping, change: Callable[[str], str] = absolute) -> dict:
-    """A copy of a config's mappings with other paths."""
+    """Copy a config with its paths changed."""
     config = _copied(config)
     for keys, path in [*paths_in(config)]:
         _section(config, keys)[keys[-1]] = change(path)
@@ -57,7 +57,7 @@ def with_paths(config: Mapping, change: Callable[[str], str] = absolute) -> dict
 
 
 def without_places(config: Mapping) -> dict:
-    """A copy without the paths of the data that is trained on."""
+    """Copy a config without the paths of its training data."""
     config = _copied(config)
     for keys, _ in [*paths_in(config)]:
         if re.match("(start_from/)*(data|partition)/", "/".join(keys)):
@@ -72,7 +72,7 @@ def _section(config: Mapping, keys: Keys) -> Any:
 
 
 def _copied(value):
-    """Mappings as dicts of their own, all else as it is."""
+    """Copy mappings to dicts, recursively."""
     if isinstance(value, Mapping):
         return {key: _copied(of) for key, of in value.items()}
     return value

@@ -22,7 +22,9 @@ NOISE = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
 def affordable_rounds(
     algorithm: Algorithm, federation: Federation, num_clients: int
 ) -> int | None:
-    """Rounds within the budget of a private algorithm, None of another."""
+    """Number of rounds within the budget of a private algorithm; None if not
+    private.
+    """
     sampling = build_sampling(federation.sampling)
     accountant = accountant_of(algorithm, sampling, num_clients)
     return accountant and accountant.rounds_within_budget(federation.rounds)
@@ -35,7 +37,7 @@ def with_privacy(
     federation: Federation,
     num_clients: int,
 ) -> Algorithm:
-    """`algorithm` under `private`, with as much noise as epsilon asks for.
+    """Apply `private` to an algorithm, with noise calibrated to epsilon if it is set.
 
     Args:
       section: of the method, such as "methods.private".
@@ -51,10 +53,7 @@ def with_privacy(
     noise = _noise(section, settings.pop("noise", None), rounds)
     is_calibrated = "noise_multiplier" not in settings
     if is_calibrated and "epsilon" not in settings:
-        raise ValueError(
-            f"config.{section} must have the key epsilon or noise_multiplier, got "
-            "neither."
-        )
+        raise ValueError(f"config.{section} needs the key epsilon or noise_multiplier.")
     settings = {"noise_multiplier": 0.0, **settings}
     cohort_size = federation.cohort_size or num_clients
     fixed = {"cohort_size": cohort_size, "strategy": noise}
@@ -70,7 +69,7 @@ def with_privacy(
 
 
 def _noise(section: str, given: str | Mapping | None, rounds: int) -> Strategy | None:
-    """The strategy of the key `noise`, made for all rounds."""
+    """Build the correlated noise of the key `noise`, for all rounds."""
     if given is None:
         return None
     given = {"name": given} if isinstance(given, str) else given

@@ -1,4 +1,4 @@
-"""Algorithms of earlier versions, and what a method says instead of them."""
+"""Renamed algorithms of earlier versions, with their replacement."""
 
 EQUAL = '"algorithm": {"name": "fedavg", "weighting": "uniform"}'
 RENAMED = {  # algorithm: keys of the method that do the same
@@ -13,9 +13,9 @@ RENAMED = {  # algorithm: keys of the method that do the same
 
 
 def check_renamed(section: str, algorithm: str) -> None:
-    """Raise ValueError for an algorithm that has become a link of an aggregation."""
+    """Raise ValueError for an algorithm that is now a link of an aggregation."""
     if isinstance(algorithm, str) and algorithm in RENAMED:
         raise ValueError(
-            f"config.{section}.algorithm must not be {algorithm!r}, which is now a "
-            f"link of any algorithm: got no {RENAMED[algorithm]}."
+            f"config.{section}.algorithm cannot be {algorithm!r}, which is now an "
+            f"aggregation link of any algorithm. Set {RENAMED[algorithm]}."
         )

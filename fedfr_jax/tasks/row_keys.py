@@ -1,4 +1,6 @@
-"""Keys of a method beside those of its algorithm: personal, frozen, batch_stats, ..."""
+"""Keys of a method besides those of its algorithm: personal, frozen, batch_stats,
+...
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -21,7 +23,7 @@ from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
 
 
 class Own(NamedTuple):
-    """Keys of any federated row, beside its algorithm's, loss's and `local_of`'s."""
+    """Keys of any federated method, besides those of algorithm, loss and `local_of`."""
 
     # Leaves that stay with clients: a regular expression over leaf paths, or one of
     # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
@@ -57,7 +59,7 @@ OWN = Own._fields
 
 
 def own_of(section: str, options: dict) -> dict:
-    """The keys `OWN` of a row of the config, which are taken out of its options.
+    """Take the keys `OWN` of a method out of its options.
 
     Raises:
       ValueError: for a value of another kind than `Own` says.
@@ -69,7 +71,7 @@ def own_of(section: str, options: dict) -> dict:
 
 
 class Start(NamedTuple):
-    """What an algorithm starts from."""
+    """Initial model of an algorithm, and the paths of its params."""
 
     model: Model
     shapes: PyTree  # of the variables
@@ -85,14 +87,14 @@ def composed(
     own: Mapping,
     of: Start,
 ) -> Algorithm:
-    """`make(local)` as the keys `own` of a row have it.
+    """Build the algorithm `make(local)` with the keys `own` of a method.
 
     Raises:
       ValueError: for a wrong value, or a pattern that finds no leaf.
     """
     where = leaves_of(of.model, own.get("personal", ""), of.at)
     if own.get("init_per_client") and not where:
-        raise ValueError("init_per_client must go with personal leaves, got none.")
+        raise ValueError("init_per_client needs personal leaves. Set `personal`.")
     local = with_frozen(local, own.get("frozen", ""), of)
     if epochs := own.get("personal_epochs", 0):
         local = finetuning_first(local, where, epochs, algorithm, of)
@@ -107,7 +109,7 @@ def composed(
 
 
 def with_frozen(local: LocalTraining, given: str | Mapping, of: Start) -> LocalTraining:
-    """`local` that does not move what the key `frozen` selects, if anything.
+    """Freeze the leaves that the key `frozen` selects.
 
     Raises:
       ValueError: when it selects no leaf.
@@ -122,7 +124,7 @@ def with_frozen(local: LocalTraining, given: str | Mapping, of: Start) -> LocalT
 def finetuning_first(
     local: LocalTraining, where: str | Callable, epochs: int, algorithm: str, of: Start
 ) -> Callable:
-    """Local training that begins with epochs of the personal leaves alone.
+    """Local training that starts with epochs of the personal leaves alone.
 
     Raises:
       ValueError: without such leaves, for a number of epochs out of range, or an
@@ -130,12 +132,17 @@ def finetuning_first(
     """
     if algorithm != "fedavg":
         raise ValueError(
-            f"personal_epochs must go with the algorithm fedavg, got {algorithm!r}."
+            f"personal_epochs needs the algorithm fedavg, got {algorithm!r}."
         )
     if not isinstance(where, str):
-        raise ValueError("personal_epochs must go with blocks, got batch norms.")
+        raise ValueError(
+            "personal must select blocks or leaves by pattern with personal_epochs, "
+            "got batch_norms. Set e.g. personal={'blocks': 1}."
+        )
     head = "|".join(f"(?:{part})" for part in (where, of.kept) if part)
     if not head:
-        raise ValueError("personal_epochs must go with personal leaves, got none.")
+        raise ValueError(
+            "personal_epochs needs personal leaves. Set e.g. personal={'blocks': 1}."
+        )
     jax.eval_shape(lambda params: trainable(head, params)[0], of.shapes["params"])
     return head_first(local, head=head, epochs=epochs)

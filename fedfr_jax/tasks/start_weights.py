@@ -1,8 +1,8 @@
 """Initial weights of classification, re-identification and segmentation.
 
-config.pretrain.init names a file or another run. Modules with its names ("stem",
-"stage1", ...) begin with its weights; those that it lacks, or whose last layer is for
-other classes, begin as without it, and those that it has more are left out.
+config.pretrain.init names a file or another run. Modules with the same names ("stem",
+"stage1", ...) are initialized with its weights; modules that it lacks, or whose last
+layer is for other classes, are initialized randomly, and its other modules are ignored.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ TRUNK = ("stem", "stage")  # modules that must fit where both networks have them
 
 
 def check_pretrain(settings: Mapping) -> None:
-    """Raise ValueError for a config whose section `pretrain` has more than `init`."""
+    """Raise ValueError if the section `pretrain` has other keys than `init`."""
     check_keys(SECTION, settings.get("pretrain") or {}, ("init",))
 
 
 def initialized(variables: PyTree, settings: Mapping) -> PyTree:
-    """A network's variables, of whose modules those of `pretrain.init` are replaced.
+    """Replace modules of a model's variables by those of `pretrain.init`.
 
     Raises:
       ValueError: for weights that share no module with the network, or a module only
@@ -44,14 +44,16 @@ def initialized(variables: PyTree, settings: Mapping) -> PyTree:
 
 
 def our_names(weights: Weights) -> dict[str, np.ndarray]:
-    """Arrays by names such as params/stem/conv/kernel, of PyTorch's names too."""
+    """Weights by our names, such as params/stem/conv/kernel, converted from
+    PyTorch's.
+    """
     if any(name.startswith("params/") for name in weights.arrays):
         return weights.arrays
     return named_arrays(convert_variables(weights, *detect_model(weights)))
 
 
 def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """See `initialized`.
+    """Replace the modules of `variables` that `arrays` has.
 
     Args:
       arrays: by our names, see `our_names`.
@@ -69,11 +71,11 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
             shape = lambda of, name: np.shape(of[name]) if name in of else "absent"
             must, found = shape(wanted, name), shape(arrays, name)
             raise ValueError(
-                f"weights must fit the network: {name} must be {must}, got {found}."
+                f"weights must fit the model: {name} must be {must}, got {found}."
             )
     if not taken:
         raise ValueError(
-            f"weights must have modules of the network, {sorted(fits)}, got "
+            f"weights must have modules of the model, {sorted(fits)}, got "
             f"{sorted(given)[:9]}."
         )
     if meshes.is_first_process():
@@ -92,5 +94,5 @@ def _leaves(tree: PyTree) -> dict[str, jax.Array]:
 
 
 def _module(name: str) -> str:
-    """ "stem" of params/stem/conv/kernel."""
+    """Name of the module: "stem" of params/stem/conv/kernel."""
     return name.split("/")[1]

@@ -99,7 +99,9 @@ class MethodContext(NamedTuple):
 
     @property
     def offers(self) -> Mapping:
-        """What the task offers to algorithms, by the names of their needs."""
+        """Everything that the task offers to algorithms, by the names of their
+        needs.
+        """
         return {**self.facts, **self.losses, **self.terms}
 
 
@@ -114,7 +116,7 @@ def method_context(
     facts: Mapping | None = None,
     **others,
 ) -> MethodContext:
-    """The context of a task whose methods start from a network of the seed.
+    """Method context of a task whose model is initialized from the seed.
 
     Args:
       facts: further offers of the task, by the names of the needs.
@@ -143,7 +145,7 @@ def method_context(
 
 
 def with_initial_weights(of: MethodContext, settings: Mapping) -> MethodContext:
-    """`of` whose initial network begins with the weights of config.pretrain.init."""
+    """Initialize the context's model with the weights of config.pretrain.init."""
     if not settings.get("pretrain"):
         return of
     initial = initialized(of.initial(), settings)
@@ -153,7 +155,7 @@ def with_initial_weights(of: MethodContext, settings: Mapping) -> MethodContext:
 def trainers_and_context(
     settings: Mapping, network: Mapping, context_of: Callable
 ) -> tuple[dict[str, Trainer], MethodContext]:
-    """({row: trainer} of a config, what they are made of).
+    """Build ({method: trainer} of a config, their context).
 
     Where lanes are to be measured, trainers have themselves on others too.
 
@@ -180,7 +182,7 @@ def trainers_and_context(
 
 
 def build_trainers(methods: Mapping, of: MethodContext) -> dict[str, Trainer]:
-    """{row: trainer} of config.methods; a central one has no data set yet.
+    """Build {method: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
       ValueError: naming the row, for anything wrong in it.
@@ -189,14 +191,14 @@ def build_trainers(methods: Mapping, of: MethodContext) -> dict[str, Trainer]:
 
 
 def remake_of(methods: Mapping, of: MethodContext) -> Callable:
-    """`Experiment.remake` of these rows."""
+    """Build `Experiment.with_hyperparameters` of these methods."""
     return lambda row, numbers: build_trainer(
         row, with_numbers(methods[row], numbers), of
     )
 
 
 def build_trainer(name: str, options: Mapping, of: MethodContext) -> Trainer:
-    """The trainer of a row; its key `kind` says which."""
+    """Build the trainer of a method, by its key `kind`."""
     own = {key: value for key, value in options.items() if key != "kind"}
     kind = options.get("kind", "federated")
     kinds = {"federated": federated_trainer, "central": central_trainer}
@@ -210,7 +212,7 @@ def federated_trainer(
     of: MethodContext,
     around: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
 ) -> FederatedTrainer:
-    """An `algorithm`, a client's training, and what is personal.
+    """Build a federated trainer: algorithm, local training, personal leaves.
 
     Keys: `algorithm`, those of `local_of`, of the loss and `OWN`. The algorithm's are
     those of its factory, and of the loss or the term that it needs.
@@ -272,7 +274,7 @@ def federated_trainer(
 def central_trainer(
     section: str, options: Mapping, of: MethodContext
 ) -> CentralTrainer:
-    """Keys of `Training` without those of a margin, and of the loss."""
+    """Build a central trainer, from keys of `Training` and of the loss."""
     options = dict(options)
     known = {*keywords(of.loss_of), *Training._fields} - {*MARGIN}
     check_keys(f"config.{section}", options, known)
@@ -300,13 +302,13 @@ def central_trainer(
 
 
 def _loss_for(section: str, loss_of: Callable, options: dict) -> Callable:
-    """(model) -> loss of a row, whose keys are taken out of its options."""
+    """Build model -> loss of a method, whose keys are taken out of its options."""
     own = {key: options.pop(key) for key in keywords(loss_of) if key in options}
     return functools.partial(call, section, loss_of, own)
 
 
 def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
-    """The stage of a trainer; a central one is given everybody's images."""
+    """Stage of a trainer; a central one gets all training images."""
     if isinstance(trainer, CentralTrainer):
         trainer = trainer._replace(dataset=train)
     return Stage(trainer)
@@ -315,7 +317,7 @@ def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
 def with_implementations(
     trainers: Mapping[str, Trainer], implementations: Mapping[str, Mapping]
 ) -> dict[str, Trainer]:
-    """Federated trainers beside themselves on networks that compute otherwise.
+    """Add variants of federated trainers, by convolution implementation.
 
     Args:
       implementations: {implementation: {row: trainer}}.

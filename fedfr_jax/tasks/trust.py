@@ -1,4 +1,4 @@
-"""Hostile and broken clients of a method: the keys `attack` and `on_bad_update`."""
+"""Malicious and faulty clients of a method: the keys `attack` and `on_bad_update`."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from fedfr_jax.types import Algorithm
 def with_trust_keys(
     algorithm: Algorithm, section: str, own: Mapping, num_clients: int, seed: int
 ) -> Algorithm:
-    """`algorithm` with the attackers and checks that a method asks for.
+    """Add the attackers and update checks that a method configures.
 
     Args:
       own: `attack` is {"name": of ATTACKS, "share": of all clients, settings}, with a

@@ -1,1 +1,1 @@
-"""Runs in a browser: their files read, a page of them, a server of pages."""
+"""Runs in a browser: read files, render a page, serve pages."""

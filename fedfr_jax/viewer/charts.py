@@ -1,6 +1,6 @@
 """Charts of runs as Vega-Lite specifications: dicts that a browser draws.
 
-Every chart has the parameter `hidden`, names of lines that are not drawn: the page sets
+Every chart has the parameter `hidden`, the names of hidden lines: the page sets
 it for all charts at once. A line keeps its color and dashes on the whole page.
 """
 
@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 
 
 def thin(points: Sequence, most: int = MAX_POINTS) -> list:
-    """At most `most` of the points, evenly spread, with the first and the last."""
+    """Thin points evenly to at most `most`, keeping the first and the last."""
     if len(points) <= most:
         return list(points)
     step = (len(points) - 1) / (most - 1)
@@ -38,7 +38,7 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Spec:
-    """Lines over x with their values under the pointer.
+    """Line chart with a tooltip of the values.
 
     Args:
       lines: name -> points (x, y) in the order of x.
@@ -102,7 +102,7 @@ def line_chart(
 def error_rate_charts(
     curves: Mapping[str, Mapping[str, Any]], order: Sequence[str]
 ) -> dict[str, Spec]:
-    """ROC and DET of {line: curve with far, tar and counts}, on logarithmic axes.
+    """ROC and DET charts of {line: curve with far, tar and counts}, on log axes.
 
     A point with fewer than one false accept, or of the DET one false reject, is no
     measurement and left out.
@@ -132,7 +132,7 @@ def error_rate_charts(
 def client_chart(
     values: Mapping[str, Mapping[str, Any]], order: Sequence[str], *, metric: str
 ) -> Spec:
-    """How a metric is spread over clients: quartiles, and a point for each client.
+    """Box plot of a metric over clients, with a point per client.
 
     Args:
       values: line -> its part of evaluation_record's "per_client", and "names".
@@ -193,7 +193,7 @@ def client_chart(
 
 
 def map_chart(points: Mapping[str, Any]) -> Spec:
-    """Embeddings in the plane, a color and shape for each identity."""
+    """Scatter plot of embeddings, with a color and shape per identity."""
     rows = [
         {"x": _short(x), "y": _short(y), "identity": label}
         for x, y, label in zip(points["x"], points["y"], points["labels"], strict=True)
@@ -222,7 +222,7 @@ def map_chart(points: Mapping[str, Any]) -> Spec:
 
 
 def styles(order: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """{line: its color and dashes}."""
+    """Color and dashes of each line."""
     return {
         name: {
             "color": COLORS[i % len(COLORS)],
@@ -233,7 +233,7 @@ def styles(order: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
-    """A chart as wide as its place; hidden lines are filtered first."""
+    """Chart as wide as its container; hidden lines are filtered first."""
     params = [{"name": "hidden", "value": []}]
     if "layer" not in body:
         params += body.pop("params", [])
@@ -262,7 +262,7 @@ def _dash(order: Sequence[str]) -> Spec:
 
 
 def _powers(is_log: bool) -> Spec:
-    """Labels of a logarithmic axis: powers of ten alone."""
+    """Label only the powers of ten on a logarithmic axis."""
     if not is_log:
         return {}
     is_power = "abs(log(datum.value) / log(10) % 1) < 1e-9"
@@ -272,7 +272,9 @@ def _powers(is_log: bool) -> Spec:
 
 
 def _rate_scale(rows: list[dict]) -> Spec:
-    """A scale on which a small change looks small: rates get a tenth of [0, 1]."""
+    """Scale of y that spans at least 0.1 for rates, so that small changes look
+    small.
+    """
     values = [row["y"] for row in rows if row["y"] is not None]
     if not values or min(values) < 0 or max(values) > 1:
         return {"zero": False, "nice": True}
@@ -282,5 +284,5 @@ def _rate_scale(rows: list[dict]) -> Spec:
 
 
 def _short(value: float | None) -> float | None:
-    """A number with the digits that a chart shows."""
+    """Round a number to the digits that a chart shows."""
     return None if value is None else float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""A report: one HTML page of one or several runs, with all that it needs inside."""
+"""Report: one self-contained HTML page of one or several runs."""
 
 import base64
 import contextlib
@@ -32,7 +32,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Line(NamedTuple):
-    """A stage of a run, one line of every chart and row of every table."""
+    """A stage of a run: one line of every chart and one row of every table."""
 
     name: str
     run: RunFiles
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of the page."""
+    """A chart of the page, with title and note."""
 
     title: str
     spec: charts.Spec
@@ -56,7 +56,7 @@ class Chart(NamedTuple):
 
 
 def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> str:
-    """The page as text.
+    """Render the page as HTML.
 
     Args:
       live: the page asks for itself again every few seconds, and keeps what is hidden.
@@ -94,7 +94,7 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
 
 @functools.cache
 def _tools():
-    """(jinja2's environment, the JavaScript that draws charts)."""
+    """(jinja2 environment, JavaScript that draws the charts)."""
     try:
         import jinja2
         import vl_convert
@@ -112,7 +112,7 @@ def _tools():
 
 
 def _chart_script(vl_convert) -> str:
-    """Vega, Vega-Lite and vega-embed as one script, from vl-convert.
+    """Vega, Vega-Lite and vega-embed as one cached script, from vl-convert.
 
     It takes some seconds to bundle: it is kept in the user's cache folder.
     """
@@ -127,18 +127,18 @@ def _chart_script(vl_convert) -> str:
 
 
 def templates():
-    """jinja2's environment of the pages, for other pages than reports."""
+    """The jinja2 environment of the page templates."""
     return _tools()[0]
 
 
 def _script_json(value: Any) -> str:
-    """JSON that no text in it can end the script which holds it."""
+    """Encode JSON so that it cannot end the script element around it."""
     text = json.dumps(value, separators=(",", ":"), default=str)
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def named_lines(runs: Sequence[RunFiles]) -> list[Line]:
-    """Every stage of every run; of several runs by the run's name, too."""
+    """All stages of all runs, named with the run if there are several."""
     is_one = len(runs) == 1
     return [
         Line(stage if is_one else f"{run.name} · {stage}", run, stage)
@@ -148,7 +148,7 @@ def named_lines(runs: Sequence[RunFiles]) -> list[Line]:
 
 
 def number_text(value: Any) -> str:
-    """A number with four digits; "-" where there is none.
+    """Format a number with four digits; "-" for None.
 
     >>> number_text(0.98765), number_text(12), number_text(None)
     ('0.9877', '12', '-')
@@ -161,7 +161,7 @@ def number_text(value: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A config's value as a config has it; "" where the key is missing."""
+    """Format a config value; "" for a missing key."""
     return "" if value is None else value if isinstance(value, str) else repr(value)
 
 
@@ -186,7 +186,7 @@ def _run_facts(run: RunFiles) -> dict[str, Any]:
 
 
 def _problems(run: RunFiles) -> list[str]:
-    """What a reader of the page has to know of a run."""
+    """Problems of a run that a reader should know."""
     found = list(run.problems)
     here = library_version()
     if here not in (run.version, UNKNOWN):
@@ -200,7 +200,7 @@ def _problems(run: RunFiles) -> list[str]:
 
 
 def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """A table per evaluator: {"evaluator", "metrics", "rows"}; costs have their own.
+    """Metric tables, one per evaluator: {"evaluator", "metrics", "rows"}.
 
     A cell has the value, the spread over clients where there are numbers of clients,
     and whether it is the best of its column by more than rounding.
@@ -243,7 +243,7 @@ def _cell(of: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def _mark_best(cells: list[dict[str, Any]], metric: str) -> None:
-    """Mark the best value where it differs from all others as shown."""
+    """Mark the best value, if it differs from all others as shown."""
     sign = direction(metric)
     known = [cell for cell in cells if isinstance(cell["value"], int | float)]
     if len(known) < 2 or not sign:
@@ -258,7 +258,9 @@ def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
 
 
 def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
-    """{"main": losses and evaluations over rounds, "more": every other number}."""
+    """Curve charts: "main" has losses and evaluations over rounds, "more" all
+    others.
+    """
     names = dict.fromkeys(n for line in lines for row in line.rows for n in row)
     names = sorted(names, key=lambda name: name not in FIRST)  # before its only term
     found, seen = {"main": [], "more": []}, []
@@ -281,7 +283,7 @@ def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[
 
 
 def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
-    """Curves of every evaluator; a ROC gives a DET, too."""
+    """ROC, DET and other curves of every evaluator."""
     found = []
     for evaluator in _evaluators(lines):
         kinds = {}
@@ -301,7 +303,7 @@ def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
 
 
 def _rate_note(curves: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many pairs the rates are counted on."""
+    """Note on the number of pairs behind the rates."""
     of = next(iter(curves.values()))
     values = dict(zip(of["fields"], of["values"], strict=True))
     if not values.get("num_negatives"):
@@ -338,7 +340,7 @@ def _per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
-    """How each metric is spread over the clients."""
+    """Charts of each metric's distribution over the clients."""
     return [
         Chart(
             panel_title(evaluator, metric),
@@ -356,7 +358,7 @@ def _privacy_note(lines: Sequence[Line], shown: Collection[str]) -> str:
 
 
 def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """The clients with the worst values of each metric, by line."""
+    """Clients with the worst values of each metric, by line."""
     found = []
     for (evaluator, metric), values in _per_client(lines).items():
         sign = direction(metric)
@@ -372,7 +374,7 @@ def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
-    """What each line has cost: bytes, seconds, and epsilon where it is private."""
+    """Table of each line's cost: bytes, seconds, and epsilon if it is private."""
     rows = []
     for line in lines:
         sent = line.evaluations.get("communication", {}).get("metrics", {})
@@ -390,7 +392,7 @@ def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def images(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """Sheets that evaluators have drawn: {"title", "data"}."""
+    """Images that evaluators have written: {"title", "data"}."""
     found = []
     for line in lines:
         for evaluator, of in line.evaluations.items():
@@ -402,7 +404,7 @@ def images(lines: Sequence[Line]) -> list[dict[str, str]]:
 
 
 def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Pairs that a model gets wrong: {"title", "threshold", "shown"}."""
+    """Wrongly classified pairs: {"title", "threshold", "shown"}."""
     found = []
     for line in lines:
         for evaluator, of in line.evaluations.items():
@@ -420,7 +422,7 @@ def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def map_charts(lines: Sequence[Line]) -> list[Chart]:
-    """Embeddings of identities in the plane."""
+    """Maps of identities' embeddings in two dimensions."""
     return [
         Chart(
             f"{line.name}: {name}",
@@ -434,7 +436,7 @@ def map_charts(lines: Sequence[Line]) -> list[Chart]:
 
 
 def data_url(folder: pathlib.Path, name: str) -> str | None:
-    """An image of a run inside an address; None where it is missing or elsewhere."""
+    """Image of a run as a data URL; None if it is missing or outside the run."""
     path = (folder / name).resolve()
     kind = mimetypes.guess_type(path)[0] or ""
     if not path.is_relative_to(folder.resolve()) or not kind.startswith("image/"):

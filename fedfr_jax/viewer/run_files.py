@@ -1,4 +1,4 @@
-"""Files of a run, read without JAX and whatever state the run is in."""
+"""Run files, read without JAX and in any state of the run."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ LARGEST = 2**28  # bytes of a file that is read whole
 
 
 class StageFiles(NamedTuple):
-    """A stage: what it has logged, and how it was evaluated."""
+    """Logs and evaluations of a stage."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rounds from 1
@@ -25,12 +25,12 @@ class StageFiles(NamedTuple):
 
     @property
     def last_round(self) -> int:
-        """Rounds or epochs that are done."""
+        """Number of finished rounds or epochs."""
         return self.rows[-1]["round"] if self.rows else 0
 
 
 class RunFiles(NamedTuple):
-    """A run directory."""
+    """Files of a run directory."""
 
     folder: pathlib.Path
     name: str
@@ -45,7 +45,7 @@ class RunFiles(NamedTuple):
 
     @property
     def version(self) -> str | None:
-        """The library's version that trained it; None before 0.3."""
+        """Version of the library that trained the run; None before 0.3."""
         return self.environment.get("versions", {}).get("fedfr_jax")
 
 
@@ -57,7 +57,7 @@ def is_run(folder: pathlib.Path) -> bool:
 
 
 def find_runs(folder: pathlib.Path, depth: int = MAX_DEPTH) -> Iterator[pathlib.Path]:
-    """Run directories in and below a folder, by name; no link is followed."""
+    """Yield run directories in and below a folder, by name, without following links."""
     if is_run(folder):
         yield folder
     elif depth:
@@ -69,7 +69,7 @@ def find_runs(folder: pathlib.Path, depth: int = MAX_DEPTH) -> Iterator[pathlib.
 
 
 def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
-    """A run as it is now; what is damaged is left out and named in `problems`.
+    """Read a run as it is now; damaged files are skipped and named in `problems`.
 
     Raises:
       ValueError: for a folder that is no run directory.
@@ -100,7 +100,7 @@ def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
 
 
 def _raise_no_run(folder: pathlib.Path) -> NoReturn:
-    """Say why a folder is no run directory, and what to do."""
+    """Raise ValueError that explains why a folder is not a run directory."""
     found = "a path that does not exist"
     if folder.is_dir():
         inner = ", ".join(map(str, itertools.islice(find_runs(folder), 3)))
@@ -109,7 +109,7 @@ def _raise_no_run(folder: pathlib.Path) -> NoReturn:
 
 
 def _json(path: pathlib.Path, problems: list[str]) -> dict:
-    """The object in a file; {} of none, and of a damaged one, which is named."""
+    """Read a JSON object; {} if missing or damaged, with the damage in `problems`."""
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(
@@ -124,7 +124,7 @@ def _json(path: pathlib.Path, problems: list[str]) -> dict:
 
 
 def _stage_names(folder, config, summary) -> list[str]:
-    """Stages with files, in the order of the config."""
+    """Names of stages with files, in the order of the config."""
     known = ["pretrained", *config.get("methods", {}), *summary.get("methods", {})]
     there = [path.parent.name for path in sorted(folder.glob(f"*/{METRICS}"))]
     names = [name for name in dict.fromkeys([*known, *there])]
@@ -142,8 +142,7 @@ def _stage(folder, metrics, problems) -> StageFiles:
 
 
 def _rows(path: pathlib.Path, problems: list[str]) -> list[dict]:
-    """Rows of a log; a damaged line is left out, one that is being written is not yet
-    there."""
+    """Read the rows of a log; skip damaged lines and an unfinished last one."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -198,7 +197,9 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
-    """{"section.key": its value in each run}, of keys that differ; None has none."""
+    """Config keys that differ between runs: {"section.key": value in each run or
+    None}.
+    """
     flat = [flat_config(run.config) for run in runs]
     keys = dict.fromkeys(key for of in flat for key in of)
     values = {key: [of.get(key) for of in flat] for key in keys}
@@ -206,7 +207,7 @@ def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
 
 
 def age_text(seconds: float) -> str:
-    """A duration as people say it.
+    """Format a duration in its largest unit.
 
     >>> age_text(40), age_text(200), age_text(90000)
     ('40 s', '3 min', '25 h')
@@ -218,7 +219,7 @@ def age_text(seconds: float) -> str:
 
 
 def last_numbers(run: RunFiles) -> dict[str, float]:
-    """{"evaluator/metric": value} of the last stage that has any."""
+    """Metrics of the last stage that has any, {"evaluator/metric": value}."""
     found = {}
     for stage in run.stages.values():
         own = {
@@ -237,5 +238,5 @@ def last_numbers(run: RunFiles) -> dict[str, float]:
 
 
 def now() -> float:
-    """Seconds since the epoch."""
+    """Current time in seconds since the epoch."""
     return time.time()

@@ -1,4 +1,4 @@
-"""The list of runs in a folder: filtered, sorted, as a table or as JSON."""
+"""List of the runs in a folder: filtered, sorted, as a table or JSON."""
 
 import pathlib
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
 
 
 def read_runs(folder: pathlib.Path) -> list[RunFiles]:
-    """All runs in and below a folder, by name.
+    """Read all runs in and below a folder, by name.
 
     Raises:
       ValueError: for a path that is no folder.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder of runs, got no such folder.")
+        raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
     paths = find_runs(folder)
     return [read_run(path, name=run_name(path, folder)) for path in paths]
 
 
 def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
-    """A run's path below a folder; its own name where it is the folder."""
+    """A run's path below a folder; its own name if it is the folder."""
     return path.name if path == folder else path.relative_to(folder).as_posix()
 
 
 def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
-    """What the list says of a run; `metric` as "evaluator/metric", "" its first one."""
+    """Row of the list for a run; `metric` is "evaluator/metric", "" the first one."""
     stages = list(run.stages.values())
     last = stages[-1] if stages else None
     rounds = run.config.get("federation", {}).get("rounds")
@@ -61,8 +61,9 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
 
 
 def filter_runs(runs: Sequence[RunFiles], words: Sequence[str]) -> list[RunFiles]:
-    """The runs that all words fit: KEY=VALUE of the config or of a column, or a part of
-    the run's name."""
+    """Keep the runs that match all words: KEY=VALUE of config or column, or part of
+    the name.
+    """
     return [run for run in runs if all(_fits(run, word) for word in words)]
 
 
@@ -76,7 +77,7 @@ def _fits(run: RunFiles, word: str) -> bool:
 
 
 def sort_rows(rows: list[dict], key: str) -> list[dict]:
-    """Rows by a column or a metric, the newest or largest first; text from A to Z.
+    """Sort rows by a column or metric, newest or largest first; text from A to Z.
 
     Raises:
       ValueError: for a name that no run has, with a near one.

@@ -1,6 +1,6 @@
-"""A server of pages of runs: read-only, on this machine, or elsewhere with a token.
+"""Read-only web server of run pages, local or with a token.
 
-No path comes from a request: a run is one of those that the folder has now, by name.
+Requests cannot name paths, only runs that are in the folder now.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ HEADERS = {
 
 
 def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = ("*",)):
-    """The ASGI application of a folder of runs.
+    """Build the ASGI application for a folder of runs.
 
     Args:
       token: what a request must have, as ?token= or the cookie that this sets; "" asks
@@ -93,13 +93,13 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
 
 
 def _named_runs(folder: pathlib.Path, names: Sequence[str]) -> list[RunFiles]:
-    """Those of the folder's runs that are named."""
+    """Read the named runs of a folder."""
     there = {run_name(path, folder): path for path in find_runs(folder)}
     return [read_run(there[name], name=name) for name in names if name in there]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host's address."""
+    """Whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -143,7 +143,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
+    """Open a listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +153,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ValueError(
-            f"--port={port} on {host} cannot be used ({error.strerror}): take another "
-            "--port, or 0 for any free one."
+            f"--port={port} on {host} cannot be used ({error.strerror}). Choose "
+            "another --port, or 0 for any free one."
         ) from error
     return listening

@@ -130,7 +130,10 @@ def test_a_run_of_before_digests_is_used_only_where_that_is_meant(case, capsys):
     for command in "evaluate", "train":
         assert run(case, command)
         said = capsys.readouterr().err
-        assert f"{kept} must say what" in said and "--data-changed=accept" in said
+        assert (
+            f"{kept} must exist to compare the data" in said
+            and "--data-changed=accept" in said
+        )
     assert run(case, "evaluate", "--data-changed=accept") == 0 and not kept.exists()
     assert run(case, "train", "--data-changed=accept") == 0
     assert run(case, "evaluate") == 0
@@ -143,7 +146,7 @@ def test_a_clients_network_whose_data_moved_says_what_to_do(case, capsys):
     assert main(["embed", *words[:2], str(case / "moved")]) == 0  # the server's own
     assert main(["embed", *words, str(case / "moved")])
     said = capsys.readouterr().err
-    assert f"where its config.json says, got nothing at {case}/set." in said
+    assert f"data at the path in its config.json, {case}/set" in said
     assert f"`fedfr train --workdir={case}/run --config.data.path=NEW`" in said
     assert (
         main(["train", f"--workdir={case}/run", f"--config.data.path={case}/moved"])

@@ -65,7 +65,9 @@ def test_a_config_may_be_handed_a_word(tmp_path):
     assert parsed(f"--config={path}").config.task == "1"
     assert parsed(f"--config={path}:two").config.task == "two"
     plain = config_in(tmp_path, MINE.format(place="configs"), "plain.py")
-    with pytest.raises(ValueError, match="must run, got TypeError: .*argument"):
+    with pytest.raises(
+        ValueError, match="must run without errors, got TypeError: .*argument"
+    ):
         parsed(f"--config={plain}:two")
     comparison = parsed("--config=comparison:cifar100_resnet").config
     assert comparison.data.name == "cifar100" and "fedbn" in comparison.methods
@@ -121,26 +123,47 @@ def test_a_config_imports_what_lies_beside_it(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("x = 1\ndef get_config(:", "line 2, must run, got SyntaxError: "),
-        ("x = 1\0", "mine.py must run, got "),
-        ("# coding: nosuch", "mine.py must run, got SyntaxError: unknown encoding"),
-        ("\nraise SyntaxError", "line 2, must run, got SyntaxError."),
-        ("raise ValueError", "line 1, must run, got ValueError."),
+        (
+            "x = 1\ndef get_config(:",
+            "line 2, must run without errors, got SyntaxError: ",
+        ),
+        ("x = 1\0", "mine.py must run without errors, got "),
+        (
+            "# coding: nosuch",
+            "mine.py must run without errors, got SyntaxError: unknown encoding",
+        ),
+        ("\nraise SyntaxError", "line 2, must run without errors, got SyntaxError."),
+        ("raise ValueError", "line 1, must run without errors, got ValueError."),
         ("x = 1", "must define get_config(), got no such function."),
         (
             "\n\ndef get_config():\n  return 3",
             "line 3, must return an ml_collections",
         ),
         ("get_config = dict", "mine.py must return an ml_collections"),
-        ("from configs import nosuch", "line 1, must run, got ImportError: cannot"),
-        ("\nimport nosuch", "line 2, must run, got ModuleNotFoundError: No module"),
+        (
+            "from configs import nosuch",
+            "line 1, must run without errors, got ImportError: cannot",
+        ),
+        (
+            "\nimport nosuch",
+            "line 2, must run without errors, got ModuleNotFoundError: No module",
+        ),
         (
             "def get_config():\n  return x",
-            "line 2, must run, got NameError: name 'x'",
+            "line 2, must run without errors, got NameError: name 'x'",
         ),
-        ("def get_config(x):\n  return x", " must run, got TypeError: get_config()"),
-        ("raise OSError('two\\nlines')", "line 1, must run, got OSError: two lines."),
-        ("import sys; sys.exit('enough')", "line 1, must run, got SystemExit: enough."),
+        (
+            "def get_config(x):\n  return x",
+            " must run without errors, got TypeError: get_config()",
+        ),
+        (
+            "raise OSError('two\\nlines')",
+            "line 1, must run without errors, got OSError: two lines.",
+        ),
+        (
+            "import sys; sys.exit('enough')",
+            "line 1, must run without errors, got SystemExit: enough.",
+        ),
     ],
 )
 def test_a_mistake_in_a_config_is_a_line_with_its_place(text, message, tmp_path):
@@ -154,7 +177,9 @@ def test_a_mistake_in_a_config_is_a_line_with_its_place(text, message, tmp_path)
 
 def test_a_mistake_in_a_neighbor_is_placed_there(tmp_path):
     other = config_in(tmp_path, "x = (", "broken_neighbor.py")
-    with pytest.raises(ValueError, match="must run, got SyntaxError") as error:
+    with pytest.raises(
+        ValueError, match="must run without errors, got SyntaxError"
+    ) as error:
         load(config_in(tmp_path, "import broken_neighbor"))
     assert str(error.value).startswith(f"{other}, line 1, ")
 
@@ -192,9 +217,12 @@ def test_a_damaged_kept_config_is_named(text, tmp_path):
 
 
 def test_without_config_and_run_both_are_named(tmp_path):
-    with pytest.raises(ValueError, match="--config must name a config file, got none"):
+    with pytest.raises(ValueError, match="needs --config=NAME"):
         parsed()
-    with pytest.raises(ValueError, match=f"got none and no {tmp_path}/config.json"):
+    with pytest.raises(
+        ValueError,
+        match=f"needs --config=NAME, since there is no {tmp_path}/config.json",
+    ):
         parsed(f"--workdir={tmp_path}")
 
 
@@ -215,7 +243,7 @@ def test_a_value_is_a_python_literal_or_text(word, value):
 
 
 def test_a_change_needs_a_value():
-    with pytest.raises(ValueError, match="--config.seed must be given as"):
+    with pytest.raises(ValueError, match="--config.seed needs a value"):
         parsed("--config=demo", "--config.seed", "3")
 
 

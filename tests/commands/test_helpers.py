@@ -82,7 +82,10 @@ def test_a_config_is_printed_as_a_run_keeps_it_and_repeated_from_a_run(
     assert of[0].config.seed == 8 and of[0].config.federation.rounds == 3
     for wrong, says in (
         ([f"--from={tmp_path}", "--print-config"], "--from must be a run directory"),
-        ([f"--from={run}", f"--config={config}"], "--config must not go with --from"),
+        (
+            [f"--from={run}", f"--config={config}"],
+            "--config cannot be used with --from",
+        ),
     ):
         assert main(["train", *wrong]) == 2
         assert says in capsys.readouterr().err

@@ -262,12 +262,10 @@ def test_a_sweep_is_of_one_config(config, tmp_path, capsys):
     words = ["sweep", f"--config={config}", f"--workdir={folder}"]
     wrong = "methods.fedavg.learning_rate=[-1.0]"
     assert main([*words, wrong]) == 2  # its only run fails
-    assert "but all 1 failed, the first with ValueError" in capsys.readouterr().err
+    assert "all 1 runs in" in capsys.readouterr().err
     assert main([*words, "--config.federation.rounds=4", wrong]) == 2
-    assert (
-        "config.federation.rounds must be that of the sweep" in capsys.readouterr().err
-    )
-    assert main(words) == 2 and "KEY=[...]" in capsys.readouterr().err
+    assert "config.federation.rounds must be 2 as in" in capsys.readouterr().err
+    assert main(words) == 2 and "KEY=[VALUE, ...]" in capsys.readouterr().err
     assert main([*words, "nothing.at=[1]"]) == 2
     assert "config must have sections" in capsys.readouterr().err
 
@@ -286,7 +284,7 @@ def test_axes_are_lists_and_make_every_combination():
     for word in ("seed=3", "seed=[", "=[1]", "seed=[]", "a,b=[1]", "a,b=[(1, 2, 3)]"):
         with pytest.raises(ValueError, match="must be"):
             parse_axis(word)
-    with pytest.raises(ValueError, match="given once"):
+    with pytest.raises(ValueError, match="set once"):
         build_runs(base, ["seed=[1]", "seed=[2]"])
 
 

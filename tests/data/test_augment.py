@@ -92,7 +92,7 @@ def test_one_outcome_needs_no_keys(name):
 
 def test_chance_needs_keys():
     inputs, targets = examples(3)
-    with pytest.raises(ValueError, match="keys must be given .* got None"):
+    with pytest.raises(ValueError, match="keys must be an array of keys.* got None"):
         batched(horizontal_flip(), None, inputs, targets)
 
 
@@ -236,7 +236,7 @@ def test_a_registered_augment_is_built_by_its_name(monkeypatch):
     ("settings", "message"),
     [
         ("horizontal_flip", "config.augment must be a list, got 'horizontal_flip'"),
-        ([3], r"config.augment\[0\] must be a name or a mapping, got 3"),
+        ([3], r"config.augment\[0\] must be a name or a mapping with a name, got 3"),
         (["miror"], r"config.augment\[0\].name must be one of \['affine', .* 'miror'"),
         ([{"degrees": 1}], r"config.augment\[0\].name must be one of .* got None"),
         ([{"name": "affine", "degree": 1}], r"must have keys of .* mean degrees"),
@@ -322,5 +322,5 @@ def test_bad_settings_are_refused(factory, settings, message):
 )
 def test_a_fill_that_no_byte_holds_is_refused(augment, name):
     row = jax.tree.map(lambda x: x[0], examples(1))
-    with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 255\] for uint8"):
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 255\] for uint8"):
         jax.eval_shape(augment.apply, random.key(0), *row)

@@ -58,7 +58,7 @@ def test_landmarks_without_sides_keep_their_order():
         "landmarks"
     ]
     np.testing.assert_array_equal(moved, [[6.0, 2.0]])
-    with pytest.raises(ValueError, match="landmark_swap must name all 1 landmarks"):
+    with pytest.raises(ValueError, match="landmark_swap must have 1 indices, one per"):
         horizontal_flip(probability=1).apply_view(0, inputs)
 
 

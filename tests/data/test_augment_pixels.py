@@ -100,7 +100,9 @@ def test_gray_images_have_brightness_and_contrast_only():
         6,
         1,
     )
-    with pytest.raises(ValueError, match="must be given images with 3 channels, got 1"):
+    with pytest.raises(
+        ValueError, match="images must have 3 channels for .*hue, got 1"
+    ):
         images_of(color_jitter(hue=0.1), image)
 
 

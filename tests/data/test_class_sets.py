@@ -24,7 +24,9 @@ def test_a_tree_of_parts_and_classes_is_a_source(tmp_path):
         "image_classes", path=tmp_path, test="val", image_size=3, channels=1
     )
     assert gray.input_shape == (3, 3, 1)
-    with pytest.raises(ValueError, match="val/cat/1.png in .* must be named as"):
+    with pytest.raises(
+        ValueError, match="val/cat/1.png in .* must match filename_pattern"
+    ):
         open_source("image_classes", path=tmp_path)
 
 
@@ -37,7 +39,7 @@ def test_both_parts_must_be_there(tmp_path, part):
 
 
 def test_a_set_of_arrays_is_the_one_npz_of_its_folder(tmp_path):
-    with pytest.raises(ValueError, match="must hold one .npz, got \\[\\]"):
+    with pytest.raises(ValueError, match="must have exactly one .npz, got \\[\\]"):
         open_source("mnist", data_dir=tmp_path)
     images = np.arange(3 * 4, dtype=np.uint8).reshape(3, 2, 2)
     labels = np.arange(3)
@@ -47,7 +49,7 @@ def test_a_set_of_arrays_is_the_one_npz_of_its_folder(tmp_path):
     assert source.input_shape == (2, 2, 1)
     assert open_source("mnist", data_dir=tmp_path, is_test=None).is_test is None
     np.savez(tmp_path / "b.npz", images=images, labels=labels)
-    with pytest.raises(ValueError, match="got .'a.npz', 'b.npz'.: name the file"):
+    with pytest.raises(ValueError, match="got .'a.npz', 'b.npz'.. Choose one"):
         open_source("mnist", data_dir=tmp_path)
 
 

@@ -187,7 +187,7 @@ def test_bad_settings_and_inputs_are_refused():
     with pytest.raises(ValueError, match="must come before normalize"):
         build_augment(["normalize", "face_mask"])
     inputs, _ = jax.tree.map(lambda x: x[0], examples(1))
-    with pytest.raises(ValueError, match="must have no mask yet"):
+    with pytest.raises(ValueError, match="already have a key 'mask'"):
         face_mask().apply(jax.random.key(0), inputs, {"mask": inputs["image"][..., 0]})
     with pytest.raises(ValueError, match=r"landmarks must be \[5, 2\]"):
         cover(BARE, jax.random.key(0), inputs["image"], jnp.ones((4, 2)))

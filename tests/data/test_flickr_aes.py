@@ -105,8 +105,11 @@ def test_a_second_rating_of_an_image_by_a_worker_does_not_count(tmp_path):
             {"lines": ["", "ann, farm14.jpg, 6"]},
             "line 76: the score of farm14.jpg by",
         ),
-        ({"raters": {"few": RATERS["few"]}}, "10 to 14 ratings with 2 of .* none of 1"),
-        ({"raters": {}}, "must hold ratings, got none"),
+        (
+            {"raters": {"few": RATERS["few"]}},
+            "10 to 14 ratings and at least 2 of .* none of 1",
+        ),
+        ({"raters": {}}, "must have at least one rating, got none"),
         ({"lines": ["bea, farm99.jpg, 1"], "raters": {"bea": (1, 3, 2, 3, 3)}}, "99"),
     ],
 )

@@ -55,7 +55,9 @@ def test_images_of_two_shapes_do_not_join():
 def test_a_part_names_its_identities():
     names = ("x/a", "x/b", "y/a")
     np.testing.assert_array_equal(names_from(names, "x", "k"), [True, True, False])
-    with pytest.raises(ValueError, match="k must be a part of the source .x, y., got"):
+    with pytest.raises(
+        ValueError, match="k must be one of the concatenated sources .x, y., got"
+    ):
         names_from(names, "z", "k")
 
 

@@ -120,7 +120,9 @@ def binary(count):
 
 def test_a_class_that_no_mask_has_is_refused_with_what_to_do(tmp_path):
     path = zipped(tmp_path / "set.zip", binary(2))
-    message = r"set.zip, got none of object \(number 1\), while 50.0% .* void \(\[255\]"
+    message = (
+        r"set.zip, got none of object \(number 1\), while 50.0% .* ignored \(\[255\]"
+    )
     for labels in ("largest", "identity"):
         naming = {"labels": labels, "images": r"images/(?P<pair>(?P<identity>.+))\.png"}
         with pytest.raises(ValueError, match=message):
@@ -142,7 +144,7 @@ def test_classes_may_have_numbers_of_their_own(tmp_path):
         (
             numbers,
             {"first_class": 1, "ignore_values": ()},
-            "first_class must be 0 where classes have",
+            "first_class must be 0 if classes is",
         ),
         ({"a": 3, "b": 3}, {}, r"classes must have different numbers .*\[3, 3\]"),
     ):
@@ -155,7 +157,7 @@ WRONG = [
     (
         {"masks_c": halves(0, 3)},
         {},
-        r"masks/c.png in .* must hold classes 0 to 2 or void \[255\], got 3",
+        r"masks/c.png in .* must have .* 0 to 2 or ignore_values \[255\], got 3",
     ),
     (
         {"masks_a": halves(0, 1, (6, 4))},
@@ -164,12 +166,12 @@ WRONG = [
     ),
     ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*mode RGB"),
     ({"masks_a": b"cut"}, {}, "masks/a.png in .* must be a whole mask"),
-    ({"other_images_a": picture(0)}, {}, "must hold one file of the images for a, got"),
+    ({"other_images_a": picture(0)}, {}, "must have one file of images for a, got"),
     ({}, {"ignore_values": (2,)}, "ignore_values must be numbers .* 0 to 2, got 2"),
     ({}, {"first_class": 254}, r"classes .* numbers in \[0, 255\], got 254 to 256"),
     ({}, {"masks": ".*"}, "masks must be a regular expression with a group `pair`"),
-    ({}, {"images": "(?P<pair>x)"}, "must hold files named as images = .*got none"),
-    ({}, {"labels": "identity"}, "labels must be largest .*got 'identity'"),
+    ({}, {"images": "(?P<pair>x)"}, "must have files that match images = .*got none"),
+    ({}, {"labels": "identity"}, "labels must be 'largest' .*got 'identity'"),
     ({}, {"labels": "size"}, "labels must be one of .*got 'size'"),
 ]
 
@@ -185,7 +187,7 @@ def test_what_does_not_fit_is_refused_as_the_set_is_opened(
 @pytest.mark.parametrize("classes", [(), ("a", "a"), tuple(map(str, range(256)))])
 def test_classes_are_different_and_fit_a_byte(tmp_path, classes):
     path = zipped(tmp_path / "set.zip", files())
-    with pytest.raises(ValueError, match="classes must be 1 to 255 different names"):
+    with pytest.raises(ValueError, match="classes must have 1 to 255 different names"):
         image_masks(path, classes=classes)
 
 

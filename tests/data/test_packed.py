@@ -81,7 +81,7 @@ def test_a_test_part_is_packed_and_sets_without_one_stay_as_they_were(tmp_path):
     assert_equal(opened, tested, np.arange(12))
     assert packed(tmp_path / "plain").is_test is None
     assert not (tmp_path / "plain" / "is_test.npy").exists()
-    with pytest.raises(ValueError, match="must be of this source and shard size"):
+    with pytest.raises(ValueError, match="must be from this source and max_file_bytes"):
         pack(plain, tmp_path / "tested")
 
 
@@ -139,7 +139,7 @@ def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with pytest.raises(ValueError, match=f"{folder} must hold a whole.*begun"):
+        with pytest.raises(ValueError, match=f"{folder} must be a complete.*begun"):
             packed(folder)
     with open(folder / "shards.jsonl", "ab") as file:
         file.write(b'{"file": "ima')  # a line that was being written
@@ -196,7 +196,7 @@ def test_another_set_is_not_mixed_in(tmp_path, is_finished):
         del index["files"]
         (tmp_path / "shards.jsonl").write_text(json.dumps(index) + "\n")
         (tmp_path / "index.json").unlink()
-    with pytest.raises(ValueError, match="must be of this source and shard size"):
+    with pytest.raises(ValueError, match="must be from this source and max_file_bytes"):
         pack(source(48), tmp_path, max_file_bytes=SHARD)
     relabeled = source()._replace(cameras=None)
     with pytest.raises(ValueError, match="source"):
@@ -210,7 +210,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path, name):
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"another for {path}: copy"):
+    with pytest.raises(ValueError, match=f"another for {path}. Copy"):
         verify(tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_a_flipped_bit_outside_the_images_is_found_on_opening(tmp_path, name):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"{path} must have the SHA-256 that it was"):
+    with pytest.raises(ValueError, match=f"{path} must have the SHA-256 in index"):
         packed(tmp_path)
 
 
@@ -235,7 +235,7 @@ def test_an_index_that_is_not_of_its_arrays_is_refused(tmp_path):
         ({"files": without}, "got those of another set"),
         ({"source": "0" * 64}, "got those of another set"),
         ({"num_images": 46}, "got those of another set"),
-        ({"num_images": 10**30}, "as it was written, got OverflowError"),
+        ({"num_images": 10**30}, "undamaged index of this version, got OverflowError"),
         ({"num_images": "47"}, "got sizes"),
         ({"image_shape": [6, 5, 10**9]}, "got another size of images-00000.npy"),
         ({"rows_per_shard": 12}, "got no 4 files of images"),
@@ -275,16 +275,20 @@ def test_a_pipe_in_a_set_is_refused_and_not_waited_for(tmp_path):
     index["files"]["labels.npy"]["bytes"] = 0
     (tmp_path / "index.json").write_text(json.dumps(index))
     for reads in (packed, verify):
-        with pytest.raises(ValueError, match=f"{path} must be a file, got p"):
+        with pytest.raises(ValueError, match=f"{path} must be a regular file, got p"):
             reads(tmp_path)
 
 
 @pytest.mark.parametrize(
     "labels, names, message",
     [
-        ([0, 1, 3], ["a", "b", "c"], "labels.npy must hold numbers of the 3 names"),
-        ([0, -1, 2], ["a", "b", "c"], "labels.npy must hold .* got -1 to 2"),
-        ([0.0, 1.0, 2.0], ["a", "b", "c"], "labels.npy must hold whole numbers"),
+        (
+            [0, 1, 3],
+            ["a", "b", "c"],
+            r"labels.npy must be in \[0, 3\), indices of names",
+        ),
+        ([0, -1, 2], ["a", "b", "c"], r"labels.npy must be in \[0, 3\).* got -1 to 2"),
+        ([0.0, 1.0, 2.0], ["a", "b", "c"], "labels.npy must hold integers"),
         ([0, 1, 2], {"a": 1, "b": 2, "c": 3}, "names.json must be a JSON list"),
         ([0, 1, 2], [1, 2, 3], "names.json must hold names, got .1, 2, 3."),
     ],
@@ -307,7 +311,7 @@ def test_labels_lie_within_the_names_whoever_wrote_the_set(
 
 
 def test_a_folder_without_a_set_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must hold a whole packed set.*not there"):
+    with pytest.raises(ValueError, match="must be a complete packed set.*not there"):
         packed(tmp_path)
 
 

@@ -211,7 +211,7 @@ def test_validation_sees_no_test_image_and_nobody_of_the_unseen():
     assert public == whole.public_identities.tolist()
     assert len(part.unseen_identities) == 3
     for change, match in (
-        ({"num_unseen_ids": 10}, "num_unseen_ids must not exceed"),
+        ({"num_unseen_ids": 10}, "num_unseen_ids must be at most num_public_ids"),
         ({"min_images": 2, "train_fraction": 0.1}, "min_images must leave"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -280,9 +280,11 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
     labels = labels_of([6] * 30 + [3] * 5)
     with pytest.raises(ValueError) as error:
         by_identity(labels, num_clients=8, ids_per_client=4, num_public_ids=0)
-    for word in ("32 are needed", "30", "35", "lower num_clients", "min_images"):
+    for word in ("needs 32 identities", "30", "35", "Lower num_clients", "min_images"):
         assert word in str(error.value)
-    with pytest.raises(ValueError, match="num_public_ids.*11 are needed, got 10"):
+    with pytest.raises(
+        ValueError, match="num_public_ids.* needs 11 identities, got 10"
+    ):
         by_identity(labels, num_clients=5, ids_per_client=4, num_public_ids=11)
     with pytest.raises(ValueError, match="num_unseen_ids"):
         by_identity(
@@ -297,16 +299,16 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
 @pytest.mark.parametrize(
     "change,match",
     [
-        ({"num_clients": 0}, "num_clients must lie in"),
+        ({"num_clients": 0}, "num_clients must be in"),
         ({"num_clients": 99}, "num_clients"),
-        ({"ids_per_client": 0}, "a client has no image"),
-        ({"ids_per_client": [2, 0]}, "a client has no image"),
-        ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one whole number or 2"),
+        ({"ids_per_client": 0}, "ids_per_client must be at least 1, got 0"),
+        ({"ids_per_client": [2, 0]}, "ids_per_client must be at least 1, got 0"),
+        ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one integer or 2"),
         ({"ids_per_client": 1.5}, "ids_per_client"),
         ({"num_public_ids": -1}, "num_public_ids"),
         (
             {"num_trained_public_ids": 3},
-            r"num_trained_public_ids must lie in \[0, 2\], .*, got 3",
+            r"num_trained_public_ids must be in \[0, 2\], .*, got 3",
         ),
         (
             {
@@ -314,7 +316,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
                 "num_unseen_ids": 1,
                 "use_validation_split": True,
             },
-            r"num_trained_public_ids must lie in \[0, 1\], .*, got 2",
+            r"num_trained_public_ids must be in \[0, 1\], .*, got 2",
         ),
         ({"min_images": 1}, "min_images must be at least 2"),
         ({"public_min_images": -1}, "public_min_images must be at least 0, got -1"),
@@ -339,8 +341,8 @@ def test_settings_out_of_range_are_named(change, match):
     [
         (np.array([0, -1]), r"labels must lie in \[0, 5\), got -1 to 0"),
         (np.array([0, 5]), r"\[0, 5\), got 0 to 5"),
-        (np.array([0.0, 1.0]), "integers"),
-        (np.zeros((2, 2), int), "one axis"),
+        (np.array([0.0, 1.0]), "1-d integer array"),
+        (np.zeros((2, 2), int), "1-d integer array"),
         (np.zeros(0, int), "at least one image"),
         (np.array([2**40]), "labels must lie"),
     ],
@@ -403,7 +405,7 @@ def test_ms1m_at_the_papers_counts():
 
 def test_ms1m_names_the_keys_when_identities_are_too_few():
     labels = labels_of([105] * 10 + [70] * 10)
-    with pytest.raises(ValueError, match="4000 are needed.*lower num_clients"):
+    with pytest.raises(ValueError, match="needs 4000 identities.*Lower num_clients"):
         ms1m(labels)
     with pytest.raises(ValueError, match="num_public_ids"):
         ms1m(labels, num_clients=1, ids_per_client=1)

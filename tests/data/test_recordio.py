@@ -78,7 +78,7 @@ def test_vector_labels_are_read_whole(case):
     np.testing.assert_array_equal(records[0].label, arrays["C_label2"])
     np.testing.assert_array_equal(records[1].label, arrays["C_label237"])
     assert [r.payload for r in records] == payloads(arrays, "C")[:-1]
-    with pytest.raises(ValueError, match=r"equally many labels.*\[2, 237\]"):
+    with pytest.raises(ValueError, match=r"same number of labels.*\[2, 237\]"):
         label_vectors(path)
 
 
@@ -104,7 +104,7 @@ def test_chunks_out_of_order_are_no_record():
         parts = flags.index(3) + 1 if 3 in flags else 1
         assert read(*flags) == MAGIC_BYTES.join([body] * parts)[24:]
     for flags in [(2, 3), (3,), (1, 0), (1, 1, 3), (1, 2, 0), (4,)]:
-        with pytest.raises(ValueError, match="r must begin on the magic word"):
+        with pytest.raises(ValueError, match="r must begin with the magic word"):
             read(*flags)
     for flags in [(1,), (1, 2)]:
         with pytest.raises(ValueError, match="r must end within the file"):
@@ -227,7 +227,7 @@ def test_the_cache_is_used_until_the_rec_changes(tmp_path):
         np.savez(cache, **{**rows, name: rows[name] + forged})
         assert recordio(tmp_path, cache=cache).labels.tolist() == [1, 0, 1]
     np.savez(cache, **{**rows, "offsets": rows["offsets"][[1, 0, 2]]})
-    with pytest.raises(ValueError, match="train.rec record 0 must .*got the record"):
+    with pytest.raises(ValueError, match="train.rec record 0 must .*got id"):
         recordio(tmp_path, cache=cache).read(np.array([1, 0]))
 
 
@@ -235,7 +235,7 @@ def test_the_cache_is_used_until_the_rec_changes(tmp_path):
 def test_a_file_that_is_no_cache_stays_as_it_is(tmp_path, content):
     write_recordio(tmp_path / "train.rec", [Record(c, jpeg(c)) for c in (0, 1)])
     (tmp_path / "mine").write_bytes(content)
-    with pytest.raises(ValueError, match="mine must be a new file or one that a cache"):
+    with pytest.raises(ValueError, match="mine must be a new file or a cache"):
         recordio(tmp_path, cache=tmp_path / "mine")
     np.savez(tmp_path / "mine.npz", images=np.zeros(3))
     kept = (tmp_path / "mine.npz").read_bytes()
@@ -263,14 +263,14 @@ def test_swapped_offsets_give_nobody_anothers_label(tmp_path):
     images, labels = [jpeg(30 * i) for i in range(8)], [0, 0, 1, 1, 2, 2, 3, 3]
     write_face_set(tmp_path / "train.rec", images, labels)
     shift(tmp_path / "train.idx", "2", "3")
-    with pytest.raises(ValueError, match="record 2 must .* calls itself 3, of label 1"):
+    with pytest.raises(ValueError, match="record 2 must .* got id 3 with label 1"):
         recordio(tmp_path)
     (tmp_path / "property").unlink()
     numbered = [Record(float(c), jpeg(c), c) for c in range(8)]
     write_recordio(tmp_path / "train.rec", numbered)
     assert recordio(tmp_path, image_size=8).labels.tolist() == [*range(8)]
     shift(tmp_path / "train.idx", "0", "3")
-    with pytest.raises(ValueError, match="record 0 must .* calls itself 3"):
+    with pytest.raises(ValueError, match="record 0 must .* got id 3"):
         recordio(tmp_path)
 
 
@@ -281,7 +281,9 @@ def test_a_header_that_miscounts_the_images_is_refused(tmp_path, count):
     people = [Record(np.array(pair), b"") for pair in ([1, 3], [3, 5])]
     head = Record(np.array([count + 1, count + 3]), b"")
     write_recordio(tmp_path / "train.rec", [head, *images, *people])
-    with pytest.raises(ValueError, match="train.rec must count its images in record 0"):
+    with pytest.raises(
+        ValueError, match="train.rec must have the number of images in record 0"
+    ):
         recordio(tmp_path)
 
 
@@ -302,7 +304,7 @@ def test_an_offset_off_the_magic_word_blames_the_idx(case):
     path, _ = case("B")
     index = path.with_suffix(".idx")
     index.write_text(index.read_text().replace("\t992", "\t996"))
-    with pytest.raises(ValueError, match="magic word, but byte 996 .*the .idx is not"):
+    with pytest.raises(ValueError, match="magic word, .*byte 996.*does not belong"):
         recordio(path)
 
 
@@ -311,16 +313,16 @@ def test_a_wrong_offset_outside_the_probes_is_told_when_read(tmp_path):
     write_face_set(tmp_path / "train.rec", images, np.arange(600) // 2)
     index = tmp_path / "train.idx"
     shift(index, "13", "14")  # of one person
-    with pytest.raises(
-        ValueError, match="record 13 must .* calls itself 14, of label 6"
-    ):
+    with pytest.raises(ValueError, match="record 13 must .* got id 14 with label 6"):
         recordio(tmp_path).read(np.array([12]))
     shift(index, "13", "14")
     lines = index.read_text().splitlines()
     lines[2] = f"2\t{int(lines[2].split()[1]) + 4}"
     index.write_text("\n".join(lines))
     source = recordio(tmp_path)
-    with pytest.raises(ValueError, match="train.rec record 2 must begin on the magic"):
+    with pytest.raises(
+        ValueError, match="train.rec record 2 must begin with the magic"
+    ):
         source.read(np.array([1]))
 
 
@@ -329,17 +331,19 @@ def test_a_missing_key_and_broken_indices_are_named(case):
     index = path.with_suffix(".idx")
     lines = index.read_text().splitlines()
     index.write_text("\n".join(lines[:3] + lines[4:]))
-    with pytest.raises(ValueError, match="train.idx.*1 keys are missing.*first is 3"):
+    with pytest.raises(ValueError, match="train.idx.*1 keys missing.*first 3"):
         recordio(path)
     index.write_text("\n".join([*lines, lines[0]]))
-    with pytest.raises(ValueError, match="train.idx must list.*each key once"):
+    with pytest.raises(
+        ValueError, match="train.idx must list at least one key and each key once"
+    ):
         recordio(path)
     for wrong in ("0\t0\n1\n", "key\tvalue\n", "0\t0.5\n", ""):
         index.write_text(wrong)
-        with pytest.raises(ValueError, match="train.idx must list"):
+        with pytest.raises(ValueError, match="train.idx must "):
             recordio(path)
     index.unlink()
-    with pytest.raises(ValueError, match="train.idx must list"):
+    with pytest.raises(ValueError, match="train.idx must "):
         recordio(path)
 
 

@@ -110,7 +110,7 @@ def test_one_folder_is_tested_on_the_first_image_of_each_person_and_camera(tmp_p
     make = lambda seed: SOURCES["market1501"](tmp_path, test_identities=1, seed=seed)
     people = {tuple(s.labels[s.roles == QUERY]) for s in map(make, range(6))}
     assert len(people) > 1 and {len(set(labels)) for labels in people} == {1}
-    with pytest.raises(ValueError, match="leave some of 4 people to train on.*got 4"):
+    with pytest.raises(ValueError, match="leave at least one of 4 people.*got 4"):
         SOURCES["market1501"](tmp_path, test_identities=4)
 
 
@@ -161,7 +161,7 @@ def test_msmt17_is_read_by_its_lists(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("0001/0001_000_02_b.jpg 1\n", "list_query.txt, line 1.: copy them"),
+        ("0001/0001_000_02_b.jpg 1\n", "list_query.txt, line 1.. Copy them"),
         ("0000/0000.jpg 0\n", "list_query.txt, line 1 must be <path> <number> with"),
     ],
 )
@@ -190,14 +190,17 @@ def test_a_csv_tells_everything(tmp_path):
         (["a.png,ann,3,train", "lost.png,bob,1,query"], "1 of 2 .* first lost.png .*3"),
         (
             ["a.png,ann,,train"],
-            "set.csv, line 2: camera must be a whole number.*got ''",
+            "set.csv, line 2: camera must be an integer.*got ''",
         ),
-        (["a.png, ,1,train"], "set.csv, line 2: identity must be a name, .*got none"),
+        (
+            ["a.png, ,1,train"],
+            "set.csv, line 2: identity must be a name, .*got an empty",
+        ),
         (["a.png,ann,1,test"], "split one of train, query, gallery, got .* 'test'"),
         (["a.png,ann,1,train"] * 2, "line 3: an image must be listed once, got a.png"),
         (["a.png,ann,1,train", "d.png,ann,2,query"], "got ann of a.png in .* in both"),
         (["a.png,ann"], "set.csv must be a csv with the columns file, identity"),
-        ([], "set.csv must hold images of the set, got none"),
+        ([], "set.csv must have images of the set, got none"),
     ],
 )
 def test_a_csv_that_does_not_fit_is_refused(tmp_path, lines, message):
@@ -209,7 +212,7 @@ def test_names_without_a_camera_are_refused(tmp_path):
     written(tmp_path, ["0002_c1s1_1.jpg", "0003_s1_1.jpg"])
     with pytest.raises(ValueError, match="0003_s1_1.jpg in .* no camera in the name"):
         SOURCES["market1501"](tmp_path)
-    with pytest.raises(ValueError, match="folders must have keys of .'gallery', 'q"):
+    with pytest.raises(ValueError, match="folders must have the keys .'gallery', 'q"):
         SOURCES["market1501"](tmp_path, folders={"test": "query"})
 
 
@@ -283,7 +286,7 @@ def test_viper_is_a_query_and_an_image_of_the_gallery_for_each_tested_person(tmp
         SOURCES["viper"](tmp_path, seed=seed) for seed in range(6)
     )]  # fmt: skip
     assert len({*map(frozenset, people)}) > 1
-    with pytest.raises(ValueError, match="leave some of 8 people .*got 8"):
+    with pytest.raises(ValueError, match="leave at least one of 8 people .*got 8"):
         SOURCES["viper"](tmp_path, test_identities=8)
 
 

@@ -160,7 +160,7 @@ def hostile_pipe(tmp_path):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (hostile_folder, "1.png must be a file, got prw-"),
+        (hostile_folder, "1.png must be a regular file, got prw-"),
         (hostile_picture, "0.png in .* exceeds limit"),
         (large_mask, "masks/a.png .* at most 67108864 pixels, got 8200 x 8200"),
         (large_picture, "must have at most 67108864 pixels, got 8200 x 8200"),
@@ -170,7 +170,7 @@ def hostile_pipe(tmp_path):
         (hostile_record, "at byte 1[0-9]+ must end within the file, which has only"),
         (hostile_memo, "a.bin must be a pickle .* memo index 268435456"),
         (hostile_length, "a.bin must be a pickle .*expected 8589934592 bytes"),
-        (hostile_pipe, "a.npz must be a file, got prw-"),
+        (hostile_pipe, "a.npz must be a regular file, got prw-"),
     ],
 )
 def test_what_asks_too_much_is_refused_at_once(make, message, tmp_path):
@@ -230,7 +230,7 @@ def test_no_reader_waits_for_a_pipe_or_takes_all_memory(swap, name, file, tmp_pa
 
 def test_owners_are_not_waited_for_at_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "a.npz")
-    refused = pytest.raises(ValueError, match="a.npz must be a file, got prw-")
+    refused = pytest.raises(ValueError, match="a.npz must be a regular file, got prw-")
     with no_hang_and_little_memory(), refused:
         natural(np.arange(4) % 2, client_ids=f"{tmp_path}/a.npz:client")
 

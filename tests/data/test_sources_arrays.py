@@ -71,13 +71,13 @@ def test_parts_that_do_not_go_together_are_refused(digits, tmp_path):
     with pytest.raises(ValueError, match="one key each, or two each"):
         arrays(path, images=("images", "images"))
     keys = {"images": ("images", "images"), "labels": ("labels", "labels")}
-    with pytest.raises(ValueError, match="is_test must be None where images are two"):
+    with pytest.raises(ValueError, match="is_test must be None if images has two"):
         arrays(path, **keys, is_test="client")
-    with pytest.raises(ValueError, match="client must be true or false"):
+    with pytest.raises(ValueError, match="client must be bool, or 0"):
         arrays(path, is_test="client")
     labels = np.arange(6)
     save(tmp_path / "s.npz", images=images, small=images[:, :3], labels=labels)
-    with pytest.raises(ValueError, match="s.npz must hold images of one shape"):
+    with pytest.raises(ValueError, match="s.npz must have images of one shape"):
         arrays(tmp_path / "s.npz", images=("images", "small"), labels=keys["labels"])
 
 
@@ -97,7 +97,7 @@ def test_opening_reads_no_image(digits, tmp_path):
     data[data.index(images.tobytes()) + 40000] ^= 1  # which the zip's checksum tells
     path.write_bytes(data)
     source = arrays(path)
-    with pytest.raises(ValueError, match="d.npz must hold 6 whole images.*Bad CRC"):
+    with pytest.raises(ValueError, match="d.npz must have 6 complete images.*Bad CRC"):
         source.read(np.array([0]))
     cut = tmp_path / "cut.npz"
     save(cut, labels=np.arange(6))
@@ -117,11 +117,13 @@ def test_wrong_arrays_are_refused(digits, tmp_path):
         arrays(path, labels="names")
     with pytest.raises(ValueError, match="d.npz.*array pictures"):
         arrays(path, images="pictures")
-    with pytest.raises(ValueError, match="absent.npz must be a whole .npz"):
+    with pytest.raises(ValueError, match="absent.npz must be an undamaged .npz"):
         arrays(tmp_path / "absent.npz")
     labels = np.arange(6)
     save(tmp_path / "c.npz", images=images, labels=labels, client=labels[:5])
-    with pytest.raises(ValueError, match="client must go with 6 labels, got 5"):
+    with pytest.raises(
+        ValueError, match="client must have 6 entries, one per label, got 5"
+    ):
         arrays(tmp_path / "c.npz", cameras="client")
     flat = images[:, :, :0]
     for wrong in (images.astype(np.float32), images[:5], images[0], flat):
@@ -129,7 +131,7 @@ def test_wrong_arrays_are_refused(digits, tmp_path):
         with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):
             arrays(tmp_path / "w.npz")
     save(tmp_path / "none.npz", images=images[:0], labels=labels[:0])
-    with pytest.raises(ValueError, match="none.npz: labels must hold at least one"):
+    with pytest.raises(ValueError, match="none.npz: labels must have at least one"):
         arrays(tmp_path / "none.npz")
     save(tmp_path / "n.npz", images=images, labels=labels - 1)
     with pytest.raises(ValueError, match=r"labels must be integers in \[0, 2\^31\)"):

@@ -163,7 +163,7 @@ def test_a_zip_with_a_member_twice_is_refused(tmp_path):
         with warnings.catch_warnings(action="ignore"):
             for name in ("a/1.png", "b/1.png", "a/1.png"):
                 file.writestr(name, picture(1))
-    with pytest.raises(ValueError, match="z.zip must hold each file once, got a/1.png"):
+    with pytest.raises(ValueError, match="z.zip must have each file once, got a/1.png"):
         folder(tmp_path / "z.zip", image_size=None)
 
 
@@ -198,7 +198,7 @@ def test_backslashes_are_folders_in_zips_of_windows_alone(system, people, tmp_pa
 @pytest.mark.parametrize("outside", ["/a/1.png", "../a/1.png", "b/../a/1.png", "b/.."])
 def test_a_member_outside_its_zip_is_refused(outside, tmp_path):
     path = pack(tmp_path / "z.zip", {"a/1.png": picture(1), outside: picture(2)})
-    with pytest.raises(ValueError, match=f"z.zip must hold relative .*got {outside}"):
+    with pytest.raises(ValueError, match=f"z.zip must have relative .*got {outside}"):
         folder(path, image_size=None)
 
 
@@ -210,7 +210,7 @@ def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
     changed = bytearray(whole)
     changed[place - 46 + 32] = 46 + len("b/2.png")  # the next entry is its comment
     path.write_bytes(changed)
-    with pytest.raises(ValueError, match="z.zip must list 3 files, .* got 2"):
+    with pytest.raises(ValueError, match="z.zip must list 3 files .*got 2"):
         folder(path, image_size=None)
     changed = bytearray(whole)
     changed[place + 6] = ord("_")  # is no image any more
@@ -222,7 +222,7 @@ def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
 def test_under_takes_one_part_of_a_set(tmp_path):
     fill(tmp_path, {"train/a/1.png": picture(1), "test/b/1.png": picture(2)})
     assert folder(tmp_path, image_size=4, subfolder="train").names == ("a",)
-    with pytest.raises(ValueError, match="must hold images below val/"):
+    with pytest.raises(ValueError, match="must have images below val/"):
         folder(tmp_path, image_size=4, subfolder="val")
 
 
@@ -310,10 +310,10 @@ def test_missing_and_repeated_landmark_rows_name_file_and_image(small_lfw):
     table = small_lfw / "landmarks.csv"
     lines = table.read_text().splitlines()
     table.write_text("\n".join(lines[:-1]))
-    with pytest.raises(ValueError, match="landmarks.csv.*1 have none.*Eve_F_0001"):
+    with pytest.raises(ValueError, match="landmarks.csv.*got none for 1, .*Eve_F_0001"):
         lfw(small_lfw)
     table.write_text("\n".join([*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10]))
-    with pytest.raises(ValueError, match="do not coincide.*Eve_F"):
+    with pytest.raises(ValueError, match="finite, distinct landmarks.*Eve_F"):
         lfw(small_lfw)
     twice = [*lines, "Ada_B/Ada_B_0001.jpg,1,1,2,3,4,5,6,7,8,9,20"]
     table.write_text("\n".join(twice))
@@ -326,7 +326,7 @@ def test_missing_and_repeated_landmark_rows_name_file_and_image(small_lfw):
     table.unlink()
     with pytest.raises(ValueError, match="landmarks.csv must be a csv"):
         lfw(small_lfw)
-    with pytest.raises(ValueError, match="landmarks must name a csv"):
+    with pytest.raises(ValueError, match="landmarks must be a csv"):
         folder(small_lfw / "lfw.zip", image_size=56, align=True)
 
 
@@ -338,7 +338,7 @@ def test_a_truncated_image_is_named(tmp_path):
     source.read(np.array([0]))
     with pytest.raises(ValueError, match=r"a/2.jpg in .*must be a whole 8-bit image"):
         source.read(np.arange(2))
-    with pytest.raises(ValueError, match=r"b/1.jpg in .*replace the file"):
+    with pytest.raises(ValueError, match=r"b/1.jpg in .*Replace the file"):
         source.read(np.array([2]))
 
 
@@ -364,7 +364,7 @@ def test_a_vanished_image_and_a_damaged_archive_are_named(tmp_path):
 
 
 def test_empty_and_absent_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="must hold images .*got none"):
+    with pytest.raises(ValueError, match="must have images .*got none"):
         folder(fill(tmp_path, {"a/notes.txt": b""}), image_size=4)
     with pytest.raises(ValueError, match="nowhere must be a directory or a .zip"):
         folder(tmp_path / "nowhere", image_size=4)
@@ -376,7 +376,7 @@ def test_settings_outside_their_rule_are_refused(tmp_path):
         ValueError, match="filename_pattern must be one of directory, subject"
     ):
         folder(tmp_path, image_size=4, filename_pattern="birthday")
-    with pytest.raises(ValueError, match="a/1.png in .*must be named as"):
+    with pytest.raises(ValueError, match="a/1.png in .*must match filename_pattern"):
         folder(tmp_path, image_size=4, filename_pattern="subject-view")
     with pytest.raises(ValueError, match="channels must be 1"):
         folder(tmp_path, image_size=4, channels=4)
@@ -395,7 +395,7 @@ def test_aligned_sizes_must_keep_the_template(small_lfw):
 
 def test_two_archives_in_a_folder_are_ambiguous(small_lfw):
     pack(small_lfw / "other.zip", PEOPLE)
-    with pytest.raises(ValueError, match="must hold one .zip, got .*lfw.zip"):
+    with pytest.raises(ValueError, match="must have at most one .zip, got .*lfw.zip"):
         lfw(small_lfw)
 
 
@@ -404,7 +404,7 @@ def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
         ValueError, match="one of .'3dpes', .*, 'viper'., got 'imagenet'"
     ):
         open_source("imagenet")
-    with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
+    with pytest.raises(ValueError, match="source orl .*'sice'.*image_size"):
         open_source("orl", data_dir=tmp_path, sice=3)
     assert list(SOURCES) == sorted(SOURCES)
 
@@ -457,7 +457,7 @@ def test_what_is_passed_over_is_counted_with_the_first_of_each_kind(tmp_path):
         assert source.passed_over == wanted.format(path)
         assert inspect(source)["passed_over"] == source.passed_over
     nothing = fill(tmp_path / "nothing", {"bo/img7": picture(4)})
-    with pytest.raises(ValueError, match="got none: .* 1 without a suffix .first bo/i"):
+    with pytest.raises(ValueError, match="got none. .* 1 without a suffix .first bo/i"):
         folder(nothing, image_size=4)
 
 

@@ -41,7 +41,7 @@ def test_categories_of_two_columns_do_not_share_a_number(tmp_path):
         (LINES, "sick", "must have the column 'sick'"),
         ((*LINES, "1,2"), "ill", "line 5, must have 5 cells, got 2"),
         (LINES[:1], "ill", "must have rows"),
-        (("a,a", "1,2"), "a", "each column once"),
+        (("a,a", "1,2"), "a", "distinct column names"),
         ((), "ill", "must be a .csv with a header"),
     ],
 )

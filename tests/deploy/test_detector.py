@@ -75,17 +75,17 @@ def test_landmarks_of_raw_photographs_make_a_training_set(
 def test_a_detector_and_its_csv_go_together(photographs, tmp_path):
     config = base.get_config()
     config.data = {"name": "folder", "path": str(photographs)}
-    with pytest.raises(ValueError, match="--detector and --landmarks must be given"):
+    with pytest.raises(ValueError, match="--detector and --landmarks must be set"):
         prepare.prepare(config, None, landmarks="faces.csv")
     config.data = {"name": "omniglot", "data_dir": str(tmp_path)}
-    with pytest.raises(ValueError, match="--landmarks must go with config.data.name"):
+    with pytest.raises(ValueError, match="--landmarks needs config.data.name"):
         prepare.prepare(config, None, detector="x", landmarks="faces.csv")
 
 
 def test_a_picture_without_a_face_is_named(photographs):
     files = files_of([photographs])
     with pytest.raises(
-        ValueError, match="p1/0.png must show a face to YuNet, got none"
+        ValueError, match="p1/0.png must show a face that YuNet detects, got none"
     ):
         most_certain_faces(files, stub("yunet.onnx"), "YuNet")
     shown = files._replace(names=["p0/0.png", "p2/1.png"])

@@ -145,7 +145,9 @@ def test_statistics_and_mirror_images_are_part_of_the_exported_graph(tmp_path, s
 
 def test_a_network_in_training_is_refused():
     model, variables = network("iresnet")
-    with pytest.raises(ValueError, match="treat every image alone .* over the batch"):
+    with pytest.raises(
+        ValueError, match="treat every image separately.* over the batch"
+    ):
         graph_of(lambda x: model.apply(variables, x, True)[0], SHAPE)
 
 

@@ -85,7 +85,9 @@ def test_a_run_of_an_earlier_version_gets_its_files_by_evaluate(run, faces, tmp_
     for path in folder.glob("*/model.json"):
         path.unlink()
     for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
-        with pytest.raises(ValueError, match="fedfr must hold model.json.*fedfr eval"):
+        with pytest.raises(
+            ValueError, match="fedfr needs the file model.json.*fedfr eval"
+        ):
             of()
     assert main(["evaluate", f"--workdir={folder}"]) == 0
     for stage in ("pretrained", "fedfr"):
@@ -113,7 +115,7 @@ def test_a_flipped_byte_in_a_models_files_ends_in_one_line(run, faces, tmp_path,
     (folder / name).write_bytes(damaged)
     for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
         with pytest.raises(
-            ValueError, match=f"{name} must be .*as it was written"
+            ValueError, match=f"{name} must (have the digest|be undamaged)"
         ) as e:
             of()
         assert "\n" not in str(e.value)
@@ -169,15 +171,17 @@ def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(faces, tm
 def test_what_does_not_exist_is_refused(run, tmp_path):
     for options, says in [
         ({"method": "moon"}, "method must be one of .*pretrained.*, got 'moon'"),
-        ({"client": 2}, r"client must lie in \[0, 2\), got 2"),
+        ({"client": 2}, r"client must be in \[0, 2\), got 2"),
     ]:
         with pytest.raises(ValueError, match=says):
             ff.load_model(run, **options)
-    with pytest.raises(ValueError, match="must hold a trained run, got no config.json"):
+    with pytest.raises(
+        ValueError, match="must be the folder of a run, got no config.json"
+    ):
         ff.load_model(tmp_path)
     with pytest.raises(ValueError, match=r"images must be uint8 \[n, 12, 12, 3\]"):
         ff.load_model(run, method="pretrained").embed(np.zeros((1, 12, 12), np.uint8))
-    with pytest.raises(ValueError, match="branch|own layers"):
+    with pytest.raises(ValueError, match="branch|personal layers"):
         export(ff.load_model(run, client=0), tmp_path / "own.pt")
 
 
@@ -195,7 +199,9 @@ def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monke
     assert not [*tmp_path.iterdir()]
     absent = {"name": "tfds", "dataset": "mnist", "data_dir": other}
     for data in (absent, {"name": "concat", "sources": {"a": absent}}):
-        with pytest.raises(ValueError, match="must be prepared before a run is opened"):
+        with pytest.raises(
+            ValueError, match="must be prepared before a model is loaded"
+        ):
             read_only({**config, "data": data})
     opened = []
     of = lambda settings: opened.append(settings) or read_only(settings)

@@ -147,7 +147,7 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     [
         ({"resize": "tile"}, "preprocessing.resize must be one of"),
         ({"std": [0, 1, 1]}, "std must be positive"),
-        ({"mean": [1, 2]}, "preprocessing.mean must have a number for each of the 3"),
+        ({"mean": [1, 2]}, "preprocessing.mean must have one number for each of the 3"),
         ({"size": 3}, "preprocessing must have keys of"),
     ],
 )

@@ -255,7 +255,7 @@ def test_one_kind_of_pair_is_refused(labels):
 
 @pytest.mark.parametrize("far", [0, 1, -0.1, 1.5, float("nan")])
 def test_rates_outside_the_open_interval_are_refused(far):
-    with pytest.raises(ValueError, match=r"FAR must lie in \(0, 1\)"):
+    with pytest.raises(ValueError, match=r"FAR must be in \(0, 1\)"):
         error_rates.far_ranks([far])
 
 
@@ -266,5 +266,5 @@ def test_scores_that_change_between_the_passes_are_noticed():
     def stream():
         yield score_tiles.ScoreTile(jnp.asarray([[next(values), 0.1, 0.5]]), kinds)
 
-    with pytest.raises(RuntimeError, match="same bits in both passes"):
+    with pytest.raises(RuntimeError, match="equal in both passes"):
         error_rates.exact_points(stream, lambda n: [0])

@@ -229,9 +229,9 @@ def test_metadata_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (templates.read_template_media, "1.jpg 1 2\n2.jpg 1\n", "got 2 in row 2"),
+        (templates.read_template_media, "1.jpg 1 2\n2.jpg 1\n", "got 2 in line 2"),
         (templates.read_template_media, "1.jpg one 2\n", "must hold numbers"),
-        (templates.read_template_media, "\n", "at least one row"),
+        (templates.read_template_media, "\n", "at least one line"),
         (templates.read_landmarks, "1.jpg 1 2 3\n", "12 words per line"),
         (templates.read_pairs, "1 2\n", "two templates and 0 or 1"),
         (templates.read_pairs, "1 2 5\n", "two templates and 0 or 1"),

@@ -108,11 +108,13 @@ def test_fold_accuracies_equal_the_definition(distances, folds, seed):
 
 def test_bad_pair_lists_are_refused():
     x, same = np.eye(8, dtype=np.float32), np.array([1, 0, 1, 0], bool)
-    with pytest.raises(ValueError, match="pairs of rows, got 7"):
+    with pytest.raises(ValueError, match="an even number of rows, got 7"):
         verification.ten_fold(x[:7], same)
     with pytest.raises(ValueError, match="is_same"):
         verification.ten_fold(x, same[:3], folds=2)
-    with pytest.raises(ValueError, match=r"folds must lie in \[2, 4 pairs\], got 10"):
+    with pytest.raises(
+        ValueError, match=r"folds must be in \[2, 4\], the number of pairs, got 10"
+    ):
         verification.ten_fold(x, same)
     with pytest.raises(ValueError, match="finite"):
         verification.ten_fold(np.full((8, 2), np.inf), same, folds=2)
@@ -144,7 +146,7 @@ def test_generic_tar_is_that_of_the_whole_matrix():
         np.testing.assert_allclose(share, np.mean(cosines[is_same] >= least), atol=1e-2)
         assert np.mean(cosines[~is_same] >= least + 4e-5) <= rate + 1e-9
     assert verification.threshold_at(roc, 0.01) == thresholds[far <= 0.01][-1]
-    with pytest.raises(ValueError, match=f"at least 1 / {counts[0]}, the pairs"):
+    with pytest.raises(ValueError, match=f"at least 1 / {counts[0]}, the number"):
         verification.threshold_at(roc, 0.5 / counts[0])
     full_far, full_tar, _ = sklearn.metrics.roc_curve(is_same, cosines)
     best = [full_tar[full_far <= wanted + 1e-12].max() for wanted in far]

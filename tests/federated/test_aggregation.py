@@ -469,26 +469,26 @@ def test_noise_of_a_round_is_of_the_seed_and_the_round():
 
 
 def test_what_stands_in_the_place_of_the_mean_ends_a_chain():
-    with pytest.raises(ValueError, match="must end with link 1.* got 2 more"):
+    with pytest.raises(ValueError, match="must end with link 1.* got 2 links"):
         chain(median(), rfa(), weighted_mean())
-    with pytest.raises(ValueError, match="must have one mean, got 2"):
+    with pytest.raises(ValueError, match="must have exactly one mean, got 2"):
         chain(weighted_mean(), median())
     clipped = with_aggregation(fedavg(LOCAL), clip_by_global_norm())
-    with pytest.raises(ValueError, match="must leave the last place to .*fedavg"):
+    with pytest.raises(ValueError, match="cannot replace the mean of .*fedavg"):
         with_aggregation(clipped, median())
-    with pytest.raises(ValueError, match="must be one chain, got another around"):
+    with pytest.raises(ValueError, match="must be one chain, got a second one around"):
         with_aggregation(with_aggregation(clipped, rfa()), rfa())
     ifca = contracts.MEMBERS["ifca"].build()
-    with pytest.raises(ValueError, match="must leave the last place to .*ifca"):
+    with pytest.raises(ValueError, match="cannot replace the mean of .*ifca"):
         with_aggregation(ifca, median())
-    with pytest.raises(ValueError, match="no link that keeps a center.*got 2"):
+    with pytest.raises(ValueError, match="cannot have a link with a center.*got 2"):
         with_aggregation(ifca, rfa()).init(contracts.MEMBERS["ifca"].variables)
-    with pytest.raises(ValueError, match="updates that are summed, got .*finch"):
+    with pytest.raises(ValueError, match="whose updates are summed, got .*finch"):
         with_aggregation(contracts.MEMBERS["finch"].build(), rfa())
     for one in (nearest_neighbor_mixing(), bucketing()):
         with pytest.raises(ValueError, match="needs a mean, or a rule .* link 2"):
             chain(clip_by_global_norm(), one)
-        with pytest.raises(ValueError, match="must leave the last place to .*ifca"):
+        with pytest.raises(ValueError, match="cannot replace the mean of .*ifca"):
             with_aggregation(ifca, one)
         with pytest.raises(ValueError, match="with error feedback before those"):
             with_aggregation(fedavg(LOCAL), one, top_k())

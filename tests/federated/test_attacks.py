@@ -165,7 +165,7 @@ def test_more_attackers_than_a_rule_can_stand_are_refused_with_its_bound(links, 
         for f in (stands, stands + 1)
     )
     below.check_cohort(NUMBER)
-    with pytest.raises(ValueError, match=f"attack.share must.*it stands {stands}"):
+    with pytest.raises(ValueError, match=f"attack.share must.*it tolerates {stands}"):
         above.check_cohort(NUMBER)
 
 
@@ -173,8 +173,8 @@ def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
     algorithm = fedavg(LOCAL)
     assert with_attack(algorithm, "alie", share=0, num_clients=5) is algorithm
     for wrong, words in (
-        ({"share": 1.0}, r"share must lie in \[0, 1\), got 1.0"),
-        ({"share": 0.05}, "share must be of at least one of 5 .* at least 0.1"),
+        ({"share": 1.0}, r"share must be in \[0, 1\), got 1.0"),
+        ({"share": 0.05}, "share must give at least one of 5 .* at least 0.1"),
         ({"share": 0.5, "tau": "x"}, "config.attack.tau must be"),
         ({"share": 0.5, "taw": 1}, "config.attack must have keys .*taw"),
     ):
@@ -183,5 +183,5 @@ def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
     with pytest.raises(ValueError, match="did you mean label_flip"):
         with_attack(algorithm, "label_flipp", share=0.5, num_clients=5)
     finch = contracts.MEMBERS["finch"].build()
-    with pytest.raises(ValueError, match="updates that are summed, got .*finch"):
+    with pytest.raises(ValueError, match="updates are summed, got .*finch"):
         with_attack(finch, "alie", share=0.5, num_clients=5)

@@ -121,7 +121,7 @@ def test_bits_of_a_message_are_counted(links, bits):
 
 def test_links_that_would_fill_the_zeros_are_refused_behind_top_k():
     for link in (sign(), rotate(), stochastic_quantize()):
-        with pytest.raises(ValueError, match="before top_k .*Change their order"):
+        with pytest.raises(ValueError, match="before top_k .*Change the order"):
             with_aggregation(fedavg(LOCAL), top_k(), link)
     for make in (top_k, random_k):
         for fraction in (0.0, 1.5):

@@ -110,7 +110,7 @@ def test_running_out_of_memory_says_what_the_round_needs(monkeypatch, table):
 
     sim, _, server = fresh(table)
     monkeypatch.setattr(meshes, "fetch_local", exhausted)
-    with pytest.raises(MemoryError, match="got 2.* GiB to train, .* are free beside"):
+    with pytest.raises(MemoryError, match="got 2.* GiB to train, .* are free after"):
         play_one(sim, server)
 
 

@@ -70,7 +70,7 @@ def test_private_heads_equal_the_golden_round(golden, name):
 
 @pytest.mark.parametrize("phases", [(), (("a", 1),), (("a", 0), ("b", 0))])
 def test_phases_must_start_at_rising_epochs(phases):
-    with pytest.raises(ValueError, match="rising epochs from 0"):
+    with pytest.raises(ValueError, match="ascending epochs from 0"):
         phased_training(LOCAL, phases=phases)
 
 

@@ -177,7 +177,7 @@ def test_a_row_that_the_file_has_lost_or_changed_is_no_other_row(tmp_path):
     store = Store(TEMPLATE, 4, tmp_path)
     store.scatter(np.array([0, 2]), rows([1, 3]), 0)
     store.settle()
-    path, lost = tmp_path / "rows.bin", "got another row of client 2 in rows.bin: rows"
+    path, lost = tmp_path / "rows.bin", "got another row of client 2 in rows.bin. Rows"
     whole, size = path.read_bytes(), len(path.read_bytes()) // 12
     for place in range(7 * size, 8 * size, 5):
         flip(path, place)
@@ -225,7 +225,7 @@ def test_a_store_that_is_not_as_its_checkpoint_saw_it_is_refused(tmp_path):
         try:
             assert counts(resume(4), range(4)) == [9] * 4
         except ValueError as error:
-            assert "rows are lost" in str(error)
+            assert "Rows are lost" in str(error)
             refused += 1
         shutil.copy(tmp_path / "whole" / "stamps.bin", tmp_path / "s")
     assert refused >= 16  # each byte of the four that count
@@ -334,7 +334,9 @@ def wait_until(is_true):
 
 def test_a_row_of_another_length_is_refused(tmp_path):
     store = Store(TEMPLATE, 4, tmp_path)
-    with pytest.raises(ValueError, match="give a row of 28 bytes, .* got 4"):
+    with pytest.raises(
+        ValueError, match="return a personal state of 28 bytes, .* got 4"
+    ):
         store.scatter(np.array([1]), {"count": np.ones(1, np.int32)}, 0)
     assert store.touched().tolist() == []
 

@@ -230,7 +230,7 @@ def test_a_sweep_of_seeds_needs_no_numbers():
 
 
 def test_every_seed_has_its_numbers():
-    with pytest.raises(ValueError, match="one per seed, got 3 for 2 seeds"):
+    with pytest.raises(ValueError, match="one entry per seed, got 3 for 2 seeds"):
         build(seeds=[1, 2])
 
 
@@ -252,13 +252,15 @@ def test_no_member_plays_a_round_that_overspends_its_privacy():
         seeds=SEEDS[:2],
         mesh=make_mesh(1),
     )
-    with pytest.raises(ValueError, match="privacy.epsilon must stay within 4, but"):
+    with pytest.raises(ValueError, match="must stay within privacy.epsilon=4, but"):
         run_sweep_round(runs, None, [None, None], 1)
 
 
 def test_clients_that_take_time_are_refused_side_by_side_in_one_line():
     slow = Systems(profiles=log_normal_profiles(len(EVERYONE)))
-    with pytest.raises(ValueError, match="systems of a vmapped sweep .* one by one"):
+    with pytest.raises(
+        ValueError, match="vmapped sweep cannot have systems .* one by one"
+    ):
         sweep(
             lambda hyper: fedavg(toys.LOCAL),
             toys.feed(),

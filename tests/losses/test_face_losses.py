@@ -181,7 +181,7 @@ def test_drawn_margins_follow_the_key_and_their_normal_law():
     np.testing.assert_array_equal(first, margins(0))
     assert np.corrcoef(first, margins(1))[0, 1] < 0.06  # four deviations
     assert_allclose([first.mean(), first.std()], [0.35, 0.05], atol=0.003)
-    with pytest.raises(ValueError, match="key must be given to a loss that draws"):
+    with pytest.raises(ValueError, match="elasticface needs a key"):
         margin.target(margin_inputs(jnp.ones((4000, 2)), cosines, labels), {})
 
 

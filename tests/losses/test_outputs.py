@@ -42,11 +42,11 @@ def test_a_loss_goes_by_its_name_and_takes_settings():
     [
         ("fokal", r"loss must be one of \[.*'focal'.*\], got 'fokal'"),
         ({"gamma": 1.0}, "loss must be one of .*got None"),
-        ("cosface", "one of outputs, got 'cosface', a margin of cosines: it is margin"),
+        ("cosface", "loss on logits, got 'cosface', a margin loss on cosines. Use it"),
         ({"name": "focal", "gama": 1.0}, "loss must have keys of .*did you mean gamma"),
         ({"name": "focal", "gamma": "x"}, "loss.gamma must be a finite number, got"),
         ("needs", "loss must have the key gamma, got none"),
-        ("mean", r"must give a number for every example, \(2,\) for two, got \(\)"),
+        ("mean", r"must return one value per example, shape \(2,\) for two, got \(\)"),
     ],
 )
 def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
 
 
 def test_a_margin_must_be_one():
-    with pytest.raises(ValueError, match="margin of cosines, got 'focal', of outp"):
+    with pytest.raises(ValueError, match="margin loss on cosines, got 'focal'"):
         build_margin("focal", scale=1.0, margin=0.0)
 
 

@@ -79,5 +79,5 @@ def test_what_cannot_be_folded_is_refused():
     model = MODELS["iresnet"](SHAPE, **TINY)
     with pytest.raises(ValueError, match="level must be one of .*, got 'most'"):
         fold(model, {}, level="most")
-    with pytest.raises(ValueError, match="must be an iresnet to be folded"):
+    with pytest.raises(ValueError, match="must be an iresnet to fold"):
         fold(MODELS["cnn"]((28, 28, 1)), {})

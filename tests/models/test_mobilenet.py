@@ -134,8 +134,12 @@ def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, st
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("mobilenet", {"num_blocks": 14}, r"num_blocks must lie in \[8, 13\], got 14"),
-        ("mobilenet", {"width": 0.01}, "width must leave the stem a channel, got 0.01"),
+        ("mobilenet", {"num_blocks": 14}, r"num_blocks must be in \[8, 13\], got 14"),
+        (
+            "mobilenet",
+            {"width": 0.01},
+            "width must give the stem .* channels, got 0.01",
+        ),
         ("mobilenet", {"stem": "large"}, "stem must be one of .*got 'large'"),
         ("mobilenet", {"norm": "layer"}, "norm must be one of .*got 'layer'"),
         ("linear_base", {"block": "vgg"}, "block must be one of .*got 'vgg'"),

@@ -279,7 +279,7 @@ def test_a_network_learns():
     ("settings", "message"),
     [
         ({"depth": 19, "blocks": None}, "depth must be one of .18, 34, 50.*got 19"),
-        ({"blocks": (1,)}, "blocks must be at least 1 in each of the 2"),
+        ({"blocks": (1,)}, "blocks must be 2 integers >= 1, one per stage"),
         ({"stem": "face"}, "stem must be one of .*, got 'face'"),
         ({"norm": "layer"}, "norm must be one of .*, got 'layer'"),
     ],

@@ -78,7 +78,7 @@ WRONG = [
     ({"encoder": {**ENCODER, "dept": 5}}, "model.encoder must have keys.*'dept'"),
     ({"encoder": {**ENCODER, "stem": "x"}}, "stem must be one of .*cifar"),
     ({"norm": "layer"}, "norm must be one of .*, got 'layer'"),
-    ({"encoder": {**MOBILE, "num_blocks": 3}}, r"num_blocks must lie in \[8, 13\]"),
+    ({"encoder": {**MOBILE, "num_blocks": 3}}, r"num_blocks must be in \[8, 13\]"),
     ({"width": 0}, r"width must lie in \[1, 65536\], got 0"),
 ]
 

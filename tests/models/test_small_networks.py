@@ -61,11 +61,15 @@ def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("mobilefacenet", {"blocks": (4, 6)}, "blocks must be at least 0 in each of 3"),
+        (
+            "mobilefacenet",
+            {"blocks": (4, 6)},
+            "blocks must be 3 integers >= 0, one per stage",
+        ),
         ("mobilefacenet", {"scale": 0}, "scale must lie in .*, got 0"),
         ("vit", {"size": "M"}, "size must be one of .*, got 'M'"),
-        ("vit", {"width": 100}, "width must be a multiple of 8 heads, got 100"),
-        ("vit", {"patch_size": 113}, r"patch_size must lie in \[1, 112\], .* got 113"),
+        ("vit", {"width": 100}, "width must be a multiple of num_heads=8, got 100"),
+        ("vit", {"patch_size": 113}, r"patch_size must be in \[1, 112\], .* got 113"),
         ("vit", {"mask_ratio": 1.0}, r"mask_ratio must lie in \[0, 1\), got 1.0"),
     ],
 )

@@ -157,7 +157,9 @@ def test_a_state_dict_is_found_by_key_and_without_wrappers(
     assert found() == found("state_dict") == {"a": 1, "b": 2, "c": 1}
     torch_load({"net": {"a": Tensor(ONE)}, "ema": {"a": Tensor(TWO)}})
     assert found("net") == {"a": 1} and found("ema") == {"a": 2}
-    with pytest.raises(ValueError, match=r"got \['ema', 'net'\]: name .* --key=NAME"):
+    with pytest.raises(
+        ValueError, match=r"got the keys \['ema', 'net'\]. Choose .* --key=NAME"
+    ):
         found()
     with pytest.raises(ValueError, match=r"--key must be one of .*'net'\], got 'best'"):
         found("best")
@@ -170,7 +172,10 @@ def test_what_torch_refuses_and_what_grows_is_refused_by_name(tmp_path, torch_lo
     path = tmp_path / "w.pt"
     path.write_bytes(bytes(99))
     for given, message in [
-        (pickle.UnpicklingError("Weights only\nload failed"), "got what torch.load"),
+        (
+            pickle.UnpicklingError("Weights only\nload failed"),
+            "got objects that torch.load",
+        ),
         ([Tensor(ONE)], "must hold a state dict, got a list"),
         ({"a": Tensor(ONE, nbytes=100)}, "a tensor must take at most 0.00 GiB"),
         ({"a": Tensor(np.float32([1, np.nan]))}, "a must hold finite numbers, got 1 "),
@@ -213,8 +218,11 @@ def test_numbers_that_are_not_finite_are_refused_by_name(dtype, value, tmp_path)
             {"model": "{}", "image_shape": "[32, 99999, 3]"},
             r"image_shape must lie in \[",
         ),
-        ({"model": '{"blocks": [1000000]}'}, "file's 1 arrays, got 1000000"),
-        ({"model": '{"blocks": [9, 9]}'}, "must be of the file's 1 arrays, got 18"),
+        ({"model": '{"blocks": [1000000]}'}, "at most 1, .* got 1000000"),
+        (
+            {"model": '{"blocks": [9, 9]}'},
+            "must be at most 1, .* file's arrays, got 18",
+        ),
         ({"model": '{"name": "vit", "depth": 4000}'}, "got 4000 blocks"),
     ],
 )
@@ -226,7 +234,9 @@ def test_what_a_file_says_of_its_network_is_bounded_by_the_file(about, message):
 
 def test_names_of_thousands_of_blocks_make_no_network():
     arrays = {"fc.weight": np.ones((2, 2)), "layer1.4000.conv1.weight": ONE}
-    with pytest.raises(ValueError, match="must be of the file's 2 arrays, got 4001"):
+    with pytest.raises(
+        ValueError, match="must be at most 2, .* file's arrays, got 4001"
+    ):
         detect_model(Weights(arrays, {}))
 
 
@@ -238,12 +248,12 @@ def test_damaged_and_unknown_files_are_refused_by_name(tmp_path):
         read_weights(path)
     with zipfile.ZipFile(tmp_path / "bytes.npz", "w") as file:
         file.writestr("a.npy", b"no array")
-    with pytest.raises(ValueError, match=r"bytes.npz must hold arrays, got .*'a'"):
+    with pytest.raises(ValueError, match=r"bytes.npz must hold only arrays, got .*'a'"):
         read_weights(tmp_path / "bytes.npz")
-    with pytest.raises(ValueError, match="weights must be a file of"):
+    with pytest.raises(ValueError, match="weights must .*suffix"):
         read_weights(tmp_path / "weights.onnx")
     for wrong in (1, "", ["w.npz"]):
-        with pytest.raises(ValueError, match="weights must be a file of") as error:
+        with pytest.raises(ValueError, match="weights must .*suffix") as error:
             read_weights(wrong)
         assert str(error.value).endswith(f"got {wrong!r}.")
 

@@ -364,7 +364,7 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     numbers = json.loads(kept.read_text())["stages"]["fedavg"]
     assert numbers["fits"] and numbers["max_that_fit"]["lanes"] == 1
     assert main([*words[:-1], "--methods=nosuch"]) == 2
-    assert "--methods must be of ['fedavg', 'pretrained'], got 'nosuch'" in (
+    assert "--methods must be among ['fedavg', 'pretrained'], got 'nosuch'" in (
         capsys.readouterr().err
     )
     assert main([*words[:2], "--num_devices=3"]) == 2
@@ -392,7 +392,7 @@ def test_a_set_of_unknown_size_that_is_not_there_is_named():
     config = faces()
     config["data"] = {"name": "folder", "path": "nowhere"}
     config["partition"] = {"num_clients": 2, "ids_per_client": 2}
-    with pytest.raises(ValueError, match="config.data must be there or one of"):
+    with pytest.raises(ValueError, match="config.data must exist on disk or be one of"):
         experiment_of(config)
 
 

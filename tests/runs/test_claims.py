@@ -9,11 +9,11 @@ from fedfr_jax.runs.workdir import claim, claim_on_all_processes, kept_config
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
     text = '{"seed": 0, "model": {"depth": 20}, "evaluation": {"fars": [0.1]}}'
     with claim(tmp_path, text):
-        with pytest.raises(ValueError, match="must be used by one process"):
+        with pytest.raises(ValueError, match="cannot be used by two processes"):
             claim(tmp_path, text).close()
     for change, message in [
         (("20", "64"), "got model.depth 20 there and 64 here"),
-        (("0.1", "0.2"), "evaluation.fars.* here: take another --workdir, or the"),
+        (("0.1", "0.2"), "evaluation.fars.* here. Use another --workdir, or omit"),
     ]:
         with pytest.raises(ValueError, match=message):
             claim(tmp_path, text.replace(*change)).close()
@@ -25,7 +25,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
         rows = tmp_path / "fedfr" / "rows.bin"
         rows.parent.mkdir()
         rows.write_text("of the live run")
-        with pytest.raises(ValueError, match="must be used by one process"):
+        with pytest.raises(ValueError, match="cannot be used by two processes"):
             with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
                 pass
         assert rows.read_text() == "of the live run"
@@ -37,7 +37,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
     with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
         assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.json"]
         assert kept_config(tmp_path) == {"seed": 1}
-        with pytest.raises(ValueError, match="must be used by one process"):
+        with pytest.raises(ValueError, match="cannot be used by two processes"):
             claim(tmp_path, '{"seed": 1}').close()
     assert (elsewhere / "image").exists()
 
@@ -48,7 +48,7 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
 )
 def test_a_folder_of_other_things_is_left_as_it_is(name, text, is_fresh, tmp_path):
     (tmp_path / name).write_text(text)
-    says = f"must be empty or a run directory of fedfr_jax, got a folder with {name}: "
+    says = f"must be empty or a run directory of fedfr_jax, got a folder with {name}. "
     with pytest.raises(ValueError, match=says):
         claim(tmp_path, '{"seed": 0}', is_fresh=is_fresh)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -81,7 +81,7 @@ def test_a_flipped_bit_of_a_kept_config_is_found(tmp_path):
     whole = path.read_text()
     assert restore(path).to_dict() == kept_config(tmp_path) == {"seed": 0, "rate": 0.1}
     path.write_text(whole.replace("0.1", "0.5"))
-    says = "config.json must be .* as it was written, but: its digest is not"
+    says = "config.json must be undamaged .*, but: its digest is not"
     for read in (restore, lambda path: claim(tmp_path, '{"seed": 0, "rate": 0.5}')):
         with pytest.raises(ValueError, match=says):
             read(path)

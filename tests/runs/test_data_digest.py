@@ -177,6 +177,6 @@ def test_a_damaged_file_is_named(text, tmp_path):
     """NumPy's advice on files that are no archive, to unpickle them, is left out."""
     (tmp_path / "data.npz").write_bytes(text)
     with pytest.raises(
-        ValueError, match=r"data\.npz must be as it was .*file \(\w+\)\. Put"
+        ValueError, match=r"data\.npz must be an undamaged .*file \(\w+\)\. Restore"
     ):
         data_digest.read(tmp_path / "data.npz")

@@ -243,7 +243,7 @@ def test_a_last_checkpoint_that_cannot_be_read_is_refused_and_kept(tmp_path):
         for step in (1, 2):
             checkpointer.save(step, state)
     check_end(tmp_path, 2)
-    with pytest.raises(ValueError, match="must hold checkpoint 3, got 2: train it"):
+    with pytest.raises(ValueError, match="must have the checkpoint 3, got 2. Train it"):
         check_end(tmp_path, 3)
     empty(tmp_path / "2")
     with pytest.raises(ValueError, match="checkpoint 2 in .* must be readable"):
@@ -380,7 +380,7 @@ def test_a_refused_resume_says_one_line_on_the_error_stream(tmp_path):
     command = [sys.executable, "-c", REFUSED, str(tmp_path / "checkpoints")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
-    assert "must fit the configured run, got 1: w0: ((4, 4)" in line
+    assert "must match the config's model and clients, got 1: w0: ((4, 4)" in line
 
 
 def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_partition_shows_every_count_of_few_clients(tmp_path, drawn):
     np.testing.assert_array_equal(cells, [[3, 4], [-1, 5]])  # none is white
     assert sorted(text.get_text() for text in above.texts) == ["3", "4", "5"]
     assert titles(drawn["split"])[0] == "2 clients, 2 classes"
-    with pytest.raises(ValueError, match="table of clients"):
+    with pytest.raises(ValueError, match="table of images by client"):
         report.plot_partition(tmp_path / "x", {"clients": 3})
 
 

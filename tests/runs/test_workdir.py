@@ -129,7 +129,7 @@ def test_a_correction_before_the_first_checkpoint_is_welcome(tmp_path):
 def test_a_stage_is_restarted_with_those_that_start_from_it(restart, left, folder):
     workdir.claim(folder, changed(), STAGES, restart=restart).close()
     assert kept(folder) == left
-    with pytest.raises(ValueError, match="--restart must be of .*got 'nosuch'"):
+    with pytest.raises(ValueError, match="--restart must be among .*got 'nosuch'"):
         workdir.claim(folder, changed(), STAGES, restart=["nosuch"])
 
 
@@ -303,7 +303,7 @@ def test_every_key_touches_the_stages_that_depend_on_it(section, keys, stages):
 
 def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder, capsys):
     (folder / "config.json").write_text("[1, 2]")
-    says = "config.json must be the JSON .* got .* Put a copy back, or move it away"
+    says = "config.json must be undamaged .* got .* Restore a copy, or move it away"
     with pytest.raises(ValueError, match=says):
         workdir.claim(folder, changed(), STAGES).close()
     capsys.readouterr()
@@ -330,7 +330,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused_at_once(tmp_path):
 def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
     workdir.claim(tmp_path, "{}").close()
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config.json must be the JSON of the run"):
+    with pytest.raises(ValueError, match=r"config.json must be undamaged JSON"):
         workdir.claim(tmp_path, "{}").close()
     for damaged in (text, '{"seconds": NaN}'):
         (tmp_path / "seconds.json").write_text(damaged)

@@ -156,7 +156,7 @@ def test_a_term_that_runs_do_not_show_gives_no_budget_and_no_warning():
     held = hold_out(JOINT, inputs, np.full(len(inputs), 0.4), draws=20)
     assert held.predicted == pytest.approx(0.4, rel=1e-3)
     law = Coefficients(np.array([0.4, 0.3]), np.array([20.0, 1e-300]), np.array(0.1))
-    with pytest.raises(ValueError, match="must have a term of parameters and one of"):
+    with pytest.raises(ValueError, match="needs a term of parameters and one of"):
         best_plan(law, Cost(6.0, 1.0), 1e16)
 
 
@@ -183,9 +183,9 @@ def rows(count=6, **columns):
 @pytest.mark.parametrize(
     "changed, metric, is_score, says",
     [
-        ({}, "accuracy", False, "the column 'accuracy', got only"),
-        ({"error": 0.0}, "error", False, "error must be positive, got 0"),
-        ({"error": 1.5}, "error", True, r"must lie in \[0, 1\), got 1.5"),
+        ({}, "accuracy", False, "the column 'accuracy' with a value"),
+        ({"error": 0.0}, "error", False, "error must be positive in every row, got 0"),
+        ({"error": 1.5}, "error", True, r"must be in \[0, 1\) in every row, got 1.5"),
         ({"error": "high"}, "error", False, "finite number in every row, got 'high'"),
         (
             {"params_backbone": -1},
@@ -193,7 +193,7 @@ def rows(count=6, **columns):
             False,
             "positive number in every row, got -1",
         ),
-        ({"params_backbone": None}, "error", False, "rows must have one of"),
+        ({"params_backbone": None}, "error", False, "the table must have one of"),
     ],
 )
 def test_bad_tables_are_refused(changed, metric, is_score, says):
@@ -234,7 +234,7 @@ def test_too_few_sizes_are_refused_however_many_runs():
     with pytest.raises(ValueError, match="3 different sizes, got 2"):
         fit(POWER, inputs[:10], errors[:10])
     both = np.geomspace(1e4, 1e6, 8)[:, None] * [1, 100]
-    with pytest.raises(ValueError, match="vary apart"):
+    with pytest.raises(ValueError, match="vary independently"):
         fit(JOINT, both, both[:, 0] ** -0.2)
     with pytest.raises(ValueError, match="positive and finite, got nan"):
         fit(POWER, inputs, np.full(20, np.nan))
@@ -265,7 +265,7 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["bigface"], "given a TABLE and --error or --score"),
+        (["bigface"], "needs a TABLE and one of --error and --score"),
         (["none.csv", "--error=x"], "the table must be"),
         (["bigface", "--error=ijbc_c"], "the column 'ijbc_c'"),
         (["bigface", "--error=challenge", "--budgets=-1"], "positive numbers or"),
@@ -277,7 +277,7 @@ def test_the_command_reads_writes_and_draws(tmp_path, capsys):
                 "--workdir=W",
                 "--num_resamples=1",
             ],
-            "arrows must be two of ['distilled', 'scratch'], got ['a', 'b']",
+            "arrows must name two series, from ['distilled', 'scratch'], got ",
         ),
     ],
 )

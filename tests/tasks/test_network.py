@@ -79,6 +79,8 @@ def test_sizes_at_their_bounds_and_multipliers_are_taken():
     "dtype", [0, "", "x", "(2,", "a\udcff", "int8", {"name": "x"}, (None, None), b"f4"]
 )
 def test_a_dtype_is_the_name_of_a_floating_one(dtype):
-    with pytest.raises(ValueError, match="^config.model.dtype must be none or a"):
+    with pytest.raises(
+        ValueError, match="^config.model.dtype must be None or the name of a"
+    ):
         check_dtype(dtype)
     check_dtype("bfloat16")

@@ -153,7 +153,10 @@ def test_the_rate_falls_for_good_at_rounds_and_within_each():
 @pytest.mark.parametrize(
     "settings, rule",
     [
-        ({"optimizer": "adamm"}, "optimizer must be a name of optax's, got 'adamm'"),
+        (
+            {"optimizer": "adamm"},
+            "optimizer must be the name of an optax optimizer, got 'adamm'",
+        ),
         ({"optimizer": {"name": "adam", "b3": 1}}, "keys of .*'b1'.* got 'b3'"),
         (
             {"optimizer": {"name": "sgd", "momentun": 0.9}},
@@ -161,12 +164,12 @@ def test_the_rate_falls_for_good_at_rounds_and_within_each():
         ),
         (
             {"optimizer": "apply_updates"},
-            "optimizer must be a name of optax's, got 'apply_updates'",
+            "optimizer must be the name of an optax optimizer, got 'apply_updates'",
         ),
         ({"optimizer": 3}, "optimizer must .*got 3"),
         (
             {"optimizer": "adamw", "weight_decay": 0.1},
-            "weight_decay must be among the settings of optimizer adamw",
+            "weight_decay must be set inside `optimizer` for adamw",
         ),
         ({"learning_rate": "0.1"}, "learning_rate must be"),
         ({"learning_rate": -0.1}, "learning_rate must be"),

@@ -67,7 +67,7 @@ def test_the_mechanism_covers_all_that_clients_of_a_task_send(task, monkeypatch)
 
 SUMS = "got sums beside the update"
 PREPARED = "got what the server prepares of the clients' examples"
-SEVERAL = "privacy must go with one plain mean of updates"
+SEVERAL = "privacy needs an algorithm that aggregates"
 REFUSED = {
     **dict.fromkeys(("afl", "fednova", "qfedavg"), SUMS),
     **dict.fromkeys(("feddane", "mime"), PREPARED),

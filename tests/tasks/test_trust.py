@@ -33,10 +33,10 @@ def test_a_methods_keys_are_attackers_around_its_rule_and_checks_around_all():
         ({"attack": {**ALIE, "tow": 1}}, r"methods.row.attack must have keys .*'tow'"),
         ({"attack": {"name": "alie"}}, r"methods.row.attack needs the key share"),
         ({"attack": {**ALIE, "name": "alia"}}, r"attack.name must .*did you mean alie"),
-        ({"attack": {**ALIE, "share": 1.5}}, r"attack.share must lie in \[0, 1\)"),
+        ({"attack": {**ALIE, "share": 1.5}}, r"attack.share must be in \[0, 1\)"),
         (
             {"attack": ALIE, "aggregation": {"name": "krum"}},
-            "attack.share must be at most 0.2 .* it stands 1",
+            "attack.share must be at most 0.2 .* it tolerates 1",
         ),
         (
             {"aggregation": {"name": "quantize", "levels": 2**30}},

@@ -51,7 +51,7 @@ ON_BYTES = ("camera_statistics", "color_jitter", "face_mask")
 
 
 def register_augment(name: str, factory: Callable[..., Augment]) -> None:
-    """Add a factory to those that a configuration can name.
+    """Register a factory of augments under a name for configs.
 
     Args:
       factory: its keyword arguments are what the configuration can set.
@@ -62,7 +62,7 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
 def build_augment(
     settings: Sequence[str | Mapping], *, flip_probability: float | None = None
 ) -> Augment:
-    """The augments that a configuration lists, one after the other.
+    """Build the augments of a config list, applied in order.
 
     >>> build_augment(["horizontal_flip"]).num_views
     2
@@ -88,7 +88,8 @@ def build_augment(
         given = {"name": entry} if isinstance(entry, str) else entry
         if not isinstance(given, Mapping):
             raise ValueError(
-                f"config.{section} must be a name or a mapping, got {entry}."
+                f"config.{section} must be a name or a mapping with a name, got "
+                f"{entry}."
             )
         with naming(f"config.{section}"):
             parts.append(choose(section, AUGMENTS, given))
@@ -103,7 +104,9 @@ def build_augment(
 
 
 def _is_on_bytes(given: Mapping) -> bool:
-    """Whether an entry of a configuration needs pixels that are not normalized yet."""
+    """Whether a config entry needs pixels in [0, 255], so must come before
+    `normalize`.
+    """
     fills_noise = (
         given["name"] == "random_erasing" and given.get("fill", "random") == "random"
     )

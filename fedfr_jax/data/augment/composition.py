@@ -1,14 +1,10 @@
-"""Composition of augments, and what an augment may change of an example.
+"""Composition of augments; changes of an example's image, landmarks and mask.
 
-Settings of an augment: one number, or a range (low, high).
-
-What an example holds, and how its parts are changed.
+An example has
 
 inputs:  {"image": [H, W, C] uint8 or float, perhaps "landmarks": [P, 2] x, y pixels,
           perhaps "clean": the image without what `face_mask` has put on it}
 targets: {"label": [] int32, perhaps "mask": [H, W] int}
-
-Augments one after the other, and over a batch.
 """
 
 import math
@@ -34,7 +30,9 @@ def check_rising(name: str, value: tuple[float, float]) -> None:
 
 
 def change_image(inputs: PyTree, image: Callable) -> PyTree:
-    """`inputs` with the image [H, W, C] changed by image(image), and "clean" too."""
+    """Apply image(image) to the image [H, W, C] of `inputs`, and to "clean" if
+    there.
+    """
     chex.assert_rank(inputs["image"], 3)
     names = [name for name in ("image", "clean") if name in inputs]
     return {**inputs, **{name: image(inputs[name]) for name in names}}
@@ -48,7 +46,7 @@ def move(
     landmarks: Callable,
     mask: Callable,
 ) -> tuple[PyTree, PyTree]:
-    """Move image [H, W, C], landmarks [P, 2] and mask [H, W], those that there are.
+    """Change image [H, W, C], landmarks [P, 2] and mask [H, W], as far as present.
 
     Args:
       image, landmarks, mask: each takes the old value and returns the new one.
@@ -64,7 +62,7 @@ def move(
 
 
 def store(values: jax.Array, dtype: Any) -> jax.Array:
-    """Float values [...] as `dtype`: rounded and clipped where it holds integers."""
+    """Cast float values [...] to `dtype`; integers are rounded and clipped."""
     if jnp.issubdtype(dtype, jnp.integer):
         bounds = jnp.iinfo(dtype)
         values = jnp.clip(jnp.round(values), bounds.min, bounds.max)
@@ -72,19 +70,19 @@ def store(values: jax.Array, dtype: Any) -> jax.Array:
 
 
 def constant(what: str, value: float, dtype: Any) -> np.ndarray:
-    """A setting as a scalar of `dtype`, or ValueError when it does not fit."""
+    """A setting as a scalar of `dtype`; raises ValueError if it does not fit."""
     if jnp.issubdtype(dtype, jnp.integer):
         bounds = jnp.iinfo(dtype)
         if not bounds.min <= value <= bounds.max:
             raise ValueError(
-                f"{what} must lie in [{bounds.min}, {bounds.max}] for {dtype}, "
+                f"{what} must be in [{bounds.min}, {bounds.max}] for {dtype}, "
                 f"got {value}."
             )
     return np.asarray(value, dtype)
 
 
 def identity() -> Augment:
-    """Leave the example as it is."""
+    """Return the example unchanged."""
 
     def apply(key, inputs, targets):
         del key
@@ -98,7 +96,7 @@ def identity() -> Augment:
 
 
 def compose(*augments: Augment) -> Augment:
-    """One augment after the other, each with a key of its own.
+    """Apply augments in order, each with its own key.
 
     When the outcomes of all can be counted, so can those of the whole: `view` counts
     in mixed radix, the first augment's outcomes fastest.
@@ -141,7 +139,7 @@ def compose(*augments: Augment) -> Augment:
 def batched(
     augment: Augment, keys: jax.Array | None, inputs: PyTree, targets: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Augment every example of a batch.
+    """Apply an augment to every example of a batch.
 
     Args:
       keys: [B], may be None when augment.views is 1.
@@ -157,6 +155,6 @@ def batched(
         return jax.vmap(lambda *example: augment.apply(None, *example))(inputs, targets)
     if keys is None:
         raise ValueError(
-            "keys must be given for an augment with more than one outcome, got None."
+            "keys must be an array of keys for a random augment, got None."
         )
     return jax.vmap(augment.apply)(keys, inputs, targets)

@@ -1,24 +1,17 @@
 """Face masks drawn over nose and mouth, on the device.
 
-Where a face is in its image, and how it is lit: what is drawn on faces needs both.
-
 Coordinates of the face are those of the ArcFace template: 112 to a side, the eyes at
 y 52, the chin near 116. Distances in them look the same on every face and image size.
 
-A mask painted on a curved face and lit, as a renderer of face meshes shows it.
+`surface_mask`: InsightFace's renderer puts the photograph of a mask into the texture of
+a fitted 3-D face, at across 0.1 to 0.9 and from h to 0.7 down. Here the face is half an
+ellipsoid around nose and mouth, a point of it (sin u, cos u sin v, cos u cos v) of the
+radii.
 
-InsightFace's renderer puts the photograph of a mask into the texture of a fitted 3-D
-face, at across 0.1 to 0.9 and from h to 0.7 down. Here the face is half an ellipsoid
-around nose and mouth, a point of it (sin u, cos u sin v, cos u cos v) of the radii.
-
-A flat mask fitted to six points of the face, as MaskTheFace lays its templates.
-
-Anwar, Raychowdhury, "Masked Face Recognition for Secure Authentication",
-arXiv:2008.11104, warps photographs of masks onto jaw, nose and chin. No photograph is
-needed here: outline, pleats, straps and cloth are written in closed form. The six
-control points in the template's coordinates are our estimate.
-
-Faces with a mask over nose and mouth, drawn on the device.
+`template_mask`: MaskTheFace (Anwar, Raychowdhury, "Masked Face Recognition for Secure
+Authentication", arXiv:2008.11104) warps photographs of masks onto jaw, nose and chin.
+No photograph is needed here: outline, pleats, straps and cloth are written in closed
+form. The six control points in the template's coordinates are our estimate.
 
 BigFace (ICCV 2021 MFR workshop) masked 0.35 of the images it trained on, by two tools;
 these stand in for them, half and half: `template_mask` and `surface_mask`.
@@ -44,7 +37,7 @@ MIDDLE = ARCFACE_TEMPLATE[:, 0].mean()
 
 
 class FacePose(NamedTuple):
-    """A face seen from its template."""
+    """Pose and lighting of a face, in the coordinates of the ArcFace template."""
 
     x: jax.Array  # [H, W] of every pixel, in the face's coordinates
     y: jax.Array  # [H, W]
@@ -56,7 +49,7 @@ class FacePose(NamedTuple):
 
 
 def default_landmarks(key: jax.Array, height: int, width: int) -> jax.Array:
-    """Landmarks [5, 2] of an aligned image, shaken a little."""
+    """Sample landmarks [5, 2] of an aligned image: the template, slightly perturbed."""
     own_key, all_key = jax.random.split(key)
     template = jnp.asarray(arcface_template((height, width)))
     shake = JITTER * jax.random.normal(own_key, (5, 2), jnp.float32)
@@ -69,7 +62,7 @@ def default_landmarks(key: jax.Array, height: int, width: int) -> jax.Array:
 
 
 def estimate_pose(image: jax.Array, landmarks: jax.Array) -> FacePose:
-    """The frame of a face in an image [H, W, C] with values in [0, 255].
+    """Estimate the pose of a face in an image [H, W, C] with values in [0, 255].
 
     Args:
       landmarks: [5, 2] x, y pixels, as ARCFACE_TEMPLATE orders them; all finite and not
@@ -96,7 +89,7 @@ def estimate_pose(image: jax.Array, landmarks: jax.Array) -> FacePose:
 
 
 def _cheek(image, x, y, side):
-    """Mean luminance below an eye; of the whole image when the cheek is outside."""
+    """Mean luminance of a cheek; of the whole image if the cheek is outside."""
     away = side * (x - MIDDLE)
     is_cheek = (away > 8) & (away < 28) & (y > 60) & (y < 84)
     light = gray(image.astype(jnp.float32))[..., 0]
@@ -106,7 +99,7 @@ def _cheek(image, x, y, side):
 
 
 def across(frame: FacePose, center: float, half: float) -> jax.Array:
-    """How far right of a mask's middle, [H, W]: -1 and 1 at its sides.
+    """Horizontal coordinate [H, W] across a mask: -1 and 1 at its sides.
 
     The middle follows the nose, and the side that is turned away is narrower.
     """
@@ -116,12 +109,12 @@ def across(frame: FacePose, center: float, half: float) -> jax.Array:
 
 
 def eye_line(frame: FacePose) -> jax.Array:
-    """y of the lower eye, which nothing may cover."""
+    """y coordinate of the lower eye, the upper limit of a mask."""
     return jnp.maximum(frame.points[0, 1], frame.points[1, 1])
 
 
 def soft(distance: jax.Array, frame: FacePose) -> jax.Array:
-    """Share [H, W] of each pixel inside, of a signed distance, positive inside."""
+    """Anti-aliased coverage [H, W] in [0, 1] of a signed distance, positive inside."""
     return jnp.clip(distance / frame.unit + 0.5, 0, 1)
 
 
@@ -142,7 +135,7 @@ COLORS, CHANCES = (WHITE, BLUE, BLACK, GREEN), (0.4, 0.4, 0.1, 0.1)
 
 
 def surface_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array]:
-    """A mask on the ellipsoid of a face; see `template_mask` for what it returns."""
+    """Sample a mask on the ellipsoid of a face; returns as `template_mask`."""
     shape_key, color_key, fold_key = jax.random.split(key, 3)
     u, v, normal = _surface(frame)
     high, bend, is_half = jax.random.uniform(shape_key, (3,), jnp.float32)
@@ -158,7 +151,7 @@ def surface_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array]
 
 
 def _share(inside):
-    """Share [H, W] of each pixel inside, of a field that is positive inside.
+    """Anti-aliased coverage [H, W] in [0, 1] of a field that is positive inside.
 
     The field is steeper where the face turns away, so `soft` would leave steps.
     """
@@ -168,7 +161,9 @@ def _share(inside):
 
 
 def _surface(frame):
-    """Across u [-1, 1] and down v [0, 1], and normals [3, H, W]."""
+    """Coordinates u [-1, 1] across and v [0, 1] down the mask, and normals [3, H,
+    W].
+    """
     y = (frame.y - SURFACE_CENTER[1]) / RADII[1]
     x = across(frame, SURFACE_CENTER[0], RADII[0]) / (
         1 - TAPER * jnp.clip(y, 0, 1) ** 2
@@ -180,7 +175,7 @@ def _surface(frame):
 
 
 def _shade(normal, frame, u, below, key):
-    """Light [H, W]: Lambert's law, a wire over the nose, soft folds and the weave."""
+    """Brightness [H, W]: Lambertian shading, nose wire, soft folds and weave."""
     light = jnp.stack([2.2 * frame.slope, jnp.float32(-0.35), jnp.float32(0.85)])
     light = light / jnp.sqrt(jnp.sum(light * light))
     lambert = jnp.sum(normal * light[:, None, None], axis=0)
@@ -194,7 +189,7 @@ def _shade(normal, frame, u, below, key):
 
 
 def _color(key):
-    """One of the colors of medical masks, [1, 1, 3]."""
+    """Sample a color of medical masks, [1, 1, 3]."""
     which, near = jax.random.split(key)
     i = jax.random.choice(which, len(COLORS), p=jnp.array(CHANCES))
     color = jnp.take(np.array(COLORS, np.float32), i, axis=0)
@@ -211,7 +206,7 @@ CLOTH += ((196, 148, 160), (60, 96, 76), (230, 226, 220))
 
 
 def template_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array]:
-    """A surgical mask, a respirator or a cloth mask.
+    """Sample a surgical mask, a respirator or a cloth mask.
 
     Returns:
       (share of each pixel that the mask covers [H, W], its colors [H, W, 3] before the
@@ -231,7 +226,8 @@ def template_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array
 
 
 def _outline(key, frame):
-    """Across [-1, 1], down [0, 1], and signed distance to the edge, all [H, W].
+    """Coordinates across [-1, 1] and down [0, 1], and signed distance to the edge, [H,
+    W].
 
     Two quadratic edges meet at the corners.
     """
@@ -252,7 +248,7 @@ def _outline(key, frame):
 
 
 def _straps(u, frame):
-    """Which pixels [H, W] are loops from the corners to the ears."""
+    """Mask [H, W] of the pixels of the ear loops."""
     out = HALF_WIDTH * (jnp.abs(u) - 1)
     upper = jnp.abs(frame.y - (CORNER - 0.55 * out + 1))
     lower = jnp.abs(frame.y - (CORNER + 14 - 1.3 * out))
@@ -261,7 +257,7 @@ def _straps(u, frame):
 
 
 def _pick(key, palette):
-    """A color [1, 1, 3] near one of a palette."""
+    """Sample a color [1, 1, 3] near one of a palette."""
     which, near = jax.random.split(key)
     chosen = jnp.take(np.array(palette, np.float32), _index(which, palette), axis=0)
     return (chosen + 8 * jax.random.normal(near, (3,), jnp.float32))[None, None]
@@ -272,12 +268,12 @@ def _index(key, palette):
 
 
 def round_outline(u, t):
-    """Light [H, W] on what bends away at the sides and below."""
+    """Brightness [H, W] of a rounded mask, darker at the sides and below."""
     return 1.04 - 0.22 * u**4 - 0.16 * jnp.clip(2 * t - 1, 0, 1) ** 2
 
 
 def _surgical(key, u, t, frame):
-    """Three pleats and a bright seam above and below."""
+    """Surgical mask: three pleats, and a bright seam above and below."""
     del frame
     color_key, pleat_key = jax.random.split(key)
     first, gap = jax.random.uniform(pleat_key, (2,), jnp.float32)
@@ -292,7 +288,7 @@ def _surgical(key, u, t, frame):
 
 
 def _respirator(key, u, t, frame):
-    """A cup with a vertical or a horizontal seam."""
+    """Respirator: a cup with a vertical or horizontal seam."""
     del frame
     color_key, seam_key = jax.random.split(key)
     is_upright = jax.random.bernoulli(seam_key)
@@ -303,7 +299,7 @@ def _respirator(key, u, t, frame):
 
 
 def _cloth(key, u, t, frame):
-    """Plain, checked, dotted, striped or blotched, with a seam down the middle."""
+    """Cloth mask: plain, checked, dotted, striped or blotched, with a middle seam."""
     first_key, second_key, kind_key, wave_key = jax.random.split(key, 4)
     base, other = _pick(first_key, CLOTH), _pick(second_key, CLOTH)
     x, y = 9 * u, 10 * t
@@ -337,7 +333,7 @@ def face_mask(
     keep_clean: bool = False,
     seed: Seed = 0,
 ) -> Augment:
-    """Cover nose and mouth of a face with a mask, in an image in [0, 255].
+    """Draw a mask over nose and mouth of a face, in an image in [0, 255].
 
     The example's five "landmarks" say where the face is; where there are none, or they
     are not finite, it is taken for an aligned one and they are shaken a little. Targets
@@ -375,7 +371,9 @@ def face_mask(
 
     def apply(key, inputs, targets):
         if "mask" in targets:
-            raise ValueError("face_mask's targets must have no mask yet, but they do.")
+            raise ValueError(
+                "face_mask cannot be used on targets that already have a key 'mask'."
+            )
         mask_key = (
             own_key(inputs["image"]) if fixed_per_image else jax.random.fold_in(key, 1)
         )
@@ -396,8 +394,9 @@ def face_mask(
 
 
 def fingerprint(image: jax.Array) -> jax.Array:
-    """A number [] uint32 of an image's rounded values [H, W, C], whatever their order
-    of summation."""
+    """Hash [] uint32 of an image [H, W, C], rounded; the same for any reduction
+    order.
+    """
     values = jnp.round(image.astype(jnp.float32)).astype(jnp.int32).astype(jnp.uint32)
     place = jnp.arange(image.size, dtype=jnp.uint32).reshape(image.shape)
     mixed = (values + jnp.uint32(1)) * (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
@@ -407,7 +406,7 @@ def fingerprint(image: jax.Array) -> jax.Array:
 def cover(
     i: jax.Array, key: jax.Array, image: jax.Array, landmarks: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """An image [H, W, C] with the i-th kind of mask, and what it covers.
+    """Draw the i-th kind of mask on an image [H, W, C]; also return the covered share.
 
     Args:
       i: [] BARE, TEMPLATE or SURFACE.
@@ -429,7 +428,7 @@ def cover(
 
 
 def _landmarks(key, image, landmarks):
-    """The example's landmarks [5, 2], or those of an aligned face."""
+    """Landmarks [5, 2] of the example, or sampled ones of an aligned face."""
     default = default_landmarks(key, *image.shape[:2])
     if landmarks is None:
         return default
@@ -443,7 +442,7 @@ def _landmarks(key, image, landmarks):
 
 
 def draw_mask(image, share, colors, frame: FacePose) -> jax.Array:
-    """Colors [H, W, 3] in the face's light over an image [H, W, C], float32."""
+    """Blend mask colors [H, W, 3], in the face's light, over an image [H, W, C]."""
     exposure = jnp.clip(frame.brightness / 150, 0.35, 1.05)
     across = jnp.clip((frame.x - 56) / 40, -1, 1)
     light = exposure * (1 + 0.8 * jnp.clip(frame.slope, -0.4, 0.4) * across)

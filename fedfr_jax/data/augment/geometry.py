@@ -1,8 +1,7 @@
-"""Augments of geometry: image, landmarks and mask move together.
+"""Geometric augments of image, landmarks and segmentation mask.
 
-Rotation, scale, shear and shift as one resampling of image, landmarks and mask.
-
-64 images on 2 CPU cores, vmapped in a compiled loop, ms (median):
+Time of `affine`, whose rotation, scale, shear and shift are one resampling: 64 images
+on 2 CPU cores, vmapped in a compiled loop, ms (median):
 
                                                 28 x 28 x 1    112 x 112 x 3
     four gathers of pixels                          0.17            1.7
@@ -11,9 +10,7 @@ Rotation, scale, shear and shift as one resampling of image, landmarks and mask.
     two passes of 1-d resampling as matmuls         1.2           425
     dm_pix.affine_transform                         6.1           220
 
-The first is taken. dm_pix's also mixes dtypes, an error under strict promotion.
-
-Mirroring and cropping: image, landmarks and mask move together.
+The first is used here. dm_pix's also mixes dtypes, an error under strict promotion.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -44,7 +41,7 @@ Zoom = Annotated[float, Interval(ge=0, le=1 - SMALLEST)]
 
 
 class AffineMap(NamedTuple):
-    """A point at (x, y) from the image's center goes to (xx x + xy y + dx, ...)."""
+    """Affine map about the image center: (x, y) to (xx x + xy y + dx, ...)."""
 
     xx: jax.Array  # []
     xy: jax.Array  # []
@@ -64,7 +61,7 @@ def affine(
     fill: Fill = 0.0,
     ignore_index: int = 255,
 ) -> Augment:
-    """Shear, scale and rotate about the center, then shift, each drawn uniformly.
+    """Random affine map: shear, scale and rotate about the center, then translate.
 
     Images are interpolated bilinearly and keep their dtype; masks take the nearest
     pixel.
@@ -104,7 +101,7 @@ def affine(
 
 
 def _scale_range(scale):
-    """(low, high) of a fraction or a pair."""
+    """Convert a fraction or a pair to (low, high)."""
     if isinstance(scale, tuple | list):
         check_rising("scale", scale)
         return tuple(scale)
@@ -112,7 +109,9 @@ def _scale_range(scale):
 
 
 def build_affine(angle, lean, size, dx, dy) -> AffineMap:
-    """Shear along x by `lean`, then rotate by `angle`, both radians; then shift."""
+    """Build the map that shears x by `lean`, rotates by `angle` (radians), then
+    shifts.
+    """
     cosine, sine, slope = jnp.cos(angle), jnp.sin(angle), jnp.tan(lean)
     return AffineMap(
         xx=size * cosine,
@@ -125,7 +124,7 @@ def build_affine(angle, lean, size, dx, dy) -> AffineMap:
 
 
 def move_points(m: AffineMap, points: jax.Array, height: int, width: int) -> jax.Array:
-    """Where landmarks [P, 2] of an image lie when it has moved."""
+    """Map landmarks [P, 2] by the affine map."""
     x, y = points[:, 0] - (width - 1) / 2, points[:, 1] - (height - 1) / 2
     new_x = m.xx * x + m.xy * y + m.dx + (width - 1) / 2
     new_y = m.yx * x + m.yy * y + m.dy + (height - 1) / 2
@@ -133,7 +132,7 @@ def move_points(m: AffineMap, points: jax.Array, height: int, width: int) -> jax
 
 
 def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Where each pixel of the moved image comes from, x and y [H, W]."""
+    """Source coordinates x and y [H, W] of each pixel of the mapped image."""
     x = jnp.arange(width, dtype=jnp.float32)[None, :] - (width - 1) / 2 - m.dx
     y = jnp.arange(height, dtype=jnp.float32)[:, None] - (height - 1) / 2 - m.dy
     area = m.xx * m.yy - m.xy * m.yx
@@ -143,7 +142,7 @@ def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array
 
 
 def interpolate(image: jax.Array, x: jax.Array, y: jax.Array, fill: float) -> jax.Array:
-    """The image [H, W, C] between its pixels, at x, y [H, W]; `fill` around it."""
+    """Sample an image [H, W, C] bilinearly at x, y [H, W]; `fill` outside."""
     framed = _frame(image, constant("affine's fill", fill, image.dtype))
     left, top = jnp.floor(x), jnp.floor(y)
     right_share, lower_share = (x - left)[..., None], (y - top)[..., None]
@@ -159,7 +158,7 @@ def _between(first, second, share):
 
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
-    """The mask's [H, W] pixels nearest to x, y [H, W]; `ignore` around it."""
+    """Sample a mask [H, W] at the pixels nearest to x, y [H, W]; `ignore` outside."""
     framed = _frame(mask, constant("affine's ignore_index", ignore, mask.dtype))
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
@@ -167,13 +166,15 @@ def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Arr
 
 
 def _frame(values, outside):
-    """[H, W, ...] with one pixel of `outside` around it."""
+    """Pad [H, W, ...] with one pixel of `outside` on every side."""
     widths = [(1, 1)] * 2 + [(0, 0)] * (values.ndim - 2)
     return jnp.pad(values, widths, constant_values=outside)
 
 
 def _pixels(framed, x, y):
-    """Pixels at x, y [H, W] int32 of what is framed; the frame's from farther out."""
+    """Gather pixels at x, y [H, W] int32 of a padded image; the padding beyond its
+    edge.
+    """
     height, width = framed.shape[:2]
     row, column = jnp.clip(y + 1, 0, height - 1), jnp.clip(x + 1, 0, width - 1)
     return framed.at[row, column].get(mode="promise_in_bounds")
@@ -186,7 +187,7 @@ FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth
 def horizontal_flip(
     *, probability: Share = 0.5, landmark_swap: tuple[int, ...] | None = FIVE_POINTS
 ) -> Augment:
-    """Mirror left-right. View 0 is the example as it is, view 1 mirrored.
+    """Random horizontal flip; view 0 is the example unchanged, view 1 flipped.
 
     Both ways are computed, so list it before what is expensive: after `affine`, XLA on
     CPUs resamples twice (35 ms rather than 5 for 64 images of 112 x 112 x 3).
@@ -244,15 +245,15 @@ def _check_swap(swap):
 
 
 def _mirror_points(points, width, swap):
-    """Landmarks [P, 2] of a mirrored image of `width` pixels."""
+    """Mirror landmarks [P, 2] of an image of `width` pixels."""
     x, y = points[:, 0], points[:, 1]
     points = jnp.stack([width - 1 - x, y], axis=1)
     if swap is None:
         return points
     if len(swap) != len(points):
         raise ValueError(
-            f"horizontal_flip's landmark_swap must name all {len(points)} landmarks, "
-            f"got {swap}."
+            f"horizontal_flip's landmark_swap must have {len(points)} indices, one per "
+            f"landmark, got {swap}."
         )
     return jnp.stack([points[i] for i in swap])
 
@@ -265,7 +266,7 @@ def pad_and_crop(
     mode: Literal["constant", "reflect"] = "constant",
     ignore_index: int = 255,
 ) -> Augment:
-    """Pad every side and cut the old size out anywhere: a shift by whole pixels.
+    """Pad every side and crop at a random position: a shift by whole pixels.
 
     Args:
       padding: pixels on every side, at least 0.

@@ -1,13 +1,9 @@
-"""Augments of values: normalization, color jitter, camera statistics.
+"""Photometric augments: normalization, color jitter, camera statistics.
 
-What changes an image's values and moves nothing: normalization and color.
-
-Images in the colors of other cameras, of which only means and deviations are known.
-
-What clients share of each of their cameras is the mean and the standard deviation of
-every channel, 2 C numbers; an image is normalized by those of its own camera and takes
-on another's. A plain form of cross-client style transfer (Chen et al. 2023,
-arXiv:2210.00912), which exchanges statistics of a network's maps instead.
+`camera_statistics`: what clients share of each of their cameras is the mean and the
+standard deviation of every channel, 2 C numbers; an image is normalized by those of its
+own camera and takes on another's. A plain form of cross-client style transfer (Chen et
+al. 2023, arXiv:2210.00912), which exchanges statistics of a network's maps instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +34,7 @@ def normalize(
     mean: Fill | tuple[Fill, ...] = 127.5,
     std: Positive | tuple[Positive, ...] = 127.5,
 ) -> Augment:
-    """(image - mean) / std, float32 whatever the image is made of.
+    """Normalize: (image - mean) / std, as float32 for any image dtype.
 
     Args:
       mean, std: in the image's own units (bytes: [0, 255]), one number or one for
@@ -55,7 +51,7 @@ def normalize(
 
 
 def certain(change) -> Augment:
-    """The augment that always changes the image [H, W, C] by change(image)."""
+    """Build the augment that always applies change(image) to the image [H, W, C]."""
 
     def apply(key, inputs, targets):
         del key
@@ -69,7 +65,7 @@ def certain(change) -> Augment:
 
 
 def _per_channel(what, value, num_channels):
-    """A number as a scalar, several as [1, 1, C]."""
+    """A number as a scalar, a sequence as [1, 1, C]."""
     value = np.asarray(value, np.float32)
     if value.ndim == 0:
         return value
@@ -89,7 +85,7 @@ def color_jitter(
     saturation: NonNegative = 0.0,
     hue: Annotated[float, Interval(ge=0, le=0.5)] = 0.0,
 ) -> Augment:
-    """Jitter the colors of an image in [0, 255], so before `normalize`.
+    """Jitter the colors of an image in [0, 255], before `normalize`.
 
     The four are torchvision's ColorJitter, in this order rather than a random one.
     Images keep their dtype; values stay in [0, 255].
@@ -110,8 +106,8 @@ def color_jitter(
         def change(image):
             if image.shape[-1] != 3 and (saturation or hue):
                 raise ValueError(
-                    "color_jitter's saturation and hue must be given images with 3 "
-                    f"channels, got {image.shape[-1]}."
+                    "images must have 3 channels for color_jitter's saturation "
+                    f"and hue, got {image.shape[-1]}."
                 )
             values = image.astype(jnp.float32)
             if brightness:
@@ -130,7 +126,7 @@ def color_jitter(
 
 
 def gray(image: jax.Array) -> jax.Array:
-    """The luminance [H, W, 1] of an image with 3 channels, or the only channel."""
+    """Luminance [H, W, 1] of an image with 1 or 3 channels."""
     if image.shape[-1] == 1:
         return image
     # Twice as fast on CPUs as the sum of three slices.
@@ -143,12 +139,14 @@ def _clip(values):
 
 
 def _blend(values, base, factor):
-    """`factor` times the way from `base` to `values`, in [0, 255]."""
+    """Interpolate from `base` (factor 0) to `values` (factor 1), clipped to [0,
+    255].
+    """
     return _clip(base + factor * (values - base))
 
 
 def rotate_hue(image: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turn the hue of RGB [H, W, 3] by `turn` [] of a full circle.
+    """Rotate the hue of RGB [H, W, 3] by `turn` [], a fraction of the full circle.
 
     Largest and smallest channel stay as they are: value and saturation of HSV.
     """
@@ -181,7 +179,7 @@ def camera_statistics(
     stds: Sequence[Sequence[float]] = (),
     probability: Share = 0.5,
 ) -> Augment:
-    """Take on another camera's statistics, before `normalize`.
+    """Transfer the channel statistics of another camera, before `normalize`.
 
     The camera of an example is targets["camera"] [] int32, its row of the statistics.
 
@@ -222,7 +220,7 @@ def camera_statistics(
 def compute_statistics(
     read: Callable[[np.ndarray], np.ndarray], cameras: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(means, standard deviations) of each channel of each camera, [cameras, C].
+    """Channel means and standard deviations of each camera's images, [cameras, C] each.
 
     Args:
       read: rows [n] -> images [n, H, W, C].

@@ -1,7 +1,7 @@
-"""Partitions: which client holds which examples.
+"""Partitions: which client has which examples.
 
-Faces: clients hold identities that nobody else has (`IdentityPartition`).
-Classification: all clients share the classes, and hold them in different shares
+Faces: each identity belongs to one client at most (`IdentityPartition`).
+Classification: clients share the classes, in different proportions
 (`ClientPartition`).
 """
 
@@ -61,7 +61,7 @@ PARTITIONS: dict[str, Callable] = {
 
 
 def register_partition(name: str, factory: Callable) -> None:
-    """Make `factory` the partition that a config calls `name`.
+    """Register a partition under a name for configs.
 
     Args:
       factory: (labels [T] int, **settings) -> Partition or ClientSplit; its signature

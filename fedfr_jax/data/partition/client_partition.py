@@ -1,14 +1,8 @@
-"""Examples by client: the contract, held-out examples, assignment.
-
-Rows by client for closed-set classification, and how test rows are chosen.
+"""Partition by client for classification: contract, held-out test rows, assignment.
 
 Two cases. A set with its own test part (`is_test`): clients train on the other rows
 only, and are tested on official test images of the classes that they train on. A set
 without: a `test_fraction` of each client's rows is held out.
-
-What every partition asks of its numbers.
-
-Deal rows to clients: every function fills in owners, and loops over classes only.
 """
 
 import numbers
@@ -44,7 +38,7 @@ def hold_out_by_name(
     test_fraction: float,
     seed: int,
 ) -> ClientPartition:
-    """The same clients, whose test rows their images' names and the seed decide.
+    """Choose test rows by image name and seed; clients keep their examples.
 
     So one more image makes none a test image that was trained on, whoever holds it.
     Where chance leaves a client of several rows without a row of both kinds, or a class
@@ -73,7 +67,9 @@ def hold_out_by_name(
 
 
 def _last_of_client(groups, keys, is_in, least=1):
-    """Row of the largest key of each group whose rows, at least so many, are all in."""
+    """For each group within `is_in` with at least `least` rows: its row of largest
+    key.
+    """
     order = np.lexsort((keys, groups))
     order = order[groups[order] != UNASSIGNED]
     starts = np.flatnonzero(np.diff(groups[order], prepend=UNASSIGNED))
@@ -85,7 +81,7 @@ def _last_of_client(groups, keys, is_in, least=1):
 def drop_clients(
     split: ClientPartition, count: int, *, seed: int = 0
 ) -> tuple[ClientPartition, ClientPartition]:
-    """(the split without `count` clients drawn at random, those clients alone).
+    """Split off `count` random clients: (the partition without them, they alone).
 
     Clients of both are numbered from 0 in the order that they had.
 
@@ -96,8 +92,8 @@ def drop_clients(
     is_whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
     if not is_whole or not 0 <= count < num_clients:
         raise ValueError(
-            f"unseen_clients must be a whole number in [0, {num_clients}), or no "
-            f"client is left, got {count!r}."
+            f"unseen_clients must be an integer in [0, {num_clients}), the number of "
+            f"clients, got {count!r}."
         )
     order = np.random.default_rng(seed).permutation(num_clients)
     return _keep_rows(split, np.sort(order[count:])), _keep_rows(
@@ -106,7 +102,7 @@ def drop_clients(
 
 
 def _keep_rows(split, clients):
-    """The split of `clients` [n] alone."""
+    """The partition restricted to `clients` [n]."""
 
     def taken(rows, offsets):
         sizes = np.diff(offsets)[clients]
@@ -123,7 +119,7 @@ def _keep_rows(split, clients):
 
 
 class Rows(NamedTuple):
-    """The rows that are to be dealt to clients."""
+    """Rows of a source that are to be assigned to clients."""
 
     labels: np.ndarray  # [T] int32 in [0, M)
     num_classes: int  # M
@@ -132,7 +128,7 @@ class Rows(NamedTuple):
     test_fraction: float  # held out of each client's rows without a test part
 
     def by_class(self, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        """M x [n] `rows` of each class, shuffled."""
+        """Shuffled rows of each class, M x [n]."""
         rows = rng.permutation(rows)
         rows = rows[np.argsort(self.labels[rows], kind="stable")]
         counts = np.bincount(self.labels[rows], minlength=self.num_classes)
@@ -142,7 +138,7 @@ class Rows(NamedTuple):
 def rows_to_assign(
     labels: np.ndarray, is_test: np.ndarray | None, test_fraction: float
 ) -> Rows:
-    """The rows of a set, checked.
+    """Check a source's labels and collect the rows to assign.
 
     Args:
       labels: [T] int class of each row; every class in [0, M) has a training row.
@@ -161,13 +157,15 @@ def rows_to_assign(
             f"{held_back.shape} of {held_back.dtype}."
         )
     if is_test is not None and not held_back.any():
-        raise ValueError("is_test must be true for a row, or None, got none.")
+        raise ValueError(
+            "is_test must be True for at least one row, or None, got no True."
+        )
     num_classes = int(labels.max()) + 1
     counts = np.bincount(labels[~held_back], minlength=num_classes)
     if not counts.all():
         raise ValueError(
-            f"labels must give every class in [0, {num_classes}) a training row, got "
-            f"none of class {int(np.argmin(counts))} ({np.sum(counts == 0)} such)."
+            f"labels must have a training row of every class in [0, {num_classes}), "
+            f"got none of class {int(np.argmin(counts))} ({np.sum(counts == 0)} such)."
         )
     return Rows(
         labels=labels,
@@ -181,7 +179,8 @@ def rows_to_assign(
 def build_partition(
     rows: Rows, owner: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> ClientPartition:
-    """Lay out rows by owner, after holding out test rows where the set has none.
+    """Build the partition from each row's client; hold out test rows if the set has
+    none.
 
     A client with one row trains on it and is not tested; every other client has rows
     of both kinds when rows are held out.
@@ -208,7 +207,7 @@ def build_partition(
 
 
 def _held_out(rows, owner, num_clients, rng):
-    """Test rows: of each client the fraction, spread evenly over its classes."""
+    """Choose test rows: `test_fraction` of each client's, evenly over its classes."""
     shuffled = rng.permutation(np.flatnonzero(owner != UNASSIGNED))
     order = np.lexsort((rows.labels[shuffled], owner[shuffled]))
     shuffled = shuffled[order]
@@ -225,7 +224,7 @@ def _held_out(rows, owner, num_clients, rng):
 
 
 def _group(owner, is_part, num_clients):
-    """Rows [.] int32 by client and offsets [N + 1] int64 of the owned rows."""
+    """Rows [.] int32 sorted by client, and offsets [N + 1] int64."""
     rows = np.flatnonzero(is_part & (owner != UNASSIGNED))
     client = owner[rows]
     counts = np.bincount(client, minlength=num_clients)
@@ -234,19 +233,18 @@ def _group(owner, is_part, num_clients):
 
 
 def check_enough(name: str, num_clients: int, each: int, rows: Rows) -> None:
-    """Raise ValueError unless there are `each` rows to deal for every client."""
+    """Raise ValueError unless there are `each` rows for every client."""
     there, asked = len(rows.assigned), num_clients * each
     if asked > there:
         raise ValueError(
-            f"{name} must be at most {there} (the training rows), or too few are left "
-            f"for client {there // each} and those after it, got {asked}."
+            f"{name} must be at most {there}, the number of training rows, got {asked}."
         )
 
 
 def assign_classes(
     num_clients: int, num_classes: int, per_client: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw k classes for each client so that all classes have as many owners.
+    """Sample k classes for each client, so that all classes have equally many clients.
 
     In a block of M clients the i-th has the classes i, i + 1, ..., i + k - 1 modulo M,
     renamed by a permutation of the block's own, so that every class has k owners. The
@@ -280,7 +278,8 @@ def divide_proportionally(
     owner: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Divide every class's rows equally over its owners, and keep the clients equal.
+    """Divide every class's rows equally among its clients, and keep clients equally
+    large.
 
     Rows that an equal division leaves over go to those owners that are the furthest
     below their share of the classes before.
@@ -326,7 +325,8 @@ def top_up(
 
 
 def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Deal official test rows as training rows of their class are dealt, in `owner`.
+    """Assign the official test rows in the proportions of the training rows, in
+    `owner`.
 
     A client that trains on a share q of the n training rows of a class gets q times
     its test rows, rounded up or down at random.

@@ -1,4 +1,4 @@
-"""Face partitions: identities of clients, public identities and unseen ones.
+"""Face partitions: identities of clients, public identities and unseen identities.
 
 `ms1m` is the split of FedFR (Liu et al., "FedFR: Joint Optimization Federated
 Framework for Generic and Personalized Face Recognition", AAAI 2022,
@@ -57,7 +57,7 @@ def by_identity(
     names: IdentityNames | None = None,
     seed: Seed = 0,
 ) -> IdentityPartition:
-    """Disjoint identities for every client, the global set and the unseen set.
+    """Assign disjoint identities to clients, the public set and the unseen set.
 
     An identity's train and test images depend on the seed only, not on how many
     clients there are.
@@ -130,8 +130,8 @@ def by_identity(
     if use_validation_split:
         if num_train.min() < 2:
             raise ValueError(
-                "min_images must leave every identity two training images with "
-                f"use_validation_split, got {min_images}."
+                "min_images must leave each identity two training images if "
+                f"use_validation_split is set, got {min_images}."
             )
         used, num_train = num_train, train_part(num_train, train_fraction**2)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
@@ -142,8 +142,7 @@ def by_identity(
 
 
 def _keys_and_order(labels, names, max_images, seed):
-    """(number of each row [T], by which those of an identity are sorted, and an order
-    of the identities [M])."""
+    """(sort key [T] of rows within an identity, random order of the identities [M])."""
     num_identities = int(labels.max()) + 1
     if names is None:
         rng = np.random.default_rng(seed)
@@ -159,7 +158,7 @@ def _keys_and_order(labels, names, max_images, seed):
 
 
 def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:
-    """Images of each identity that are trained on, one at least on both sides."""
+    """Number of training images of each identity, with one left for test at least."""
     return np.clip(np.rint(fraction * used).astype(np.int64), 1, used - 1)
 
 
@@ -175,7 +174,7 @@ def ms1m(
     public_images: tuple[int, int] = (60, 80),
     seed: int = 100,
 ) -> IdentityPartition:
-    """The split of FedFR's experiments on MS1M-ArcFace (85,742 identities).
+    """Split MS1M-ArcFace (85,742 identities) as in FedFR's experiments.
 
     The identities are shuffled. The first half gives the clients: those whose number
     of images is strictly inside `client_images`, the first N * ids_per_client of
@@ -203,7 +202,7 @@ def ms1m(
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
     if not 1 <= num_test_images <= client_images[0]:
         raise ValueError(
-            f"num_test_images must lie in [1, {client_images[0]}] (client_images), "
+            f"num_test_images must be in [1, {client_images[0]}] (client_images), "
             f"got {num_test_images}."
         )
     if min(num_public_ids, num_unseen_ids) < 0:
@@ -239,7 +238,7 @@ def ms1m(
 
 
 def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
-    """[M'] int32 identities by first appearance, then shuffled as Python shuffles.
+    """Identities [M'] int32 by first appearance, then shuffled with Python's `random`.
 
     >>> ms1m_order(np.arange(85742))[:8].tolist()
     [74649, 1046, 49222, 35204, 14994, 60259, 22627, 30820]
@@ -270,20 +269,19 @@ def _check_public(num_public_ids, num_trained_public_ids, num_validation):
     num_trained = num_public_ids - num_validation
     if num_trained_public_ids and not 0 < num_trained_public_ids <= num_trained:
         raise ValueError(
-            f"num_trained_public_ids must lie in [0, {num_trained}], as many public "
-            f"people as "
-            f"are trained on, got {num_trained_public_ids}."
+            f"num_trained_public_ids must be in [0, {num_trained}], the number of "
+            f"public identities in training, got {num_trained_public_ids}."
         )
     if num_validation > num_public_ids:
         raise ValueError(
-            "num_unseen_ids must not exceed num_public_ids with "
-            "use_validation_split, got "
+            "num_unseen_ids must be at most num_public_ids if use_validation_split is "
+            "set, got "
             f"{num_validation} and {num_public_ids}."
         )
 
 
 def _pool(has_enough: np.ndarray, allowed: np.ndarray | None, key: str) -> np.ndarray:
-    """[M] bool identities with enough images that the mask `key` allows."""
+    """Mask [M] of identities with enough images that are allowed by the mask `key`."""
     if allowed is None:
         return has_enough
     allowed = np.asarray(allowed)

@@ -1,4 +1,4 @@
-"""Identities by client: the contract of face partitions."""
+"""Partition of identities: the contract of face partitions."""
 
 import hashlib
 from collections.abc import Sequence
@@ -35,26 +35,26 @@ class IdentityPartition(NamedTuple):
 
     @property
     def identities(self) -> list[np.ndarray]:
-        """N x [num_classes[c]] int32 identities of each client, in class order."""
+        """Identities of each client in class order, N x [num_classes[c]] int32."""
         return np.split(self.client_identities, np.cumsum(self.num_classes)[:-1])
 
     @property
     def train_identities(self) -> np.ndarray:
-        """[C] int32 identity of each training row."""
+        """Identity of each training row, [T_train] int32."""
         first = np.cumsum(self.num_classes) - self.num_classes
         first = np.repeat(first, np.diff(self.train_offsets))
         return self.client_identities[first + self.train_labels]
 
 
 class IdentityNames(NamedTuple):
-    """What the images [T] and the identities [M] of a source are called."""
+    """Names of a source's images [T] and identities [M]."""
 
     images: Sequence[str]
     identities: Sequence[str]
 
 
 def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
-    """A number in [0, 1) of each name [n], whatever other names there are.
+    """Hash each name [n] to a number in [0, 1), independent of the other names.
 
     Args:
       use: other uses have other numbers.
@@ -66,7 +66,7 @@ def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
 
 
 def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
-    """Return labels [T] as int32, or raise.
+    """Return labels [T] as int32; raise ValueError if they are invalid.
 
     Args:
       labels: [T] int.
@@ -78,11 +78,11 @@ def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            "labels must be one axis of integers, got "
+            "labels must be a 1-d integer array, got "
             f"shape {labels.shape} of {labels.dtype}."
         )
     if labels.size == 0:
-        raise ValueError("labels must name at least one image, got none.")
+        raise ValueError("labels must have at least one image, got none.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high > np.iinfo(np.int32).max or 0 < num_identities <= high:
         end = num_identities or "2**31"
@@ -93,28 +93,26 @@ def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
 def client_sizes(
     num_clients: int, ids_per_client: int | Sequence[int], num_images: int
 ) -> np.ndarray:
-    """[N] identities of each client; every client has one of `num_images` images."""
+    """Number of identities of each client, [N]."""
     if not 1 <= num_clients <= num_images:
         raise ValueError(
-            f"num_clients must lie in [1, {num_images}], the images, got {num_clients}."
+            f"num_clients must be in [1, {num_images}], the number of images, got "
+            f"{num_clients}."
         )
     sizes = np.asarray(ids_per_client)
     is_right_shape = sizes.shape in ((), (num_clients,))
     if not is_right_shape or not np.issubdtype(sizes.dtype, np.integer):
         raise ValueError(
-            f"ids_per_client must be one whole number or {num_clients} of them "
-            f"(num_clients), got {ids_per_client}."
+            f"ids_per_client must be one integer or {num_clients} (num_clients), got "
+            f"{ids_per_client}."
         )
     if sizes.min() < 1:
-        raise ValueError(
-            f"ids_per_client must be at least 1, or a client has no image, "
-            f"got {int(sizes.min())}."
-        )
+        raise ValueError(f"ids_per_client must be at least 1, got {int(sizes.min())}.")
     return np.broadcast_to(sizes, (num_clients,))
 
 
 class IdentityRequest(NamedTuple):
-    """One part's demand for identities."""
+    """How many identities one part of a split needs, and from which pool."""
 
     keys: str  # to lower when it cannot be met
     number: int
@@ -122,7 +120,7 @@ class IdentityRequest(NamedTuple):
 
 
 def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarray]:
-    """Give every need its first identities in `order`, none twice."""
+    """Assign each request its first identities in `order`, none twice."""
     free = np.ones(len(needs[0].pool), bool)
     drawn = {}
     # The choosiest first: otherwise the others may take what only it can use.
@@ -131,9 +129,9 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
         usable = order[(pool & free)[order]]
         if not 0 <= number <= len(usable):
             raise ValueError(
-                f"identities must suffice for {keys}: {number} are needed, got "
-                f"{len(usable)} free ones of {int(pool.sum())} that qualify, among "
-                f"{len(order)}; lower {keys}."
+                f"{keys} needs {number} identities, got {len(usable)} unassigned ones "
+                f"of {int(pool.sum())} with enough images, among {len(order)} in all. "
+                f"Lower {keys}."
             )
         drawn[i] = usable[:number].astype(np.int32)
         free[drawn[i]] = False
@@ -141,7 +139,7 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
 
 
 class IdentitySplit(NamedTuple):
-    """Which of an identity's rows are trained on and tested, for I identities."""
+    """Training and test rows of I identities."""
 
     train: np.ndarray  # [I] place of the first training row among its rows
     num_train: np.ndarray  # [I]
@@ -158,11 +156,11 @@ class RowsByIdentity(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """[M] rows of each identity, used or not."""
+        """Number of rows of each identity, [M], used or not."""
         return np.diff(self.starts)
 
     def used(self, identities: np.ndarray) -> np.ndarray:
-        """Rows that are used of `identities` [I]."""
+        """Number of used rows of `identities` [I]."""
         counts = self.counts[identities]
         return np.minimum(counts, self.max_rows) if self.max_rows else counts
 
@@ -180,7 +178,7 @@ class RowsByIdentity(NamedTuple):
 
 
 def group(labels: np.ndarray, keys: np.ndarray, most: int = 0) -> RowsByIdentity:
-    """Rows [T] sorted by label, then key."""
+    """Sort rows [T] by label, then by key."""
     order = np.lexsort((keys, labels)).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
     return RowsByIdentity(order, starts, most)
@@ -195,7 +193,7 @@ def assemble(
     cut: IdentitySplit,
     fewest: int,
 ) -> IdentityPartition:
-    """Lay out the rows of the identities that were drawn.
+    """Build the partition from the sampled identities.
 
     Args:
       sizes: [N] identities of each client.

@@ -1,8 +1,8 @@
 """Label skew: clients that share the classes in different proportions.
 
-Each function deals the rows of a labeled set to N clients and returns a
+Each function assigns the rows of a labeled set to N clients and returns a
 `ClientPartition`. Where the set has its own test part (`is_test`) clients train on the
-other rows only, and the test part is dealt as each function says; else a
+other rows only, and the test part is assigned as each function says; else a
 `test_fraction` of every client's rows is held out, evenly over its classes. Nothing
 loops over clients.
 
@@ -43,7 +43,7 @@ def iid(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Rows at random, as many for every client (they differ by one at most).
+    """IID: assign random rows, equally many to every client (up to one).
 
     Args:
       labels: [T] int class in [0, M); every class has a training row.
@@ -75,7 +75,8 @@ def by_class(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """At most k classes per client, each class divided equally over its owners.
+    """Assign at most k classes per client, each class divided equally among its
+    clients.
 
     Who owns what is a random bi-regular graph: every client owns k classes, and the
     numbers of owners of two classes differ by one at most. The paper asks for equal
@@ -98,7 +99,7 @@ def by_class(
     num_classes = rows.num_classes
     if classes_per_client > num_classes:
         raise ValueError(
-            f"classes_per_client must be at most {num_classes} (the classes), "
+            f"classes_per_client must be at most {num_classes}, the number of classes, "
             f"got {classes_per_client}."
         )
     rng = np.random.default_rng(seed)
@@ -128,7 +129,7 @@ def dirichlet(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Each class divided over the clients in proportions drawn from Dir(alpha).
+    """Divide each class among the clients in proportions sampled from Dir(alpha).
 
     Clients that are left with fewer than `min_examples` rows then take rows from those
     with the most, which are lowered to a common level and no further; the rows that
@@ -178,7 +179,7 @@ def dirichlet(
 def class_capacity(
     num_clients: int, least: int, most: int | None, num_rows: int
 ) -> np.ndarray:
-    """[N] rows that each client may still get.
+    """Number of rows that each client may still get, [N].
 
     Raises:
       ValueError: when `most` is too small for the rows, or for `least` of them.
@@ -195,7 +196,9 @@ def class_capacity(
 def sample_proportions(
     num_rows: int, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """[num_rows] client of each row, rising: shares of a draw from Dir(alpha)."""
+    """Client of each row, [num_rows] ascending, by proportions sampled from
+    Dir(alpha).
+    """
     shares = rng.dirichlet(np.full(num_clients, float(alpha)))
     # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
     points = (np.arange(num_rows) + rng.random()) / num_rows
@@ -213,7 +216,7 @@ def shards(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Rows sorted by class, cut into equal shards, s random shards for every client.
+    """Sort rows by class, cut them into equal shards; s random shards per client.
 
     Args:
       labels: [T] int class in [0, M); every class has a training row.

@@ -26,7 +26,7 @@ def natural(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Natural clients: every row stays with whom it comes from.
+    """Natural partition: each example belongs to the client id it comes with.
 
     Args:
       labels: [T] int class in [0, M); every class has a training row.
@@ -48,7 +48,7 @@ def natural(
     num_clients = num_owners if num_clients is None else num_clients
     if num_clients > num_owners:
         raise ValueError(
-            f"num_clients must be at most {num_owners} (the client_ids), got "
+            f"num_clients must be at most {num_owners}, the number of client_ids, got "
             f"{num_clients}."
         )
     rng = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ def read_client_ids(
         found = _read_npz(os.fspath(client_ids))
     if found.shape != (num_rows,) or found.dtype.kind not in "iuSU":
         raise ValueError(
-            f"client_ids must be {num_rows} integers or words, one for each row, got "
+            f"client_ids must be {num_rows} integers or strings, one per row, got "
             f"shape {found.shape} of {found.dtype}."
         )
     return np.unique(found, return_inverse=True)

@@ -1,14 +1,11 @@
 """Quantity skew: clients with different numbers of examples.
 
-Clients that differ in how many rows they have, not in which classes.
-
 power      sizes fall with the rank as rank^-skew (Zipf's law).
 lognormal  sizes are e^(skew z), z a standard normal; LEAF's synthetic set has skew 2
            (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
            https://arxiv.org/abs/1812.01097, and FedProx after it).
 
-FedProx's MNIST and FEMNIST clients: a few neighboring classes, uneven sizes.
-
+FedProx's MNIST and FEMNIST clients have a few neighboring classes and uneven sizes:
 Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
 generate_niid.py of MNIST and my_sample.py of FEMNIST, drawn by NumPy's legacy
 generator. Client u has the classes u, u + 1, ... modulo M. Which rows of a class it
@@ -60,7 +57,7 @@ def quantity_skew(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Rows at random; beyond a least number, sizes are as a law draws them.
+    """Assign random rows; client sizes above the minimum follow a distribution.
 
     Args:
       labels: [T] int class in [0, M); every class has a training row.
@@ -106,7 +103,8 @@ def power_law(
     test_fraction: OpenShare = 0.1,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """`least` rows of each class of a client, the others in lognormal shares.
+    """FedProx's MNIST clients: `min_examples` of each class, the rest by lognormal
+    shares.
 
     A share that a class has not left is not dealt, so that a few rows are nobody's.
 
@@ -140,7 +138,9 @@ def power_law(
 def power_law_counts(
     sizes: np.ndarray, classes: np.ndarray, least: int, sigma: float, seed: int
 ) -> np.ndarray:
-    """Rows [N, k] of each class [N, k] of a client, of classes of `sizes` [M]."""
+    """Number of rows [N, k] per client and class, for `classes` [N, k] of `sizes`
+    [M].
+    """
     (num_clients, k), num_classes = classes.shape, len(sizes)
     shape = num_classes, num_clients // num_classes, k
     share = np.random.RandomState(seed).lognormal(0, sigma, shape)
@@ -155,7 +155,9 @@ def power_law_counts(
 
 
 def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
-    """`shares` [n] in turn, 0 for each that is not below what is `left` by then."""
+    """Take `shares` [n] in turn; 0 for those that are not below the remaining
+    amount.
+    """
     shares = shares.copy()
     while (over := (np.cumsum(shares) >= left) & (shares > 0)).any():
         shares[np.argmax(over)] = 0  # hardly ever: shares are rounded down
@@ -174,7 +176,7 @@ def lognormal_sizes(
     test_fraction: OpenShare = 0.1,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """lognormal(mean, sigma) + 5 rows of a client, as many of each of its classes.
+    """FedProx's FEMNIST clients: lognormal(mean, sigma) + 5 rows, equally per class.
 
     At least two of a class; a class that is dealt out gives no more.
 
@@ -203,7 +205,8 @@ def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarra
         )
     if num_clients % rows.num_classes:
         raise ValueError(
-            f"num_clients must be a multiple of the {rows.num_classes} classes, got "
+            f"num_clients must be a multiple of {rows.num_classes}, the number of "
+            "classes, got "
             f"{num_clients}."
         )
     first = np.arange(num_clients)[:, None]
@@ -211,7 +214,7 @@ def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarra
 
 
 def _assign(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
-    """Rows dealt to clients in turn, `counts` [N, k] of their `classes` [N, k]."""
+    """Assign rows of `classes` [N, k] to clients in turn, `counts` [N, k] of each."""
     rng = np.random.default_rng(seed)
     owner = np.full(len(rows.labels), UNASSIGNED)
     for c, found in enumerate(rows.by_class(rows.assigned, rng)):

@@ -1,7 +1,7 @@
 """Re-identification partitions: by camera, by identity, by data set.
 
 Scenarios of Zhuang et al., arXiv:2205.12144, section 3.2. Clients are numbered from 0;
-what no client trains on is NOBODY's.
+images that no client trains on have the client NOBODY.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedfr_jax.schema import checked
 
 
 class TrainingLabels(NamedTuple):
-    """What is known of n images to train on."""
+    """Labels, cameras and data sets of n training images."""
 
     labels: np.ndarray  # [n] int identity
     cameras: np.ndarray  # [n] int
@@ -24,7 +24,7 @@ class TrainingLabels(NamedTuple):
 
 
 class ClientOfImage(NamedTuple):
-    """Who trains on which image."""
+    """Client of each image."""
 
     client: np.ndarray  # [n] int in [0, N), or NOBODY
     names: tuple[str, ...]  # N
@@ -33,7 +33,7 @@ class ClientOfImage(NamedTuple):
 def by_camera(
     seen: TrainingLabels, *, camera_groups: Sequence[Sequence[int]] | None = None
 ) -> ClientOfImage:
-    """A client for each camera, or for each group of cameras of one data set.
+    """One client per camera, or per group of cameras of one data set.
 
     People whom several cameras saw are with several clients.
 
@@ -72,7 +72,7 @@ def by_camera(
 def by_identity(
     seen: TrainingLabels, *, num_clients: Count, seed: Seed = 0
 ) -> ClientOfImage:
-    """Equal numbers of people, drawn at random, whom no other client has.
+    """Assign equally many random identities to each client, without overlap.
 
     People that an equal division leaves over are nobody's.
 
@@ -84,8 +84,8 @@ def by_identity(
     each = len(people) // num_clients
     if not each:
         raise ValueError(
-            f"num_clients must be at most {len(people)} (the people to train on), got "
-            f"{num_clients}."
+            f"num_clients must be at most {len(people)}, the number of training "
+            f"identities, got {num_clients}."
         )
     owner = np.full(len(people), UNASSIGNED)
     order = np.random.default_rng(seed).permutation(len(people))
@@ -95,14 +95,14 @@ def by_identity(
 
 
 def by_dataset(seen: TrainingLabels) -> ClientOfImage:
-    """A client for each data set."""
+    """One client per data set."""
     return ClientOfImage(seen.domains, seen.names)
 
 
 def client_classes(
     client: np.ndarray, labels: np.ndarray, num_clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Number everybody's people from 0, each client's in the order of their labels.
+    """Number each client's identities from 0, in the order of their labels.
 
     Args:
       client: [n] int in [0, N); labels: [n] int.

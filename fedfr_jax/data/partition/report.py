@@ -1,9 +1,4 @@
-"""Partition reports: classes or identities per client, in numbers and text.
-
-Who holds how much of which class, as numbers and as text.
-
-What a partition of faces gives everybody, in numbers and as text.
-"""
+"""Partition reports: classes or identities per client, in numbers and text."""
 
 from collections.abc import Sequence
 
@@ -22,7 +17,7 @@ SUMMARY = {"min": np.min, "median": np.median, "max": np.max}
 def class_report(
     split: ClientPartition, labels: np.ndarray, names: Sequence[str]
 ) -> dict:
-    """What every client holds, as plain numbers that JSON can keep.
+    """Count images by client and class, as numbers for JSON.
 
     Args:
       labels: [T] int class of each row of the source.
@@ -64,7 +59,7 @@ def class_report(
 
 
 def format_class_report(facts: dict) -> str:
-    """The report as lines of text, for people.
+    """Format the class report as lines of text.
 
     The table of training images is printed for at most 10 classes and 20 clients.
     """
@@ -100,7 +95,7 @@ def _table_lines(facts):
 
 
 def _num_classes(split, labels):
-    """[N] classes that each client trains on."""
+    """Number of classes that each client trains on, [N]."""
     num_clients = len(split.train_offsets) - 1
     client = np.repeat(np.arange(num_clients), np.diff(split.train_offsets))
     held = np.unique(client * split.num_classes + labels[split.train])
@@ -108,7 +103,7 @@ def _num_classes(split, labels):
 
 
 def _table(rows, offsets, labels, num_classes):
-    """Nested list [n][M] of images per class of the first n clients."""
+    """Images per class of the first n clients, as a nested list [n][M]."""
     most = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
     offsets = offsets[: most + 1]
     num_clients = len(offsets) - 1
@@ -122,7 +117,7 @@ _QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 def report(partition: IdentityPartition) -> dict:
-    """What everybody holds, as plain numbers that JSON can keep.
+    """Count identities and images of each part of a face partition, for JSON.
 
     Returns:
       {"clients": N, "identities": {part: count}, "images": {part: count},
@@ -155,7 +150,7 @@ def report(partition: IdentityPartition) -> dict:
 
 
 def format_report(numbers: dict) -> str:
-    """The report as lines of text, for people."""
+    """Format the face partition report as lines of text."""
     identities, images = numbers["identities"], numbers["images"]
     who = f"{numbers['clients']} clients"
     rows = [

@@ -60,7 +60,7 @@ __all__ = [
 
 
 def concat(*, sources: Mapping[str, Mapping]) -> Source:
-    """Several sources as one, see `concat_sources`.
+    """Concatenate several sources; see `concat_sources`.
 
     Args:
       sources: {part: {"name": a key of SOURCES, and that source's settings}}.
@@ -69,7 +69,7 @@ def concat(*, sources: Mapping[str, Mapping]) -> Source:
 
 
 def source_object(*, source: Source) -> Source:
-    """A source that the caller has opened already, from Python only."""
+    """Pass a source that is already open, from Python only."""
     return source
 
 
@@ -113,7 +113,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
 
 
 def register_source(name: str, factory: Callable[..., Source]) -> None:
-    """Make `factory` the source that a config calls `name`.
+    """Register a source under a name for configs.
 
     Args:
       factory: (**settings) -> Source; its signature is the schema of the config's
@@ -126,13 +126,13 @@ def register_source(name: str, factory: Callable[..., Source]) -> None:
 
 
 def path_settings(name: str) -> list[str]:
-    """Which settings of the source SOURCES[name] are paths."""
+    """Names of the settings of SOURCES[name] that are paths."""
     arguments = signatures.signature(SOURCES[name]).parameters.items()
     return [key for key, of in arguments if os.PathLike in get_args(of.annotation)]
 
 
 def open_source(name: str, **settings) -> Source:
-    """Open the source SOURCES[name] with its settings; ~ in a path is the home folder.
+    """Open the source SOURCES[name] with its settings; expands ~ in paths.
 
     Raises:
       ValueError: for an unknown name or setting, listing the known ones.
@@ -144,7 +144,8 @@ def open_source(name: str, **settings) -> Source:
     except TypeError as error:
         known = ", ".join(signature.parameters)
         raise ValueError(
-            f"source {name} must be given its own settings ({known}), got {error}."
+            f"source {name} cannot be opened with these settings: {error}. It has "
+            f"{known}."
         ) from error
     for key in path_settings(name):
         if str(settings.get(key, "")).startswith("~"):

@@ -1,10 +1,7 @@
 """Labeled images in arrays: npz, CIFAR, MNIST, Omniglot.
 
-Images that lie decoded in one .npz, resized once when the first is read.
-
-Sets of labeled images for classification, with their own test parts.
-
-Each entry only knows how its set is laid out; `folder` and `arrays` read it.
+Images of a .npz are decoded already, and resized once when the first is read. Each
+function only knows the layout of its set; `folder` and `arrays` read it.
 """
 
 import csv
@@ -45,7 +42,7 @@ def arrays(
     invert: bool = False,
     min_images: int = 1,
 ) -> Source:
-    """Images and labels of a .npz, such as MNIST, CIFAR or Omniglot.
+    """Images and labels of a .npz file, as for MNIST, CIFAR or Omniglot.
 
     Opening reads the labels only. The first `read` streams all images once, so the
     memory needed is that of the resized set.
@@ -85,7 +82,8 @@ def arrays(
     for key, found in ((cameras, camera), (is_test, test)):
         if found is not None and len(found) != len(label):
             raise ValueError(
-                f"{path}: {key} must go with {len(label)} labels, got {len(found)}."
+                f"{path}: {key} must have {len(label)} entries, one per label, got "
+                f"{len(found)}."
             )
     read = _reader(members, shape, invert)
     source = Source(
@@ -130,7 +128,7 @@ def omniglot(
 
 
 def _character_names(table, labels):
-    """<alphabet>/<character> of each label, no two of which may have the same."""
+    """Read <alphabet>/<character> of each label; raises if two are equal."""
     try:
         rows = [
             (row["label"], f"{row['alphabet']}/{row['character']}")
@@ -149,7 +147,7 @@ def _character_names(table, labels):
 
 
 def _pairs_of_keys(images, labels, is_test):
-    """One or two (key of images, key of labels)."""
+    """One or two pairs (key of images, key of labels)."""
     keys = [(k,) if isinstance(k, str) else tuple(k) for k in (images, labels)]
     if len(keys[0]) != len(keys[1]) or len(keys[0]) not in (1, 2):
         raise ValueError(
@@ -157,24 +155,22 @@ def _pairs_of_keys(images, labels, is_test):
             f"the test part), got {images} and {labels}."
         )
     if is_test is not None and len(keys[0]) == 2:
-        raise ValueError(
-            f"is_test must be None where images are two keys, got {is_test}."
-        )
+        raise ValueError(f"is_test must be None if images has two keys, got {is_test}.")
     return list(zip(*keys, strict=True))
 
 
 def _one_shape(members):
-    """(H, W, C) that all image arrays are stored in."""
+    """Shape (H, W, C) that all image arrays share."""
     shapes = {member.key: member.image_shape for member in members}
     if len(set(shapes.values())) != 1:
         raise ValueError(
-            f"{members[0].path} must hold images of one shape, got {shapes}."
+            f"{members[0].path} must have images of one shape, got {shapes}."
         )
     return members[0].image_shape
 
 
 def _reader(members, shape, invert):
-    """`Source.read` of image arrays that follow each other, held once read."""
+    """`Source.read` of concatenated image arrays, which stay in memory once read."""
     starts = np.cumsum([0, *(member.num_images for member in members)])
     lock = threading.Lock()
 
@@ -240,7 +236,7 @@ def image_classes(
         (test, source.is_test.any()),
     ):
         if not is_there:
-            raise ValueError(f"{path} must hold images below {name}/, got none.")
+            raise ValueError(f"{path} must have images below {name}/, got none.")
     return source
 
 
@@ -283,11 +279,12 @@ def mnist(
 
 
 def _npz_in(data_dir: str | os.PathLike) -> pathlib.Path:
-    """The one .npz in a data set's folder."""
+    """Path of the only .npz in a data set's folder."""
     found = sorted(pathlib.Path(data_dir).glob("*.npz"))
     if len(found) != 1:
         raise ValueError(
-            f"{data_dir} must hold one .npz, got {[file.name for file in found]}: "
-            "name the file with the `arrays` source."
+            f"{data_dir} must have exactly one .npz, got "
+            f"{[file.name for file in found]}. Choose one with the data source "
+            "`arrays`."
         )
     return found[0]

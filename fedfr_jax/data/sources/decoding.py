@@ -1,12 +1,8 @@
 """Image decoding: encoded images to uint8 arrays, within limits.
 
-What pictures and classes a set may have; `limits` has what any file may ask for.
-
-From image files to uint8 arrays: decoding, alignment, resizing, many at a time.
-
-Every picture is opened here, whichever command, data set or list it belongs to, and
-every one is upright: turned as the EXIF orientation of its file says. Sizes and
-landmarks are those of the turned picture.
+Every image file is opened here, whichever command, data set or list it belongs to, and
+every one is rotated by its file's EXIF orientation. Sizes and landmarks are those of
+the rotated image.
 """
 
 import contextlib
@@ -36,16 +32,16 @@ MAX_CLASSES = 10**7  # the largest face sets have 4 million
 
 
 def check_pixels(width: int, height: int, origin: str) -> None:
-    """Raise ValueError for a picture that is too large to be one of a face."""
+    """Raise ValueError for an image with too many pixels."""
     if width * height > MAX_PIXELS:
         raise ValueError(
-            f"{origin} must have at most {MAX_PIXELS} pixels, got {width} x {height}: "
-            "make it smaller or take it out of the set."
+            f"{origin} must have at most {MAX_PIXELS} pixels, got {width} x {height}. "
+            "Resize it or remove it from the set."
         )
 
 
 def check_classes(number: int, origin: str | os.PathLike) -> None:
-    """Raise ValueError for more classes than any set has."""
+    """Raise ValueError for more classes than any known set has."""
     if number > MAX_CLASSES:
         raise ValueError(
             f"{origin} must have at most {MAX_CLASSES} classes, got {number}."
@@ -70,7 +66,7 @@ UNREADABLE += (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    """(H, W) of an `image_size` given as one side or as (H, W)."""
+    """Convert an `image_size`, one side or (H, W), to (H, W)."""
     height, width = (
         (image_size, image_size) if isinstance(image_size, int) else image_size
     )
@@ -80,14 +76,14 @@ def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def check_channels(channels: int) -> int:
-    """`channels`, when it is 1 (gray) or 3 (color)."""
+    """Return `channels`; raise ValueError unless it is 1 (gray) or 3 (color)."""
     if channels not in MODES:
         raise ValueError(f"channels must be 1 (gray) or 3 (color), got {channels}.")
     return channels
 
 
 def decode(data: bytes, origin: str, channels: int) -> Image.Image:
-    """Decode an image file's bytes as gray or color.
+    """Decode the bytes of an image file to gray or color.
 
     Args:
       data: the file's bytes.
@@ -105,7 +101,7 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
 
 
 def apply_orientation(data: bytes, origin: str) -> Image.Image:
-    """The picture of a file's bytes in the file's own mode, turned as EXIF says."""
+    """Open an image in its file's mode, rotated by its EXIF orientation."""
     with _open_image(data) as image:
         check_pixels(*image.size, origin)
         image.load()  # Pillow itself turns a TIFF here
@@ -114,7 +110,7 @@ def apply_orientation(data: bytes, origin: str) -> Image.Image:
 
 
 def size_of(data: bytes, origin: str) -> tuple[int, int]:
-    """(H, W) of an upright image file, without decoding it where its header has both.
+    """(H, W) of an image file after EXIF rotation, from its header if possible.
 
     Raises:
       ValueError: naming `origin`, when it is no image.
@@ -126,18 +122,18 @@ def size_of(data: bytes, origin: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def error_context(origin: str, wanted: str):
-    """Raise whatever is wrong with a picture as one ValueError that names `origin`."""
+    """Raise any error of an image as one ValueError that names `origin`."""
     try:
         yield
     except UnidentifiedImageError as error:
         raise ValueError(
             f"{origin} must be {wanted}, got a file of no known format "
-            f"({', '.join(FORMATS)}): replace the file or take it out of the set."
+            f"({', '.join(FORMATS)}). Replace the file or remove it from the set."
         ) from error
     except UNREADABLE as error:
         raise ValueError(
-            f"{origin} must be {wanted}, got {error}: "
-            "replace the file or take it out of the set."
+            f"{origin} must be {wanted}, got {error}. "
+            "Replace the file or remove it from the set."
         ) from error
 
 
@@ -146,7 +142,7 @@ def _open_image(data: bytes) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) where it is missing or unreadable."""
+    """EXIF orientation; 1 (upright) if it is missing or unreadable."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # Pillow raises anything there, and no pixel depends on it
@@ -160,7 +156,7 @@ def prepare_image(
     matrix: np.ndarray | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """A decoded picture as a network's input, before normalization.
+    """Prepare a decoded image as a model's input, before normalization.
 
     Data sets and trained networks in use share this function, so that a picture is the
     same array to both.
@@ -185,7 +181,7 @@ def prepare_image(
 
 
 def _center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The largest part around the center with the shape of (H, W)."""
+    """Crop the largest centered part with the aspect ratio of (H, W)."""
     height, width = size
     scale = min(image.height / height, image.width / width)
     inside = round(scale * width), round(scale * height)
@@ -198,7 +194,7 @@ def resize(
     size: tuple[int, int],
     kernel: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> np.ndarray:
-    """The image at (H, W) with antialiasing, as uint8 [H, W, C]."""
+    """Resize to (H, W) with antialiasing, as uint8 [H, W, C]."""
     height, width = size
     if image.size != (width, height):
         image = image.resize((width, height), kernel)
@@ -208,7 +204,7 @@ def resize(
 def check_landmarks(
     landmarks: np.ndarray, names: Sequence[str], path: str | os.PathLike
 ) -> np.ndarray:
-    """`landmarks` [T, 5, 2] of the images `names` [T], if they can align the faces.
+    """Return landmarks [T, 5, 2]; raise ValueError if some cannot align a face.
 
     Raises:
       ValueError: naming `path`, where they are from, and the first image whose
@@ -218,8 +214,8 @@ def check_landmarks(
     if not is_usable.all():
         bad = names[int(np.argmin(is_usable))]
         raise ValueError(
-            f"{path} must have five finite landmarks that do not coincide, "
-            f"got others for {bad}: correct the row."
+            f"{path} must have five finite, distinct landmarks per image, "
+            f"got others for {bad}. Correct the row."
         )
     return landmarks
 
@@ -227,7 +223,7 @@ def check_landmarks(
 def plan_alignment(
     landmarks: np.ndarray, size: tuple[int, int]
 ) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-    """How to bring faces to the ArcFace template at `size`.
+    """Plan the alignment of faces to the ArcFace template at `size`.
 
     The warp itself is not antialiased, so faces are warped to a canvas that is a
     multiple of 112 pixels high and never smaller than the result, then reduced.
@@ -257,7 +253,7 @@ def reader(
     num_images: int,
     image_shape: tuple[int, int, int],
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """`Source.read` from a function that loads one row, run on a thread per core.
+    """Build `Source.read` from a function that loads one row, on a thread per core.
 
     Pillow releases the interpreter's lock while it decodes.
 
@@ -282,14 +278,16 @@ def reader(
 
 
 def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
-    """`work` of parts of `rows` on a thread per core: its results in their order."""
+    """Map `work` over parts of `rows` on a thread per core; results in order."""
     parts = np.array_split(np.asarray(rows, np.int64), 4 * num_cores())
     found = _pool().map(lambda part: work(part.tolist()), parts)
     return [one for part in found for one in part]
 
 
 def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
-    """Indices as int64 [n], all in [0, num_images)."""
+    """Return indices as int64 [n]; raise ValueError unless all are in [0,
+    num_images).
+    """
     rows = np.asarray(indices, np.int64).reshape(-1)
     if rows.size and (rows.min() < 0 or rows.max() >= num_images):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""FLICKR-AES: photographs rated by several people each.
+"""FLICKR-AES: photographs with aesthetic ratings by several raters each.
 
 Ren, Shen, Lin, Mech, Foran, "Personalized Image Aesthetics", ICCV 2017,
 https://github.com/alanspike/personalizedImageAesthetics. A row is a rating, so an image
@@ -34,7 +34,7 @@ def flickr_aes(
     max_ratings: int = 290,
     min_per_score: int = 4,
 ) -> Source:
-    """Ratings from 1 to 5 as five classes, of the raters with enough of each.
+    """FLICKR-AES with ratings 1 to 5 as classes, of raters with enough ratings of each.
 
     Args:
       data_dir: folder of the ratings file and of the images.
@@ -58,8 +58,9 @@ def flickr_aes(
     is_kept &= fewest >= max(min_per_score, 1)
     if not is_kept.any():
         raise ValueError(
-            f"{path} must have a rater of {min_ratings} to {max_ratings} ratings with "
-            f"{max(min_per_score, 1)} of each score, got none of {len(raters)}."
+            f"{path} must have raters with {min_ratings} to {max_ratings} ratings and "
+            f"at least {max(min_per_score, 1)} of each score, got none of "
+            f"{len(raters)}. Change min_ratings, max_ratings or min_per_score."
         )
     rows = np.flatnonzero(is_kept[rater])
     shape = (*parse_size(image_size), 3)
@@ -79,7 +80,7 @@ def flickr_aes(
 
 
 def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """(worker [T], image name T, score [T] int) of a ratings file.
+    """Read a ratings file: (rater [T], image name T, score [T] int).
 
     Blanks around words are passed over, and so is a worker's second rating of an image,
     which would put one image into training and test.
@@ -104,7 +105,7 @@ def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]
                 f"[1, {SCORES}], got {score}."
             )
     if not first:
-        raise ValueError(f"{path} must hold ratings, got none.")
+        raise ValueError(f"{path} must have at least one rating, got none.")
     workers, names = zip(*first, strict=True)
     scores = np.array([score for _, score in first.values()])
     return np.array(workers), list(names), scores

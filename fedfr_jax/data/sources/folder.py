@@ -1,7 +1,7 @@
-"""Folders and zip archives of images labeled by their file names.
+"""Folders and zip archives of images, with labels from file names.
 
-One reader; a naming is a regular expression over the relative path with a group
-`identity` and, where the name tells them, a group `camera` and a group `test`, which
+A `filename_pattern` is a regular expression over the relative path with a group
+`identity` and, if the name has them, a group `camera` and a group `test`, which
 takes part in the match for images of the set's own test part only.
 """
 
@@ -50,7 +50,7 @@ def folder(
     align: bool = False,
     min_images: int = 1,
 ) -> Source:
-    """A directory or .zip of images, one identity per folder or per name.
+    """Images of a directory or .zip; folders or file names give the identity.
 
     Args:
       path: the directory or archive.
@@ -143,7 +143,7 @@ def lfw(
 
 
 def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.ndarray]:
-    """(the T files that show a face, its landmarks [T, 5, 2] float32 x, y).
+    """Read a landmarks csv: (files with a face, landmarks [T, 5, 2] float32 x, y).
 
     The csv names its columns: name (the image's relative path), x1, y1 ... x5, y5; the
     points are eye at image left, eye at image right, nose, mouth corner at image left,
@@ -166,19 +166,21 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.nda
     missing = [name for name in files.names if name not in points]
     if missing:
         raise ValueError(
-            f"{path} must have landmarks for every image, but {len(missing)} have "
-            f"none, the first is {missing[0]}: add rows or set align=False."
+            f"{path} must have landmarks for every image, got none for {len(missing)}, "
+            f"the first {missing[0]}. Add rows or set align=False."
         )
     names = [name for name in files.names if points[name]]
     if not names:
-        raise ValueError(f"{path} must have landmarks for some image, got empty cells.")
+        raise ValueError(
+            f"{path} must have landmarks for at least one image, got empty cells."
+        )
     landmarks = np.array([points[name] for name in names], np.float32)
     landmarks = check_landmarks(landmarks.reshape(-1, 5, 2), names, path)
     return files._replace(names=names), landmarks
 
 
 def _numbers(cells: list[str]) -> list[float]:
-    """The numbers of a row, none where all of its cells are empty."""
+    """Numbers of a row's cells; empty if all cells are empty."""
     return [float(cell) for cell in cells] if any(cells) else []
 
 
@@ -189,7 +191,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
     if landmarks is not None:
         files, points = read_landmarks(landmarks, files)
     elif align:
-        raise ValueError("landmarks must name a csv file when align is True, got None.")
+        raise ValueError("landmarks must be a csv file if align is True, got None.")
     stored = stored_files(files, files.names, beside=points)
     labels, names, cameras, is_test = _index(files, naming, path, under)
     size = _size_of_first(files) if image_size is None else parse_size(image_size)
@@ -208,7 +210,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         if points is not None and not align and found != first:
             raise ValueError(
                 f"{files.origin(name)} must have the first image's size {first} "
-                f"for its landmarks to hold, got {found}: set align=True."
+                f"for its landmarks to fit, got {found}. Set align=True."
             )
         matrix = None if matrices is None else matrices[row]
         return prepare_image(image, size, how, matrix, canvas)
@@ -231,7 +233,7 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
 
 
 def _size_of_first(files):
-    """(H, W) of the first image as stored."""
+    """(H, W) of the first image, as stored."""
     first = decode(files.read(files.names[0]), files.origin(files.names[0]), 3)
     return first.height, first.width
 
@@ -249,8 +251,8 @@ def _index(files, naming, path, under):
     if None in matches:
         stray = files.names[matches.index(None)]
         raise ValueError(
-            f"{stray} in {path} must be named as {pattern.pattern} (naming={naming}), "
-            "got no match: move it, or choose another naming."
+            f"{stray} in {path} must match filename_pattern={naming} "
+            f"({pattern.pattern}), but does not. Move it, or choose another pattern."
         )
     labels, names = _number([match["identity"] for match in matches])
     cameras = None
@@ -280,7 +282,7 @@ def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def archive_in(data_dir: str | os.PathLike) -> pathlib.Path:
-    """The one .zip in a data set's folder, or the folder itself where there is none.
+    """Path of the only .zip in a data set's folder, or the folder if it has none.
 
     Raises:
       ValueError: for several, or one that lies beside images, which it would replace.
@@ -288,14 +290,14 @@ def archive_in(data_dir: str | os.PathLike) -> pathlib.Path:
     archives = sorted(pathlib.Path(data_dir).glob("*.zip"))
     if len(archives) > 1:
         raise ValueError(
-            f"{data_dir} must hold one .zip, got {[a.name for a in archives]}: "
-            "name the archive with the `folder` source."
+            f"{data_dir} must have at most one .zip, got {[a.name for a in archives]}. "
+            "Choose one with the data source `folder`."
         )
     if not archives:
         return pathlib.Path(data_dir)
     if image := any_image(data_dir):
         raise ValueError(
-            f"{data_dir} must hold one .zip or folders of images, got both: "
+            f"{data_dir} must have one .zip or folders of images, got both: "
             f"{archives[0].name} and {image}. Move one of them to another folder."
         )
     return archives[0]

@@ -24,7 +24,7 @@ NOT_READ = "of the images"
 
 
 class Files(NamedTuple):
-    """Image files and how to read them."""
+    """Image files of a folder or archive, and functions to read them."""
 
     # Relative, with forward slashes, composed (Unicode's NFC), in natural order
     names: list[str]
@@ -36,7 +36,7 @@ class Files(NamedTuple):
     size: Callable[[str], int] = lambda name: 0  # bytes of a file
 
     def passed_over(self, used: Collection[str] | None = None) -> str:
-        """How many files are not read, and the first of each kind; "" for none.
+        """Count ignored files, with the first of each kind; "" if there are none.
 
         Args:
           used: the images that are read; None for all. The others' names are
@@ -58,7 +58,7 @@ class Files(NamedTuple):
 
 
 def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
-    """List the images below `under` in a directory or in a .zip.
+    """List the images below `under` in a directory or .zip.
 
     Hidden files, those of SYSTEM_FOLDERS and files that are no images by their suffix
     are passed over, see `Files.passed_over`.
@@ -76,7 +76,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         listed, read, confirm, size = open_zip(path)
     else:
         raise ValueError(
-            f"{path} must be a directory or a .zip of images, got nothing there."
+            f"{path} must be a directory or a .zip of images, but does not exist."
         )
     wanted, others = [], []
     for name in listed:
@@ -100,15 +100,15 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     )
     if not names:
         raise ValueError(
-            f"{path} must hold images{f' below {prefix}' if prefix else ''} "
-            f"({' '.join(IMAGE_SUFFIXES)}), got none: check the path."
+            f"{path} must have images{f' below {prefix}' if prefix else ''} "
+            f"({' '.join(IMAGE_SUFFIXES)}), got none. Check the path."
             + (f" ({files.passed_over()})" if others else "")
         )
     return files
 
 
 def _decomposed(names: Iterable[str]) -> dict[str, str]:
-    """{composed name: as it is stored} of names that are stored otherwise.
+    """Names that are not in NFC: {NFC name: name as stored}.
 
     A name whose composed form is a file too stays as it is.
     """
@@ -120,7 +120,7 @@ def _decomposed(names: Iterable[str]) -> dict[str, str]:
 
 
 def any_image(path: str | os.PathLike) -> str | None:
-    """Name of an image below a directory; None without one."""
+    """Name of an image below a directory; None if there is none."""
     for folder, _, files in os.walk(path):
         for file in files:
             name = pathlib.Path(folder, file).relative_to(path).as_posix()
@@ -130,7 +130,7 @@ def any_image(path: str | os.PathLike) -> str | None:
 
 
 def natural_key(text: str) -> list:
-    """Sort key under which s2 comes before s10.
+    """Sort key that puts s2 before s10.
 
     >>> sorted(["s10", "s2", "t"], key=natural_key)
     ['s2', 's10', 't']
@@ -142,7 +142,7 @@ def natural_key(text: str) -> list:
 
 
 def _check_names(path, names):
-    """Raise ValueError for a name that is not UTF-8: no file of a run can hold it."""
+    """Raise ValueError for a name that is not UTF-8."""
     try:
         "\n".join(names).encode()
     except UnicodeEncodeError as error:
@@ -160,7 +160,7 @@ def _is_image(name: str) -> bool:
 
 
 def _kind(name: str) -> str:
-    """Why a file is passed over, as words behind a number."""
+    """Reason why a file is ignored, to follow a count."""
     *folders, last = name.split("/")
     for folder in folders:
         if folder in SYSTEM_FOLDERS:
@@ -196,15 +196,15 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
             return (path / name).read_bytes()
         except OSError as error:
             raise ValueError(
-                f"{path / name} must be readable, got {error.strerror}: "
-                "restore the file or open the folder again."
+                f"{path / name} must be readable, got {error.strerror}. "
+                "Restore the file or open the folder again."
             ) from error
 
     return names + others, read
 
 
 def _size(path: pathlib.Path) -> int:
-    """Bytes of a file; 0 of a link to nothing, which is told when it is read."""
+    """Size of a file in bytes; 0 for a broken link, which is reported on reading."""
     try:
         return path.stat().st_size
     except OSError:
@@ -229,12 +229,12 @@ def _list_members(folder: str) -> list[os.DirEntry]:
 
 
 def _place(state: os.stat_result) -> tuple[int, int]:
-    """(device, inode): two names with one place are of one file."""
+    """(device, inode) of a file: equal for two links to one file."""
     return state.st_dev, state.st_ino
 
 
 def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
-    """`_place` of a file, asking the disk about links alone."""
+    """(device, inode) of a file; only links need a system call."""
     if not entry.is_symlink():
         return device, entry.inode()
     try:
@@ -244,7 +244,7 @@ def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, i
 
 
 def _check_each_once(path: pathlib.Path, names: list[str], places: np.ndarray) -> None:
-    """Raise ValueError when two of `names` are links to one image.
+    """Raise ValueError if two of `names` are links to one image.
 
     Args:
       places: [T, 2] of each name; on some file systems two files have one.

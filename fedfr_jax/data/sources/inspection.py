@@ -1,4 +1,4 @@
-"""Data set inspection: contents and unreadable images, for `fedfr prepare`."""
+"""Data set inspection for `fedfr prepare`: contents and unreadable images."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ MAX_LISTED = 20
 
 
 def inspect(source: Source, *, sample: int | None = None) -> dict:
-    """Count a source's identities and read its images.
+    """Count a source's identities, and read its images to find unreadable ones.
 
     Args:
       source: any source.
@@ -60,7 +60,9 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
 
 
 def _read_what_can(source, rows, errors):
-    """Yield the readable images of rows; append a message for every other one."""
+    """Yield the readable images of `rows`; append an error message for each other
+    one.
+    """
     try:
         yield source.read(rows)
         return

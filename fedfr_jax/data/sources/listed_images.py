@@ -1,4 +1,4 @@
-"""Images by name, in the order of a list, aligned by its landmarks."""
+"""Images by name, in the order of a list, aligned by landmarks."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ RESIZED = Preprocessing(resize="stretch")  # `listed_images` without landmarks
 
 
 class ListedImages(NamedTuple):
-    """Images of a list."""
+    """Images of a list, and how to read them."""
 
     read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
     passed_over: str  # see `Files`
@@ -36,7 +36,7 @@ def listed_images(
     *,
     landmarks: np.ndarray | None = None,
 ) -> ListedImages:
-    """`Source.read` of the named images of a directory or .zip.
+    """Open the named images of a directory or .zip, in order.
 
     Args:
       path: the directory or archive; its other images are passed over, and counted.
@@ -56,8 +56,8 @@ def listed_images(
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
-            f"{path} must hold every listed image, got none for {len(missing)} of "
-            f"{len(names)}, first {missing[0]} (it holds {files.names[0]})."
+            f"{path} must have every listed image, got {len(missing)} of {len(names)} "
+            f"missing, the first {missing[0]} (it has {files.names[0]})."
         )
     read = listed_reader(files, names, image_shape, RESIZED, landmarks)
     return ListedImages(read, files.passed_over(names), stored_files(files, names))
@@ -70,7 +70,7 @@ def listed_reader(
     how: Preprocessing,
     landmarks: np.ndarray | None = None,
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """`Source.read` of T named files, prepared as `how` says.
+    """`Source.read` of T named files with the given preprocessing.
 
     Args:
       image_shape: (H, W, C) of the result.

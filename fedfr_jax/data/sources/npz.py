@@ -1,8 +1,7 @@
-"""Arrays of a .npz file, and an index cached as one.
+"""Arrays of .npz files, and indexes cached in such files.
 
-Arrays of a .npz: integers at once, images one by one.
-
-A parsed index kept on disk, so that a large set is scanned once.
+Integers are read at once, images one by one. The cached index of a large set saves
+scanning it again.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ DAMAGED += (NotImplementedError, RuntimeError, MemoryError, tokenize.TokenError)
 
 
 class ImageArray(NamedTuple):
-    """An array of images that stays in its file."""
+    """An image array in a .npz file, by its header."""
 
     path: str | os.PathLike
     key: str
@@ -37,14 +36,14 @@ class ImageArray(NamedTuple):
 
 
 def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
-    """An array of integers of at least 0, flattened to int32.
+    """Read an array of non-negative integers, flattened to int32.
 
     Raises:
       ValueError: naming the file and key.
     """
     values = _read(path, key)
     if values.size == 0:
-        raise ValueError(f"{path}: {key} must hold at least one number, got none.")
+        raise ValueError(f"{path}: {key} must have at least one number, got none.")
     if values.dtype.kind not in "iu":
         raise ValueError(f"{path}: {key} must be integers, got {values.dtype}.")
     if values.min() < 0 or values.max() >= 2**31:
@@ -56,19 +55,19 @@ def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
 
 
 def read_bools(path: str | os.PathLike, key: str) -> np.ndarray:
-    """An array of bool, or of 0 and 1, flattened to bool.
+    """Read an array of bool, or of 0 and 1, flattened to bool.
 
     Raises:
       ValueError: naming the file and key.
     """
     values = _read(path, key)
     if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{path}: {key} must be true or false, got {values.dtype}.")
+        raise ValueError(f"{path}: {key} must be bool, or 0 and 1, got {values.dtype}.")
     return values.reshape(-1).astype(bool)
 
 
 def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArray:
-    """An image array by its header; the images are not read.
+    """Read the header of an image array, but not the images.
 
     Args:
       num_images: T, the number of labels that go with the array.
@@ -82,7 +81,7 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
             shape, is_fortran, dtype = header
     except DAMAGED as error:
         raise ValueError(
-            f"{path} must be a whole .npz with the array {key}, got {error}."
+            f"{path} must be an undamaged .npz with the array {key}, got {error}."
         ) from error
     rest, count = shape, 1
     while count < num_images and rest:
@@ -99,14 +98,14 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
     ):
         raise ValueError(
             f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
-            "uint8 or bool in C order, H and W above 0, to go with its labels, got "
+            "uint8 or bool in C order, H and W above 0, one image per label, got "
             f"{dtype} {shape}."
         )
     return ImageArray(path, key, num_images, dtype, rest)
 
 
 def read_images(array: ImageArray, table: np.ndarray, *, invert: bool) -> None:
-    """Read, invert and resize image by image into `table` [T, H, W, C] uint8.
+    """Read, invert and resize images one by one into `table` [T, H, W, C] uint8.
 
     Raises:
       ValueError: when the file ends early or is damaged.
@@ -122,8 +121,8 @@ def read_images(array: ImageArray, table: np.ndarray, *, invert: bool) -> None:
             file.read(1)  # the checksum is compared at the end
     except DAMAGED as error:
         raise ValueError(
-            f"{array.path} must hold {array.num_images} whole images in {array.key}, "
-            f"got {error}: copy the file again."
+            f"{array.path} must have {array.num_images} complete images in "
+            f"{array.key}, got {error}. Copy the file again."
         ) from error
 
 
@@ -135,13 +134,13 @@ def _read(path, key):
             return values.reshape(header.shape, order=order)
     except DAMAGED as error:
         raise ValueError(
-            f"{path} must be a whole .npz with the array {key}, "
+            f"{path} must be an undamaged .npz with the array {key}, "
             f"got {type(error).__name__}: {error}."
         ) from error
 
 
 class _Header(NamedTuple):
-    """Of an array in its file."""
+    """Header of an array in its file."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -150,7 +149,7 @@ class _Header(NamedTuple):
 
 @contextlib.contextmanager
 def _member(path, key):
-    """(file after the header, header) of an array that fills its file."""
+    """Open an array: (file after the header, header); its data must fill the file."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
         header = _Header(*_read_header(file))
         wanted = math.prod(header.shape) * header.dtype.itemsize
@@ -179,7 +178,7 @@ STAMP = b"stamp.npy"  # the first member of the zip
 
 
 class ReadOnly(str):
-    """Path of a cache that is read where it fits, and never written."""
+    """Path of a cache that is read if it fits, but never written."""
 
 
 def load_or_build(
@@ -188,7 +187,7 @@ def load_or_build(
     scan: Callable[[], dict[str, np.ndarray]],
     fits: Callable[[dict[str, np.ndarray]], bool],
 ) -> dict[str, np.ndarray]:
-    """The arrays of `scan()`, from the file `cache` while the origins are unchanged.
+    """Arrays of `scan()`, read from the file `cache` while the origins are unchanged.
 
     Args:
       cache: an .npz to read or make, a `ReadOnly` one only to read; None always
@@ -225,15 +224,13 @@ def load_or_build(
 
 
 def check_replaceable(cache: pathlib.Path) -> None:
-    """Raise ValueError for a file that does not begin as `load_or_build` writes it: a
-    config
-    may name any file, whose content would be lost."""
+    """Raise ValueError if the file is not one that `load_or_build` wrote."""
     if not cache.exists():
         return
     with cache.open("rb") as file:
         begin = file.read(64)
     if begin[:2] != b"PK" or STAMP not in begin:
         raise ValueError(
-            f"cache {cache} must be a new file or one that a cache wrote, but is "
-            "another file. Name another one, or remove this one."
+            f"cache {cache} must be a new file or a cache, got another file. Choose "
+            "another path, or remove this file."
         )

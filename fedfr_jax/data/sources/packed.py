@@ -1,18 +1,12 @@
-"""Packed sets: decoded images in memory-mapped files.
-
-What a packed set has beside its images, an array for each file.
-
-The index of a packed set: which files it has, of which sizes and shapes.
-
-Decoded images in memory-mapped shards, written once from any source.
+"""Packed data sets: decoded images in memory-mapped files.
 
 A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
 shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
 `is_test.npy`, `pairs.npy`, `is_same.npy`, `masks.npy` and `mask_classes.npy`,
-`names.json`, and `index.json`, which is written last: without it the set is not whole.
+`names.json`, and `index.json`, which is written last: without it the set is incomplete.
 Each file is put in place by renaming; `shards.jsonl` gets a line with its size and
-SHA-256 afterwards, so a killed preparation goes on with the first shard that has no
-line or another size. The lines end up in `index.json`.
+SHA-256 afterwards, so a killed preparation resumes with the first image file that has
+no line or another size. The lines end up in `index.json`.
 """
 
 import functools
@@ -46,7 +40,7 @@ ARRAYS += ("masks", "mask_classes", "roles")
 
 
 def load_arrays(source: Source) -> dict[str, np.ndarray]:
-    """What a source has beside images and names, in a fixed order; masks are read."""
+    """Arrays of a source besides images and names, in a fixed order, with its masks."""
     arrays = {"labels": source.labels.astype(np.int32)}
     if source.landmarks is not None:
         arrays["landmarks"] = source.landmarks.astype(np.float32)
@@ -68,7 +62,7 @@ def load_arrays(source: Source) -> dict[str, np.ndarray]:
 
 
 def load_masks(arrays: Mapping[str, np.ndarray]) -> Masks | None:
-    """The way back: the masks of a packed set, if it has any, in memory as a whole."""
+    """Masks of a packed set from its arrays, in memory; None if it has none."""
     if "masks" not in arrays:
         return None
     masks = arrays["masks"]
@@ -79,23 +73,23 @@ def load_masks(arrays: Mapping[str, np.ndarray]) -> Masks | None:
 
 
 def check_labels(folder: pathlib.Path, labels: np.ndarray, names: list) -> None:
-    """Raise ValueError unless labels are whole numbers of the names, which are text."""
+    """Raise ValueError unless names are strings and labels are indices of them."""
     if not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"{folder / 'names.json'} must hold names, got {str(names)[:60]}: pack it "
+            f"{folder / 'names.json'} must hold names, got {str(names)[:60]}. Pack it "
             "again."
         )
     is_whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
     if not is_whole or not len(labels):
         raise ValueError(
-            f"{folder / 'labels.npy'} must hold whole numbers, got {labels.dtype} "
-            f"{labels.shape}: pack it again."
+            f"{folder / 'labels.npy'} must hold integers [T], got {labels.dtype} "
+            f"{labels.shape}. Pack it again."
         )
     low, high = labels.min(), labels.max()
     if low < 0 or high >= len(names):
         raise ValueError(
-            f"{folder / 'labels.npy'} must hold numbers of the {len(names)} names in "
-            f"names.json, got {low} to {high}: pack it again."
+            f"{folder / 'labels.npy'} must be in [0, {len(names)}), indices of "
+            f"names.json, got {low} to {high}. Pack it again."
         )
 
 
@@ -105,12 +99,12 @@ MAX_HEADER_BYTES = 2**12  # bytes of a .npy before its numbers
 
 
 def packed_file_name(number: int) -> str:
-    """File of the images of a shard."""
+    """Name of the n-th image file."""
     return f"images-{number:05d}.npy"
 
 
 def open_index(folder: pathlib.Path) -> dict:
-    """The index of a whole packed set.
+    """Read the index of a complete packed set.
 
     Raises:
       ValueError: naming the file, when there is none, or it contradicts itself.
@@ -118,8 +112,8 @@ def open_index(folder: pathlib.Path) -> dict:
     if not (folder / INDEX).exists():
         begun = "begun" if (folder / LINES).exists() else "not there"
         raise ValueError(
-            f"{folder} must hold a whole packed set with its {INDEX}, but it is "
-            f"{begun}: run `fedfr prepare --pack` to its end."
+            f"{folder} must be a complete packed set with {INDEX}, but it is {begun}. "
+            "Finish it with `fedfr prepare --pack`."
         )
     index = read_json(folder / INDEX)
     try:
@@ -128,14 +122,14 @@ def open_index(folder: pathlib.Path) -> dict:
         why = f"{type(error).__name__}: {error}"
     if why:
         raise ValueError(
-            f"{folder / INDEX} must be as it was written, got {why}: copy or pack it "
-            "again, or read it with the version that wrote it."
+            f"{folder / INDEX} must be an undamaged index of this version, got {why}. "
+            "Copy or pack it again, or use the version that wrote it."
         )
     return index
 
 
 def _contradiction(index):
-    """What is wrong in an index by itself, None when nothing is."""
+    """Describe a contradiction within an index; None if there is none."""
     if index["format"] != FORMAT:
         return f"format {index['format']}, which is not {FORMAT}"
     num_images, size = index["num_images"], index["rows_per_shard"]
@@ -174,7 +168,7 @@ def pack(
     max_file_bytes: int = MAX_FILE_BYTES,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Write `source` into `folder`, or go on where an earlier call was killed.
+    """Write `source` into `folder`, or resume a killed call.
 
     Args:
       max_file_bytes: most bytes of images in a file; a shard has one image at least.
@@ -221,7 +215,7 @@ def pack(
 
 
 def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
-    """The set that `pack` wrote into the folder `path`.
+    """Open the set that `pack` wrote into the folder `path`.
 
     Opening looks at the size of every file, and reads all but the images, which must
     have the SHA-256 that they were written with; `read` touches the rows asked for and
@@ -241,12 +235,12 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
         if size != facts["bytes"]:
             raise ValueError(
                 f"{folder / name} must have {facts['bytes']} bytes, "
-                f"got {'no file' if size is None else size}: copy or pack it again."
+                f"got {'no file' if size is None else size}. Copy or pack it again."
             )
         if not name.startswith("images-") and _sha256(folder / name) != facts["sha256"]:
             raise ValueError(
-                f"{folder / name} must have the SHA-256 that it was written with, got "
-                "another: copy or pack it again."
+                f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
+                "or pack it again."
             )
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
@@ -274,14 +268,14 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:
         raise ValueError(
-            f"{folder / INDEX} must be of these labels, names and other arrays, got "
-            "those of another set: copy or pack it again."
+            f"{folder / INDEX} must belong to the labels, names and arrays beside it, "
+            "got those of another set. Copy or pack it again."
         )
     return keep_identities(source, min_images, str(folder))
 
 
 def verify(path: str | os.PathLike) -> int:
-    """Read every file of a packed set again; returns how many there are.
+    """Check the SHA-256 of every file of a packed set; return their number.
 
     Raises:
       ValueError: naming every file whose SHA-256 is not that of its writing.
@@ -295,8 +289,8 @@ def verify(path: str | os.PathLike) -> int:
     ]
     if damaged:
         raise ValueError(
-            "files must have the SHA-256 that they were written with, got another for "
-            f"{', '.join(damaged)}: copy or pack them again."
+            f"packed files must have the SHA-256 in {INDEX}, got another for "
+            f"{', '.join(damaged)}. Copy or pack them again."
         )
     return len(files)
 
@@ -317,8 +311,8 @@ def _reader(folder, index):
         wanted = (min(size, num_images - number * size), *shape)
         if images.shape != wanted or images.dtype != np.uint8:
             raise ValueError(
-                f"{path} must hold images {wanted}, got {images.dtype} {images.shape}: "
-                "copy or pack it again."
+                f"{path} must hold images {wanted}, got {images.dtype} {images.shape}. "
+                "Copy or pack it again."
             )
         return advise_random_access(images)
 
@@ -337,7 +331,7 @@ def _reader(folder, index):
 
 
 def _preprocessing(folder, index):
-    """How the images were made of picture files, where the packed set knows."""
+    """Preprocessing that made the images from image files, if recorded."""
     if "preprocessing" not in index:
         return None
     with naming(folder / INDEX):
@@ -345,7 +339,7 @@ def _preprocessing(folder, index):
 
 
 def _digest(source, arrays):
-    """SHA-256 of everything of a source but its pixels: is it the same set?"""
+    """SHA-256 of a source without its pixels, to compare sets."""
     digest = hashlib.sha256("\n".join(source.names).encode())
     for key, values in arrays.items():
         digest.update(f"{key} {values.shape} {values.dtype}".encode())
@@ -362,7 +356,7 @@ def _write_images(file, *, source, rows):
 
 
 def _write_atomically(path, write):
-    """Write a file; returns its bytes and SHA-256."""
+    """Write a file atomically; return its size in bytes and SHA-256."""
     with replace_file(path) as file:
         write(file)
         file.flush()
@@ -370,7 +364,7 @@ def _write_atomically(path, write):
 
 
 def _begin(path, head):
-    """Facts of the shards that are written already, after a look at the first line."""
+    """Entries of the image files written so far, after a check of the first line."""
     written = path.read_bytes() if path.exists() else b""
     cut = written.rfind(b"\n") + 1
     if not cut:
@@ -394,8 +388,8 @@ def _check_head(path, found, head):
     for key, value in head.items():
         if found.get(key) != value:
             raise ValueError(
-                f"{path} must be of this source and shard size ({key} {value}), got "
-                f"{found.get(key)}: pack into another folder or remove this one."
+                f"{path} must be from this source and max_file_bytes ({key} {value}), "
+                f"got {found.get(key)}. Pack into another folder or remove this one."
             )
 
 

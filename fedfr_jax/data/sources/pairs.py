@@ -1,13 +1,9 @@
-"""Verification pairs: in .bin files, or listed in text.
-
-Verification pairs in one file: InsightFace's .bin sets.
+"""Verification pairs: in InsightFace's .bin files, or listed in text files.
 
 A .bin set is a pickle of (encoded images, is_same), with 2P images as bytes, Python 2
 strings or uint8 arrays and P truth values; images 2i and 2i + 1 are pair i. Pickles can
-run code, so the unpickler here knows plain containers and stand-ins for arrays, and
-nothing else: not even NumPy's own constructors are called.
-
-Verification pairs that a text file lists: of one's own images, and of LFW.
+run code, so the unpickler here only knows plain containers and stand-ins for arrays:
+not even NumPy's constructors are called.
 """
 
 import mmap
@@ -38,7 +34,8 @@ def bin_pairs(
     image_size: int | tuple[int, int] = 112,
     channels: int = 3,
 ) -> Source:
-    """An InsightFace .bin verification set (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+    """Open an InsightFace .bin verification set (lfw.bin, cfp_fp.bin, agedb_30.bin,
+    ...).
 
     The file names nobody: the two images of a same pair share a label, and all others
     have one of their own, so labels say nothing across pairs.
@@ -68,7 +65,7 @@ def bin_pairs(
 
 
 def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
-    """Read a .bin set without running what is in it.
+    """Read a .bin set without running code from it.
 
     Returns:
       2P encoded images, and is_same [P] bool.
@@ -90,8 +87,8 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
         is_same = _truths(is_same)
     except _Forbidden as error:
         raise ValueError(
-            f"{path} must hold only images and truth values, got a pickle that asks "
-            f"for {error}: do not open it with pickle, it may run code."
+            f"{path} must hold only images and truth values, got a pickle that imports "
+            f"{error}. Do not open it with pickle, it may run code."
         ) from error
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(
@@ -100,18 +97,18 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
         ) from error
     if len(images) != 2 * len(is_same) or not images:
         raise ValueError(
-            f"{path} must hold two images per pair, got {len(images)} images "
+            f"{path} must have two images per pair, got {len(images)} images "
             f"for {len(is_same)} pairs."
         )
     return images, is_same
 
 
 class _Forbidden(Exception):
-    """What a pickle asked for and does not get."""
+    """A class that a pickle asks for, but that is not allowed."""
 
 
 class _Dtype:
-    """Stand-in for numpy.dtype: its code, and the state that is not needed."""
+    """Stand-in for numpy.dtype: keeps its code, ignores its state."""
 
     def __init__(self, code=b"", *flags):
         del flags
@@ -133,7 +130,7 @@ class _Array:
 
 
 def _latin1(text, encoding):
-    """How Python 3 writes bytes into old pickles."""
+    """Decode text as Python 3's pickles of bytes need it."""
     if encoding not in ("latin1", b"latin1"):
         raise ValueError(f"encoding {encoding}")
     return text.encode("latin1") if isinstance(text, str) else text
@@ -169,14 +166,14 @@ def _encoded(image) -> bytes:
 
 
 def _truths(is_same) -> np.ndarray:
-    """Which pairs are of one person, [P] bool; "no" and 2 are no truth values."""
+    """Labels [P] bool of the pairs; other values than truth values are an error."""
     if isinstance(is_same, _Array):
         is_same = list(_to_numpy(is_same).reshape(-1))
     values = [_to_numpy(v).reshape(-1) if isinstance(v, _Array) else v for v in is_same]
     values = [v[0] if isinstance(v, np.ndarray) and len(v) == 1 else v for v in values]
     for value in values:
         if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"is_same of {value!r}, not True or False")
+            raise ValueError(f"is_same must be True or False, got {value!r}")
     return np.array(values, bool)
 
 
@@ -197,7 +194,7 @@ def listed_pairs(
     image_size: int | tuple[int, int] = 112,
     channels: int = 3,
 ) -> Source:
-    """Images of a directory or .zip, paired by lines of a file.
+    """Open images of a directory or .zip, paired by the lines of a text file.
 
     A line is `first second 1` for one person and `first second 0` for two, images by
     their paths below `path`, in words apart by tabs (names may then hold spaces),
@@ -229,7 +226,7 @@ def listed_pairs(
     }
     rows = [_pair(line, origin) for origin, line in kept.items()]
     if not rows:
-        raise ValueError(f"{file} must list pairs, got none.")
+        raise ValueError(f"{file} must have at least one pair, got none.")
     names = sorted({name for row in rows for name in row[:2]})
     place = {name: i for i, name in enumerate(names)}
     shape = (*parse_size(image_size), channels)
@@ -259,7 +256,7 @@ def _pair(line: str, origin: str) -> tuple[str, str, bool]:
 
 
 def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
-    """Pairs of LFW's View 1 (`N` on the first line) or View 2 (`10<TAB>300`).
+    """Read LFW's pairs of View 1 (`N` on the first line) or View 2 (`10<TAB>300`).
 
     Each set (one, or each of ten folds) is N lines `name i j` of one person, then N
     lines `name i other j` of two. The order is kept, so folds stay contiguous.
@@ -285,8 +282,8 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
     is_count = 1 <= len(header) <= 2 and min(header) > 0
     if not is_count or len(lines) != 2 * num_sets * num_each:
         raise ValueError(
-            f"{path} must have 2 lines per counted pair, got counts {header} and "
-            f"{len(lines)} pairs: the file is cut or mixed."
+            f"{path} must have two lines per pair that its first line counts, got the "
+            f"first line {header} and {len(lines)} others. Copy the file again."
         )
     is_same = np.arange(len(lines)) // num_each % 2 == 0
     origins = [f"{path} line {number}" for number in lines]
@@ -303,7 +300,7 @@ def _find_pair(line, is_same, rows, origin):
         raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
     people = [words[0], words[0 if is_same else 2]]
     if not is_same and people[0] == people[1]:
-        raise ValueError(f"{origin} must pair two people, got {line!r}.")
+        raise ValueError(f"{origin} must have two different people, got {line!r}.")
     names = [
         f"{name}_{number.strip():0>4}"
         for name, number in zip(people, (words[1], words[-1]), strict=True)
@@ -311,14 +308,14 @@ def _find_pair(line, is_same, rows, origin):
     for name in names:
         if name not in rows:
             raise ValueError(
-                f"{origin} must pair images of the set, but {name} is not in it: "
-                "use the pairs file that belongs to these images, or pairs=None."
+                f"{origin} must have images of the set, got {name}, which is not in "
+                "it. Use the pairs file of these images, or pairs=None."
             )
     return [rows[name] for name in names]
 
 
 def _check_two_images(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
-    """Raise ValueError for an image with itself.
+    """Raise ValueError for a pair of an image with itself.
 
     Args:
       indices: [P, 2].
@@ -326,7 +323,7 @@ def _check_two_images(indices: Sequence[Sequence[int]], origins: Sequence[str]) 
     """
     for (first, second), origin in zip(indices, origins, strict=True):
         if first == second:
-            raise ValueError(f"{origin} must pair two images, got one with itself.")
+            raise ValueError(f"{origin} must have two different images, got one twice.")
 
 
 def _check_once(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
@@ -337,6 +334,6 @@ def _check_once(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> Non
         other = seen.setdefault(pair, origin)
         if other != origin:
             raise ValueError(
-                f"{origin} must list a new pair, got that of {other} again: take one "
-                "of them out."
+                f"{origin} must be a new pair, got that of {other} again. Remove one "
+                "of them."
             )

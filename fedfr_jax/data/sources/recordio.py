@@ -1,20 +1,16 @@
 """Face sets in MXNet RecordIO: the format, its index and the source.
 
-The MXNet RecordIO format: chunks, headers and the text index, without mxnet.
+Read without mxnet. A record is one or more parts: uint32 magic, uint32 (flag << 29 |
+length), payload padded to 4 bytes. Flag 0 is a whole record; 1, 2, 3 are the first,
+middle and last part of one whose payload had the magic word on a 4-byte boundary: there
+it is cut out, and put back on reading. The joined payload of an image record is a
+header <IfQQ> (number of labels, label, id, id2), the labels as float32 when that number
+is not 0, and the image.
 
-A record is one or more chunks: uint32 magic, uint32 (flag << 29 | length), payload
-padded to 4 bytes. Flag 0 is a whole record; 1, 2, 3 are the first, middle and last part
-of one whose payload had the magic word on a 4-byte boundary: there it is cut out, and
-put back on reading. The joined payload of an image record is a header <IfQQ> (number of
-labels, label, id, id2), the labels as float32 when that number is not 0, and the image.
-
-Which images a RecordIO set has: its .idx, its headers and its identity records.
-
-Face sets in MXNet RecordIO: InsightFace's classic layout, and im2rec's.
-
-Classic (faces_emore, glint360k, ...): record 0 has no image and the labels
-(N + 1, N + 1 + C); images are records 1 to N; record N + 1 + c has no image and the
-labels (first, end) of identity c's images. im2rec: every record is an image.
+Layouts: InsightFace's classic one (faces_emore, glint360k, ...): record 0 has no image
+and the labels (N + 1, N + 1 + C); images are records 1 to N; record N + 1 + c has no
+image and the labels (first, end) of identity c's images. im2rec: every record is an
+image.
 """
 
 import bisect
@@ -59,14 +55,14 @@ class Record(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where each record begins."""
+    """Key and byte offset of each record."""
 
     keys: np.ndarray  # [R] int64, ascending
     offsets: np.ndarray  # [R] int64 bytes into the .rec
 
 
 def read_record(data: np.ndarray, offset: int, origin: str) -> Record:
-    """Parse the record that begins at a byte offset.
+    """Parse the record at a byte offset.
 
     Args:
       data: the .rec file as [bytes] uint8 (a memory map).
@@ -78,12 +74,16 @@ def read_record(data: np.ndarray, offset: int, origin: str) -> Record:
     """
     body = _read_body(data, offset, origin)
     if len(body) < HEADER.size:
-        raise ValueError(f"{origin} must begin with a 24-byte header, got {len(body)}.")
+        raise ValueError(
+            f"{origin} must have at least the {HEADER.size} header bytes, got "
+            f"{len(body)}."
+        )
     num_labels, label, number, number2 = HEADER.unpack_from(body)
     start = HEADER.size + 4 * num_labels
     if start > len(body):
         raise ValueError(
-            f"{origin} must hold its {num_labels} labels, got {len(body)} bytes."
+            f"{origin} must have at least {start} bytes for its {num_labels} labels, "
+            f"got {len(body)}."
         )
     if num_labels:
         label = np.frombuffer(body, "<f4", num_labels, HEADER.size)
@@ -99,9 +99,9 @@ def _read_body(data, offset, origin):
         flag, length = word >> 29, word & MAX_LENGTH
         if magic != MAGIC or flag not in ((2, 3) if parts else (0, 1)):
             raise ValueError(
-                f"{origin} must begin on the magic word, but byte {offset} has "
-                f"{magic:#010x}, {word:#010x}: the .idx is not of this .rec, or the "
-                ".rec is damaged."
+                f"{origin} must begin with the magic word, got {magic:#010x}, "
+                f"{word:#010x} at byte {offset}. The .idx does not belong to this "
+                ".rec, or the .rec is damaged."
             )
         if offset + 8 + length > len(data):
             raise _truncated(origin, len(data))
@@ -121,7 +121,7 @@ def _truncated(origin, num_bytes):
 def read_headers(
     data: np.ndarray, offsets: np.ndarray, origin: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of many records the (first) label [n] float32 and the id [n] uint64.
+    """Read the (first) label [n] float32 and the id [n] uint64 of many records.
 
     The images are not read.
     """
@@ -150,7 +150,7 @@ def read_headers(
 
 
 def read_index(path: str | os.PathLike) -> Index:
-    """Parse a text index of `key<TAB>byte offset` lines, sorted by key.
+    """Parse a text index with lines `key<TAB>byte offset`, sorted by key.
 
     Raises:
       ValueError: naming the file, when it is missing, empty, no list of integer pairs,
@@ -164,8 +164,8 @@ def read_index(path: str | os.PathLike) -> Index:
         keys, offsets = numbers.reshape(-1, 2).T
     except (OSError, ValueError, DeprecationWarning) as error:
         raise ValueError(
-            f"{path} must list `key<TAB>byte offset`, got {error}: copy the .idx that "
-            "belongs to the .rec."
+            f"{path} must have lines `key<TAB>byte offset`, got {error}. Copy the .idx "
+            "that belongs to the .rec."
         ) from error
     order = np.argsort(keys, kind="stable")
     keys, offsets = keys[order], offsets[order]
@@ -179,14 +179,14 @@ def read_index(path: str | os.PathLike) -> Index:
 
 
 def find_offsets(index: Index, keys: np.ndarray, origin: str) -> np.ndarray:
-    """Offsets [n] of keys [n]; a key that is not there is a ValueError."""
+    """Byte offsets [n] of keys [n]; raises ValueError for a missing key."""
     places = np.searchsorted(index.keys, keys)
     places = np.minimum(places, len(index.keys) - 1)
     is_found = index.keys[places] == keys
     if not is_found.all():
         raise ValueError(
-            f"{origin} must list every record, but {np.sum(~is_found)} keys are "
-            f"missing, the first is {keys[np.argmin(is_found)]}: copy the whole .idx."
+            f"{origin} must list every record, got {np.sum(~is_found)} keys missing, "
+            f"the first {keys[np.argmin(is_found)]}. Copy the .idx file again."
         )
     return index.offsets[places]
 
@@ -197,7 +197,7 @@ def write_recordio(
     *,
     keys: Sequence[int | Sequence[int]] | None = None,
 ) -> None:
-    """Write records as <path>.rec and <path>.idx, as mxnet's own writer does.
+    """Write records as <path>.rec and <path>.idx, in mxnet's format.
 
     Args:
       path: the .rec file; the .idx is put beside it.
@@ -241,7 +241,7 @@ def _chunks(body: bytes) -> bytes:
 
 
 def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
-    """Keys, offsets and labels of the image records, by ascending key.
+    """Keys, offsets and labels of the image records, in ascending order of keys.
 
     Args:
       data: the .rec `path` as [bytes] uint8.
@@ -275,7 +275,7 @@ def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _rows(keys, offsets, labels, is_numbered):
-    """What is known of T images; is_numbered: their own headers say their keys."""
+    """Arrays about T images; `is_numbered`: their headers have their keys as ids."""
     return {
         "keys": keys,
         "offsets": offsets,
@@ -285,7 +285,9 @@ def _rows(keys, offsets, labels, is_numbered):
 
 
 def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
-    """Whether `rows` of a cache can be what `scan_index` returns of `data`."""
+    """Whether cached arrays `rows` can be those that `scan_index` returns for
+    `data`.
+    """
     wanted = {"keys": "i8", "offsets": "i8", "labels": "f4", "is_numbered": "?"}
     if {name: x.dtype for name, x in rows.items()} != wanted:
         return False
@@ -296,7 +298,7 @@ def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
 
 
 def _by_headers(path, data, keys, offsets):
-    """Rows of images whose labels are those of their headers."""
+    """Arrays about images whose labels are in their headers."""
     labels, ids = read_headers(data, offsets, str(path))
     is_own = ids == keys
     is_numbered = len(keys) > 1 and np.mean(is_own) > 0.5
@@ -307,15 +309,17 @@ def _by_headers(path, data, keys, offsets):
 
 
 def find_misplaced(origin: str, number: int, label: float) -> ValueError:
-    """The error for a record that is not the one that the .idx promised."""
+    """Build the error for a record that is not the one of its .idx entry."""
     return ValueError(
-        f"{origin} must begin where the .idx says, got the record that calls itself "
-        f"{number}, of label {label}: the .idx is not of this .rec, copy both again."
+        f"{origin} must have the id of its .idx entry, got id {number} with label "
+        f"{label}. The .idx does not belong to this .rec: copy both again."
     )
 
 
 def _count_images(path, data, header, index):
-    """N of a classic header; searched for where float32 no longer counts by ones."""
+    """Number N of images by a classic header; searched for if float32 cannot hold
+    it.
+    """
 
     def is_identity(place):
         origin = f"{path} record {index.keys[place]}"
@@ -328,19 +332,19 @@ def _count_images(path, data, header, index):
     last, after = np.searchsorted(index.keys, [num_images, num_images + 1])
     if num_images < 1 or (after < len(index.keys) and not is_identity(after)):
         raise ValueError(
-            f"{path} must count its images in record 0, got {num_images} and an image "
-            "after them: copy the file again."
+            f"{path} must have the number of images in record 0, got {num_images}, but "
+            "more images follow. Copy the file again."
         )
     if last < len(index.keys) and is_identity(last):
         raise ValueError(
-            f"{path} must count its images in record 0, got {num_images}, of which "
-            f"record {index.keys[last]} is none: copy the file again."
+            f"{path} must have the number of images in record 0, got {num_images}, but "
+            f"record {index.keys[last]} is not an image. Copy the file again."
         )
     return num_images
 
 
 def _range_labels(path, data, index, num_images):
-    """Labels from the identity records, or None when they do not cover the images."""
+    """Labels from the identity records; None if they do not cover all images."""
     rest = slice(np.searchsorted(index.keys, num_images + 1), None)
     labels, begin = np.empty(num_images, np.float32), 1
     for c, (key, offset) in enumerate(
@@ -367,7 +371,7 @@ def recordio(
     min_images: int = 1,
     cache: str | os.PathLike | None = None,
 ) -> Source:
-    """A .rec with its .idx and, where there is one, its `property` file.
+    """Open a .rec with its .idx and, if present, its `property` file.
 
     Opening maps the file and reads the index; labels come from the identity records of
     a classic set, else from every header.
@@ -435,7 +439,7 @@ def recordio(
 
 
 def label_vectors(path: str | os.PathLike) -> np.ndarray:
-    """All labels of every image record, [T, L] float32, in the order of the source.
+    """All labels of every image record, [T, L] float32, in the source's order.
 
     For sets that keep more than the identity, such as 3-D face parameters.
     """
@@ -448,7 +452,7 @@ def label_vectors(path: str | os.PathLike) -> np.ndarray:
     ]
     if len({len(vector) for vector in vectors}) > 1:
         raise ValueError(
-            f"{path} must have equally many labels in every record, got "
+            f"{path} must have the same number of labels in every record, got "
             f"{sorted({len(vector) for vector in vectors})}."
         )
     return np.array(vectors, np.float32)
@@ -461,7 +465,7 @@ def write_face_set(
     *,
     image_size: tuple[int, int] = (112, 112),
 ) -> None:
-    """Write a classic InsightFace set: .rec, .idx and `property`.
+    """Write a set in InsightFace's classic layout: .rec, .idx and `property`.
 
     Args:
       path: the .rec file.
@@ -478,7 +482,7 @@ def write_face_set(
 
 
 def _ranges(labels):
-    """(first, end) keys of every identity's images, [C, 2]."""
+    """Keys (first, end) of every identity's images, [C, 2]."""
     labels = np.asarray(labels)
     counts = np.bincount(labels)
     if (np.diff(labels) < 0).any() or (counts == 0).any():
@@ -491,7 +495,7 @@ def _ranges(labels):
 
 
 def _write_classic(path, records, keys, ranges, image_size):
-    """Header, image records under their keys, a record for each identity; property."""
+    """Write the header, the image records, a record per identity, and `property`."""
     end = int(ranges[-1, 1])
     people = range(end, end + len(ranges))
     write_recordio(
@@ -508,7 +512,7 @@ def _write_classic(path, records, keys, ranges, image_size):
 
 
 def rec_path(path: str | os.PathLike) -> pathlib.Path:
-    """The .rec that `recordio` opens for a path."""
+    """Path of the .rec that `recordio` opens."""
     path = pathlib.Path(path)
     return path / "train.rec" if path.is_dir() else path
 
@@ -524,7 +528,7 @@ def _map(path):
 
 
 def _read_property(path):
-    """(classes, (H, W)) of a `property` file, or (None, None) where there is none."""
+    """Read (classes, (H, W)) from a `property` file; (None, None) if there is none."""
     if not path.exists():
         return None, None
     check_file(path, MAX_PROPERTY_BYTES)
@@ -550,7 +554,8 @@ def _number(labels, num_classes, path):
         row = int(np.argmax(is_wrong))
         raise ValueError(
             f"{path} must have integer labels in [0, {limit}), got {labels[row]} for "
-            f"image {row} and {is_wrong.sum()} in all: check `property` and the .lst."
+            f"image {row} ({is_wrong.sum()} such labels). Check `property` and the "
+            ".lst."
         )
     labels = labels.astype(np.int32)
     if num_classes is not None:

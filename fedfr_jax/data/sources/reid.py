@@ -1,18 +1,14 @@
-"""Re-identification sets: by file names, or with lists.
+"""Re-identification data sets: by file names, or with lists.
 
-Sets for re-identification: who is on an image, which camera saw it, what it is for.
-
-Every image has a role: TRAIN, QUERY or GALLERY. The identity named NOBODY is no person
-(a bad detection): it is never trained on and never a query, and what it shows is left
-out of galleries when they are judged. Cameras have the set's own numbers.
-
-Re-identification sets whose file names say who and which camera: 0002_c1s1_03.jpg.
+Every image has a role: TRAIN, QUERY or GALLERY. The identity DISTRACTOR is no person
+(a bad detection): it is never in training and never a query, and its images are junk in
+galleries. Cameras have the numbers of the data set.
 
 Market-1501 (Zheng et al., ICCV 2015), DukeMTMC-reID (Zheng et al., ICCV 2017), CUHK03
 in its new protocol (Zhong et al., arXiv:1701.08398), and MSMT17 where its files are
-renamed likewise. Part of a set without folders is tested by a protocol of our own.
-
-Re-identification sets that come with lists: a csv of our own, and MSMT17's files.
+renamed likewise, have names such as 0002_c1s1_03.jpg. For a set without folders the
+test part is our choice (`held_out_roles`). Lists are a csv of our format (`reid_csv`)
+and MSMT17's files.
 """
 
 import csv
@@ -37,7 +33,7 @@ IMAGE_SIZE = (256, 128)  # of FedReID and most others
 
 
 class Listing(NamedTuple):
-    """What is known of T images before one is read."""
+    """Identities, cameras and roles of T images, before any is read."""
 
     names: Sequence[str]  # of `Files`
     identities: Sequence[str]
@@ -51,7 +47,7 @@ def reid_source(
     image_size: int | tuple[int, int] | None,
     path: str | os.PathLike,
 ) -> Source:
-    """The source of a listing's images in color.
+    """Build the source of a listing's images, in color.
 
     Args:
       image_size: side or (H, W), to which images are resized (bicubic); None takes
@@ -63,7 +59,7 @@ def reid_source(
         another size where none is asked for.
     """
     if not len(listing.names):
-        raise ValueError(f"{path} must hold images of the set, got none.")
+        raise ValueError(f"{path} must have images of the set, got none.")
     names = sorted(set(listing.identities), key=natural_key)
     number = {name: i for i, name in enumerate(names)}
     roles = np.array(listing.roles, np.uint8)
@@ -81,7 +77,7 @@ def reid_source(
         if not image_size and _size_of(image) != size:
             raise ValueError(
                 f"{files.origin(name)} must have the first image's size {size}, got "
-                f"{_size_of(image)}: set image_size, to which images are resized."
+                f"{_size_of(image)}. Set image_size to resize all images."
             )
         return prepare_image(image, size, how)
 
@@ -103,14 +99,14 @@ def _open_listing(files, name):
 
 
 def _size_of(image):
-    """(H, W)."""
+    """Size (H, W) of an image."""
     return image.height, image.width
 
 
 def check_disjoint(
     listing: Listing, files: Files, *, strangers: Collection[str | None] = ()
 ) -> None:
-    """Raise ValueError, naming a file, when somebody is trained on and tested.
+    """Raise ValueError if an identity is in both training and test.
 
     Args:
       strangers: names in the gallery that are nobody to be found, whoever else has
@@ -123,9 +119,9 @@ def check_disjoint(
     if is_both.any():
         row = int(np.argmax(is_both))
         raise ValueError(
-            "people to train on must be others than those to be tested, got "
-            f"{people[row]} of {files.origin(listing.names[row])} in both: give two "
-            "people two names (market1501 does with separate_ids)."
+            "training and test identities must be disjoint, got "
+            f"{people[row]} of {files.origin(listing.names[row])} in both. Give "
+            "different people different names (market1501: separate_ids=True)."
         )
 
 
@@ -136,7 +132,7 @@ def held_out_roles(
     seed: int | None,
     strangers: Collection[str | None],
 ) -> np.ndarray:
-    """Roles [T] for a set without any, whose images are in the order of their names.
+    """Choose roles [T] for a set without test part, its images in the order of names.
 
     Of the people to be tested, the first image of each by each camera is a query and
     the others are the gallery.
@@ -163,13 +159,13 @@ def held_out_roles(
 def tested_identities(
     people: Collection[str], num_test: int | float, seed: int | None
 ) -> list[str]:
-    """Who is tested, see `held_out_roles`."""
+    """Choose the test identities; see `held_out_roles`."""
     known = sorted(people, key=natural_key)
     count = round(num_test * len(known)) if isinstance(num_test, float) else num_test
     if not 0 < count < len(known):
         raise ValueError(
-            f"test_identities must leave some of {len(known)} people to train on and "
-            f"some to be tested, got {num_test}."
+            f"test_identities must leave at least one of {len(known)} people for "
+            f"training and one for test, got {num_test}."
         )
     if seed is not None:
         known = np.random.default_rng(seed).permutation(known).tolist()
@@ -196,7 +192,7 @@ def market1501(
     distractor_identity: str | None = "0000",
     separate_ids: bool = False,
 ) -> Source:
-    """Images named <person>_c<camera>..., in the set's three folders or in one.
+    """Images named <person>_c<camera>..., in three folders or in one.
 
     Args:
       path: a directory or .zip. Where one of `folders` is in it, other folders are
@@ -226,8 +222,8 @@ def market1501(
         roles = held_out_roles(people, cameras, test_identities, seed, {DISTRACTOR})
     elif test_identities is not None:
         raise ValueError(
-            f"test_identities must be None for {path}, which has folders of its own, "
-            f"got {test_identities}."
+            f"test_identities must be None for {path}, whose folders give the test "
+            f"part, got {test_identities}."
         )
     if separate_ids:
         people = [_split_identities(*of) for of in zip(people, roles, strict=True)]
@@ -256,10 +252,10 @@ def cuhk03_np(
 
 
 def _by_folder(names, folders):
-    """(names in one of `folders`, their roles), or (all names, None)."""
+    """(names in `folders`, their roles); (all names, None) if no folder exists."""
     if sorted(folders) != sorted(FOLDERS):
         raise ValueError(
-            f"folders must have keys of {sorted(FOLDERS)}, got {sorted(folders)}."
+            f"folders must have the keys {sorted(FOLDERS)}, got {sorted(folders)}."
         )
     role_of = {word: ROLES[part] for part, word in folders.items()}
     found = []
@@ -270,7 +266,7 @@ def _by_folder(names, folders):
 
 
 def _parse_name(name, path):
-    """(person, camera) of a file's name."""
+    """Parse (person, camera) of a file name."""
     match = NAME.fullmatch(name.split("/")[-1])
     if match is None:
         raise ValueError(
@@ -281,7 +277,7 @@ def _parse_name(name, path):
 
 
 def _split_identities(person, role):
-    """A name that training and tested people do not share."""
+    """Prefix an identity by its role, so that training and test share none."""
     if person == DISTRACTOR:
         return person
     return f"{'train' if role == TRAIN else 'test'}-{person}"
@@ -293,7 +289,7 @@ MSMT17_LISTS = {"train": TRAIN, "val": TRAIN, "query": QUERY, "gallery": GALLERY
 
 
 class ListEntry(NamedTuple):
-    """An image of a list."""
+    """One line of an image list."""
 
     location: str  # in which file and line
     file: str
@@ -308,7 +304,7 @@ def reid_csv(
     images: str | os.PathLike | None = None,
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
 ) -> Source:
-    """The images that a csv lists, in its order.
+    """Open the images that a csv lists, in its order.
 
     Args:
       path: csv with the columns of COLUMNS: a file's path below `images`, a name, a
@@ -337,11 +333,12 @@ def reid_csv(
     for where, _, person, camera, split in rows:
         if not person:
             raise ValueError(
-                f"{where}: identity must be a name, or -1 of nobody, got none."
+                f"{where}: identity must be a name, or -1 for a distractor, got an "
+                "empty cell."
             )
         if not camera.isdecimal() or split not in SPLITS:
             raise ValueError(
-                f"{where}: camera must be a whole number and split one of "
+                f"{where}: camera must be an integer and split one of "
                 f"{', '.join(SPLITS)}, got {camera!r} and {split!r}."
             )
     listed = [
@@ -358,7 +355,7 @@ def msmt17(
     image_size: int | tuple[int, int] | None = IMAGE_SIZE,
     folders: tuple[str, str] = ("train", "test"),
 ) -> Source:
-    """MSMT17 (Wei et al., CVPR 2018) by its own list_{train,val,query,gallery}.txt.
+    """Open MSMT17 (Wei et al., CVPR 2018) by its list_{train,val,query,gallery}.txt.
 
     A line is "<path> <number>", where the path is 0000/0000_000_01_... and its third
     word the camera; those of train and val are below folders[0], the others below
@@ -396,7 +393,7 @@ def _lines(path):
 
 
 def _parse(line, where):
-    """(path, camera, person) of a line of MSMT17's."""
+    """Parse (path, camera, person) of a line of MSMT17's lists."""
     try:
         name, person = line.split()
         return name, int(name.split("/")[-1].split("_")[2]), int(person)
@@ -408,15 +405,14 @@ def _parse(line, where):
 
 
 def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Source:
-    """The source of what is listed, after a look whether it is there."""
+    """Build the source of listed images, after checks that they exist."""
     known, seen = set(files.names), {}
     missing = [line for line in lines if line.file not in known]
     if missing:
         raise ValueError(
-            f"{path} must list images that are there, got {len(missing)} of "
-            f"{len(lines)} that are not, first {missing[0].file} "
-            f"({missing[0].location}): "
-            "copy them or take their lines out."
+            f"{path} must list existing images, got {len(missing)} of {len(lines)} "
+            f"missing, the first {missing[0].file} ({missing[0].location}). Copy them "
+            "or remove their lines."
         )
     for line in lines:
         if not 0 <= line.camera < 2**31:
@@ -426,8 +422,8 @@ def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Sourc
         first = seen.setdefault(line.file, line.location)
         if first != line.location:
             raise ValueError(
-                f"{line.location}: an image must be listed once, got {line.file} of "
-                f"{first} again."
+                f"{line.location}: an image must be listed once, got {line.file}, also "
+                f"in {first}."
             )
     listing = Listing(
         names=[line.file for line in lines],

@@ -31,7 +31,7 @@ SHARED = 200  # people of PRID 2011 that both cameras see, the first ones
 
 
 class Names(NamedTuple):
-    """How an archive names its images."""
+    """File name pattern of an archive's images."""
 
     pattern: str  # of the whole path, with groups person and view
     example: str
@@ -39,7 +39,7 @@ class Names(NamedTuple):
 
 
 class ArchiveListing(NamedTuple):
-    """T images of an archive."""
+    """Names, identities and views of T images of an archive."""
 
     path: os.PathLike
     files: Files
@@ -176,7 +176,7 @@ def prid2011(
 
 
 def _list_archive(data_dir, *known: Names) -> ArchiveListing:
-    """The images of the first of some namings that the archive has any of."""
+    """List the images of an archive by the first naming that matches any."""
     path = archive_in(data_dir)
     files = open_files(path)
     for naming in known:
@@ -187,8 +187,8 @@ def _list_archive(data_dir, *known: Names) -> ArchiveListing:
             return ArchiveListing(path, files, names, np.array(people), np.array(views))
     examples = " or ".join(naming.example for naming in known)
     raise ValueError(
-        f"{path} must hold images named as {examples}, got {files.names[0]}: check the "
-        "path."
+        f"{path} must have images named like {examples}, got {files.names[0]}. Check "
+        "the path."
     )
 
 
@@ -198,7 +198,7 @@ def _halves(found: ArchiveListing, image_size, test_identities, seed) -> Source:
 
 
 def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
-    """[T]: images of a tested person's first half of views are queries."""
+    """Roles [T]: images of a test person's first half of views are queries."""
     tested = tested_identities(set(people.tolist()) - {*others}, test_identities, seed)
     seen = sorted({*zip(people.tolist(), views.tolist(), strict=True)})
     views_of = {}

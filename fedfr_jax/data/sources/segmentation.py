@@ -1,13 +1,9 @@
-"""Segmentation masks, and folders of images with masks.
+"""Segmentation masks, and folders or archives of images with masks.
 
-Masks: images whose pixels say what they show, and what an image shows most of.
-
-Folders and zips of images with masks, for segmentation.
-
-An image and its mask are told by two regular expressions over the relative path, each
+Images and masks are matched by two regular expressions over the relative path, each
 with a group `pair` that is the same in both. That of the images may have a group
 `identity` (of the image as a whole) and a group `test`, which takes part in the match
-for images of the set's own test part only. Other files are passed over.
+for images of the set's own test part only. Other files are ignored.
 """
 
 import functools
@@ -39,7 +35,7 @@ BLOCK = 64  # masks that are counted at once
 
 
 class MaskEncoding(NamedTuple):
-    """What the numbers in mask files stand for."""
+    """Meaning of the pixel values in mask files."""
 
     class_names: tuple[str, ...]  # M classes
     numbers: tuple[int, ...]  # M, in the files
@@ -49,7 +45,7 @@ class MaskEncoding(NamedTuple):
 
     @property
     def table(self) -> np.ndarray:
-        """[256] int16: the class, VOID, or -1 of a number that stands for nothing."""
+        """Lookup table [256] int16: class, IGNORE_INDEX, or -1 for an unknown value."""
         table = np.full(256, -1, np.int16)
         table[list(self.ignored)] = IGNORE_INDEX
         table[list(self.numbers)] = np.arange(len(self.class_names))
@@ -59,7 +55,7 @@ class MaskEncoding(NamedTuple):
 def detect_encoding(
     classes: Sequence[str] | Mapping[str, int], first: int, void: Sequence[int]
 ) -> MaskEncoding:
-    """The classes' numbers: first, first + 1, ... or those of a mapping.
+    """Pixel values of the classes: first, first + 1, ... or those of a mapping.
 
     Raises:
       ValueError: for no class, one name twice, or numbers that clash or are no byte.
@@ -69,15 +65,15 @@ def detect_encoding(
     if isinstance(classes, Mapping):
         if first:
             raise ValueError(
-                f"first_class must be 0 where classes have numbers ({classes}), got "
-                f"{first}."
+                "first_class must be 0 if classes is a mapping to numbers "
+                f"({classes}), got {first}."
             )
         numbers = [classes[name] for name in names]
         order = sorted(range(len(names)), key=lambda i: numbers[i])
         names, numbers = ([x[i] for i in order] for x in (names, numbers))
     if not 0 < len(set(names)) == len(names) <= IGNORE_INDEX:
         raise ValueError(
-            f"classes must be 1 to {IGNORE_INDEX} different names, got {names}."
+            f"classes must have 1 to {IGNORE_INDEX} different names, got {names}."
         )
     for number in numbers:
         if not 0 <= number <= 255 or numbers.count(number) > 1:
@@ -95,7 +91,7 @@ def detect_encoding(
 
 
 def _preview(numbers: Sequence[int]) -> str:
-    """Numbers for an error: those that follow each other by the ends."""
+    """Format numbers for an error; a range by its ends."""
     low, high = numbers[0], numbers[-1]
     is_range = list(numbers) == list(range(low, high + 1))
     return f"{low} to {high}" if is_range else str(list(numbers))
@@ -104,7 +100,7 @@ def _preview(numbers: Sequence[int]) -> str:
 def read_mask(
     data: bytes, origin: str, stored: MaskEncoding, size: tuple[int, int], wanted: tuple
 ) -> np.ndarray:
-    """The classes of a mask file's pixels at (H, W), uint8; the nearest pixel's each.
+    """Read a mask file as classes uint8 at (H, W), by nearest-neighbor resizing.
 
     Args:
       data: the file's bytes.
@@ -124,17 +120,17 @@ def read_mask(
     classes = stored.table[numbers]
     if classes.min() < 0:
         raise ValueError(
-            f"{origin} must hold classes {_preview(stored.numbers)} or void "
-            f"{list(stored.ignored)}, got {numbers[classes < 0][0]}: name the classes "
-            '(classes={"background": 0, "object": 255} gives them numbers), or count '
-            "it as void."
+            f"{origin} must have pixel values {_preview(stored.numbers)} or "
+            f"ignore_values {list(stored.ignored)}, got {numbers[classes < 0][0]}. "
+            'Give the classes numbers, as in classes={"background": 0, "object": '
+            "255}, or add the value to ignore_values."
         )
     picture = Image.fromarray(classes.astype(np.uint8))
     return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
 
 
 def _numbers(data, origin):
-    """What is stored, uint8 [h, w]."""
+    """Stored pixel values, uint8 [h, w]."""
     with error_context(origin, "a whole mask"):
         image = apply_orientation(data, origin)
         stored = np.asarray(image)
@@ -149,8 +145,7 @@ def _numbers(data, origin):
 def check_classes_occur(
     counts: np.ndarray, pixels: int, stored: MaskEncoding, path
 ) -> None:
-    """Raise ValueError for a class without a pixel: whatever a network says, its share
-    is right, so that one that says nothing else has a mean IoU of 1.
+    """Raise ValueError for a class without any pixel, whose IoU would be meaningless.
 
     Args:
       counts: [T, M] of `class_counts`.
@@ -163,11 +158,11 @@ def check_classes_occur(
     found = [(stored.class_names[i], stored.numbers[i]) for i in missing]
     share = 1 - counts.sum() / pixels
     raise ValueError(
-        f"classes must each have a pixel in the masks of {path}, got none of "
+        f"classes must each have pixels in the masks of {path}, got none of "
         f"{', '.join(f'{name} (number {number})' for name, number in found)}, while "
-        f"{share:.1%} of all pixels are void ({list(stored.ignored)}). Take it out of "
-        "classes; or, where masks hold it under a void number, say so: "
-        'classes={"background": 0, "object": 255}, void=[].'
+        f"{share:.1%} of all pixels are ignored ({list(stored.ignored)}). Remove it "
+        "from classes; or, if masks have it under an ignored value, set for example "
+        'classes={"background": 0, "object": 255}, ignore_values=[].'
     )
 
 
@@ -177,7 +172,7 @@ def largest_classes(
     is_test: np.ndarray,
     background: Sequence[str] = (),
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class that most of an image's pixels are of, void and background aside.
+    """Class of most pixels of each image, without ignored pixels and background.
 
     A partition by label needs training images of every label: test images get the
     largest of the classes that are the largest of a training image. One that is all
@@ -210,7 +205,7 @@ def largest_classes(
 def class_counts(
     read: Callable[[np.ndarray], np.ndarray], num_images: int, num_classes: int
 ) -> np.ndarray:
-    """Pixels of every class in each image, [T, M] int64; void is left out."""
+    """Pixels of every class in each image, [T, M] int64, without ignored pixels."""
     count = functools.partial(np.bincount, minlength=IGNORE_INDEX + 1)
     counts = [
         count(mask.ravel())[:num_classes]
@@ -253,7 +248,7 @@ def image_masks(
     labels: Labels = "largest",
     background: Sequence[str] = (),
 ) -> Source:
-    """A directory or .zip of images, each with a mask of one byte per pixel.
+    """Open a directory or .zip of images, each with a mask of one byte per pixel.
 
     Masks are read as it is opened, once, so that one that does not fit is found then.
 
@@ -288,8 +283,8 @@ def image_masks(
     for pair, match in matches.items():
         if pair not in pairs:
             raise ValueError(
-                f"{files.origin(match.string)} must have a mask, got none: add one or "
-                "take the image out of the set."
+                f"{files.origin(match.string)} must have a mask, got none. Add one or "
+                "remove the image from the set."
             )
     names = [match.string for match in matches.values()]
     mask_names = [pairs[pair].string for pair in matches]
@@ -327,7 +322,7 @@ def camvid(
     labels: Labels = "largest",
     background: Sequence[str] = (),
 ) -> Source:
-    """CamVid in SegNet's split: {train,val,test}/X and {train,val,test}annot/X.
+    """Open CamVid in SegNet's split: {train,val,test}/X and {train,val,test}annot/X.
 
     Brostow, Fauqueur, Cipolla, "Semantic object classes in video", PRL 2009;
     Badrinarayanan, Kendall, Cipolla, "SegNet", arXiv:1511.00561. Identities are the
@@ -356,7 +351,7 @@ def camvid(
 
 
 def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Match]:
-    """{pair: match} of the files that match."""
+    """Match files against a pattern: {pair: match}."""
     compiled = re.compile(pattern)
     if "pair" not in compiled.groupindex:
         raise ValueError(
@@ -367,12 +362,12 @@ def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Mat
         other = found.setdefault(match["pair"], match)
         if other is not match:
             raise ValueError(
-                f"{path} must hold one file of the {key} for {match['pair']}, got "
+                f"{path} must have one file of {key} for {match['pair']}, got "
                 f"{other.string} and {match.string}."
             )
     if not found:
         raise ValueError(
-            f"{path} must hold files named as {key} = {pattern}, got none (it holds "
+            f"{path} must have files that match {key} = {pattern}, got none (it has "
             f"{files.names[0]})."
         )
     return found
@@ -395,7 +390,7 @@ def _mask_reader(files, names, mask_names, stored: MaskEncoding, size):
 
 
 def _with_masks(files, names, mask_names):
-    """The images as they are stored, whose contents include their masks."""
+    """Stored images whose contents include their masks."""
 
     def both(of):
         return lambda row: of(names[row]) + of(mask_names[row])
@@ -404,11 +399,11 @@ def _with_masks(files, names, mask_names):
 
 
 def _identities(matches, pattern):
-    """Numbers [T] int32 and names of the group `identity`."""
+    """Labels [T] int32 and names from the pattern's group `identity`."""
     if "identity" not in re.compile(pattern).groupindex:
         raise ValueError(
-            "labels must be largest where images have no group `identity`, got "
-            "'identity'."
+            "labels must be 'largest' if the pattern images has no group `identity`, "
+            "got 'identity'."
         )
     words = [match["identity"] for match in matches]
     names, number = np.unique(words, return_inverse=True)

@@ -1,11 +1,4 @@
-"""Parts of sources, concatenated sources, and duplicate checks of lists.
-
-Lists that may say a thing once: two rows of one name contradict each other.
-
-Parts of a source: chosen rows, and only the identities with enough images.
-
-Sources side by side: images of one after the other, identities never merged.
-"""
+"""Selected rows of sources, concatenated sources, and duplicate checks of lists."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -26,7 +19,7 @@ Value = TypeVar("Value")
 def check_unique(
     rows: Iterable[tuple[str, Value]], what: str, path: str | os.PathLike
 ) -> dict[str, Value]:
-    """{name: value} of rows (name, value).
+    """Build {name: value} from rows (name, value); raise ValueError for a duplicate.
 
     Args:
       what: the name is of, in an error.
@@ -39,7 +32,7 @@ def check_unique(
     for name, value in rows:
         if name in found:
             raise ValueError(
-                f"{path} must list each {what} once, got {name} twice: keep one of its "
+                f"{path} must list each {what} once, got {name} twice. Keep one of its "
                 "rows."
             )
         found[name] = value
@@ -47,7 +40,7 @@ def check_unique(
 
 
 def keep_rows(source: Source, rows: np.ndarray) -> Source:
-    """The source with only `rows` [n]; identities left without images are dropped.
+    """Source with only `rows` [n]; identities without images are dropped.
 
     Labels are numbered anew in their old order, and pairs that lose an image go.
     """
@@ -81,7 +74,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
 
 @checked
 def keep_identities(source: Source, min_images: Whole, origin: str) -> Source:
-    """The source with only the identities that have at least `min_images` images.
+    """Source with only the identities that have at least `min_images` images.
 
     Raises:
       ValueError: naming `origin` when fewer than two identities remain.
@@ -92,7 +85,7 @@ def keep_identities(source: Source, min_images: Whole, origin: str) -> Source:
         return source
     if is_kept.sum() < 2:
         raise ValueError(
-            f"min_images must leave at least 2 identities of {origin}, got "
+            f"min_images must leave at least 2 identities in {origin}, got "
             f"{min_images}: {is_kept.sum()} of {len(counts)} identities remain, the "
             f"largest has {counts.max()} images."
         )
@@ -104,7 +97,7 @@ def _take(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
 
 
 def concat_sources(parts: Mapping[str, Source]) -> Source:
-    """One source of several; names are <part>/<name>.
+    """Concatenate sources; identities are named <part>/<name> and never merged.
 
     People in more than one part count as different ones: join sets that share nobody.
     Pairs and masks are dropped; landmarks, test parts, cameras and roles stay when
@@ -116,7 +109,7 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
     """
     shapes = {name: part.input_shape for name, part in parts.items()}
     if len(set(shapes.values())) != 1:
-        raise ValueError(f"parts must have images of one shape, got {shapes}.")
+        raise ValueError(f"sources must have images of one shape, got {shapes}.")
     sources = list(parts.values())
     starts = np.cumsum([0, *(len(s.labels) for s in sources)])
     first = np.cumsum([0, *(len(s.names) for s in sources)])
@@ -138,7 +131,7 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
     preparations = {s.preprocessing for s in sources}
 
     def joined(arrays):
-        """One array of those of all parts, None where one has none."""
+        """Concatenate the arrays of all parts; None if one part has none."""
         return None if any(x is None for x in arrays) else np.concatenate(arrays)
 
     return Source(
@@ -157,7 +150,7 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
 
 
 def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
-    """Identities [M] bool whose name starts with `part`/.
+    """Mask [M] of the identities whose name starts with `part`/.
 
     Raises:
       ValueError: naming `key` and the parts there are, when there is none.
@@ -166,5 +159,7 @@ def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
     if part not in parts:
         known = sorted(set(parts.tolist()))
         shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-        raise ValueError(f"{key} must be a part of the source ({shown}), got {part}.")
+        raise ValueError(
+            f"{key} must be one of the concatenated sources ({shown}), got {part}."
+        )
     return parts == part

@@ -23,7 +23,7 @@ def stored_images(
     beside: np.ndarray | None = None,
     is_named: bool = True,
 ) -> StoredImages:
-    """The images `names` [T], whose contents are compared in sets of up to 256 MiB.
+    """Names of images [T], with sizes and checksums computed when asked for.
 
     Args:
       size: row -> bytes of the stored image.
@@ -54,7 +54,7 @@ def stored_images(
 def stored_files(
     files: Files, names: Sequence[str], *, beside: np.ndarray | None = None
 ) -> StoredImages:
-    """The images `names` [T] of a directory or .zip."""
+    """Names, sizes and checksums of files of a directory or .zip."""
     size, read = (
         (lambda row: files.size(names[row])),
         (lambda row: files.read(names[row])),
@@ -65,14 +65,14 @@ def stored_files(
 def stored_rows(
     read: Callable[[np.ndarray], np.ndarray], shape, count: int
 ) -> StoredImages:
-    """Decoded images without names, of `Source.read`: called after their rows."""
+    """Sizes and checksums of decoded images without names, read by `Source.read`."""
     size = int(np.prod(shape))
     one = lambda row: read(np.array([row])).tobytes()
     return stored_images(row_names(count), lambda row: size, one, is_named=False)
 
 
 def of_rows(source: Source) -> StoredImages:
-    """What the source says, else the numbers of its rows and nothing of contents."""
+    """A source's stored images; if unknown, rows as names and no checksums."""
     if source.stored is not None:
         return source.stored
     unknown = lambda rows: (np.zeros(len(rows), np.int64), np.zeros(len(rows), "u4"))
@@ -80,12 +80,12 @@ def of_rows(source: Source) -> StoredImages:
 
 
 def row_names(count: int) -> list[str]:
-    """What images without names are called."""
+    """Names for images that have none."""
     return [f"image {row}" for row in range(count)]
 
 
 def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages | None:
-    """Those of `rows` [n], which keep their names."""
+    """Stored images of `rows` [n], with their names."""
     if stored is None:
         return None
     names = [stored.names[row] for row in rows]
@@ -93,7 +93,7 @@ def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages |
 
 
 def concat(parts: dict[str, Source]) -> StoredImages:
-    """Those of several sources, one after the other, as <part>/<name>."""
+    """Concatenate the stored images of several sources, named <part>/<name>."""
     found = [of_rows(source) for source in parts.values()]
     counts = [len(one.names) for one in found]
     ends = np.cumsum(counts)

@@ -1,17 +1,14 @@
 """Sources without files: fake data, and FedProx's synthetic vectors.
 
-FedProx's Synthetic(alpha, beta): vectors of clients that differ, with 10 classes.
-
-Li et al. 2020, arXiv:1812.06127, section 5.1; the numbers are those of the released
-generate_synthetic.py, drawn in its order by NumPy's legacy generator. User k labels its
+`synthetic` is Synthetic(alpha, beta) of Li et al. 2020, arXiv:1812.06127, section 5.1;
+the numbers are those of the released generate_synthetic.py, by NumPy's legacy generator
+in the same order. User k labels its
 x by argmax(x W_k + b_k): the entries of W_k [60, 10] and b_k [10] are N(u_k, 1) with
 u_k of deviation alpha; its x are N(v_k, S), the entries of v_k N(B_k, 1) with B_k of
 deviation beta, S diagonal with j^-1.2. alpha: how much models differ; beta: data.
 
-Black images in any number, of which only the counts matter.
-
-Sizes, memory and what compilers make of a run are functions of them: a set that is not
-here, or not yet anywhere, is stood in for by one of its counts.
+`fake_data` has black images in any number. Shapes, memory and compiled programs of a
+run depend on these counts only, so it can replace a set that is not available.
 """
 
 from typing import Annotated
@@ -35,7 +32,7 @@ def synthetic(
     num_clients: Annotated[int, Interval(ge=1, le=10_000)] = 30,
     seed: Seed = 0,
 ) -> Source:
-    """All users' vectors, float32 [60], and whose they are.
+    """FedProx's Synthetic(alpha, beta): vectors [60] float32 by client, 10 classes.
 
     Args:
       alpha, beta: at least 0; of W_k and b_k, and of x.
@@ -55,7 +52,7 @@ def synthetic(
 
 
 def draw_clients(alpha, beta, num_users, random: np.random.RandomState):
-    """Each user's (x [n, 60] float64, y [n] int), in turn."""
+    """Sample each user's (x [n, 60] float64, y [n] int), in turn."""
     counts = random.lognormal(4, 2, num_users).astype(int) + 50
     model_mean = random.normal(0, alpha, num_users)
     data_mean = random.normal(0, beta, num_users)
@@ -79,7 +76,7 @@ def fake_data(
     test_identities: Count = 1,
     num_pixel_classes: Annotated[int, Interval(ge=0, le=255)] = 0,
 ) -> Source:
-    """Black uint8 images [H, W, C], so many of each identity.
+    """Black uint8 images [H, W, C], `images_per_identity` of each identity.
 
     Args:
       num_identities: M, people or classes, 1 or more.

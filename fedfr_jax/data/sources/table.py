@@ -1,4 +1,4 @@
-"""Tables: a .csv whose rows are examples, with columns of numbers and of words."""
+"""Tabular data: a .csv whose rows are examples, with numeric and text columns."""
 
 import csv
 import os
@@ -18,7 +18,7 @@ def table(
     client: str | None = None,
     ignore: Sequence[str] = (),
 ) -> Source:
-    """Rows of a .csv with a header, as {"numbers": [D], "categories": [C]} float32.
+    """Rows of a .csv with header, as {"numbers": [D], "categories": [C]} float32.
 
     A column whose cells are all numbers (or empty) is scaled to mean 0 and standard
     deviation 1 over the file, an empty cell becomes 0. Every other column is one of
@@ -62,7 +62,7 @@ def table(
 
 
 def _read(path) -> tuple[list[str], list[list[str]]]:
-    """(Names of the columns, cells of every line)."""
+    """Read a .csv: (column names, cells of every line)."""
     try:
         header, *lines = csv.reader(read_list(path).splitlines())
     except (csv.Error, ValueError) as error:
@@ -76,12 +76,14 @@ def _read(path) -> tuple[list[str], list[list[str]]]:
                 f"{len(line)}."
             )
     if not lines or len({*header}) != len(header):
-        raise ValueError(f"{path} must have rows, and each column once, got {header}.")
+        raise ValueError(
+            f"{path} must have rows and distinct column names, got columns {header}."
+        )
     return header, lines
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Cells as numbers, empty ones as nan; None where one is a word."""
+    """Parse cells as numbers, empty ones as nan; None if one is a word."""
     try:
         found = np.array([float(x) if x.strip() else np.nan for x in cells])
     except ValueError:
@@ -95,5 +97,5 @@ def _scaled(values: np.ndarray) -> np.ndarray:
 
 
 def _stacked(columns: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """[T, number of columns] float32."""
+    """Stack columns to [T, number of columns] float32."""
     return np.array(columns, np.float32).reshape(-1, count).T

@@ -1,13 +1,7 @@
 """TensorFlow Datasets by random access, without TensorFlow.
 
-Where sets of TensorFlow Datasets keep what is needed, and their labels as arrays.
-
-Pictures of people labeled by an attribute, whose owners are the people.
-
-TensorFlow Datasets by random access, without TensorFlow on the way.
-
-Examples come from `builder.as_data_source` with the images left encoded, and are
-decoded here as those of every other source. That needs a set prepared as array_record
+Examples come from `builder.as_data_source` with the images left encoded; they are
+decoded as those of every other source. That needs a set prepared as array_record
 (https://www.tensorflow.org/datasets/data_source).
 """
 
@@ -42,7 +36,7 @@ POINTS = ("lefteye", "righteye", "nose", "leftmouth", "rightmouth")
 
 
 class Layout(NamedTuple):
-    """Where a data set keeps what is needed."""
+    """Fields of a data set's examples."""
 
     label: tuple[str, ...] = ("label",)  # path of the identity in an example
     is_class: bool = True  # a ClassLabel, else any word or number
@@ -75,14 +69,14 @@ LAYOUTS = {
 
 
 def stored_files(data_dir: str | os.PathLike) -> list:
-    """A set's folder and its files, any of which may be written anew in place."""
+    """Paths of a set's folder and its files, any of which may be replaced."""
     return [data_dir, *sorted(pathlib.Path(data_dir).iterdir())]
 
 
 def scan(
     parts: Sequence, layout: Layout, attribute: str | None, masks: Masks | None
 ) -> dict[str, np.ndarray]:
-    """Labels and landmarks of all examples, whose masks must be whole and of classes.
+    """Read labels and landmarks of all examples, and check their masks.
 
     Images are read but not decoded.
 
@@ -124,7 +118,7 @@ def _has(attributes, attribute):
 
 
 def fits(layout: Layout, attribute: str | None, rows: dict[str, np.ndarray]) -> bool:
-    """Whether a cache holds what `scan` returns."""
+    """Whether a cache has the arrays that `scan` returns."""
     rows = dict(rows)
     if attribute and len(rows.pop(attribute, ())) != len(rows["labels"]):
         return False
@@ -141,7 +135,7 @@ def fits(layout: Layout, attribute: str | None, rows: dict[str, np.ndarray]) -> 
 def by_attribute(
     source: Source, attribute: str, has: np.ndarray, min_images: Whole
 ) -> Source:
-    """The source with classes "not <attribute>" and "<attribute>".
+    """Relabel the source by an attribute: "not <attribute>" and "<attribute>".
 
     Args:
       source: labeled by identity, who become the owners.
@@ -154,8 +148,9 @@ def by_attribute(
     is_kept = np.bincount(source.labels)[source.labels] >= min_images
     if len(np.unique(has[is_kept])) < 2:
         raise ValueError(
-            f"attribute must tell the images of people with {min_images} or more "
-            f"apart, got {attribute}, which all of {is_kept.sum()} have or lack."
+            "attribute must differ among the images of people with at least "
+            f"{min_images} images, got {attribute}, the same for all {is_kept.sum()} "
+            "images."
         )
     named = source._replace(
         labels=has.astype(np.int32),
@@ -182,7 +177,7 @@ def tfds(
     min_images: Whole = 1,
     cache: str | os.PathLike | None = None,
 ) -> Source:
-    """A TensorFlow data set as a source; downloaded and prepared when it is not there.
+    """Open a TensorFlow data set; download and prepare it if necessary.
 
     Args:
       dataset: a key of LAYOUTS, with an optional config such as emnist/balanced.
@@ -227,8 +222,8 @@ def tfds(
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
-            f"cache must be of the {num_images} examples of {dataset} "
-            f"{'+'.join(splits)}, got {len(labels)} in {cache}: name another file."
+            f"cache must have the {num_images} examples of {dataset} "
+            f"{'+'.join(splits)}, got {len(labels)} in {cache}. Choose another file."
         )
     points, matrices, canvas = rows.get("landmarks"), None, None
     if align:
@@ -288,34 +283,37 @@ def femnist10(
     rows = [np.flatnonzero(whole.labels == c) for c in LETTERS_A_TO_J]
     for letter, found in zip("abcdefghij", rows, strict=True):
         if not len(found):
-            raise ValueError(f"{name} must have images of {letter}, got none.")
+            raise ValueError(
+                f"{name} must have images of the letter {letter}, got none."
+            )
     kept = np.sort(np.concatenate([found[:images_per_class] for found in rows]))
     return keep_rows(whole, kept)._replace(names=tuple("abcdefghij"))
 
 
 def _check_has(layout, name, align, attribute):
-    """Raise ValueError when the set lacks what is asked for."""
+    """Raise ValueError if the set lacks landmarks or attributes that are asked for."""
     if align and not layout.has_landmarks:
         raise ValueError(
             f"align must be False for {name}, which has no landmarks, got {align}."
         )
     if attribute and not layout.has_attributes:
         raise ValueError(
-            f"attribute must be None for {name}, which has none, got {attribute}."
+            f"attribute must be None for {name}, which has no attributes, got "
+            f"{attribute}."
         )
 
 
 def _size(image_size, stored_size, name):
-    """(H, W) as asked for, or as stored."""
+    """(H, W) as requested, or as stored."""
     if image_size is None and None in stored_size:
         raise ValueError(
-            f"image_size must be given for {name}, whose images differ, got None."
+            f"image_size must be set for {name}, whose images differ in size, got None."
         )
     return parse_size(image_size or stored_size)
 
 
 def _masks(stored, example, num_images, size):
-    """`Masks` of examples, `example(row)` being (one of them, what to call it)."""
+    """`Masks` of the examples; example(row) returns (example, its name)."""
     if stored is None:
         return None
 
@@ -329,7 +327,7 @@ def _masks(stored, example, num_images, size):
 
 
 def _open(dataset, splits, data_dir, layout):
-    """The random-access data of each split with images left encoded, and the info."""
+    """Open each split for random access with encoded images; also return the info."""
     try:
         import tensorflow_datasets
     except ImportError as error:

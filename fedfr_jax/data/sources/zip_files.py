@@ -1,4 +1,4 @@
-"""Members of a zip archive, under the names they would be unpacked to."""
+"""Members of a zip archive, by the names they would be unpacked to."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from fedfr_jax.files import check_bytes
 
 
 class ZipFiles(NamedTuple):
-    """The members of an archive."""
+    """Members of an archive, and functions to read them."""
 
     names: list[str]  # as an unpacked archive would have them; of folders with a "/"
     read: Callable[[str], bytes]
@@ -21,7 +21,7 @@ class ZipFiles(NamedTuple):
 
 
 def open_zip(path: pathlib.Path) -> ZipFiles:
-    """List a .zip.
+    """Open a .zip and list its files.
 
     Raises:
       ValueError: naming the archive, when it is none, is damaged, or has a member twice
@@ -38,8 +38,8 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
     listed = archive.infolist()
     if count not in (len(listed) % 2**16, 2**16 - 1):  # the latter where it is longer
         raise ValueError(
-            f"{path} must list {count} files, as its end says, got {len(listed)}: copy "
-            "it again."
+            f"{path} must list {count} files (its end record), got {len(listed)}. The "
+            "archive is damaged: copy it again."
         )
     members = _by_name(path, listed)
 
@@ -58,8 +58,8 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
             return archive.read(member)
         except DAMAGED as error:
             raise ValueError(
-                f"{name} in {path} must be readable, got {error}: "
-                "copy or make the archive again."
+                f"{name} in {path} must be readable, got {error}. "
+                "Copy or make the archive again."
             ) from error
 
     size = lambda name: members[name].file_size
@@ -67,13 +67,13 @@ def open_zip(path: pathlib.Path) -> ZipFiles:
 
 
 def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """{name: member}, by the names that an unpacked archive would have."""
+    """Members by the names of an unpacked archive, {name: member}."""
     members = {}
     for member in listed:
         name = _extracted_name(path, _with_slashes(member))
         if name in members:
             raise ValueError(
-                f"{path} must hold each file once, got {members[name].filename} and "
+                f"{path} must have each file once, got {members[name].filename} and "
                 f"{member.filename}."
             )
         members[name] = member
@@ -81,24 +81,24 @@ def _by_name(path, listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
 
 
 def _with_slashes(member: zipfile.ZipInfo) -> str:
-    """Its name with forward slashes: some archives of Windows have others."""
+    """Member's name with forward slashes; some archives of Windows have backslashes."""
     is_of_windows = member.create_system == 0
     return member.filename.replace("\\", "/") if is_of_windows else member.filename
 
 
 def _extracted_name(path, name: str) -> str:
-    """The name of a member in one spelling: `a//b` and `./a/b` are `a/b`."""
+    """Normalize a member's name: `a//b` and `./a/b` become `a/b`."""
     *folders, last = name.split("/")
     if name.startswith("/") or ".." in (*folders, last):
         raise ValueError(
-            f"{path} must hold relative paths without .., got {name}: make the archive "
+            f"{path} must have relative paths without .., got {name}. Make the archive "
             "again."
         )
     return "/".join([*(part for part in folders if part not in ("", ".")), last])
 
 
 def _end_count(path):
-    """How many files a zip has, by the record at its end, which zipfile passes over."""
+    """Number of files by the record at the archive's end, which zipfile ignores."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 2**16 - 22, 0))  # the record has a comment

@@ -1,4 +1,4 @@
-"""Synthetic faces from a formula: any number of identities, any size, no download.
+"""Synthetic faces by formula: any number of identities, any size, no download.
 
 A person (`identity`) is a vector of shape, skin, hair and habit; a photograph
 (`conditions`) adds pose, expression, light, background, blur and something in front of
@@ -54,7 +54,7 @@ def synthetic_faces(
     seed: int = 0,
     difficulty: float = 1.0,
 ) -> Source:
-    """Synthetic photographs, ordered by person.
+    """Synthetic face photographs, ordered by identity.
 
     Args:
       num_identities: people M, at least 1.
@@ -107,7 +107,7 @@ def synthetic_faces(
 
 
 def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
-    """Paint one photograph.
+    """Render one photograph.
 
     Args:
       person: what `identity` returns.
@@ -139,7 +139,7 @@ def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
 
 
 def landmarks(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
-    """Eyes, tip of the nose and corners of the mouth, as x, y in pixels; [5, 2].
+    """Landmarks [5, 2] as x, y in pixels: eyes, tip of the nose, corners of the mouth.
 
     Pixel centers are whole numbers: the first pixel's center is (0, 0).
     """
@@ -163,7 +163,7 @@ def landmarks(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
 
 @jax.jit
 def _sample(seed, difficulty, people, numbers):
-    """Random numbers of B photographs.
+    """Sample the random numbers of B photographs.
 
     A program of its own: compiled together with the painting, each of the many named
     numbers would be derived from the key again, at several times the compilation time.
@@ -200,7 +200,7 @@ def _locate(samples, difficulty) -> jax.Array:
 
 
 def _in_chunks(function, people, numbers, chunk) -> np.ndarray:
-    """Apply a compiled function to all examples, always on `chunk` of them.
+    """Apply a compiled function to all examples, `chunk` at a time.
 
     The last chunk is filled with example 0, so that one program serves every batch and
     an image has the same bits whatever is read beside it.

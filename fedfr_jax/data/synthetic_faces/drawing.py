@@ -1,19 +1,11 @@
-"""Drawing of a synthetic face: colors, features and scene.
-
-Colors of skin and hair, the brush, and the camera that ends a synthetic photograph.
+"""Drawing of synthetic faces: colors, features and scene.
 
 Images are [3, H, W] while they are painted, so that a mask [H, W] is computed once for
-the three colors. Every layer is a soft mask of analytic shapes; nothing is looked up.
+the three colors. Every layer is a soft mask of analytic shapes.
 
-The synthetic face itself: relief and light, skin, beard, nose, mouth, eyes, brows.
-
-Everything is drawn in the head's own coordinates (X across, Y down), before the head is
-laid over the background. Images are [3, H, W].
-
-What surrounds a synthetic face: background, body, ears, hair, glasses, a hider.
-
-Drawn in the image plane or, where it grows on the head or is worn, in the head's own
-coordinates. Images are [3, H, W].
+The face is drawn in the head's coordinates (X across, Y down), before the head is
+blended over the background. Hair and glasses are drawn in the head's coordinates too,
+other surroundings in the image plane.
 """
 
 import jax
@@ -40,12 +32,12 @@ def rgb(*values) -> jax.Array:
 
 
 def over(image: jax.Array, color: jax.Array, alpha: jax.Array) -> jax.Array:
-    """Lay a color [3, 1, 1] or picture [3, H, W] over an image by alpha [H, W]."""
+    """Blend a color [3, 1, 1] or image [3, H, W] over an image by alpha [H, W]."""
     return image + alpha[None] * (color - image)
 
 
 def skin_color(face: PyTree) -> jax.Array:
-    """Skin from light to dark along a curve, with an undertone; [3, 1, 1]."""
+    """Skin color [3, 1, 1], from light to dark along a curve, with an undertone."""
     m = jnp.clip(face["melanin"], 0.0, 0.95)
     light, middle, dark = (
         rgb(0.96, 0.80, 0.70),
@@ -58,7 +50,7 @@ def skin_color(face: PyTree) -> jax.Array:
 
 
 def hair_color(face: PyTree) -> jax.Array:
-    """Blond to black, redder or not, gray with age; [3, 1, 1]."""
+    """Hair color [3, 1, 1], from blond to black, with red and gray."""
     d = jnp.clip(face["hair_dark"], 0.0, 1.0)
     light, middle, dark = (
         rgb(0.86, 0.70, 0.45),
@@ -73,7 +65,9 @@ def hair_color(face: PyTree) -> jax.Array:
 
 
 def develop(image, shot: PyTree) -> jax.Array:
-    """Camera: saturation, color cast, exposure, blur, contrast, noise; [3, H, W]."""
+    """Apply the camera: saturation, color cast, exposure, blur, contrast, noise; [3,
+    H, W].
+    """
     gray = jnp.mean(image, axis=0, keepdims=True)
     image = gray + shot["saturation"] * (image - gray)
     cast = rgb(shot["cast_red"], shot["cast_green"], shot["cast_blue"])
@@ -91,7 +85,7 @@ def develop(image, shot: PyTree) -> jax.Array:
 
 
 def blur(width: jax.Array, size: int) -> jax.Array:
-    """Gaussian blur of a line of pixels as a matrix [size, size].
+    """Gaussian blur of a row of pixels as a matrix [size, size].
 
     `width` [] is the standard deviation, 1 being the side of the image. Rows sum to 1,
     so that edges do not darken.
@@ -103,7 +97,9 @@ def blur(width: jax.Array, size: int) -> jax.Array:
 
 
 def relief(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
-    """Slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H, W]."""
+    """Surface slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H,
+    W].
+    """
     x, y = seen.across, seen.down
     side, sign = jnp.abs(x), jnp.sign(x)
     # The nose stands out, so it is displaced against the face behind it.
@@ -145,7 +141,7 @@ def lighting(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.
 
 
 def skin(face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Skin with its texture, blush, folds, freckles, mole and beard; [3, H, W]."""
+    """Skin with texture, blush, folds, freckles, mole and beard; [3, H, W]."""
     x, y = seen.across, seen.down
     side = jnp.abs(x)
     angle, rate = face["texture_angle"], face["texture_frequency"]
@@ -179,7 +175,7 @@ def skin(face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def beard(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Beard and moustache; their amount varies a little from day to day."""
+    """Draw beard and moustache; their amount varies a little per photograph."""
     x, y = seen.across, seen.down
     side = jnp.abs(x)
     grain = 0.85 + 0.15 * wave(41.0 * x) * wave(37.0 * y)
@@ -194,7 +190,7 @@ def beard(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def nose(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Nostrils, wings and the shadow under the tip."""
+    """Draw nostrils, wings and the shadow under the nose."""
     y = seen.down
     lean = jnp.tan(shot["yaw"]) * face["nose_out"]
     x = seen.across - lean * ramp(y, -0.15, 0.42) - face["asymmetry"]
@@ -217,7 +213,7 @@ def mouth_shape(face: PyTree, shot: PyTree) -> tuple[jax.Array, ...]:
 
 
 def mouth(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Lips, the line between them, and teeth when they part."""
+    """Draw lips, the line between them, and teeth if they part."""
     width, lift, opening = mouth_shape(face, shot)
     u = (seen.across - 0.5 * face["asymmetry"]) / width
     u2 = jnp.clip(u * u, 0.0, 1.5)
@@ -244,7 +240,7 @@ def mouth(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Almond eyes with iris, pupil, lashes, lid crease and a glint."""
+    """Draw eyes with iris, pupil, lashes, lid crease and a highlight."""
     x, y = seen.across, seen.down - face["eye_y"]
     sign = jnp.sign(x)
     u = jnp.abs(x) - face["eye_x"]
@@ -282,7 +278,7 @@ def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def brows(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Arched brows that rise and frown."""
+    """Draw arched brows that can rise and frown."""
     u = jnp.abs(seen.across) - face["brow_x"]
     a = u / face["brow_length"]
     line = face["eye_y"] - face["brow_y"] - shot["brows_up"]
@@ -297,7 +293,7 @@ def brows(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def background(shot: PyTree, size: int) -> jax.Array:
-    """A wall with a gradient, a wave, a round and a square thing; [3, H, W]."""
+    """Wall with a gradient, a wave, a round and a square object; [3, H, W]."""
     line = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (2.0 / size) - 1.0
     x, y = jnp.meshgrid(line, line)
     tone = shot["slope_x"] * x + shot["slope_y"] * y
@@ -315,7 +311,7 @@ def background(shot: PyTree, size: int) -> jax.Array:
 
 
 def body(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
-    """Neck in the shade of the chin, shoulders, collar."""
+    """Draw the neck in the chin's shadow, shoulders and collar."""
     x, y = seen.x - 0.1 * jnp.sin(shot["yaw"]), seen.y
     neck = jnp.maximum(jnp.abs(x) - face["neck_width"] - 0.1 * (y - 1.0) ** 2, 0.3 - y)
     tone = skin_color(face) * shade * (0.55 + 0.4 * ramp(y, 0.95, 1.6))[None]
@@ -331,7 +327,7 @@ def body(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
 
 
 def ears(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
-    """The two ears, turned with the head; long hair hides them."""
+    """Draw both ears, rotated with the head; long hair hides them."""
     cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
     hidden = ramp(face["hair_length"] + shot["hair_length"], 0.55, 0.75)
     hidden = hidden * (1.0 - ramp(face["baldness"], 0.0, 0.1))
@@ -350,7 +346,7 @@ def ears(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
 
 
 def hair_shade(face: PyTree, x, y) -> jax.Array:
-    """Strands of hair; [H, W] factor around 1."""
+    """Hair texture: brightness factor [H, W] around 1."""
     curl = jnp.clip(face["hair_curl"], 0.0, 1.0)
     bend = 3.0 * curl * wave(9.0 * y + 2.0 * x)
     strands = wave(face["hair_strands"] * x * (1.1 + 0.3 * y) + bend)
@@ -358,7 +354,7 @@ def hair_shade(face: PyTree, x, y) -> jax.Array:
 
 
 def hair_behind(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """The hair's outline behind the face: crown, sides and, when long, the back."""
+    """Draw the hair behind the face: crown, sides and, if long, the back."""
     bald = ramp(face["baldness"], 0.0, 0.1)
     volume = jnp.clip(face["hair_volume"] + shot["hair_volume"], 0.01, 0.4)
     length = jnp.clip(face["hair_length"] + shot["hair_length"], 0.25, 1.9)
@@ -382,7 +378,7 @@ def hair_behind(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def hair_front(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Hair that grows on the head: hairline, temples, sideburns and fringe."""
+    """Draw the hair on the head: hairline, temples, sideburns and fringe."""
     x, y = seen.across, seen.down
     side = jnp.abs(x)
     sideburn = 0.12 + face["hair_side"]
@@ -408,7 +404,7 @@ def hair_front(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def glasses(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
-    """Frames, tinted lenses and the bridge, standing off the face."""
+    """Draw glasses: frames, tinted lenses and the bridge."""
     worn = (shot["wears"] < 1.5 * face["glasses"]).astype(jnp.float32)
     x = seen.across - 0.10 * jnp.tan(shot["yaw"])
     y = seen.down - face["eye_y"] - 0.03
@@ -428,7 +424,7 @@ def glasses(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
 
 
 def hider(image, shot: PyTree, seen: Surface) -> jax.Array:
-    """Something held in front of the face, in the images where there is something."""
+    """Draw an object in front of the face, in the photographs that have one."""
     x, y = seen.x - shot["hider_x"], seen.y - shot["hider_y"]
     cos, sin = jnp.cos(shot["hider_turn"]), jnp.sin(shot["hider_turn"])
     u, v = cos * x + sin * y, cos * y - sin * x

@@ -185,7 +185,7 @@ HIDDEN_SHARE = 0.15  # of the images at difficulty 1
 
 
 def identity(key: jax.Array) -> PyTree:
-    """Draw a person.
+    """Sample the parameters of one synthetic person.
 
     Args:
       key: [] typed PRNG key.
@@ -197,7 +197,7 @@ def identity(key: jax.Array) -> PyTree:
 
 
 def conditions(key: jax.Array, difficulty: jax.Array | float = 1.0) -> PyTree:
-    """Draw what is particular to one photograph.
+    """Sample the parameters of one photograph.
 
     Args:
       key: [] typed PRNG key.
@@ -212,14 +212,16 @@ def conditions(key: jax.Array, difficulty: jax.Array | float = 1.0) -> PyTree:
 
 
 def draw_person(key: jax.Array) -> jax.Array:
-    """Values [P] in the order of `IDENTITY`."""
+    """Sample values [P] in the order of `IDENTITY`."""
     rows = jnp.array(list(IDENTITY.values()), jnp.float32)
     z = random.truncated_normal(key, -2.0, 2.0, (len(rows),), jnp.float32)
     return rows[:, 0] + rows[:, 1] * z
 
 
 def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
-    """Values [Q] in the order of `CONDITIONS`, chances [2] and a key for the noise."""
+    """Sample values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for
+    noise.
+    """
     key_values, key_chances, key_noise = random.split(key, 3)
     rows = jnp.array(list(CONDITIONS.values()), jnp.float32)
     z = random.truncated_normal(key_values, -2.0, 2.0, (len(rows),), jnp.float32)
@@ -229,12 +231,12 @@ def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
 
 
 def name_person(values: jax.Array) -> PyTree:
-    """`identity` from the values of `draw_person`."""
+    """Name the values of `draw_person`, as `identity` returns them."""
     return dict(zip(IDENTITY, values, strict=True))
 
 
 def name_photograph(values, chances, noise_key, difficulty) -> PyTree:
-    """`conditions` from what `draw_photograph` returns."""
+    """Name the values of `draw_photograph`, as `conditions` returns them."""
     is_hidden = chances[1] < HIDDEN_SHARE * difficulty
     return dict(zip(CONDITIONS, values, strict=True)) | {
         "wears": chances[0],

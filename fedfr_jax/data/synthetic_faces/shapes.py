@@ -1,4 +1,4 @@
-"""Geometry of the synthetic head: a turned solid under parallel rays, and soft masks.
+"""Geometry of the synthetic head: a rotated solid under parallel rays; soft masks.
 
 At height Y the head's section is an ellipse of half axes width(Y) s(Y) and
 depth(Y) s(Y); rays meet it in closed form for any yaw, pitch is a fixed-point step on
@@ -15,7 +15,7 @@ from fedfr_jax.data.synthetic_faces.parameters import PyTree
 
 
 class Surface(NamedTuple):
-    """What every pixel sees of the head, in head units."""
+    """Intersection of every pixel's ray with the head, in head units."""
 
     x: jax.Array  # [H, W] image plane, before the head is turned back
     y: jax.Array  # [H, W]
@@ -28,30 +28,30 @@ class Surface(NamedTuple):
 
 
 def cover(distance: jax.Array, pixel: jax.Array) -> jax.Array:
-    """Share of a pixel on the negative side of an outline, in [0, 1]."""
+    """Anti-aliased coverage in [0, 1] of a signed distance, negative inside."""
     return jnp.clip(0.5 - distance / pixel, 0.0, 1.0)
 
 
 def ramp(x: jax.Array, low: float, high: float) -> jax.Array:
-    """0 below `low`, 1 above `high`, straight between."""
+    """Linear ramp: 0 below `low`, 1 above `high`."""
     return jnp.clip((x - low) / (high - low), 0.0, 1.0)
 
 
 def hump(square: jax.Array) -> jax.Array:
-    """exp(-square) to 0.05, without the exponential; exactly 0 from 4 on."""
+    """Approximate exp(-square) within 0.05 by a polynomial; exactly 0 from 4 on."""
     rest = jnp.maximum(1.0 - 0.25 * square, 0.0)
     return (rest * rest) ** 2
 
 
 def bell(x, y, center_x, center_y, size_x, size_y):
-    """A soft spot of height 1 around a center."""
+    """Soft bump of height 1 around a center."""
     u = (x - center_x) / size_x
     v = (y - center_y) / size_y
     return hump(u * u + v * v)
 
 
 def wave(x: jax.Array) -> jax.Array:
-    """sin(x) to 0.06, from two parabolas per period."""
+    """Approximate sin(x) within 0.06 by two parabolas per period."""
     turn = x * (0.5 / math.pi)
     turn = turn - jnp.round(turn)
     return 8.0 * turn - 16.0 * turn * jnp.abs(turn)
@@ -82,7 +82,7 @@ def squircle(x, y, size_x, size_y, square):
 
 
 def plane(shot: PyTree, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Pixel centers in head units: x [H, W], y [H, W], pixel width []."""
+    """Pixel centers x, y [H, W] and pixel width [], in head units."""
     line = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (2.0 / size) - 1.0
     right, down = jnp.meshgrid(line, line)
     right = (right - shot["shift_x"]) / shot["scale"]
@@ -96,7 +96,7 @@ def plane(shot: PyTree, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def section(face: PyTree, down: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Outline of the head at height Y: 1 - s^2, its slope, and the width's factor."""
+    """Head outline at height Y: 1 - s^2, its slope, and the width factor."""
     is_skull = down < 0.0
     height = jnp.where(is_skull, face["skull_height"], face["chin_length"])
     square = jnp.where(is_skull, 0.3, face["jaw_squareness"])
@@ -109,7 +109,7 @@ def section(face: PyTree, down: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
 
 
 def surface(face: PyTree, shot: PyTree, size: int) -> Surface:
-    """Meet the head with the ray of every pixel of a size x size image."""
+    """Intersect the head with the ray of every pixel of a size x size image."""
     x, y, pixel = plane(shot, size)
     cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
     cos_pitch, sin_pitch = jnp.cos(shot["pitch"]), jnp.sin(shot["pitch"])
@@ -145,7 +145,7 @@ def unit(x, y, z):
 
 
 def project(face: PyTree, shot: PyTree, across, down, out) -> tuple:
-    """Where a point `out` above the head's surface is seen.
+    """Project a point `out` above the head's surface to the image plane.
 
     Args:
       across, down: [P] X and Y on the head.

@@ -71,7 +71,7 @@ AGGREGATORS = {
 def build_links(
     section: str, given: str | Mapping | Sequence = ()
 ) -> tuple[Aggregator, ...]:
-    """Links of a config.
+    """Build the links of a config's `aggregation`.
 
     Args:
       section: of the key, such as "methods.fedavg.aggregation".
@@ -86,7 +86,7 @@ def build_links(
 
 
 def register_aggregator(name: str, factory: Callable) -> None:
-    """Add `factory(*, ...settings) -> Aggregator` to AGGREGATORS.
+    """Register `factory(*, ...settings) -> Aggregator` in AGGREGATORS.
 
     Raises:
       ValueError: when the name belongs to another factory.

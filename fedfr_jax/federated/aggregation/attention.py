@@ -1,7 +1,7 @@
 """Attention over the cohort: means weighted by a streamed softmax.
 
-Each attention is a softmax over clients of numbers that a client knows itself. What it
-sends is a `LogScaled` summary; the weights come out of the sums alone.
+Each attention is a softmax over clients of numbers that a client can compute alone. It
+sends a `LogScaled` summary; the weights follow from the sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ NORMS = {"l2": l2_norm, "spectral": spectral_norm}
 def attention(
     *, epsilon: NonNegative = 1.2, distance_norm: Literal["l2", "spectral"] = "l2"
 ) -> Aggregator:
-    """FedAtt: per tensor, clients that moved farther from the server count more.
+    """FedAtt: softmax weights per tensor, larger for clients farther from the server.
 
     Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
     tensor, w+ = w - epsilon sum_k a_k (w - w_k). The softmax is streamed, one model of
@@ -72,7 +72,7 @@ def attention(
 
 
 def softmax_mean() -> Aggregator:
-    """sum_k a_k x_k, a_k as `cohort_attention` has it, of weights as `counted_by`."""
+    """Softmax-weighted mean sum_k a_k x_k, for weights from `counted_by`."""
 
     def summarize(key, state, update, weight):
         del key, state
@@ -92,7 +92,7 @@ def softmax_mean() -> Aggregator:
 
 
 def counted_by(count: jax.Array, logs: Sequence) -> list[LogScaled]:
-    """The weight of a client for `softmax_mean`.
+    """Build a client's weight for `softmax_mean` from its logs.
 
     Args:
       count: [] by which its attention is multiplied.
@@ -102,19 +102,19 @@ def counted_by(count: jax.Array, logs: Sequence) -> list[LogScaled]:
 
 
 def cohort_attention(weights: Sequence[LogScaled]) -> jax.Array:
-    """The attention a [K] itself, of weights of [K] each; its sum is 1."""
+    """Attention weights a [K], with sum 1, from the clients' weights of [K] each."""
     attention = sum(jax.nn.softmax(x.log) for x in weights)
     attention = attention * weights[0].tree[0].astype(attention.dtype)
     return trees.divide(attention, attention.sum())
 
 
 def softmax(margin: jax.Array, temperature: float) -> jax.Array:
-    """Of margin / temperature over clients."""
+    """Log-weights of a softmax over clients: margin / temperature."""
     return margin / temperature
 
 
 def relu_sum(margin: jax.Array, temperature: float) -> jax.Array:
-    """max(margin, 0) over its sum; clients are equal where no margin is positive."""
+    """Log-weights of max(margin, 0) over its sum; uniform if no margin is positive."""
     del temperature
     return jnp.log(jnp.maximum(margin, 0) + TINY)
 
@@ -125,7 +125,7 @@ ATTENTIONS = {"softmax": softmax, "relu_sum": relu_sum}
 def logarithms(
     temperature: float, attention: str, attention_combination: str
 ) -> Callable:
-    """(LPM, APM) of one shape -> list of logs, for the attentions that they make."""
+    """Build (LPM, APM) of one shape -> log-weights of the attentions to combine."""
 
     def logs_of(lpm, apm):
         chosen = {"lpm": [lpm], "apm": [apm]}.get(attention_combination, [lpm, apm])

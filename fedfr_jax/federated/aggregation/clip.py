@@ -21,7 +21,8 @@ from fedfr_jax.types import Aggregator, Summary
 
 @checked
 def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
-    """u min(1, C / ||u||): Sun et al. 2019, arXiv:1911.07963, section 4.
+    """Clip the global norm: u min(1, C / ||u||); Sun et al. 2019, arXiv:1911.07963,
+    sec. 4.
 
     The metric `clip_fraction` is 1 for a client whose update was longer.
 
@@ -40,7 +41,7 @@ def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
 
 @checked
 def centered_clip(*, max_norm: Positive = 1.0) -> Aggregator:
-    """Clipping around a center, which is the last round's aggregate.
+    """Clip the difference to a center, which is the last round's aggregate.
 
     Karimireddy, He, Jaggi 2021, arXiv:2012.10333, equation 2, with one iteration a
     round: v <- v + mean_k (u_k - v) min(1, C / ||u_k - v||), w+ = w + v.
@@ -67,12 +68,14 @@ def centered_clip(*, max_norm: Positive = 1.0) -> Aggregator:
 
 
 def zero_center(like) -> list:
-    """`Aggregator.init` of a center of what links change; it starts at no change."""
+    """Initial center of zeros, as `Aggregator.init`."""
     return optax.tree.zeros_like(split(like)[0])
 
 
 def clip(change: list, max_norm: float) -> tuple[list, dict]:
-    """Leaves scaled to a norm of at most `max_norm`, and whether they had to be."""
+    """Scale leaves to a norm of at most `max_norm`; also return whether it was
+    larger.
+    """
     norm = jnp.asarray(optax.tree.norm(change))
     scale = jnp.minimum(1, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
     is_longer = jnp.where(norm > max_norm, 1.0, 0.0)

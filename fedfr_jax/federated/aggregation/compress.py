@@ -1,10 +1,10 @@
-"""Compression of what clients send: fewer numbers, or fewer bits for each.
+"""Compression of clients' updates: sparsification and quantization.
 
 The server sees the values that it would decode; `Aggregator.compress` counts the bits
 of the message, see `federated.communication`. With error feedback a client adds to its
-update what earlier messages have left out (Seide et al. 2014; Karimireddy et al. 2019,
-arXiv:1901.09847): it keeps that error with its personal state, one update per client
-who ever took part. Running statistics are sent as they are.
+update the compression error of earlier messages (Seide et al. 2014; Karimireddy et al.
+2019, arXiv:1901.09847): it keeps that error with its personal state, one update per
+client who ever took part. Running statistics are sent as they are.
 """
 
 import functools
@@ -30,7 +30,7 @@ BLOCK = 1024  # numbers that a rotation mixes with each other
 
 @checked
 def top_k(*, fraction: PositiveShare = 0.01, error_feedback: bool = True) -> Aggregator:
-    """The k numbers of an update that are largest in magnitude; the others are 0.
+    """Send the k entries of largest magnitude; others are 0.
 
     Aji and Heafield 2017, arXiv:1704.05021. A message has k numbers and their places.
 
@@ -57,7 +57,7 @@ def top_k(*, fraction: PositiveShare = 0.01, error_feedback: bool = True) -> Agg
 def random_k(
     *, fraction: PositiveShare = 0.01, error_feedback: bool = True
 ) -> Aggregator:
-    """k random numbers of an update; the others are 0.
+    """Send k random entries; others are 0.
 
     Konecny et al. 2016, arXiv:1610.05492, section 3 (random mask). The places follow
     from a seed, so that a message has k numbers and 32 bits.
@@ -83,7 +83,7 @@ def random_k(
 
 
 def sign(*, error_feedback: bool = True) -> Aggregator:
-    """Of every number its sign, times the mean magnitude of its leaf.
+    """Send the sign of each entry, times the leaf's mean magnitude.
 
     Bernstein et al. 2018, arXiv:1802.04434, with the scale of Karimireddy et al. 2019.
     A message has a bit for every number and 32 for every leaf; a number that is exactly
@@ -103,7 +103,7 @@ def sign(*, error_feedback: bool = True) -> Aggregator:
 
 @checked
 def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggregator:
-    """Every leaf on 2^bits equal steps from its least to its largest number.
+    """Quantize each leaf to 2^bits levels from its minimum to its maximum.
 
     Suresh et al. 2017, arXiv:1611.00429, section 2.2 (k-level): a number goes to one of
     the two levels around it by chance, so that its expectation is the number itself.
@@ -125,7 +125,7 @@ def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggr
 
 @checked
 def rotate(*, seed: Seed = 0) -> Aggregator:
-    """Every leaf turned by random signs and a Hadamard matrix, and back at the server.
+    """Rotate each leaf by random signs and a Hadamard matrix; the server rotates back.
 
     Suresh et al. 2017, arXiv:1611.00429, section 3: numbers of similar size lose
     less to the quantization behind it. Deviations: blocks of at most 1024 numbers are
@@ -155,7 +155,7 @@ def rotate(*, seed: Seed = 0) -> Aggregator:
 
 
 def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Aggregator:
-    """A link that sends `compress(key, leaves) -> leaves` of an update.
+    """Build a link that sends `compress(key, leaves) -> leaves` of an update.
 
     Args:
       count: Message -> Message.
@@ -182,33 +182,35 @@ def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Agg
 
 
 def count_sent(fraction: float, size: int) -> int:
-    """k of `size` numbers."""
+    """Number of entries sent out of `size`, at least 1."""
     return max(round(fraction * size), 1)
 
 
 def only_at(flat: jax.Array, index: jax.Array) -> jax.Array:
-    """`flat` [d] with zeros but at `index` [k]."""
+    """`flat` [d] with all entries but those at `index` [k] set to 0."""
     return jnp.zeros_like(flat).at[index].set(flat[index], unique_indices=True)
 
 
 def _flatten(change: list) -> tuple[jax.Array, Callable]:
-    """Leaves as one vector [d], and back, each in its own dtype."""
+    """Flatten leaves to one vector [d]; also return the inverse."""
     flat, unflatten = jax.flatten_util.ravel_pytree(change)
     return flat, unflatten
 
 
 def _sparse(message: Message, k: int, extra_bits: int) -> Message:
-    """k numbers of all leaves together."""
+    """Message of k entries of all leaves together."""
     bits = max(message.bits, default=32)
     return Message((k,), (bits,), message.extra_bits + extra_bits, is_sparse=True)
 
 
 def count_dense(message: Message, *, bits: int | None, each: int) -> Message:
-    """Every number in `bits`, None for as many as before, and `each` more by leaf."""
+    """Message with `bits` per entry (None: unchanged) and `each` extra bits per
+    leaf.
+    """
     if message.is_sparse:
         raise ValueError(
             "aggregation must have sign, rotate and stochastic_quantize before top_k "
-            "or random_k, got one behind: it would fill the zeros. Change their order."
+            "or random_k, got one after, which would fill the zeros. Change the order."
         )
     own = message.bits if bits is None else (bits,) * len(message.sizes)
     extra = message.extra_bits + each * len(message.sizes)
@@ -216,7 +218,7 @@ def count_dense(message: Message, *, bits: int | None, each: int) -> Message:
 
 
 def to_levels(key: jax.Array, x: jax.Array, bits: int) -> jax.Array:
-    """`x` on levels from its least to its largest number, unbiased."""
+    """Quantize `x` to levels from its minimum to its maximum, without bias."""
     low = x.min()
     step = (x.max() - low) / (2**bits - 1)
     place = (x - low) / jnp.where(step > 0, step, 1)
@@ -225,7 +227,7 @@ def to_levels(key: jax.Array, x: jax.Array, bits: int) -> jax.Array:
 
 
 def rotated(key: jax.Array, x: jax.Array) -> jax.Array:
-    """`x` of any shape with random signs, then turned by orthogonal blocks."""
+    """Rotate `x` of any shape by random signs and orthogonal blocks."""
     flat = x.reshape(-1)
     signs = jax.random.rademacher(key, flat.shape, x.dtype)
     return hadamard_blocks(signs * flat).reshape(x.shape)
@@ -239,7 +241,9 @@ def rotated_back(key: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def hadamard_blocks(x: jax.Array) -> jax.Array:
-    """Blocks of `x` [d] times H / sqrt(n), n = 1024, and powers of two at the end."""
+    """Multiply blocks of `x` [d] by H / sqrt(n), n = 1024, smaller powers of 2 at
+    the end.
+    """
     done, parts = 0, []
     while done < x.size:
         size = min(BLOCK, 2 ** int(math.log2(x.size - done)))
@@ -252,7 +256,7 @@ def hadamard_blocks(x: jax.Array) -> jax.Array:
 
 
 def hadamard(size: int) -> np.ndarray:
-    """H / sqrt(n) [n, n], n a power of two, in Sylvester's order."""
+    """Hadamard matrix H / sqrt(n), [n, n], for n a power of two (Sylvester)."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

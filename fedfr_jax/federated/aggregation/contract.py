@@ -1,4 +1,4 @@
-"""Chains of aggregators: the contract of their links.
+"""Chains of aggregators, and the contract of their links.
 
     chain(clip_by_global_norm(1.0), stochastic_quantize(bits=8), weighted_mean())
 
@@ -41,21 +41,21 @@ from fedfr_jax.types import (
 
 
 class Server(NamedTuple):
-    """An algorithm's server, and the state of the links around it."""
+    """An algorithm's server state, and the state of its aggregation links."""
 
     inner: PyTree
     links: PyTree
 
 
 class PersonalState(NamedTuple):
-    """An algorithm's personal state, and what the links keep at the client."""
+    """An algorithm's personal state, and the client state of its aggregation links."""
 
     inner: PyTree
     links: ClientLinks
 
 
 def chain(*links: Aggregator) -> Aggregator:
-    """Aggregators one after the other, as one.
+    """Combine aggregators to one, applied in order.
 
     Raises:
       ValueError: when a link follows one that must stand last, or two are means.
@@ -63,12 +63,12 @@ def chain(*links: Aggregator) -> Aggregator:
     for number, link in enumerate(links[:-1], 1):
         if link.role == LAST:
             raise ValueError(
-                f"aggregation must end with link {number}, which stands in the place "
-                f"of the mean, got {len(links) - number} more behind it."
+                f"aggregation must end with link {number}, which replaces the mean, "
+                f"got {len(links) - number} links after it."
             )
     roles = [link.role for link in links if link.role in (MEAN, LAST)]
     if len(roles) > 1:
-        raise ValueError(f"aggregation must have one mean, got {len(roles)}.")
+        raise ValueError(f"aggregation must have exactly one mean, got {len(roles)}.")
 
     for number, link in enumerate(links):
         if link.mix:
@@ -127,7 +127,7 @@ def chain(*links: Aggregator) -> Aggregator:
 
 
 def _link_states(links, state) -> list:
-    """What each link's `summarize` is handed of a chain's state."""
+    """State that each link's `summarize` receives, from a chain's state."""
     shared, personal = state if isinstance(state, LinkState) else (state, ())
     shared = shared or [()] * len(links)
     return [
@@ -137,17 +137,17 @@ def _link_states(links, state) -> list:
 
 
 def _least_bound(bounds: Sequence) -> Callable | None:
-    """The least of some `Aggregator.max_malicious`, as one."""
+    """Combine several `Aggregator.max_malicious` to their minimum."""
     known = [bound for bound in bounds if bound]
     return (lambda number: min(bound(number) for bound in known)) if known else None
 
 
 def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
-    """A chain whose link `number` needs all updates at once."""
+    """Build a chain whose link `number` needs all updates at once."""
     rest = chain(*links[number + 1 :])
     if rest.role == LINK:
         raise ValueError(
-            f"aggregation needs a mean, or a rule in its place, behind link "
+            f"aggregation needs a mean, or a rule that replaces it, after link "
             f"{number + 1}, in the same chain."
         )
     return chain(
@@ -156,7 +156,7 @@ def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
 
 
 def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
-    """`link.mix` of all clients' updates, and `rest` of what it makes of them.
+    """Apply `link.mix` to all clients' updates, then aggregate by `rest`.
 
     All of it happens on the server, at the price of K updates of memory; the links of
     `rest` draw by (seed, round, row).
@@ -167,7 +167,7 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
     if rest.init_personal:
         raise ValueError(
             "aggregation must have links with error feedback before those that need "
-            "all updates, got one behind. Put it first, or set error_feedback=False."
+            "all updates, got one after. Put it first, or set error_feedback=False."
         )
 
     def summarize(key, state, update, weight):
@@ -210,7 +210,7 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
 
 
 def drop_non_finite() -> Aggregator:
-    """Clients whose update has nan or infinity count with weight 0.
+    """Give updates with nan or infinity the weight 0.
 
     The metric `dropped` is 1 for such a client, 0 for the others.
     """
@@ -226,7 +226,7 @@ def drop_non_finite() -> Aggregator:
 
 
 def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
-    """`algorithm` whose clients' updates go through `links`.
+    """Apply `links` to the updates of an algorithm's clients.
 
     Its own mean is the last of them, unless one of them is a mean or stands in the
     place of it.
@@ -241,18 +241,18 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     own = algorithm.aggregator
     if own is None:
         raise ValueError(
-            f"aggregation must go with updates that are summed, got {algorithm}."
+            f"aggregation needs an algorithm whose updates are summed, got {algorithm}."
         )
     if own.init is not no_state:
         raise ValueError(
-            "aggregation must be one chain, got another around one that has a state. "
-            "Give with_aggregation all links at once."
+            "aggregation must be one chain, got a second one around a chain with "
+            "state. Pass all links to one call of with_aggregation."
         )
     has_mean = any(link.role in (MEAN, LAST) for link in links)
     if (has_mean or any(link.mix for link in links)) and own.role != MEAN:
         raise ValueError(
-            f"aggregation must leave the last place to {algorithm}, which has no plain "
-            "mean, but one of its links would take it."
+            f"aggregation cannot replace the mean of {algorithm}, whose aggregation is "
+            "not a plain mean. Remove the link that replaces it."
         )
     of_sum = [] if has_mean else [link for link in links if link.role == SUM]
     others = [link for link in links if link not in of_sum]
@@ -265,8 +265,8 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
         if number < whole.min_clients:
             raise ValueError(
                 f"federation.cohort_size must be at least {whole.min_clients} for this "
-                f"aggregation, got {number}. Choose a larger cohort, or other numbers "
-                "of clients in `aggregation`."
+                f"aggregation, got {number}. Choose a larger cohort, or fewer "
+                "malicious clients or clients to keep in `aggregation`."
             )
         if whole.max_clients and number > whole.max_clients:
             raise ValueError(
@@ -282,7 +282,7 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
 
 
 def _with_personal_state(algorithm: Algorithm) -> Algorithm:
-    """`algorithm` with what its aggregator keeps at clients in their personal state.
+    """Add the client state of the aggregator to an algorithm's personal state.
 
     The engine puts it there, once the links have seen the update.
     """
@@ -303,7 +303,7 @@ def _with_personal_state(algorithm: Algorithm) -> Algorithm:
 
 
 def state_at_client(algorithm: Algorithm, server: PyTree, personal: PyTree) -> PyTree:
-    """What the aggregator's `summarize` is handed as state."""
+    """State that the aggregator's `summarize` receives at a client."""
     shared = algorithm.link_state(server)
     is_links = lambda x: isinstance(x, ClientLinks)
     for one in filter(is_links, jax.tree.leaves(personal, is_leaf=is_links)):
@@ -312,20 +312,20 @@ def state_at_client(algorithm: Algorithm, server: PyTree, personal: PyTree) -> P
 
 
 def keep_at_client(personal: PyTree, state: PyTree) -> PyTree:
-    """`personal` with `state` in the place of what links kept there, if they do."""
+    """Replace the links' state in `personal` by `state`, if they have any."""
     is_links = lambda x: isinstance(x, ClientLinks)
     put = lambda x: ClientLinks(state) if is_links(x) else x
     return jax.tree.map(put, personal, is_leaf=is_links)
 
 
 def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
-    """Zeros like a client's update."""
+    """Zeros with the shapes of a client's update."""
     like = jax.eval_shape(lambda server: update_like(algorithm, server), server)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def _with_state(algorithm: Algorithm) -> Algorithm:
-    """`algorithm` with the state of its aggregator beside its server."""
+    """Add the state of the aggregator to an algorithm's server state."""
 
     def init(variables):
         inner = algorithm.init(variables)
@@ -358,32 +358,33 @@ def _inner_report(algorithm: Algorithm) -> Callable:
 
 
 def update_like(algorithm: Algorithm, server: PyTree) -> PyTree:
-    """A tree with the shapes of a client's update."""
+    """Tree with the shapes of a client's update."""
     if algorithm.update_like:
         return algorithm.update_like(server)
     return variable_split.shared(algorithm.global_model(server))
 
 
 def no_state(like: PyTree) -> PyTree:
-    """`Aggregator.init` of a link that keeps nothing."""
+    """Empty state, as `Aggregator.init` of a link without state."""
     del like
     return ()
 
 
 def hand_on(key, state, update: PyTree, weight: PyTree) -> tuple[Summary, dict]:
-    """`Aggregator.summarize` of a link that changes no update."""
+    """Pass an update on unchanged, as `Aggregator.summarize`."""
     del key, state
     return Summary(update, weight), {}
 
 
 def keep(key, state, total: Summary) -> tuple[PyTree, PyTree, dict]:
-    """`Aggregator.finish` of a link that does nothing after the sum."""
+    """Return the sum unchanged, as `Aggregator.finish`."""
     del key
     return total.update, state, {}
 
 
 def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
-    """(leaves that links change, running statistics, what joins both to such a tree).
+    """(leaves that links change, running statistics, function that joins both to a
+    tree).
 
     Args:
       tree: an update, or what became of it; `LogScaled` and `PerClient` are leaves.

@@ -1,8 +1,8 @@
-"""Exact sums: updates as whole numbers, added up modulo 2^32.
+"""Exact sums: updates quantized to integers, added modulo 2^32.
 
-Whole numbers are associative: their sum has the same bits for any number of devices,
-lanes and processes, and in any order of the clients. It is also what a secure sum adds
-up, see `federated.secure_sum`.
+Integer addition is associative: the sum has the same bits for any number of devices,
+lanes and processes, and in any order of the clients. Secure sums need integers as well,
+see `federated.secure_sum`.
 """
 
 import math
@@ -23,7 +23,7 @@ Levels = Annotated[int, Interval(ge=2, le=INT32_MAX)]
 
 @checked
 def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
-    """Every number that is summed on a grid of whole numbers, rounded by chance.
+    """Quantize summed values to integers by stochastic rounding.
 
     A client sends floor(x levels / (2 range) + u), u uniform in [0, 1), as int32; the
     server divides the sum by levels / (2 range). It stands behind the mean, so x is the
@@ -50,8 +50,8 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         leaves, structure = jax.tree.flatten(update, is_leaf=is_leaf)
         if any(map(is_leaf, leaves)):
             raise ValueError(
-                "quantize needs updates that are summed plainly: not behind attention, "
-                "nor before a rule that sees all updates."
+                "quantize needs updates that are summed plainly: it cannot be used "
+                "with attention, nor with a rule that needs all updates."
             )
         keys = jax.random.split(key, max(len(leaves), 1))
         codes = [
@@ -78,19 +78,19 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
 
 
 def encode(x: jax.Array, uniform: jax.Array, scale: float) -> jax.Array:
-    """`x` times `scale` as int32, up or down by `uniform` in [0, 1)."""
+    """Encode `x` times `scale` as int32, rounded up or down by `uniform` in [0, 1)."""
     return jnp.floor(x * scale + uniform.astype(x.dtype)).astype(jnp.int32)
 
 
 def decode(total: jax.Array, scale: float) -> jax.Array:
-    """The sum of what int32 codes stand for."""
+    """Decode a sum of int32 codes."""
     return total.astype(jnp.result_type(float)) / scale
 
 
 def _as_int32(message: Message) -> Message:
     if message.is_sparse:
         raise ValueError(
-            "aggregation must have quantize without top_k or random_k: all clients "
-            "send the same numbers of a sum, but those choose some."
+            "aggregation cannot have quantize with top_k or random_k: in an exact sum "
+            "all clients send all entries. Remove one of them."
         )
     return message._replace(bits=(32,) * len(message.sizes), extra_bits=0)

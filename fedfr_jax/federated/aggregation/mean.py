@@ -13,7 +13,8 @@ from fedfr_jax.types import LAST, MEAN, Aggregator, Client, PyTree, Summary
 
 
 def weighted_mean() -> Aggregator:
-    """sum_k w_k x_k / sum_k w_k in at least float32 (McMahan et al. 2017, alg. 1).
+    """Weighted mean sum_k w_k x_k / sum_k w_k, in float32 or more (McMahan et al.
+    2017).
 
     The weights of a cohort must not all be zero: then the mean is NaN, which the loop
     reports instead of training on.
@@ -31,8 +32,9 @@ def weighted_mean() -> Aggregator:
 
 
 def cluster_mean() -> Aggregator:
-    """A weighted mean [J, ...] for each of J server models, whose clients' weights [J]
-    are 0 but for one; 0 for a model without clients."""
+    """Weighted mean [J, ...] for each of J server models, 0 for a model without
+    clients; a client's weights [J] are 0 for all models but one.
+    """
 
     def summarize(key, state, update, weight):
         del key, state
@@ -57,12 +59,12 @@ def cluster_mean() -> Aggregator:
 
 
 def weighted(update: PyTree, weight: jax.Array) -> PyTree:
-    """`update` times `weight` [], in at least float32."""
+    """Multiply `update` by `weight` [], in float32 or more."""
     return jax.tree.map(lambda x: wide(x) * weight.astype(wide(x).dtype), update)
 
 
 def scale_weight(weight: PyTree, factor: jax.Array) -> PyTree:
-    """Any algorithm's weight of a client times `factor` [], in the factor's dtype."""
+    """Multiply a client's weight, of any algorithm, by `factor` []."""
     times = lambda x: x.astype(factor.dtype) * factor
 
     def one(x):
@@ -74,18 +76,18 @@ def scale_weight(weight: PyTree, factor: jax.Array) -> PyTree:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """`x` in float32, or as it is when already wider."""
+    """Cast `x` to float32, unless it is wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 def uniform(client: Client) -> jax.Array:
-    """Aggregation weight 1: the mean is over clients, not over examples."""
+    """Weight 1: a mean over clients, not over examples."""
     del client
     return jnp.float32(1)
 
 
 def by_num_examples(client: Client) -> jax.Array:
-    """Aggregation weight n_k: the client's own examples."""
+    """Weight n_k: the client's number of examples."""
     return client.num_examples.astype(jnp.float32)
 
 
@@ -94,5 +96,5 @@ Weighting = Literal["num_examples", "uniform"] | Callable
 
 
 def weight_of(weighting: Weighting) -> Callable:
-    """A name of WEIGHTS, or a function, as client -> weight []."""
+    """Weighting function client -> weight [], from a name in WEIGHTS or a function."""
     return weighting if callable(weighting) else WEIGHTS[weighting]

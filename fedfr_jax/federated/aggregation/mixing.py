@@ -1,7 +1,7 @@
-"""Mixing of all clients' updates before a rule: neighbors, buckets, adaptive clipping.
+"""Mixing of all clients' updates before aggregation: neighbors, buckets, clipping.
 
-The links behind one of these see rows that are made of several updates, or of clipped
-ones: `chain(nearest_neighbor_mixing(num_malicious_clients=2), median())`. They need the
+The links after one of these receive mixed or clipped updates:
+`chain(nearest_neighbor_mixing(num_malicious_clients=2), median())`. They need the
 updates of all K clients at once and keep K models. Rows count equally. A client whose
 update has nan or infinity is left out, and K counts the others.
 """
@@ -23,7 +23,7 @@ from fedfr_jax.types import Aggregator
 
 @checked
 def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
-    """Every update becomes the mean of the K - f nearest to it, itself among them.
+    """Replace every update by the mean of its K - f nearest updates, itself included.
 
     Allouah et al. 2023, arXiv:2302.01772, algorithm 2 (NNM). Running statistics are
     mixed by the same neighbors.
@@ -47,7 +47,7 @@ def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
 
 @checked
 def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
-    """Means of random groups of s updates, in the place of the updates.
+    """Replace the updates by means of random groups of s updates.
 
     Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. What stands behind it
     sees ceil(K / s) rows, of which as many as before may be malicious.
@@ -71,7 +71,7 @@ def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
 
 @checked
 def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
-    """The longest floor(2 f (K - f) / K) updates are clipped to the next norm.
+    """Clip the floor(2 f (K - f) / K) longest updates to the next norm.
 
     Allouah et al. 2024, arXiv:2405.14432, algorithm 2 (ARC). Norms are of everything
     that is trained together; running statistics stay.
@@ -103,7 +103,7 @@ def _mixing(mix, **facts) -> Aggregator:
 
 
 def average(is_in: jax.Array, updates):
-    """Means over the clients of each row, is_in [R, K], of updates [K, ...]: [R, ...].
+    """Means [R, ...] of updates [K, ...] over the clients of each row of is_in [R, K].
 
     A row without clients is 0.
     """

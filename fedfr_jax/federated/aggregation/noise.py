@@ -1,4 +1,4 @@
-"""Gaussian noise of the server on the sum of updates."""
+"""Gaussian noise added by the server to the aggregate."""
 
 import jax
 
@@ -10,7 +10,7 @@ from fedfr_jax.types import Aggregator
 
 @checked
 def gaussian_noise(*, std: NonNegative) -> Aggregator:
-    """Normal noise on every number of the aggregate, not on running statistics.
+    """Add normal noise to every entry of the aggregate, but not to running statistics.
 
     Before weighted_mean in a chain it is on the mean, behind it on the sum of weighted
     updates. It is drawn once from (seed, round), the same on any devices.

@@ -1,4 +1,4 @@
-"""Robust aggregation: rules that a few malicious clients cannot move far.
+"""Robust aggregation: rules that tolerate a few malicious clients.
 
 All but `rfa` need the updates of all K clients at once: they stand last in a chain, and
 a round keeps K models. Their clients count equally, but for the geometric median, which
@@ -36,7 +36,7 @@ from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
 def of_all_updates(
     combine: Callable, *, min_clients: int = 1, max_malicious: Callable | None = None
 ) -> Aggregator:
-    """`combine` in the place of the mean.
+    """Build an aggregator that replaces the mean by `combine` of all updates.
 
     Args:
       combine: (updates, a tree of [K, ...], weights [K]) -> tree of [...]; a client
@@ -62,12 +62,12 @@ def of_all_updates(
 
 
 def fewer_than_half(number: int) -> int:
-    """`Aggregator.max_malicious` of a median."""
+    """`Aggregator.max_malicious` of a median: less than half."""
     return (number - 1) // 2
 
 
 def median() -> Aggregator:
-    """The median over clients of every coordinate."""
+    """Coordinate-wise median over clients."""
 
     def combine(updates, weights):
         del weights
@@ -81,7 +81,9 @@ def median() -> Aggregator:
 def trimmed_mean(
     *, trim_fraction: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
 ) -> Aggregator:
-    """Mean without the largest and smallest floor(fraction K) of every coordinate."""
+    """Coordinate-wise mean without the floor(fraction K) largest and smallest
+    values.
+    """
 
     def combine(updates, weights):
         del weights
@@ -103,7 +105,7 @@ def trimmed_mean(
 def krum(
     *, num_malicious_clients: Whole = 1, num_clients_to_keep: Count = 1
 ) -> Aggregator:
-    """Mean of the clients with the least sums of distances to their neighbors.
+    """Krum, Multi-Krum: mean of the clients nearest to their neighbors.
 
     Args:
       num_malicious_clients: f; a sum is of the K - f - 2 smallest squared distances.
@@ -128,7 +130,7 @@ def krum(
 
 @checked
 def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
-    """Per coordinate, the mean of the values nearest to the median of those chosen.
+    """Bulyan: coordinate-wise mean of values near the median of Krum's selection.
 
     K - 2 f clients are chosen by Krum, one after the other, each among those that are
     left; the mean is of K - 4 f values.
@@ -158,7 +160,7 @@ def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
 def geometric_median(
     *, iterations: Count = 10, smoothing: Positive = 1e-6
 ) -> Aggregator:
-    """The point of least mean distance to all, by Weiszfeld's iterations from the mean.
+    """Geometric median by Weiszfeld's iterations, starting from the mean.
 
     Both means are weighted by the algorithm's weights, as the paper's and its code's;
     where those are numbers of examples, a malicious client may overstate its own.
@@ -190,7 +192,7 @@ def geometric_median(
 
 @checked
 def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
-    """The geometric median, streamed: one of Weiszfeld's iterations in a round.
+    """RFA: geometric median by one Weiszfeld iteration per round, streamed.
 
     With v the last round's aggregate and a_k a client's weight, v <- sum_k b_k u_k /
     sum_k b_k, b_k = a_k / max(s, ||u_k - v||). Deviation: the authors make up to four
@@ -220,7 +222,7 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
 
 
 def krum_scores(distances: jax.Array, count) -> jax.Array:
-    """Sums of the `count` smallest distances [K, K] to others, [K]."""
+    """Krum scores [K]: sums of the `count` smallest distances [K, K] to others."""
     number = len(distances)
     others = jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances)
     is_near = jnp.arange(number) < count
@@ -230,7 +232,7 @@ def krum_scores(distances: jax.Array, count) -> jax.Array:
 def choose_one_by_one(
     distances: jax.Array, count: int, num_malicious_clients: int, number=None
 ) -> jax.Array:
-    """Indices [count] of Krum's choices, each among the clients not chosen yet.
+    """Indices [count] that Krum selects one by one, among the remaining clients.
 
     Args:
       number: how many of the clients of `distances` [K, K] there are; None is all.
@@ -245,32 +247,34 @@ def choose_one_by_one(
 
 
 def push_apart(distances: jax.Array, is_out: jax.Array) -> jax.Array:
-    """`distances` [K, K] that are infinite from and to some clients [K]."""
+    """Set the `distances` [K, K] from and to clients [K] to infinity."""
     return jnp.where(is_out[:, None] | is_out[None], jnp.inf, distances)
 
 
 def median_of(x: jax.Array, is_kept: jax.Array) -> jax.Array:
-    """Per coordinate of x [K, ...], the median of the values that are kept [K]."""
+    """Coordinate-wise median of x [K, ...] over the kept clients [K]."""
     ordered, number = jnp.sort(masked(is_kept, x, jnp.inf), axis=0), is_kept.sum()
     return ordered[(number - 1) // 2] * 0.5 + ordered[number // 2] * 0.5
 
 
 def near_median(x: jax.Array, is_kept: jax.Array, count: jax.Array) -> jax.Array:
-    """Per coordinate of x [K, ...], the mean of `count` kept values near the median."""
+    """Coordinate-wise mean of the `count` kept values of x [K, ...] nearest to the
+    median.
+    """
     away = masked(is_kept, jnp.abs(x - median_of(x, is_kept)[None]), jnp.inf)
     nearest = jnp.take_along_axis(x, jnp.argsort(away, axis=0), axis=0)
     return mean_between(nearest, 0, count)
 
 
 def finite_clients(updates: PyTree) -> jax.Array:
-    """Which clients' updates have no nan and no infinity in any leaf, [K] bool."""
+    """Mask of the clients whose update is finite in all leaves, [K] bool."""
     leaves = jax.tree.leaves(updates)
     fine = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in leaves]
     return jnp.stack(fine).all(axis=0)
 
 
 def masked(is_kept: jax.Array, updates: PyTree, value: float = 0) -> PyTree:
-    """`updates` of [K, ...] with `value` in those of clients that are not kept."""
+    """`updates` [K, ...] with `value` for clients that are not kept."""
 
     def one(x):
         return jnp.where(is_kept.reshape(-1, *[1] * (x.ndim - 1)), x, value)
@@ -279,7 +283,7 @@ def masked(is_kept: jax.Array, updates: PyTree, value: float = 0) -> PyTree:
 
 
 def mean_between(x: jax.Array, first, last) -> jax.Array:
-    """Mean of x [K, ...] over the indices [first, last), [] int, of its first axis."""
+    """Mean of x [K, ...] over the indices [first, last), [] int, of the first axis."""
     index = jnp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
     is_in = (index >= first) & (index < last)
     total = jnp.where(is_in, x, 0).sum(axis=0)
@@ -287,7 +291,7 @@ def mean_between(x: jax.Array, first, last) -> jax.Array:
 
 
 def distances_to(center: PyTree, updates: PyTree) -> jax.Array:
-    """Euclidean distance of every update to a tree like one of them, [K]."""
+    """Euclidean distance [K] of every update to a tree `center`."""
 
     def squares(x, c):
         return jnp.sum(jnp.square(x - c[None]), axis=tuple(range(1, x.ndim)))
@@ -296,6 +300,6 @@ def distances_to(center: PyTree, updates: PyTree) -> jax.Array:
 
 
 def squared_distances(updates: PyTree) -> jax.Array:
-    """Squared distances between all updates, [K, K], over all leaves together."""
+    """Squared distances [K, K] between all updates, over all leaves."""
     one = lambda x: distances_to(x, updates) ** 2
     return jax.lax.map(one, updates)

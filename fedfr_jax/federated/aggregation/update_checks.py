@@ -1,4 +1,4 @@
-"""Updates that cannot be averaged: not finite, or absurdly long.
+"""Checks of updates that cannot be averaged: not finite, or too long.
 
 Excluded clients count with weight 0 and keep the personal state that they had; the
 metric `dropped` is 1 for them.
@@ -27,7 +27,7 @@ def with_update_checks(
     max_norm: Positive = jnp.inf,
     min_kept: Share = 0.5,
 ) -> Algorithm:
-    """`algorithm` that looks at each client's update before its aggregation does.
+    """Check each client's update before aggregation; exclude it or stop.
 
     It goes around everything else, with_aggregation and with_attack too. What attackers
     who know the others' updates send is made behind it, so not looked at.
@@ -44,7 +44,8 @@ def with_update_checks(
     own = algorithm.aggregator
     if own is None:
         raise ValueError(
-            f"on_bad_update must go with updates that are summed, got {algorithm}."
+            "on_bad_update needs an algorithm whose updates are summed, got "
+            f"{algorithm}."
         )
 
     def summarize(key, state, update, weight):

@@ -1,4 +1,4 @@
-"""Federated algorithms: pure functions for one client each."""
+"""Federated algorithms, as pure functions for one client each."""
 
 from collections.abc import Callable
 
@@ -56,7 +56,7 @@ ALGORITHMS = {
 
 
 def register_algorithm(name: str, factory: Callable) -> None:
-    """Add `factory(local, *, ...hyper) -> Algorithm` to ALGORITHMS.
+    """Register `factory(local, *, ...hyper) -> Algorithm` in ALGORITHMS.
 
     Raises:
       ValueError: when the name belongs to another factory.

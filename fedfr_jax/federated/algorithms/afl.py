@@ -1,8 +1,4 @@
-"""AFL: agnostic federated averaging, good on the worst mixture of domains.
-
-Losses by domain, a part of all examples, for agnostic averaging (afl.py).
-
-Agnostic federated averaging: good on the worst mixture of domains of examples.
+"""AFL: agnostic federated averaging, for the worst mixture of domains.
 
 Ro et al. 2021, arXiv:2104.02748, algorithm 1, after Mohri et al. 2019,
 arXiv:1902.00146. With a_i = l_i / N_i, N_i being the mean number of examples of domain
@@ -38,7 +34,7 @@ from fedfr_jax.types import (
 
 
 def weight_by_domain(loss_fn: Callable, domain_of: Callable) -> Callable:
-    """Mean loss of a batch whose examples count by the `weights` [D] of their domains.
+    """Mean loss of a batch with examples weighted by their domain's `weights` [D].
 
     Args:
       loss_fn: (variables, batch, key) -> (mean over the valid examples, aux).
@@ -57,7 +53,7 @@ def weight_by_domain(loss_fn: Callable, domain_of: Callable) -> Callable:
 def losses_by_domain(
     loss_fn: Callable, domain_of: Callable, num_domains: int
 ) -> Callable:
-    """Sum of losses [D] and number of examples [D], both over a batch's size."""
+    """Sum of losses [D] and number of examples [D] by domain, over the batch size."""
 
     def sums(variables, batch, key):
         domains = jnp.arange(num_domains, dtype=jnp.int32)
@@ -72,7 +68,7 @@ def losses_by_domain(
 
 
 class Server(NamedTuple):
-    """Global variables and what is known of the D domains."""
+    """Global variables, domain weights and counts of the D domains."""
 
     variables: PyTree
     share: jax.Array  # [D] l, sums to 1
@@ -88,7 +84,7 @@ def afl(
     domain_window_size: Count = 1,
     domain_of: Callable | None = None,
 ) -> Algorithm:
-    """Agnostic averaging.
+    """Agnostic federated averaging.
 
     Args:
       local: with a loss that is a mean over the batch's valid examples.

@@ -22,7 +22,7 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 def mix(own: PyTree, other: PyTree) -> PyTree:
-    """alpha v + (1 - alpha) y of own {"v", "alpha"} and other = y.
+    """Mix alpha v + (1 - alpha) y, of own {"v", "alpha"} and other = y.
 
     Leaves that y lacks, because they stay with the client, are those of v.
     """

@@ -1,4 +1,4 @@
-"""Batch-norm statistics: averaged, kept by clients, or of a random client.
+"""Batch statistics: averaged, kept by clients, or those of a random client.
 
 Algorithms average them like parameters, but plainly. FedBN (Li et al. 2021,
 arXiv:2102.07623) keeps a client's own; the released FedReID takes those of the client
@@ -21,7 +21,7 @@ from fedfr_jax.types import Algorithm, PyTree
 def with_batch_stats(
     algorithm: Algorithm, mode: Literal["average", "local", "random_client"]
 ) -> Algorithm:
-    """`algorithm` with running statistics averaged, kept, or a random client's.
+    """Average an algorithm's batch statistics, keep them, or take a random client's.
 
     Args:
       mode: average (as algorithms do), local (each client keeps its own) or
@@ -39,19 +39,19 @@ def with_batch_stats(
 
 
 def batch_stats_mode(variables: PyTree) -> PyTree:
-    """Selects the running statistics, where there are any."""
+    """Mask of the batch statistics among variables."""
     mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
     return {name: mask(name) for name in variables}
 
 
 def check_batch_stats(variables: PyTree) -> None:
-    """Raise ValueError for a network without running statistics."""
+    """Raise ValueError for a model without batch statistics."""
     if not jax.tree.leaves(variables["batch_stats"]):
-        raise ValueError("batch norms must be in the network, got none.")
+        raise ValueError("the model must have batch norms, got none.")
 
 
 def batch_norms(variables: PyTree) -> PyTree:
-    """Selects what FedBN keeps: scale, bias, running mean and variance of batch norms.
+    """Mask of FedBN's personal leaves: scale, bias, mean and variance of batch norms.
 
     A batch norm is where running statistics lie, whatever its name.
 
@@ -67,7 +67,9 @@ def batch_norms(variables: PyTree) -> PyTree:
 
 
 def from_random_client(algorithm: Algorithm) -> Algorithm:
-    """A `personal(...)` whose leaves everybody takes from the client who `is_first`."""
+    """Take the personal leaves of the client with `is_random_client`, for all
+    clients.
+    """
 
     def client_update(key, server, row, client):
         row = row._replace(leaves=server.first)

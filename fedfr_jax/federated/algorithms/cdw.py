@@ -37,14 +37,14 @@ TINY = 1e-8  # least length of a row of logits
 
 
 def cosine_distance(before: jax.Array, after: jax.Array) -> jax.Array:
-    """1 - cos of rows [B, M] and [B, M], [B]; exactly 0 for equal ones."""
+    """Cosine distance 1 - cos between rows of [B, M] arrays, [B]; 0 for equal rows."""
     unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
     # Half the squared chord: 1 - cos itself is rounding where rows hardly differ.
     return jnp.square(unit(before) - unit(after)).sum(axis=1) / 2
 
 
 def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
-    """How far a client's logits have turned in its training.
+    """Build the distance between a client's logits before and after training.
 
     Args:
       train_mode: the networks run as in training, with dropout.
@@ -74,7 +74,7 @@ def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
 def training_weight(
     weighting: str | Callable, model: Model, train_mode: bool
 ) -> Callable:
-    """(key, start, end, client) -> weight [] by distance, or as `weight_of` says."""
+    """Build (key, start, end, client) -> weight [], by distance or by `weight_of`."""
     if weighting != DISTANCE:
         weight = weight_of(weighting)
         return lambda key, start, end, client: weight(client)
@@ -88,7 +88,7 @@ def training_weight(
 
 
 def cdw(local: LocalTraining, *, model: Model, train_mode: bool = False) -> Algorithm:
-    """FedAvg weighted by cosine distance.
+    """FedAvg weighted by the cosine distance of logits.
 
     Args:
       model: its `apply` gives logits.

@@ -26,7 +26,7 @@ def ditto(
     server_optimizer: optax.GradientTransformation | None = None,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
-    """FedAvg, and a personal model of all leaves per client.
+    """FedAvg, and a regularized personal model per client.
 
     Args:
       local: used for both models.

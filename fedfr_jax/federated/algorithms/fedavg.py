@@ -21,7 +21,7 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
-    """Global variables, and the server optimizer's state over the parameters."""
+    """Global variables, and the server optimizer's state."""
 
     variables: PyTree
     opt_state: PyTree

@@ -1,4 +1,4 @@
-"""FedAwS: one class a client, spread apart by the server.
+"""FedAwS: one class per client; the server spreads the class vectors out.
 
 Yu, Rawat, Menon, Kumar 2020, arXiv:2004.10342, algorithm 1: clients pull features to
 the row of their own class (`losses.spreadout.class_hinge`), and after averaging the
@@ -34,7 +34,7 @@ def fedaws(
     server_learning_rate: NonNegative = 0.1,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
-    """FedAvg, then a step of the server on the class rows.
+    """FedAvg, then a server step that spreads out the class vectors.
 
     Args:
       local: the paper's loss is `class_hinge`; the others' work too.
@@ -57,7 +57,9 @@ def fedaws(
         found = _select_classes(select, variables)
         if len(found) != 1 or found[0].ndim != 2:
             shapes = [x.shape for x in found]
-            raise ValueError(f"classes must match one leaf [D, M], got {shapes}.")
+            raise ValueError(
+                f"classes must match exactly one leaf [D, M], got {shapes}."
+            )
         return base.init(variables)
 
     def server_update(server, result):

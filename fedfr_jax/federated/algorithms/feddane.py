@@ -1,4 +1,4 @@
-"""FedDANE: proximal local training with gradient correction by the cohort.
+"""FedDANE: proximal local training with the cohort's gradient as correction.
 
 Li et al. 2019, arXiv:2001.01920, algorithm 2: clients minimize F_k(y) + <g - grad
 F_k(w), y> + mu / 2 ||y - w||^2 with g the mean of the cohort's gradients at w.

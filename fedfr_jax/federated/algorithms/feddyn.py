@@ -40,7 +40,7 @@ def feddyn(
     alpha: Positive = 0.1,
     mean_examples: Positive | None = None,
 ) -> Algorithm:
-    """Dynamic regularization; clients count equally.
+    """Dynamic regularization; clients have equal weight.
 
     Args:
       num_clients: N >= 1.

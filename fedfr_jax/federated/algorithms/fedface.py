@@ -1,4 +1,4 @@
-"""FedFace's server: class embeddings spread apart after every round.
+"""FedFace's server: spreads the class embeddings out after every round.
 
 Aggarwal, Zhou, Jain 2021, arXiv:2104.03008. A client uploads its class embeddings; the
 server takes some steps on a spread-out penalty over all of the cohort's and hands each
@@ -19,7 +19,7 @@ from fedfr_jax.types import Algorithm, PyTree
 
 
 class SpreadServer(NamedTuple):
-    """The algorithm's server, and every client's class embeddings."""
+    """State of the inner algorithm's server plus every client's class embeddings."""
 
     inner: PyTree
     heads: jax.Array  # [N, M, D]
@@ -27,7 +27,7 @@ class SpreadServer(NamedTuple):
 
 
 class ClientHead(NamedTuple):
-    """What a client adds to its update."""
+    """Class embeddings that a client uploads."""
 
     client: jax.Array  # [] int32
     head: jax.Array  # [M, D]
@@ -35,7 +35,7 @@ class ClientHead(NamedTuple):
 
 
 def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algorithm:
-    """`algorithm` with class embeddings spread out by the server.
+    """Wrap an algorithm so that the server spreads out the class embeddings.
 
     Args:
       algorithm: a `personal(...)` with the leaf params/head among its leaves.
@@ -49,8 +49,8 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
     if algorithm.privacy is not None:
         raise ValueError(
-            "privacy must cover all that clients send, got the class embeddings that "
-            "each client uploads for itself to be spread out. Leave spreadout out."
+            "privacy must cover everything that clients send, got class embeddings "
+            "that each client uploads for spreadout. Remove spreadout."
         )
 
     def init(variables):

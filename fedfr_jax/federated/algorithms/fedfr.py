@@ -1,7 +1,5 @@
 """FedFR: federated face recognition, generic and personalized, each term an option.
 
-FedFR: federated face recognition, generic and personalized, each term an option.
-
 Liu et al. 2022, "FedFR: Joint optimization federated framework for generic and
 personalized face recognition", arXiv:2112.12496. Clients share the backbone and the
 public class embeddings Phi_g; `personal` keeps the class embeddings of their own
@@ -58,7 +56,8 @@ def fedfr(
     begin: Callable | None = None,
     share: bool = True,
 ) -> Algorithm:
-    """Average backbone and Phi_g, params "backbone" and "phi"; keep the last backbone.
+    """FedFR: average backbone and public classes "phi"; clients keep their last
+    backbone.
 
     Args:
       local: its loss takes the keyword `frozen`.
@@ -135,12 +134,12 @@ def fedfr(
 
 
 def backbone_of(variables: PyTree) -> PyTree:
-    """The backbone's variables among a network's."""
+    """The backbone's variables of a model."""
     return {**variables, "params": variables["params"]["backbone"]}
 
 
 def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
-    """A network's variables with another backbone."""
+    """Replace the backbone in a model's variables."""
     params = {**variables["params"], "backbone": backbone["params"]}
     return {"params": params, "batch_stats": backbone["batch_stats"]}
 
@@ -148,7 +147,8 @@ def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
 def build_adaptation(
     algorithm: Algorithm, local: LocalTraining, *, frozen: Callable | None = None
 ) -> Algorithm:
-    """The last round of `algorithm`, a `fedfr(...)`, but for a server that stays.
+    """Build the final adaptation of a `fedfr` algorithm, which leaves the server
+    unchanged.
 
     What is around the algorithm keeps the leaf params/head with clients.
 

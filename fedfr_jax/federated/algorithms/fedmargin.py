@@ -58,7 +58,7 @@ from fedfr_jax.types import (
 
 
 class Server(NamedTuple):
-    """What the server keeps."""
+    """Global variables and class prototypes of the server."""
 
     variables: PyTree
     prototypes: Prototypes
@@ -77,7 +77,7 @@ def fedmargin(
     weighting: Weighting = "uniform",
     prototype_momentum: BelowOne = 0.0,
 ) -> Algorithm:
-    """Attention by the displacement of prototypes.
+    """Attention to clients by the displacement of their prototypes.
 
     Args:
       model: with `features`; its output has M numbers for M classes.
@@ -159,14 +159,12 @@ def fedmargin(
 
 
 def _like(a: Prototypes, b: Prototypes) -> Prototypes:
-    """`b` in the dtypes of `a`."""
+    """Cast `b` to the dtypes of `a`."""
     return jax.tree.map(lambda x, y: y.astype(x.dtype), a, b)
 
 
 def _round_metrics(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
-    """Numbers of the round, a copy per client; without `num_prototypes`, `share` is
-    even.
-    """
+    """Metrics of the round, repeated for each client."""
     facts = {
         "attention_entropy": jax.scipy.special.entr(share).sum(),
         "amm": aggregate_mean_margin(prototypes),

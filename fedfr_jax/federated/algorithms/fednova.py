@@ -24,7 +24,7 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
 
 
 def sgd_norm(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(a_k, its share in tau_eff) of plain SGD: tau_k both."""
+    """(a_k, its part in tau_eff) of plain SGD: both are tau_k."""
     return steps, steps
 
 
@@ -65,7 +65,7 @@ def fednova(
       ValueError: for momentum and a proximal term at once.
     """
     if momentum and mu:
-        raise ValueError(f"momentum must be 0 with mu, got {momentum}.")
+        raise ValueError(f"momentum must be 0 if mu is set, got {momentum}.")
     if mu:
         check_rate(local)
     train = proximal_training(local, mu) if mu else build_local_training(local)

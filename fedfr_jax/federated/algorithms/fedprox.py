@@ -18,7 +18,7 @@ from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def proximal_training(local: LocalTraining, mu: float) -> Callable:
-    """`build_local_training` with a pull of `mu` (mu) to what it starts from."""
+    """Local training with the proximal term mu / 2 ||y - start||^2."""
     train = build_local_training(proximal(local, mu))
 
     def train_near(key, variables, client, **round_args):

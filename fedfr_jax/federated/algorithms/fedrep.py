@@ -25,7 +25,7 @@ def fedrep(
     head_epochs: Count,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
-    """`head_epochs` of the head, the round's other epochs of the body.
+    """Train the head for `head_epochs`, the body for the round's other epochs.
 
     Args:
       head: regular expression over leaf paths such as `params/head`, not of all params.
@@ -44,15 +44,16 @@ def fedrep(
         _, is_head = scanned_blocks.split_stacks(variables, trees.matching(head))
         if all(jax.tree.leaves(is_head["params"])):
             raise ValueError(
-                f"head must leave params to the body, got {head!r}, which matches all."
+                f"head must leave some params to the body, got {head!r}, which matches "
+                "all."
             )
         return server
 
     def check_epochs(least):
         if head_epochs >= least:
             raise ValueError(
-                f"head_epochs must be fewer than the {least} local epochs of a round, "
-                f"or the body does not train, got {head_epochs}."
+                f"head_epochs must be below the {least} local epochs of a round, "
+                f"so that the body trains, got {head_epochs}."
             )
 
     return kept._replace(init=init, check_epochs=check_epochs)

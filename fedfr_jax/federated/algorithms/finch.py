@@ -34,7 +34,7 @@ TINY = 1e-12
 
 
 def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
-    """Row [n] int32 of the largest cosine with each of x [n, D], itself left out.
+    """Index [n] int32 of each row's first neighbor in x [n, D], by cosine.
 
     Rows that are not received, [n] bool, are nobody's neighbor.
     """
@@ -46,25 +46,25 @@ def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.A
     return jnp.argmax(others, axis=1).astype(jnp.int32)
 
 
-def connected_components(neighbors: jax.Array) -> jax.Array:
-    """Whether rows [n, n] are each other's first neighbor, or share one."""
+def first_neighbor_links(neighbors: jax.Array) -> jax.Array:
+    """FINCH links [n, n]: one row is the other's first neighbor, or both share one."""
     number = jnp.arange(len(neighbors), dtype=jnp.int32)
     points = (neighbors[:, None] == number[None]) | (number[:, None] == number[None])
     return same_cluster(points, points.T)
 
 
 def same_cluster(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether a path goes first along `a`, then along `b`, both [n, n] bool."""
+    """Whether a path follows a link of `a`, then one of `b`, [n, n] bool each."""
     product = jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32))
     return product > 0.5
 
 
 def clusters(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
-    """Connected components of `connected_components` rows of x [n, D], [n] int32.
+    """Cluster index [n] int32 of each row of x [n, D]: connected components of links.
 
     The first partition of FINCH, numbered by first appearance.
     """
-    reach = connected_components(first_neighbors(x, is_received))
+    reach = first_neighbor_links(first_neighbors(x, is_received))
     for _ in range(math.ceil(math.log2(max(len(x), 2)))):
         reach = same_cluster(reach, reach)
     first = jnp.argmax(reach, axis=1)
@@ -83,7 +83,7 @@ def finch(
     | Callable = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
-    """Federated averaging inside clusters; the judged network is the clients' mean.
+    """Federated averaging within FINCH clusters; the global model is the clients' mean.
 
     Args:
       model: with `features`, of [b, D].

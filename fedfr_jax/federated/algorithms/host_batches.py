@@ -1,4 +1,4 @@
-"""Host-ordered batches under any algorithm.
+"""Batches whose order is computed on the host, for any algorithm.
 
 For an order that the device could only find step by step, such as that of batches
 balanced over identities. The lists of a cohort are made before a round and lie beside
@@ -23,7 +23,7 @@ class HostBatches(NamedTuple):
 
 
 def with_host_batches(algorithm: Algorithm, order: Callable) -> Algorithm:
-    """`algorithm` whose clients take the examples of `order` in each of their steps.
+    """Let an algorithm's clients take the examples of `order` in each step.
 
     Args:
       order: (client, round) -> [S, B] int32 positions in the client's list of examples,

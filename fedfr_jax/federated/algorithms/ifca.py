@@ -1,11 +1,7 @@
-"""Several server models: IFCA, HypCluster and FeSEM.
-
-What algorithms with several server models share: IFCA, HypCluster and FeSEM.
+"""Clustered federated learning with several server models: IFCA, HypCluster, FeSEM.
 
 Each client remembers one of J models and trains it; a model becomes the mean of its
 clients' models, in one streamed sum over [J, ...], or stays.
-
-IFCA, HypCluster, FeSEM: several server models, trained by the clients that they fit.
 
 IFCA, Ghosh et al. 2020, arXiv:2006.04088, algorithm 1 (model averaging): a client takes
 the model of least loss over its examples and trains it. HypCluster, Mansour et al.
@@ -38,19 +34,21 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree, as_a
 
 
 def count_clusters(models: PyTree) -> int:
-    """J of `models` [J, ...]."""
+    """Number of server models, J, of `models` [J, ...]."""
     return len(jax.tree.leaves(variable_split.shared(models))[0])
 
 
 def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
-    """Model `group` [] of `models` [J, ...], with the client's own leaves if any."""
+    """Server model `group` [] of `models` [J, ...], with the client's personal
+    leaves.
+    """
     one = jax.tree.map(lambda x: x[group], variable_split.shared(models))
     return {**models, **one}
 
 
 def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
-    """`num_clusters` copies [J, ...] of variables, the params of each a little
-    different.
+    """Stack `num_clusters` copies [J, ...] of variables, with noise added to the
+    params.
 
     Normal noise of `init_noise` times the standard deviation of each leaf is added.
     """
@@ -70,7 +68,7 @@ def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) ->
 def build_clustered(
     client_update: Callable, num_clusters: int, init_noise: float
 ) -> Algorithm:
-    """J models, of which each client remembers one; the judged one is their mean."""
+    """Build an algorithm with J server models; the global model is their mean."""
     draw = lambda key, models: jax.random.randint(
         key, (), 0, count_clusters(models), jnp.int32
     )
@@ -93,17 +91,19 @@ def build_clustered(
 
 
 def only_one(models: PyTree) -> PyTree:
-    """Raise ValueError for links with a state, which is of one server model."""
+    """Raise ValueError for links with state, which needs a single server model."""
     raise ValueError(
-        "aggregation must have no link that keeps a center, such as centered_clip or "
-        f"rfa, with several server models, got {count_clusters(models)} of them."
+        "aggregation cannot have a link with a center, such as centered_clip or "
+        f"rfa, with several server models, got {count_clusters(models)} models."
     )
 
 
 def cluster_metrics(
     models: PyTree, group: jax.Array, end: PyTree, metrics: PyTree, weight: jax.Array
 ) -> ClientOutput:
-    """What a client of `group` [] sends: its distance from the group's model."""
+    """Output of a client in `group` []: its update to the group's model, with
+    metrics.
+    """
     metrics = {**metrics, "cluster": group.astype(jnp.float32)}
     own = variable_split.personal_variables(end)
     change = variable_split.update_of(end, cluster_model(models, group))
@@ -112,7 +112,7 @@ def cluster_metrics(
 
 
 def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
-    """Group [] int32 whose params are nearest to those of `variables`."""
+    """Index [] int32 of the server model with params nearest to `variables`."""
     apart = lambda params: jax.tree.map(jnp.subtract, params, variables["params"])
     distance = lambda params: optax.tree.norm(apart(params), squared=True)
     return jnp.argmin(jax.vmap(distance)(models["params"])).astype(jnp.int32)
@@ -126,7 +126,7 @@ def ifca(
     init_noise: NonNegative = 0.05,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """Clustering by loss.
+    """IFCA: clustering by loss.
 
     Args:
       num_clusters: J >= 1.
@@ -156,7 +156,7 @@ def ifca(
 def hypcluster(
     local: LocalTraining, *, num_clusters: Count = 2, init_noise: NonNegative = 0.05
 ) -> Algorithm:
-    """`ifca` of clients that count by examples."""
+    """HypCluster: `ifca` with clients weighted by examples."""
     return ifca(
         local,
         num_clusters=num_clusters,
@@ -169,7 +169,7 @@ def hypcluster(
 def fesem(
     local: LocalTraining, *, num_clusters: Count = 2, init_noise: NonNegative = 0.05
 ) -> Algorithm:
-    """Multi-center federated learning: clustering by distance of params.
+    """FeSEM: clustering by distance of params.
 
     Args:
       num_clusters, init_noise: as for `ifca`.

@@ -1,8 +1,4 @@
-"""Knowledge distillation on public images, after the average.
-
-A pass of SGD towards given features of shared images; see `kd` for its source.
-
-Knowledge distillation on shared unlabeled images, after the average.
+"""Knowledge distillation on public images, after averaging.
 
 Zhuang et al. 2020, arXiv:2008.11560, and 2022, arXiv:2205.12144, algorithm 3. What is
 learned from is not said there; this is the released code: the mean over clients of
@@ -37,7 +33,9 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTre
 
 
 def feature_distance(student: jax.Array, target: jax.Array, is_valid: jax.Array):
-    """Mean square [] of student - target [b, D] over the rows that count [b]."""
+    """Mean squared difference [] of student and target [b, D] over the valid rows
+    [b].
+    """
     squares = jnp.square(student - target).mean(axis=1)
     count = jnp.maximum(is_valid.sum(), 1).astype(squares.dtype)
     return jnp.where(is_valid, squares, 0).sum() / count
@@ -46,7 +44,7 @@ def feature_distance(student: jax.Array, target: jax.Array, is_valid: jax.Array)
 def build_distillation(
     model: Model, shared: PublicImages, optimizer: optax.GradientTransformation
 ) -> Callable:
-    """How a network learns the targets of a round's batches, in training mode.
+    """Build the SGD pass that fits a model's features to the targets, in training mode.
 
     Returns:
       learn(variables, images [G, H, W, C], targets [S, b, D], round) -> variables, of
@@ -83,7 +81,7 @@ def build_distillation(
 
 
 def fill_features(model: Model, variables: PyTree) -> PyTree:
-    """Variables whose missing leaves are 0: those of the last layer, for features."""
+    """Fill missing leaves of variables by 0: those of the last layer."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return {
@@ -107,7 +105,7 @@ def kd(
     | Callable = "num_examples",
     train_mode: bool = False,
 ) -> Algorithm:
-    """FedAvg whose server learns from its clients' mean features.
+    """FedAvg; then the server distills from its clients' mean features.
 
     Args:
       model: with `features`, of [b, D].
@@ -137,7 +135,9 @@ def kd(
         return empty_prepared(len(context.cohort.ids))._replace(shared=shared.images)
 
     def taught(key, end, client):
-        """Features [S, b, D] of the client's network; zeros in other rounds."""
+        """Features [S, b, D] of the client's model; zeros in rounds without
+        distillation.
+        """
 
         def all_steps():
             number = jnp.arange(shared.num_batches, dtype=jnp.int32)

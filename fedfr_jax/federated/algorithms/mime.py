@@ -1,7 +1,5 @@
 """Mime and MimeLite: clients step with the server's momentum.
 
-MimeLite: clients step with the server's momentum, frozen for a round.
-
 Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1 with heavy-ball momentum:
 y <- y - eta (g + b m), and after the round m <- G + b m with G = sum p_k grad F_k(w).
 MimeLite takes g = grad F(y; B); mime.py corrects it. The momentum is not normalized, as
@@ -38,7 +36,7 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
-    """Global variables and the momentum m, which is like their params."""
+    """Global variables and the momentum m of their params."""
 
     variables: PyTree
     momentum: PyTree
@@ -74,7 +72,9 @@ def mimelite(
 def frozen_momentum(
     push, local, momentum, server_learning_rate, weighting
 ) -> Algorithm:
-    """Of Mime too: `push(key, server, client)` trains, the server moves m."""
+    """Build Mime or MimeLite from `push(key, server, client)`, which trains a
+    client.
+    """
     gradient, weight = cohort_gradient(local), weight_of(weighting)
 
     def client_update(key, server, personal, client):
@@ -118,7 +118,9 @@ def mime(
     server_learning_rate: NonNegative = 1.0,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
-    """Mime; arguments, ranges and errors are those of `mimelite`."""
+    """Mime: MimeLite with gradients corrected to the cohort's; arguments of
+    `mimelite`.
+    """
     train = build_local_training(with_correction(minus_anchor(local)))
 
     def push(key, server, client):

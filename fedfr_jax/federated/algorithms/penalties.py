@@ -1,8 +1,4 @@
-"""Terms that methods add to a client's gradient: pulls to an anchor, corrections.
-
-Gradients that algorithms ask for beside those of local steps.
-
-Terms that methods add to a client's loss: a pull to an anchor, a push of the drift.
+"""Terms that methods add to a client's loss: proximal terms, gradient corrections.
 
 All wrap a client's training and take their tree as a keyword of the loss. Leaves that
 stay with a client, which the tree lacks, are neither pulled nor pushed. A push is in
@@ -31,7 +27,7 @@ from fedfr_jax.types import (
 
 
 def cohort_gradient(local: LocalTraining) -> Callable:
-    """Gradient of a client's loss by what it shares, its own leaves held fixed.
+    """Build the gradient of a client's loss with respect to its shared parameters.
 
     Returns:
       gradient(variables, batch, key) -> tree like the shared params.
@@ -51,7 +47,8 @@ def cohort_gradient(local: LocalTraining) -> Callable:
 
 
 def prepare_gradient(local: LocalTraining) -> Callable:
-    """`Algorithm.prepare` that broadcasts the mean gradient of a cohort's examples.
+    """Build `Algorithm.prepare` that broadcasts the mean gradient over a cohort's
+    examples.
 
     Of a server with `variables`, whose shared leaves it is taken by.
     """
@@ -69,7 +66,8 @@ def prepare_gradient(local: LocalTraining) -> Callable:
 
 
 def proximal(local: LocalTraining, strength: float) -> LocalTraining:
-    """Loss + strength / 2 ||params - anchor||^2; `anchor` is like the shared params.
+    """Add strength / 2 ||params - anchor||^2 to the loss; `anchor` is like the shared
+    params.
 
     `pull` [], another keyword of the loss, is a client's own factor of the strength.
 
@@ -90,7 +88,7 @@ def proximal(local: LocalTraining, strength: float) -> LocalTraining:
 
 
 def with_correction(local: LocalTraining) -> LocalTraining:
-    """Gradient + correction, that of <correction, params>, like the shared params.
+    """Add <correction, params> to the loss, whose gradient is the correction.
 
     SCAFFOLD's `c - c_k`, FedDANE's `mean gradient - own gradient`.
     """
@@ -105,7 +103,7 @@ def with_correction(local: LocalTraining) -> LocalTraining:
 
 
 def minus_anchor(local: LocalTraining) -> LocalTraining:
-    """Gradient - that of the batch at `anchor`: Mime's variance reduction.
+    """Subtract the batch's gradient at `anchor`: Mime's variance reduction.
 
     `anchor` is like the shared params. The gradient is of the same batch under the same
     key, and held fixed.
@@ -125,6 +123,6 @@ def minus_anchor(local: LocalTraining) -> LocalTraining:
 
 
 def _with_drift(direction, params) -> jax.Array:
-    """0, whose gradient is the direction."""
+    """0, with `direction` as its gradient."""
     product = jnp.asarray(optax.tree.vdot(direction, params))
     return product - jax.lax.stop_gradient(product)

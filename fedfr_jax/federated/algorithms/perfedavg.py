@@ -56,7 +56,7 @@ def perfedavg(
 
 
 def split_batches(client: Client, size: int) -> Client:
-    """The client whose steps are each given a list of `size` batches of `client`'s."""
+    """Client whose steps each get a list of `size` batches."""
     return client._replace(
         num_steps=-(-client.num_steps // size),
         step_to_epoch=lambda step: client.step_to_epoch(size * step),
@@ -67,7 +67,7 @@ def split_batches(client: Client, size: int) -> Client:
 def meta_loss(
     local: LocalTraining, inner_learning_rate: float, hf_delta: float
 ) -> Callable:
-    """loss(variables, [B0, B1] or [B0, B1, B2], key), whose gradient is the outer one.
+    """Build the loss on [B0, B1] or [B0, B1, B2] whose gradient is the meta-gradient.
 
     Its value is the loss of B1 after the inner step.
     """

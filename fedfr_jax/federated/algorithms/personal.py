@@ -1,4 +1,4 @@
-"""Personal layers under any algorithm: trained, stored, never sent.
+"""Personal layers under any algorithm: trained and stored by clients, never sent.
 
 FedPer (Arivazhagan et al. 2019, arXiv:1912.00818) keeps the top K_P blocks, FedBN (Li
 et al. 2021, arXiv:2102.07623) the batch norms, local training everything. The leaves
@@ -19,14 +19,14 @@ from fedfr_jax.types import Algorithm, PyTree
 
 
 class Server(NamedTuple):
-    """The algorithm's server, whose networks lack the personal leaves."""
+    """The algorithm's server state, whose models lack the personal leaves."""
 
     inner: PyTree
     first: PyTree  # the leaves that a new client starts from, when none are drawn
 
 
 class PersonalState(NamedTuple):
-    """What stays with a client."""
+    """The algorithm's personal state, and the personal leaves."""
 
     inner: PyTree  # the algorithm's own row
     leaves: PyTree  # {"params", "batch_stats"}, None for what is shared
@@ -38,7 +38,7 @@ def with_personal_layers(
     *,
     init_per_client: Callable | None = None,
 ) -> Algorithm:
-    """`algorithm` whose clients keep the leaves that `select` names.
+    """Let an algorithm's clients keep the leaves that `select` matches.
 
     Args:
       select: regular expression over leaf paths such as `params/head` or that of
@@ -58,7 +58,9 @@ def with_personal_layers(
     def init(variables):
         if not variable_split.is_variables(variables):
             got = f"one of {sorted(variables)} that keeps leaves itself"
-            raise ValueError(f"personal must go with one network, got {got}.")
+            raise ValueError(
+                f"personal needs an algorithm with one server model, got {got}."
+            )
         variables, mask = scanned_blocks.split_stacks(variables, is_kept)
         leaves, rest = variable_split.split(mask, variables)
         return Server(algorithm.init(rest), leaves)
@@ -119,7 +121,7 @@ def with_personal_layers(
 
 
 def fill_personal(server: Server, leaves: PyTree) -> PyTree:
-    """The algorithm's server, each of its networks with a client's own leaves."""
+    """Insert a client's personal leaves into each model of the algorithm's server."""
     inner = server.inner
     if isinstance(inner, Server):  # another `personal`, with leaves of its own
         return inner._replace(inner=fill_personal(inner, leaves))
@@ -128,7 +130,7 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
 
 
 def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
-    """Those of `variables`, which may lack others, that are in the places of `leaves`.
+    """Leaves of `variables` at the paths of `leaves`; others may be missing.
 
     Raises:
       ValueError: when one is missing or of another shape.
@@ -151,7 +153,7 @@ def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
 
 
 def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
-    """Pattern of the top `count` blocks, params and statistics: FedPer's K_P.
+    """Pattern of the top `count` blocks, params and batch statistics (FedPer's K_P).
 
     Args:
       names: `Model.blocks`, path prefixes below params in the order of the data.
@@ -163,7 +165,7 @@ def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
     """
     if not has_kind(int, count) or not 0 <= count <= len(names):
         raise ValueError(
-            f"blocks must lie in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
+            f"blocks must be in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
         )
     top = names[len(names) - count :]
     return f"^(params/{prefix}|batch_stats/)({'|'.join(top)})/" if top else ""

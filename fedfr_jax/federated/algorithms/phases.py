@@ -18,7 +18,7 @@ from fedfr_jax.types import Client, LocalTraining
 def phased_training(
     local: LocalTraining, *, phases: tuple[tuple[str, int], ...]
 ) -> Callable:
-    """Local training in phases, each with fresh optimizer state.
+    """Build local training in phases, each with a new optimizer state.
 
     Args:
       phases: (regular expression of the leaves that move, first epoch); a phase lasts
@@ -29,7 +29,7 @@ def phased_training(
     """
     first = [epoch for _, epoch in phases]
     if first != sorted(set(first)) or first[:1] != [0]:
-        raise ValueError(f"phases must start at rising epochs from 0, got {first}.")
+        raise ValueError(f"phases must start at ascending epochs from 0, got {first}.")
     fits = [build_local_training(local, moves) for moves, _ in phases]
 
     def parts(client):
@@ -40,7 +40,7 @@ def phased_training(
 
 
 def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
-    """Local training that begins with `epochs` of the head alone; then all the round's.
+    """Build local training that first trains the head for `epochs`, then everything.
 
     FedPer's fine-tuning: a client's own layers meet the base that it was just sent.
     The base's running statistics move in these epochs too, as it is in training.
@@ -68,7 +68,7 @@ def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
 
 
 def alternate(fits: Sequence[Callable], parts: Callable) -> Callable:
-    """Local training that is some, one after the other.
+    """Build local training that runs several local trainings in sequence.
 
     Args:
       fits: as `build_local_training` gives them.
@@ -99,7 +99,7 @@ def first_step(client: Client, epoch: int) -> jax.Array:
 
 
 def steps_between(client: Client, start: jax.Array, end: jax.Array) -> Client:
-    """The client whose steps are [start, end) of `client`'s."""
+    """Client restricted to the steps [start, end)."""
     return client._replace(
         num_steps=end - start,
         step_to_epoch=lambda step: client.step_to_epoch(step + start),

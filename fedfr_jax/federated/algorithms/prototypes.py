@@ -1,8 +1,4 @@
-"""Class prototypes and their margins.
-
-Prototypes: the mean of an encoder's features of every class.
-
-Margins and displacements of prototypes.
+"""Class prototypes (mean features per class) and their margins.
 
 The displacement of a set P from a set Q is, per class c, the distance of P_c to Q_c.
 The margin of a set P against a set Q is, per class c, the distance of P_c to the
@@ -25,14 +21,14 @@ TINY = 1e-12
 
 
 class Prototypes(NamedTuple):
-    """One set; a class of count 0 is not there."""
+    """Prototypes of all classes; a class with count 0 is missing."""
 
     mean: jax.Array  # [M, D]
     count: jax.Array  # [M] examples or pixels, perhaps a multiple of their number
 
 
 def empty_prototypes(model: Model) -> Prototypes:
-    """The prototypes of no example, of a model with features."""
+    """Prototypes without any example, for a model with features."""
     features = class_features(model)
     num_classes = model.embedding_dim
     mean = jnp.zeros((num_classes, features.shape[-1]), jnp.float32)
@@ -40,14 +36,16 @@ def empty_prototypes(model: Model) -> Prototypes:
 
 
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
-    """The shape of a model's features of one image, [1, D] or [1, h, w, D]."""
+    """Shape of a model's features of one image, [1, D] or [1, h, w, D]."""
     image = input_structs(model.input_shape)
     of = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
     return jax.eval_shape(of, jax.random.key(0), image)
 
 
 def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
-    """momentum old + (1 - momentum) new, or the one that has the class at all."""
+    """Moving average momentum old + (1 - momentum) new; the only one if one is
+    missing.
+    """
     kept = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
     is_new = new.count > 0
     mean = jnp.where(is_new[:, None], kept * old.mean + (1 - kept) * new.mean, old.mean)
@@ -55,7 +53,7 @@ def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prot
 
 
 def nearest_prototype(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Values [B, h, w, ...] for a map of features, picked from values of every pixel.
+    """Downsample values of every pixel to the size of a feature map, [B, h, w, ...].
 
     The pixel at i H // h stands for row i, as in PyTorch's nearest interpolation.
 
@@ -73,7 +71,7 @@ def nearest_prototype(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def class_means(
     features: jax.Array, labels: jax.Array, is_valid: jax.Array, num_classes: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Means over a batch's valid examples of the features of a class, 0 in the others.
+    """Mean features of each class over a batch's valid examples, 0 for missing classes.
 
     Args:
       features: [B, D], or [B, h, w, D].
@@ -97,14 +95,14 @@ def class_means(
 
 
 def prototype_of_class(sums: jax.Array, number: jax.Array) -> Prototypes:
-    """Prototypes of sums [M, D] over so many [M] features; zeros for no feature."""
+    """Prototypes from sums [M, D] over `number` [M] features; zeros for no feature."""
     is_there = number[:, None] > 0
     mean = sums / jnp.where(is_there, number[:, None], 1)
     return Prototypes(jnp.where(is_there, mean, 0), number)
 
 
 def class_values(features: Callable, num_classes: int, normalize: bool) -> Callable:
-    """(variables, batch, key) -> `class_means` of a batch, in evaluation mode.
+    """Build (variables, batch, key) -> `class_means` of a batch, in evaluation mode.
 
     Args:
       features: of a `Model`.
@@ -127,7 +125,7 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
 def client_prototypes(
     values: Callable, variables: PyTree, client: Client
 ) -> Prototypes:
-    """A client's prototypes over all of its examples, in plain view."""
+    """Prototypes of all examples of a client, without random augmentation."""
     of_batch = lambda batch: values(variables, batch, None)
     found = prototype_of_class(*over_examples(of_batch, client))
     examples = (client.num_examples + client.num_added).astype(found.count.dtype)
@@ -142,7 +140,7 @@ def distances(p: jax.Array, q: jax.Array) -> jax.Array:
 def margins(
     p: Prototypes, q: Prototypes, *, relative: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Margin of each class of p against q, and where it is defined, both [M].
+    """Margin of each class of p against q, and whether it is defined, [M] each.
 
     It is where both have the class, and q another one; 0 elsewhere.
 
@@ -163,7 +161,7 @@ def margins(
 
 
 def mean_margin(p: Prototypes, q: Prototypes, *, relative: bool = False) -> jax.Array:
-    """Mean of the margins that are defined, []; 0 where none is."""
+    """Mean of the defined margins, []; 0 if there is none."""
     margin, is_defined = margins(p, q, relative=relative)
     return margin.sum() / jnp.maximum(is_defined.sum(), 1).astype(margin.dtype)
 
@@ -188,5 +186,5 @@ MEASURES = {  # of a client's prototypes against others
 
 
 def build_measure(name: str) -> Callable:
-    """(prototypes, reference) -> []."""
+    """Measure by name: (prototypes, reference) -> []."""
     return MEASURES[name]

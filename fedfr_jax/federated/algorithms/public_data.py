@@ -1,6 +1,6 @@
 """Public images that the server and every client have.
 
-They reach a round as what a server has prepared, so that they are no constants of the
+They are passed to a round in `Prepared.shared`, so that they are not constants of the
 compiled program. Their order and augmentation are a function of (seed, round, step): in
 a round all networks see the same batches.
 """
@@ -28,11 +28,11 @@ class PublicImages(NamedTuple):
 
     @property
     def num_batches(self) -> int:
-        """S of a pass; the last one is filled up from the first."""
+        """Number of batches in a pass; the last one is padded from the start."""
         return -(-len(self.images) // self.batching.batch_size)
 
     def batch(self, images, round, step) -> tuple[jax.Array, jax.Array]:
-        """A round's batch: (images [b, H, W, C] as augmented, whether each counts [b]).
+        """Batch of a step: (augmented images [b, H, W, C], whether each is valid [b]).
 
         Args:
           images: [G, H, W, C] on the device.
@@ -54,9 +54,9 @@ class PublicImages(NamedTuple):
 
 
 def check_public_images(model: Model, shared: PublicImages) -> None:
-    """Raise ValueError for a network without features, or shared images of no use."""
+    """Raise ValueError for a model without features, or images of a wrong shape."""
     if model.apply_with_features is None:
-        raise ValueError("model must have features, got one without.")
+        raise ValueError("the model must have features, got one without.")
     if shared.images.shape[1:] != tuple(model.input_shape) or not len(shared.images):
         raise ValueError(
             f"shared images must be [G, {', '.join(map(str, model.input_shape))}], got "
@@ -71,7 +71,7 @@ def features_of_images(
     train_mode: bool = False,
     normalize: bool = False,
 ) -> Callable:
-    """What a network sees of shared images.
+    """Build the function that computes a model's features of the public images.
 
     Args:
       train_mode: dropout, and statistics of the batch.

@@ -27,7 +27,7 @@ TINY = 1e-10
 
 @checked
 def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
-    """Fair federated averaging, numerator and denominator streamed.
+    """Fair federated averaging, with numerator and denominator streamed.
 
     Args:
       local: with a loss that is a mean over the batch's valid examples; 1 / L is its
@@ -79,7 +79,9 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
 
 
 def _check_first(rate: float | Callable) -> None:
-    """Raise ValueError unless a round's first rate, whose inverse is L, is positive."""
+    """Raise ValueError unless the first learning rate of a round, 1 / L, is
+    positive.
+    """
     first = rate(jnp.int32(0), jnp.int32(0)) if callable(rate) else rate
     if not is_traced(first) and not first > 0:
         raise ValueError(f"learning_rate must be positive in qfedavg, got {first}.")

@@ -24,7 +24,7 @@ from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
-    """Global variables and the mean control, which is like their params."""
+    """Global variables and the mean control variate."""
 
     variables: PyTree
     control: PyTree
@@ -34,7 +34,7 @@ class Server(NamedTuple):
 def scaffold(
     local: LocalTraining, *, num_clients: Count, server_learning_rate: NonNegative = 1.0
 ) -> Algorithm:
-    """Stochastic controlled averaging; clients count equally.
+    """Stochastic controlled averaging; clients have equal weight.
 
     Args:
       local: plain SGD, which the method is defined for: momentum would make the control

@@ -33,7 +33,7 @@ def fedavgm(
     momentum: BelowOne = 0.9,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
-    """Server momentum v = momentum v + D; w+ = w + rate v, or D + momentum v.
+    """FedAvgM: server momentum v = momentum v + D; w+ = w + rate v (or Nesterov's).
 
     Args:
       learning_rate: >= 0.
@@ -50,7 +50,7 @@ def fedadagrad(
     eps: Positive = 1e-3,
     initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
-    """v + D^2. Settings are those of `adaptive`."""
+    """FedAdagrad: v + D^2. For the settings see `adaptive`."""
     rule = lambda v, square: v + square
     return adaptive(
         rule,
@@ -70,7 +70,7 @@ def fedadam(
     eps: Positive = 1e-3,
     initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
-    """b2 v + (1 - b2) D^2, b2 = `b2` in [0, 1). Settings are of `adaptive`."""
+    """FedAdam: v = b2 v + (1 - b2) D^2. For the settings see `adaptive`."""
     rule = lambda v, square: b2 * v + (1 - b2) * square
     return adaptive(
         rule,
@@ -90,7 +90,7 @@ def fedyogi(
     eps: Positive = 1e-3,
     initial_accumulator_value: NonNegative = 0.0,
 ) -> optax.GradientTransformation:
-    """v - (1 - b2) D^2 sign(v - D^2), b2 = `b2` in [0, 1). See `adaptive`."""
+    """FedYogi: v - (1 - b2) D^2 sign(v - D^2). For the settings see `adaptive`."""
     rule = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
     return adaptive(
         rule,
@@ -109,7 +109,7 @@ def adaptive(
     eps: float = 1e-3,
     initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Step rate m / (sqrt(v) + tau) with v moved by `rule: (v, D^2) -> v`.
+    """Adaptive step rate m / (sqrt(v) + tau), with v updated by `rule: (v, D^2) -> v`.
 
     Args:
       learning_rate: >= 0.

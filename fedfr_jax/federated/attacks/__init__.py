@@ -45,7 +45,7 @@ def with_attack(
     seed: int = 0,
     **settings,
 ) -> Algorithm:
-    """`algorithm` of which a share of the clients is malicious.
+    """Make a share of an algorithm's clients malicious.
 
     It goes around `with_aggregation`, so that the attack meets the defence. Every
     client's metric `attacker` is 1 for those who attack.
@@ -68,7 +68,7 @@ def with_attack(
 
 
 def register_attack(name: str, factory: Callable) -> None:
-    """Add `factory(*, ...settings) -> Attack` to ATTACKS.
+    """Register `factory(*, ...settings) -> Attack` in ATTACKS.
 
     Raises:
       ValueError: when the name belongs to another factory.

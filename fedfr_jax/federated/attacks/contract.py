@@ -1,4 +1,4 @@
-"""Attacks: what malicious clients do, under any algorithm and aggregation.
+"""Attacks by malicious clients, under any algorithm and aggregation.
 
     with_attack(with_aggregation(fedavg(local), median()), "alie", share=0.2,
                 num_clients=100)
@@ -37,7 +37,7 @@ SALT = 0xA77AC  # draws others than those of a round's cohorts
 
 
 class Attack(NamedTuple):
-    """One of the three; its functions see the leaves that links change, see `split`."""
+    """An attack as one of three functions, on the leaves that links change."""
 
     poison: Callable[[Batch], Batch] | None = None
     change: Callable[[jax.Array, list], list] | None = None  # (key, update) -> update
@@ -48,7 +48,7 @@ class Attack(NamedTuple):
 def attack_algorithm(
     algorithm: Algorithm, attack: Attack, *, share: float, num_clients: int, seed: int
 ) -> Algorithm:
-    """`algorithm` with round(share N) of its N clients as attackers, drawn by the seed.
+    """Make round(share N) of the N clients attackers, chosen by the seed.
 
     Raises:
       ValueError: for a share outside [0, 1) or of no client, an algorithm whose clients
@@ -56,19 +56,19 @@ def attack_algorithm(
         promises to stand.
     """
     if not 0 <= share < 1:
-        raise ValueError(f"attack.share must lie in [0, 1), got {share}.")
+        raise ValueError(f"attack.share must be in [0, 1), got {share}.")
     if share == 0:
         return algorithm
     number = round(share * num_clients)
     if not number:
         raise ValueError(
-            f"attack.share must be of at least one of {num_clients} clients, got "
+            f"attack.share must give at least one of {num_clients} clients, got "
             f"{share}. Choose at least {0.5 / num_clients}."
         )
     if algorithm.aggregator is None and not attack.poison:
         raise ValueError(
-            f"attack must go with updates that are summed, got {algorithm}. Choose one "
-            "of the attacks on examples."
+            f"attack needs an algorithm whose updates are summed, got {algorithm}. "
+            "Choose an attack on examples."
         )
     is_malicious = lambda client: is_attacker(client, number, num_clients, seed)
 
@@ -101,7 +101,7 @@ def attack_algorithm(
 
 
 def is_attacker(client, number: int, num_clients: int, seed: int) -> jax.Array:
-    """Whether clients [...] int are among the `number` attackers of all, [...] bool.
+    """Whether clients [...] int are among the `number` attackers, [...] bool.
 
     Their place in a permutation that the seed names says so, without a list of them.
     """
@@ -113,7 +113,7 @@ def is_attacker(client, number: int, num_clients: int, seed: int) -> jax.Array:
 def check_bound(
     aggregator: Aggregator, share: float, number: int, num_clients: int, cohort: int
 ) -> None:
-    """Raise ValueError when more clients of a cohort attack than a rule can stand.
+    """Raise ValueError if more clients of a cohort attack than a rule tolerates.
 
     Of a sample of the clients the mean number of attackers counts.
     """
@@ -124,14 +124,14 @@ def check_bound(
     if expected > stands:
         raise ValueError(
             f"attack.share must be at most {stands / cohort:.3g} for this aggregation, "
-            f"got {share}: {expected} of a cohort of {cohort} attack, it stands "
-            f"{stands}. Lower the share, raise the number of malicious clients that "
-            "the aggregation reckons with, or choose one that stands more."
+            f"got {share}: {expected} of a cohort of {cohort} attack, it tolerates "
+            f"{stands}. Lower the share, raise num_malicious_clients of the "
+            "aggregation, or choose one that tolerates more."
         )
 
 
 def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
-    """`client` whose own examples are poisoned where it is an attacker, [] bool."""
+    """Poison a client's own examples if it is an attacker (`is_bad`, [] bool)."""
 
     def of(batch):
         is_own = is_bad & batch.is_valid & ~batch.is_added
@@ -151,7 +151,7 @@ def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
 
 
 def put_collusion(collude: Callable) -> Callable:
-    """`Aggregator.mix` that puts the common update in the place of the attackers'."""
+    """Build `Aggregator.mix` that replaces the attackers' updates by a common one."""
 
     def mix(key, updates: PyTree, weights: PyTree):
         del key
@@ -170,5 +170,5 @@ def put_collusion(collude: Callable) -> Callable:
 
 
 def honest_mean(updates: list, is_honest: jax.Array) -> list:
-    """Mean [...] of the honest ones among updates [K, ...]."""
+    """Mean [...] of the honest clients' updates among [K, ...]."""
     return [x[0] for x in average(is_honest[None], updates)]

@@ -14,7 +14,7 @@ WORD = 0x9E3779B9  # spreads the positions of examples
 
 
 def label_flip() -> Attack:
-    """Class y of M becomes M - 1 - y (Fung et al. 2018, arXiv:1808.04866 flips two)."""
+    """Label flip: class y of M becomes M - 1 - y (two classes in arXiv:1808.04866)."""
 
     def poison(batch):
         last = batch.num_classes - 1
@@ -36,7 +36,7 @@ def backdoor(
     pattern_size: Count = 3,
     boost: Number = 1.0,
 ) -> Attack:
-    """Images with a white square in the corner are said to be of one class.
+    """Backdoor: images with a white square in the corner get the label `target`.
 
     Gu et al. 2017 (BadNets), arXiv:1708.06733; `boost` is the model replacement of
     Bagdasaryan et al. 2018, arXiv:1807.00459. `backdoor_rate` measures what it does.
@@ -70,14 +70,14 @@ def backdoor(
 
 
 def stamp(images: jax.Array, pattern_size: int = 3) -> jax.Array:
-    """Images [..., H, W, C] in [-1, 1] with a white square, lower right."""
+    """Put a white square in the lower right of images [..., H, W, C] in [-1, 1]."""
     return images.at[..., -pattern_size:, -pattern_size:, :].set(1)
 
 
 def backdoor_rate(
     apply: Callable, variables: PyTree, images, labels, *, target=0, pattern_size=3
 ) -> float:
-    """Share of stamped images of other classes that a network takes for the target.
+    """Share of stamped images of other classes that a model assigns to the target.
 
     Args:
       apply: (variables, images [T, H, W, C]) -> logits [T, M].

@@ -10,20 +10,21 @@ from fedfr_jax.schema import checked
 
 
 def sign_flip() -> Attack:
-    """Minus the attacker's own update (Li et al. 2019, arXiv:1811.03761)."""
+    """Send minus the attacker's update (Li et al. 2019, arXiv:1811.03761)."""
     return Attack(change=lambda key, update: [-x for x in update])
 
 
 @checked
 def scaled(*, factor: Number = 10.0) -> Attack:
-    """The attacker's own update times `factor` (Bagdasaryan et al. 2018,
-    arXiv:1807.00459, section 4.2)."""
+    """Send the attacker's update times `factor` (Bagdasaryan et al. 2018,
+    arXiv:1807.00459, section 4.2).
+    """
     return Attack(change=lambda key, update: [factor * x for x in update])
 
 
 @checked
 def gaussian(*, mean: Number = 0.0, std: NonNegative = 1.0) -> Attack:
-    """Normal noise instead of an update, drawn anew by every attacker.
+    """Send normal noise instead of an update, independent for each attacker.
 
     Blanchard et al. 2017, arXiv:1703.02757, section 5.
     """
@@ -38,7 +39,7 @@ def gaussian(*, mean: Number = 0.0, std: NonNegative = 1.0) -> Attack:
 
 @checked
 def alie(*, tau: Number = 1.5) -> Attack:
-    """A little is enough: the honest mean plus tau standard deviations, by coordinate.
+    """ALIE ("a little is enough"): the honest mean plus tau standard deviations.
 
     Baruch et al. 2019, arXiv:1902.06156, algorithm 3, with the deviation (of a sample,
     divided by h - 1 for h honest clients) added as in byzfl; the paper takes it off,
@@ -64,7 +65,7 @@ def alie(*, tau: Number = 1.5) -> Attack:
 
 @checked
 def inner_product(*, tau: Number = 2.0) -> Attack:
-    """Minus tau times the honest mean: the inner product with it is negative.
+    """Inner product manipulation: send minus tau times the honest mean.
 
     Xie et al. 2020, arXiv:1903.03936, section 4. Fall of empires (FOE) in the
     convention (1 - tau) times the mean is this with tau - 1.

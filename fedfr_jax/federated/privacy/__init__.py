@@ -1,4 +1,4 @@
-"""Differential privacy for whole clients, with epsilon in every round.
+"""User-level differential privacy, with epsilon in every round.
 
 `private(fedavg(local), clip_norm=0.5, noise_multiplier=1.0, cohort_size=100,
 delta=1e-5)`. Needs the extra [privacy]: dp-accounting and jax-privacy, which are

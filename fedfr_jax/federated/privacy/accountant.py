@@ -1,4 +1,4 @@
-"""Epsilon of rounds whose updates are clipped and noised, by dp-accounting.
+"""Privacy accounting of clipped and noised rounds, by dp-accounting.
 
 The unit of privacy is a client with all its examples. With T rounds, N clients, K of
 them in a round, and noise of `noise_multiplier` z times the clip norm on their sum:
@@ -36,7 +36,7 @@ EXACT_ROUNDS, STEP = 16, 1.05  # of `epsilon_bound`
 
 
 class Mechanism(NamedTuple):
-    """What an accountant has to know of the rounds."""
+    """Privacy-relevant settings of the rounds, for an accountant."""
 
     num_clients: int  # N
     cohort_size: int  # K, the mean of a Poisson cohort
@@ -48,7 +48,7 @@ class Mechanism(NamedTuple):
 
 
 class Accountant(NamedTuple):
-    """Epsilon of the first rounds of a run."""
+    """Epsilon after each number of rounds of a run."""
 
     mechanism: Mechanism
     budget: float  # of epsilon, which no round exceeds
@@ -57,7 +57,7 @@ class Accountant(NamedTuple):
     epsilon_bound: Callable[[int], float]
 
     def rounds_within_budget(self, most: int) -> int:
-        """How many of `most` rounds may be played."""
+        """Number of rounds, at most `most`, within the privacy budget."""
         if self.mechanism.strategy:
             most = min(most, self.mechanism.strategy.rounds)
         if self.budget == math.inf:
@@ -73,7 +73,7 @@ class Accountant(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
-    """The accountant of a mechanism; the same one again, with what it has computed.
+    """Build the accountant of a mechanism; cached.
 
     Raises:
       ValueError: for a delta outside (0, 1 / N], noise that does not fit the sampling,
@@ -98,22 +98,22 @@ def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accounta
 
 
 def check_round(accountant: Accountant | None, round: int) -> None:
-    """Raise ValueError unless a round, from 0, may be played."""
+    """Raise ValueError unless a round, from 0, is within the budget."""
     if accountant is None:
         return
     budget, strategy = accountant.budget, accountant.mechanism.strategy
     if strategy and round >= strategy.rounds:
         raise ValueError(
-            f"privacy.noise must be made for all rounds, got it for {strategy.rounds} "
+            f"privacy.noise must be built for all rounds, got it for {strategy.rounds} "
             f"before round {round + 1}."
         )
     if budget == math.inf or accountant.epsilon_bound(round + 1) <= budget:
         return
     if (spent := accountant.epsilon(round + 1)) > budget:
         raise ValueError(
-            f"privacy.epsilon must stay within {budget:.4g}, but round {round + 1} "
-            f"would bring it to {spent:.4g}. Stop here, or add more noise from the "
-            "start."
+            f"epsilon must stay within privacy.epsilon={budget:.4g}, but round "
+            f"{round + 1} would bring it to {spent:.4g}. Stop here, or add more noise "
+            "from the start."
         )
 
 
@@ -133,7 +133,7 @@ def affordable_rounds(accountant: Accountant | None, num_rounds: int) -> int:
 
 
 def check_mechanism(mechanism: Mechanism) -> None:
-    """Raise ValueError for what `build_accountant` does not account for."""
+    """Raise ValueError for a mechanism that `build_accountant` cannot account for."""
     num_clients, delta = mechanism.num_clients, mechanism.delta
     if not 0 < delta <= 1 / num_clients:
         raise ValueError(
@@ -148,14 +148,14 @@ def check_mechanism(mechanism: Mechanism) -> None:
     groups = mechanism.sampling.num_groups(num_clients, mechanism.cohort_size)
     if name != "cyclic" or groups < separation:
         raise ValueError(
-            f"privacy.noise = {mechanism.strategy.name!r} must go with sampling "
-            f"'cyclic' of at least {separation} groups, after which a client may "
-            f"return, got {name!r} of {groups}."
+            f"privacy.noise={mechanism.strategy.name!r} needs sampling 'cyclic' with "
+            f"at least {separation} groups, the rounds between a client's "
+            f"participations, got {name!r} with {groups}."
         )
 
 
 def participations(mechanism: Mechanism, rounds: int) -> int:
-    """In how many of the rounds a client takes part at most."""
+    """Largest number of rounds in which a client can participate."""
     per_epoch = {
         "shuffle": mechanism.num_clients // mechanism.cohort_size,
         "cyclic": mechanism.sampling.num_groups(
@@ -167,7 +167,7 @@ def participations(mechanism: Mechanism, rounds: int) -> int:
 
 @checked
 def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -> float:
-    """The least noise multiplier, to a thousandth, of `rounds` within `epsilon`.
+    """Smallest noise multiplier, to a thousandth, for `rounds` within `epsilon`.
 
     Args:
       mechanism: its noise multiplier is not looked at.
@@ -191,7 +191,7 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
 
 
 def _bracket(excess, low, high):
-    """Noise that spends too much, and noise that does not."""
+    """Find noise that spends too much, and noise that does not."""
     while excess(high) > 0:
         low, high = high, 1.5 * high
     while excess(low) <= 0:
@@ -200,7 +200,7 @@ def _bracket(excess, low, high):
 
 
 def _least(excess, low, high):
-    """Noise on the safe side of a root between these two, to a thousandth."""
+    """Find the root in this bracket to a thousandth, rounded to the safe side."""
     found = optimize.brentq(excess, low, high, rtol=2e-4)
     while excess(found) > 0:
         found *= 1.0003
@@ -208,18 +208,18 @@ def _least(excess, low, high):
 
 
 def _is_slow(mechanism: Mechanism) -> bool:
-    """Whether a distribution is composed for every number of rounds."""
+    """Whether a loss distribution must be composed for each number of rounds."""
     is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
     return mechanism.sampling.is_poisson and not is_single and _chance(mechanism) < 1
 
 
 def _is_released_once(strategy: Strategy | None) -> bool:
-    """Whether all rounds are accounted as one Gaussian."""
+    """Whether all rounds are accounted as a single Gaussian."""
     return strategy is not None and not strategy.is_banded
 
 
 def _of_mechanism(mechanism: Mechanism) -> Callable[[int], float]:
-    """Rounds, at least 1 -> epsilon."""
+    """Build rounds (at least 1) -> epsilon for a mechanism."""
     if not mechanism.noise_multiplier:
         return lambda rounds: math.inf
     if mechanism.is_local:
@@ -236,7 +236,7 @@ def _of_mechanism(mechanism: Mechanism) -> Callable[[int], float]:
 
 
 def _repeated(mechanism: Mechanism) -> Callable[[int], float]:
-    """As many Gaussians as a client takes part, without amplification."""
+    """Epsilon of one Gaussian per participation of a client, without amplification."""
 
     def epsilon(rounds):
         times = participations(mechanism, rounds)
@@ -246,13 +246,13 @@ def _repeated(mechanism: Mechanism) -> Callable[[int], float]:
 
 
 def _replacing(mechanism: Mechanism) -> Callable[[int], float]:
-    """The same where a client's update takes the place of another: twice as far."""
+    """`_repeated` for replace-one adjacency, which doubles the sensitivity."""
     half = mechanism._replace(noise_multiplier=mechanism.noise_multiplier / 2)
     return _repeated(half)
 
 
 def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
-    """One Gaussian, of the sensitivity of the rounds so far to that of all."""
+    """Epsilon of one Gaussian, with the sensitivity of the rounds so far."""
     strategy = mechanism.strategy
 
     def epsilon(rounds):
@@ -270,7 +270,7 @@ def _gaussian(noise_multiplier: float, delta: float) -> float:
 
 
 def _poisson(mechanism: Mechanism) -> Callable[[int], float]:
-    """Compositions of the distribution of one round, on a grid that suits it."""
+    """Epsilon by composing the loss distribution of one round, on an adaptive grid."""
     delta = mechanism.delta
     uncut = _loss_distribution(mechanism, 5e-3, is_cut=False)
     least = uncut.get_epsilon_for_delta(delta)  # of one round, for its order
@@ -293,7 +293,7 @@ def _compositions(mechanism: Mechanism, rounds: int) -> int:
 
 
 def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
-    """Of a Gaussian on a cohort of the group, cut at the capacity."""
+    """Privacy loss distribution of a subsampled Gaussian, truncated at the capacity."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     sizes = mechanism.num_clients, mechanism.cohort_size
@@ -314,7 +314,7 @@ def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
 
 
 def _renyi(event, delta: float, **options) -> Callable[[int], float]:
-    """Of `event` once a round."""
+    """Epsilon by Renyi accounting of `event` once per round."""
     from dp_accounting import rdp
 
     one = rdp.RdpAccountant(ORDERS, **options).compose(event)
@@ -326,7 +326,7 @@ def _renyi(event, delta: float, **options) -> Callable[[int], float]:
 
 
 def _renyi_fixed(mechanism: Mechanism) -> Callable[[int], float]:
-    """K of N clients without replacement; one replaced moves the sum by 2 C."""
+    """Renyi epsilon of K of N clients without replacement; replacing one moves 2 C."""
     import dp_accounting
 
     event = dp_accounting.SampledWithoutReplacementDpEvent(
@@ -339,7 +339,7 @@ def _renyi_fixed(mechanism: Mechanism) -> Callable[[int], float]:
 
 
 def _renyi_poisson(mechanism: Mechanism) -> Callable[[int], float]:
-    """A bound of `_poisson` that is quick."""
+    """Fast upper bound of `_poisson`, by Renyi accounting."""
     import dp_accounting
 
     gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
@@ -349,7 +349,7 @@ def _renyi_poisson(mechanism: Mechanism) -> Callable[[int], float]:
 
 
 def _next_on_grid(rounds: int) -> int:
-    """The first number from `rounds` on of a grid that grows by a twentieth."""
+    """Next number >= `rounds` on a grid that grows by a twentieth."""
     number = EXACT_ROUNDS
     while number < rounds:
         number = math.ceil(number * STEP)

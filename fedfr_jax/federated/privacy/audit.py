@@ -1,4 +1,4 @@
-"""Audit: a lower bound on epsilon, from clients planted as canaries.
+"""Privacy audit: a lower bound on epsilon, from clients inserted as canaries.
 
 Andrew et al. 2024, arXiv:2302.03098: a canary sends a direction of its own instead of
 an update. Half of the canaries are held out and send nothing. In thousands of
@@ -18,7 +18,7 @@ from fedfr_jax.types import Algorithm, PyTree
 
 
 def with_canaries(algorithm: Algorithm, *, first: int, seed: int = 0) -> Algorithm:
-    """`algorithm` whose clients from `first` on are canaries, for `private` around it.
+    """Make the clients from `first` on canaries; `private` must be applied after it.
 
     Those with an even number, counted from `first`, send a direction as long as any
     clip norm; those with an odd one send nothing.
@@ -35,7 +35,7 @@ def with_canaries(algorithm: Algorithm, *, first: int, seed: int = 0) -> Algorit
 
 
 def canary_direction(seed: int, number: jax.Array, like: PyTree) -> PyTree:
-    """A random direction like an update, of a length above any clip norm."""
+    """Random canary update, shaped like `like`, with a norm above any clip norm."""
     key = jax.random.fold_in(jax.random.key(seed), number)
     drawn = optax.tree.random_like(key, like)
     length = 1e6 / jnp.asarray(optax.tree.norm(drawn))
@@ -45,7 +45,7 @@ def canary_direction(seed: int, number: jax.Array, like: PyTree) -> PyTree:
 def canary_scores(
     seed: int, count: int, start: PyTree, end: PyTree
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How far a model has moved along the canaries' directions.
+    """Movement of a model along the canaries' directions: (sent, held out).
 
     Args:
       count: canaries in all.
@@ -67,7 +67,7 @@ def canary_scores(
 def epsilon_lower_bound(
     sent: np.ndarray, held_out: np.ndarray, *, delta: float, confidence: float = 0.95
 ) -> float:
-    """Epsilon that the scores prove at least, with that confidence.
+    """Lower bound on epsilon from the scores, at the given confidence.
 
     By Clopper-Pearson intervals of the best threshold, with Bonferroni's correction:
     n canaries of each kind prove at most about log(n / 4).

@@ -1,4 +1,4 @@
-"""Correlated noise: each round takes back part of the noise of the rounds before.
+"""Correlated noise: each round cancels part of the noise of earlier rounds.
 
 Noise C^-1 z instead of z, with a lower triangular strategy C of one row a round: what
 the server sums over rounds has less noise at the same epsilon, provided that a client
@@ -21,7 +21,7 @@ from fedfr_jax.schema import checked
 
 
 class Strategy(NamedTuple):
-    """A strategy matrix C of a fixed number of rounds."""
+    """A strategy matrix C for a fixed number of rounds."""
 
     name: str
     rounds: int  # no further one may be played
@@ -35,7 +35,7 @@ class Strategy(NamedTuple):
 
 @checked
 def banded_noise(*, rounds: Count, bands: Count = 8) -> Strategy:
-    """A banded Toeplitz strategy, its columns of length 1.
+    """Banded Toeplitz strategy, with columns of norm 1.
 
     Choquette-Choo et al. 2023, arXiv:2306.08153: the mean squared error of prefix sums
     is minimized. Keeps bands - 1 models of noise.
@@ -55,7 +55,7 @@ def banded_noise(*, rounds: Count, bands: Count = 8) -> Strategy:
 
 @contextlib.contextmanager
 def _plain_float64() -> Iterator[None]:
-    """What jax_privacy's optimizers run in, whatever promotions the caller allows."""
+    """Context for jax_privacy's optimizers: x64 with standard promotion."""
     with (
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),
@@ -65,7 +65,7 @@ def _plain_float64() -> Iterator[None]:
 
 
 def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
-    """Of coefficients [bands] of norm 1, each column scaled to length 1."""
+    """Banded strategy from coefficients [bands] of norm 1, with columns of norm 1."""
     from jax_privacy.matrix_factorization import toeplitz
 
     return Strategy(
@@ -82,7 +82,7 @@ def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
 
 @checked
 def blt_noise(*, rounds: Count, min_separation: Count = 1) -> Strategy:
-    """A buffered linear Toeplitz strategy, in a few models of memory for any T.
+    """Buffered linear Toeplitz strategy, with the memory of a few models for any T.
 
     Dvijotham et al. 2024, arXiv:2404.16706; for several participations McMahan et al.
     2024, arXiv:2408.08868. The largest squared error of prefix sums is minimized. All
@@ -104,7 +104,7 @@ def blt_noise(*, rounds: Count, min_separation: Count = 1) -> Strategy:
 
 
 def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
-    """Of a `BufferedToeplitz` whose first column is `coef` [T]."""
+    """Strategy of a `BufferedToeplitz` whose first column is `coef` [T]."""
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
     builder = buffered_toeplitz.StreamingMatrixBuilder(
@@ -123,7 +123,7 @@ def blt_strategy(blt, coef: np.ndarray, min_separation: int) -> Strategy:
 def min_separation_sensitivity(
     coef: np.ndarray, min_separation: int, rounds: int
 ) -> float:
-    """Of a Toeplitz strategy of `rounds` rows to updates of norm 1 that far apart.
+    """Sensitivity of a Toeplitz strategy of `rounds` rows to updates of norm 1.
 
     Args:
       coef: first column, [T], T >= rounds; positive and falling.

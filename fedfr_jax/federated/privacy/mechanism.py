@@ -1,4 +1,4 @@
-"""User-level differential privacy around any algorithm that averages updates.
+"""User-level differential privacy for any algorithm that averages updates.
 
 McMahan et al. 2018, arXiv:1710.06963: each client's whole update is clipped, all
 clients count equally, the sum is divided by a constant, and Gaussian noise is added to
@@ -48,7 +48,7 @@ CLIP_NORM = "clip_norm"  # of the mechanism's metrics
 
 
 class Privacy(NamedTuple):
-    """The privacy mechanism of an algorithm."""
+    """Settings of an algorithm's privacy mechanism."""
 
     clip_norm: float  # C, of the whole update; where it moves, the first
     noise_multiplier: float  # z: standard deviation of the noise on the sum, over C
@@ -64,12 +64,14 @@ class Privacy(NamedTuple):
 
     @property
     def count_std(self) -> float:
-        """Standard deviation of the noise on the number of updates not clipped."""
+        """Standard deviation of the noise on the number of unclipped updates."""
         return self.clip_count_std or self.cohort_size / 20
 
     @property
     def noise_std(self) -> float:
-        """On the sum of updates that are clipped to 1."""
+        """Standard deviation of the noise on the sum of updates that are clipped to
+        1.
+        """
         std = self.noise_multiplier
         if self.clip_quantile is not None and std:
             # z^-2 = z_sum^-2 + (2 s)^-2: both releases together have noise z.
@@ -95,7 +97,7 @@ def private(
     is_local: bool = False,
     noise: Strategy | None = None,
 ) -> Algorithm:
-    """`algorithm` with differential privacy for whole clients.
+    """Add user-level differential privacy to an algorithm.
 
     The clients' weights are not looked at. Personal leaves are not sent, and need no
     noise: `private` may stand inside or outside of `with_personal_layers`.
@@ -139,7 +141,7 @@ def private(
 
 
 def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
-    """`private` of settings that are one value.
+    """`private` with its settings in one tuple.
 
     Raises:
       ValueError: as `private`.
@@ -148,9 +150,9 @@ def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
     own = algorithm.aggregator
     if own is None or own.role != MEAN:
         raise ValueError(
-            f"privacy must go with one plain mean of updates, got {algorithm}, whose "
-            "aggregation is another. Choose an algorithm like fedavg, and leave out "
-            "the key aggregation."
+            "privacy needs an algorithm that aggregates by a plain mean, got "
+            f"{algorithm}. Choose an algorithm like fedavg, and remove the key "
+            "aggregation."
         )
 
     def server_update(server, result):
@@ -165,8 +167,8 @@ def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
         algorithm.check_cohort(number)
         if number != given.cohort_size:
             raise ValueError(
-                f"federation.cohort_size must be privacy's {given.cohort_size}, by "
-                f"which the sum is divided, got {number}."
+                "federation.cohort_size must equal that of privacy, "
+                f"{given.cohort_size}, by which the sum is divided, got {number}."
             )
 
     covered = algorithm._replace(
@@ -179,8 +181,8 @@ def check_privacy(given: Privacy) -> None:
     """Raise ValueError for settings that exclude each other."""
     if given.is_local and (given.strategy or given.noise_cohort_size):
         raise ValueError(
-            "privacy.is_local must go with independent noise of the clients there are, "
-            "got noise of several rounds or a noise_cohort_size."
+            "privacy.is_local needs independent noise, got correlated noise or a "
+            "noise_cohort_size. Remove them."
         )
     if given.clip_quantile is None:
         return
@@ -192,20 +194,20 @@ def check_privacy(given: Privacy) -> None:
         )
     if given.strategy or given.is_local:
         raise ValueError(
-            "privacy.clip_quantile must go with independent noise of the server, got "
+            "privacy.clip_quantile needs independent noise of the server, got "
             f"{'local' if given.is_local else given.strategy.name!r} noise."
         )
 
 
 class MechanismState(NamedTuple):
-    """What stays from round to round."""
+    """State of the mechanism between rounds."""
 
     clip_norm: jax.Array  # [] C
     noise: PyTree  # of the strategy: () of independent noise
 
 
 def private_mean(given: Privacy) -> Aggregator:
-    """The sum of clipped updates and noise, over K: stands in the place of the mean.
+    """Sum of clipped updates plus noise, divided by K, in place of the mean.
 
     The noise is a function of (seed, round), the same on any devices.
     """
@@ -250,7 +252,7 @@ def private_mean(given: Privacy) -> Aggregator:
 
 
 def _noise(given: Privacy, noise_std: float) -> tuple[Callable, Callable]:
-    """((key, sum, state) -> (noisy sum, noise state), init of that)."""
+    """Build ((key, sum, state) -> (noisy sum, state), init of the state)."""
     from jax_privacy import noise_addition
     from jax_privacy.matrix_factorization import streaming_matrix
 
@@ -274,7 +276,7 @@ def _noise(given: Privacy, noise_std: float) -> tuple[Callable, Callable]:
 
 
 def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
-    """`tree` with normal noise on every number."""
+    """Add normal noise to every entry of `tree`."""
     from jax_privacy import noise_addition
 
     privatizer = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
@@ -284,7 +286,8 @@ def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
 def next_clip_norm(
     clip_norm: jax.Array, centered_count: jax.Array, given: Privacy
 ) -> jax.Array:
-    """C exp(-eta (b - quantile)): it falls where more than the quantile was inside.
+    """Update the clip norm: C exp(-eta (b - quantile)), b the share of unclipped
+    updates.
 
     Args:
       centered_count: noisy sum over clients of 1/2 where the update was not clipped
@@ -296,7 +299,7 @@ def next_clip_norm(
 
 
 def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechanism:
-    """What is accounted for of a population of N clients."""
+    """Mechanism to account for, in a population of N clients."""
     cohort_size = given.noise_cohort_size or given.cohort_size
     scale = cohort_size / given.cohort_size
     return Mechanism(
@@ -313,7 +316,7 @@ def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechan
 def accountant_of(
     algorithm: Algorithm, sampling: Sampling, num_clients: int
 ) -> Accountant | None:
-    """Of the algorithm's privacy, if it has some.
+    """Accountant of the algorithm's privacy; None without.
 
     Raises:
       ValueError: when that privacy is not that of such cohorts.
@@ -345,7 +348,7 @@ def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) ->
     }.items():
         if jax.tree.leaves(tree):
             raise ValueError(
-                f"privacy must cover all that clients send, got {what} of {algorithm}, "
-                "which bypass the mechanism. Choose an algorithm that sends its update "
-                "alone."
+                f"privacy must cover everything that clients send, got {what} of "
+                f"{algorithm}, which bypass the mechanism. Choose an algorithm that "
+                "only sends its update."
             )

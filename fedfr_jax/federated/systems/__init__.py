@@ -1,1 +1,1 @@
-"""Clients as systems: stragglers."""
+"""Client systems: dropout, stragglers, device speed, availability."""

@@ -1,9 +1,9 @@
 """Asynchronous rounds: FedBuff and FedAsync.
 
-Some clients train at any time, each from the server's model of when it began. Who
-arrives is put into a buffer, and another client begins in its place; when the buffer
-has B updates, the server takes a step and has a new version. What arrives was trained
-from a version that is t steps old, and counts s(t) times.
+Some clients train at any time, each from the server's model at its start. An update
+that arrives is put into a buffer, and another client starts; when the buffer has B
+updates, the server takes a step and has a new version. An update was trained from a
+version that is t steps old, and is weighted by s(t).
 
 FedBuff: Nguyen et al. 2022, arXiv:2106.06639, algorithm 1: x <- x + (1 / B) sum_i
 s(t_i) d_i, s(t) = 1 / sqrt(1 + t), then the server's optimizer.
@@ -41,7 +41,7 @@ from fedfr_jax.types import Algorithm, Cohort, Participation
 
 
 class Asynchronous(NamedTuple):
-    """When the server takes a step, and how it counts what is late."""
+    """When the server takes a step, and how it weights stale updates."""
 
     concurrency: int  # M clients that train at any time
     buffer_size: int = 10  # B updates of a step
@@ -58,7 +58,7 @@ def fedbuff(
     max_staleness: Whole = 20,
     staleness_exponent: NonNegative = 0.5,
 ) -> Asynchronous:
-    """FedBuff: steps of buffered updates, scaled down by their staleness.
+    """FedBuff: server steps on buffered updates, scaled down by their staleness.
 
     Weights of clients are the algorithm's own; the paper's are `weighting="uniform"`.
     """
@@ -78,7 +78,7 @@ def fedasync(
 
 
 def check_asynchronous(settings: Asynchronous, num_clients: int) -> None:
-    """Raise ValueError for more clients under way than there are."""
+    """Raise ValueError for more training clients than there are."""
     busy = settings.concurrency + settings.buffer_size
     if busy > num_clients:
         raise ValueError(
@@ -91,7 +91,7 @@ LOST = -1  # version of a client that drops out
 
 
 class UnderWay(NamedTuple):
-    """An asynchronous world: the M clients that train, and the time."""
+    """Asynchronous systems state: the M clients in training, and the time."""
 
     clock: np.ndarray  # [2] int32, see `as_seconds`
     client: np.ndarray  # [M] int32
@@ -101,7 +101,7 @@ class UnderWay(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A client that has begun to train."""
+    """A client that has started to train."""
 
     client: int
     end: float  # seconds, when its update arrives
@@ -109,7 +109,7 @@ class Begun(NamedTuple):
 
 
 def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
-    """`algorithm` whose clients start from earlier versions of its server.
+    """Let an algorithm's clients start from earlier versions of its server.
 
     A client's `round` is the one that it has begun in; what it sends is scaled by its
     staleness.
@@ -171,15 +171,16 @@ def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
 def _check_mixing(algorithm: Algorithm) -> None:
     if algorithm.update_like is not None or algorithm.aggregator is None:
         raise ValueError(
-            "asynchronous.mixing must go with an algorithm that sends a change of the "
-            f"network, got {algorithm}. Use fedbuff."
+            "asynchronous.mixing needs an algorithm whose update is a change of the "
+            f"model, got {algorithm}. Use fedbuff."
         )
 
 
 def next_buffer(
     settings: Asynchronous, world: UnderWay, round: int, begin: Callable
 ) -> tuple[Cohort, UnderWay]:
-    """The clients whose updates make the server's next step, and the world after it.
+    """Clients whose updates make the server's next step, and the systems state after
+    it.
 
     Args:
       round: the server's version.
@@ -215,13 +216,13 @@ def next_buffer(
 
 
 def _queue_of(world: UnderWay) -> list[tuple[float, int, int]]:
-    """(when it arrives, client, version) of those under way, as a heap."""
+    """Heap of (arrival time, client, version) of the clients in training."""
     columns = as_seconds(world.end), world.client, world.version
     return [*zip(*(x.tolist() for x in columns), strict=True)]
 
 
 def _world_of(queue: list, clock: float, count: int) -> UnderWay:
-    """The inverse of `_queue_of`; an ascending list is a heap."""
+    """Inverse of `_queue_of`; an ascending list is a heap."""
     end, client, version = zip(*sorted(queue), strict=True)
     return UnderWay(
         clock=as_bits(clock),

@@ -1,4 +1,4 @@
-"""When clients are there: windows of time that come again and again.
+"""Availability of clients: periodic windows of time.
 
 Devices train when they are idle, charging and on a free network, which is at night
 (Bonawitz et al. 2019, arXiv:1902.01046, section 9: four times as many as by day).
@@ -22,7 +22,7 @@ COLUMNS = ("client", "from", "to")
 
 
 class Availability(NamedTuple):
-    """Windows of N clients, each of whom has at least one; all come again."""
+    """Periodic windows of N clients, at least one for each."""
 
     offsets: np.ndarray  # [N + 1] client i has windows offsets[i]:offsets[i + 1]
     start: np.ndarray  # [.] seconds
@@ -30,7 +30,7 @@ class Availability(NamedTuple):
     period: float  # seconds after which everything begins anew
 
     def wait(self, time: float) -> np.ndarray:
-        """Seconds [N] until a client is there, 0 for who is there at `time`."""
+        """Seconds [N] until each client is available, 0 if it is at `time`."""
         since = (time - self.start) % self.period
         until = np.where(since < self.length, 0.0, self.period - since)
         return np.minimum.reduceat(until, self.offsets[:-1])
@@ -45,7 +45,7 @@ def diurnal_availability(
     spread_hours: NonNegative = 3.0,
     seed: Seed = 0,
 ) -> Availability:
-    """Every client is there for as many hours of each day, about the same hour.
+    """Every client is available for `hours` each day, at about the same time.
 
     Args:
       hours: length of a client's window, in (0, 24].
@@ -60,8 +60,8 @@ def diurnal_availability(
 
 
 def read_availability(path: str | os.PathLike, num_clients: int) -> Availability:
-    """The windows of a csv file: lines `client,from,to` in seconds, any number of each
-    client, in any order. What is traced begins anew after the last `to`.
+    """Read windows from a csv file with lines `client,from,to` in seconds, in any
+    order; the trace repeats after the last `to`.
 
     Raises:
       ValueError: when the file lacks a column or a client, or a window is empty.

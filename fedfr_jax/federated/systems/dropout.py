@@ -1,8 +1,8 @@
-"""Dropout: clients of a cohort that leave a round, before they train or after.
+"""Dropout: clients that leave a round, before or after training.
 
-Who leaves before has done nothing. Who leaves after has trained, so that its personal
-state moves on, but its update is lost: the server never learns of it. Both have seen
-what the server makes for the cohort before a round (`Algorithm.prepare`).
+A client that leaves before has done nothing. One that leaves after has trained, so its
+personal state changes, but its update is lost. Both have received what the server
+prepares for the cohort (`Algorithm.prepare`).
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fedfr_jax.types import Participation
 
 
 class Dropout(NamedTuple):
-    """How probable it is that a client leaves a round, each client on its own."""
+    """Probabilities that a client leaves a round, independent for each client."""
 
     before_training: BelowOne = 0.0  # in [0, 1)
     after_training: BelowOne = 0.0  # in [0, 1), of those that have trained
@@ -23,7 +23,7 @@ class Dropout(NamedTuple):
 def drop_clients(
     dropout: Dropout, ids: np.ndarray, seed: int, round: int
 ) -> Participation:
-    """Who of a cohort `ids` [K], in any order, stays.
+    """Sample which clients of a cohort `ids` [K], in any order, stay.
 
     A function of (seed, round, cohort), whatever its order.
     """

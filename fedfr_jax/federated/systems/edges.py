@@ -1,4 +1,4 @@
-"""Two levels: groups of clients with an edge server each, averaged every few rounds.
+"""Hierarchical federated learning: edge servers, averaged every few rounds.
 
 HierFAVG (Liu et al. 2020, arXiv:1905.06641, algorithm 1): an edge server is a server of
 the algorithm to its own clients; every n rounds the cloud averages the edges, weighted
@@ -21,14 +21,14 @@ from fedfr_jax.types import MEAN, Algorithm, PyTree
 
 
 class Edges(NamedTuple):
-    """Servers of E edges."""
+    """Server states of E edges."""
 
     servers: PyTree  # [E, ...] of the algorithm's server
     weight: jax.Array  # [E] of clients since the last average
 
 
 class EdgeClient(NamedTuple):
-    """Personal state of a client."""
+    """Personal state of a client, with its edge."""
 
     edge: jax.Array  # [] int32, -1 before its first round
     inner: PyTree
@@ -42,7 +42,7 @@ def with_edge_servers(
     num_edges: Count,
     average_every: Count = 1,
 ) -> Algorithm:
-    """`algorithm` on two levels.
+    """Run an algorithm on two levels.
 
     Clients are grouped by their numbers: the first N / E belong to the first edge.
 
@@ -56,11 +56,11 @@ def with_edge_servers(
         averaged by a plain mean.
     """
     if num_edges > num_clients:
-        raise ValueError(f"num_edges must lie in [1, {num_clients}], got {num_edges}.")
+        raise ValueError(f"num_edges must be in [1, {num_clients}], got {num_edges}.")
     if algorithm.aggregator is None or algorithm.aggregator.role != MEAN:
         raise ValueError(
-            "edge servers must go with an algorithm whose updates are averaged by a "
-            f"plain mean, got {algorithm}. Leave its `aggregation` out."
+            "an algorithm with edge servers must average updates by a plain mean, "
+            f"got {algorithm}. Remove its `aggregation`."
         )
     per_edge = -(-num_clients // num_edges)
 
@@ -79,8 +79,8 @@ def with_edge_servers(
         output = algorithm.client_update(key, server, row.inner, client)
         if jax.tree.leaves(output.sums):
             raise ValueError(
-                "edge servers must go with an algorithm that sums nothing but updates, "
-                f"got {algorithm}. Use another one."
+                "an algorithm with edge servers must sum only updates, got "
+                f"{algorithm}. Use another one."
             )
         is_own = jnp.arange(num_edges, dtype=jnp.int32) == edge
         weight = jnp.asarray(output.weight, jnp.float32)
@@ -132,7 +132,7 @@ def with_edge_servers(
 
 
 def mean_server(edges: Edges) -> PyTree:
-    """The edges' mean, by their clients' weights; alike where nobody has trained."""
+    """Mean of the edges, weighted by their clients; unweighted before any training."""
     total = edges.weight.sum()
     even = jnp.full_like(edges.weight, 1 / len(edges.weight))
     share = jnp.where(total > 0, edges.weight / jnp.where(total > 0, total, 1), even)

@@ -24,7 +24,7 @@ COLUMNS = ("client", "gflops", "download_mbps", "upload_mbps")
 
 
 class Work(NamedTuple):
-    """What one client does in a round, see `communication.count_work`."""
+    """Work of one client in a round, see `communication.count_work`."""
 
     download: int  # bytes
     upload: int  # bytes
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 class Profiles(NamedTuple):
-    """The devices of N clients."""
+    """Speeds of N clients' devices."""
 
     flops: np.ndarray  # [N] operations per second
     download: np.ndarray  # [N] bytes per second
@@ -51,7 +51,7 @@ def log_normal_profiles(
     bandwidth_sigma: NonNegative = 1.0,
     seed: Seed = 0,
 ) -> Profiles:
-    """Profiles whose logarithms are normal; a client's three numbers are independent.
+    """Sample profiles from log-normal distributions, independent for the three speeds.
 
     Args:
       gflops, download_mbps, upload_mbps: medians, in 1e9 operations and 1e6 bits per
@@ -70,8 +70,8 @@ def log_normal_profiles(
 
 
 def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
-    """The profiles of a csv file: a line `client,gflops,download_mbps,upload_mbps` for
-    each client, in any order; clients are numbered from 0.
+    """Read the profiles of a csv file: a line `client,gflops,download_mbps,upload_mbps`
+    for each client, numbered from 0, in any order.
 
     Raises:
       ValueError: when the file lacks a column or a client, has a client twice or one
@@ -106,7 +106,7 @@ def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: i
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
         if missing:
             raise ValueError(
-                f"{path} must begin with the line {','.join(columns)}, got none of "
+                f"{path} must have the header {','.join(columns)}, got no "
                 f"{', '.join(missing)}."
             )
         for row in reader:
@@ -117,19 +117,19 @@ def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: i
                 client, numbers = -1, [math.nan]
             if not np.isfinite(numbers).all():
                 raise ValueError(
-                    f"{path} must have the number of a client and numbers, got {texts} "
+                    f"{path} must have a client number and numbers, got {texts} "
                     f"in line {line}."
                 )
             if not 0 <= client < num_clients:
                 raise ValueError(
-                    f"{path} must name clients in [0, {num_clients}), got {client} in "
+                    f"{path} must have clients in [0, {num_clients}), got {client} in "
                     f"line {line}."
                 )
             yield line, (client, *numbers)
 
 
 def check_complete(path: str | os.PathLike, is_there: np.ndarray) -> None:
-    """Raise ValueError naming the first of N clients [N] bool without a line."""
+    """Raise ValueError for the first of N clients [N] bool without a line."""
     if not is_there.all():
         raise ValueError(
             f"{path} must have a line for each of the {len(is_there)} clients, got "
@@ -149,7 +149,7 @@ def seconds_of(
 def seconds_without_steps(
     profiles: Profiles, work: Work, ids: np.ndarray
 ) -> np.ndarray:
-    """Seconds [K] of communication, and of what is computed once in a round."""
+    """Seconds [K] of communication and of computation that is done once per round."""
     down = work.download / profiles.download[ids]
     up = work.upload / profiles.upload[ids]
     return down + work.flops / profiles.flops[ids] + up
@@ -158,7 +158,7 @@ def seconds_without_steps(
 def steps_before(
     deadline: float, profiles: Profiles, work: Work, ids: np.ndarray
 ) -> np.ndarray:
-    """Steps [K] after which a client's update arrives just before the deadline."""
+    """Largest steps [K] for which a client's update arrives before the deadline."""
     left = deadline - seconds_without_steps(profiles, work, ids)
     per_step = work.flops_per_step / profiles.flops[ids]
     steps = np.floor(left / np.maximum(per_step, 1e-30))

@@ -1,10 +1,10 @@
-"""A synchronous round of clients that fail and take time.
+"""Synchronous rounds with clients that fail and take time.
 
-The server asks some clients who are there, more than it needs; counts the first K
-updates that arrive, until the deadline; and goes on. Who comes too late is stopped: as
-who drops out before training, it is as if it had not been asked. What happens is known
-before anybody trains, because durations are counted and not measured: the round that is
-then trained is an ordinary one of those who take part.
+The server asks more of the available clients than it needs, and uses the first K
+updates that arrive before the deadline. Late clients are stopped: as those that drop
+out before training, it is as if they had not been asked. What happens is known before
+anybody trains, because durations are counted and not measured: the round that is then
+trained is an ordinary one of those who take part.
 """
 
 import math
@@ -48,7 +48,7 @@ from fedfr_jax.types import Algorithm, Cohort, Participation
 
 
 class Systems(NamedTuple):
-    """How clients fail, and how long they take; nothing and no time by default."""
+    """Failures and durations of clients; none by default."""
 
     dropout: Dropout = Dropout()
     profiles: Profiles | None = None  # None: rounds take no time
@@ -63,25 +63,25 @@ class Systems(NamedTuple):
 
     @property
     def has_world(self) -> bool:
-        """Whether a round depends on what was before it."""
+        """Whether a round depends on earlier rounds."""
         return self.profiles is not None or self.sampling is not None
 
     @property
     def has_participation(self) -> bool:
-        """Whether a round may lack clients of its cohort."""
+        """Whether clients of a cohort may be missing in a round."""
         return self.has_world or self.dropout != Dropout()
 
     def num_counted(self, cohort_size: int) -> int:
-        """Updates of a step of the server: a buffer where there are no rounds."""
+        """Number of updates in a server step; the buffer size if asynchronous."""
         return self.asynchronous.buffer_size if self.asynchronous else cohort_size
 
     def num_asked(self, cohort_size: int) -> int:
-        """Clients of a round, of whom `cohort_size` are counted."""
+        """Number of clients asked in a round, of whom `cohort_size` are used."""
         return round_up(self.over_selection * cohort_size)
 
 
 def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
-    """Raise ValueError for what does not go together or is out of range."""
+    """Raise ValueError for settings that exclude each other or are out of range."""
     check_fields("dropout.", systems.dropout)
     needs_time = {
         "availability": systems.availability is not None,
@@ -91,28 +91,28 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     }
     for name, is_used in needs_time.items():
         if is_used and systems.profiles is None:
-            raise ValueError(f"systems.{name} must go with profiles, got none.")
+            raise ValueError(f"systems.{name} needs systems.profiles, got None.")
     if systems.deadline < 0 or not math.isfinite(systems.deadline):
         raise ValueError(
             f"systems.deadline must be a number of seconds, got {systems.deadline}."
         )
     if systems.partial_work and not systems.deadline:
-        raise ValueError("systems.partial_work must go with a deadline, got none.")
+        raise ValueError("systems.partial_work needs systems.deadline, got none.")
     most = num_clients / cohort_size
     if not 1 <= systems.over_selection <= most:
         raise ValueError(
-            f"systems.over_selection must lie in [1, {most:g}], so that no more than "
-            f"the {num_clients} clients are asked, got {systems.over_selection}."
+            f"systems.over_selection must be in [1, {most:g}], so that at most "
+            f"{num_clients} clients are asked, got {systems.over_selection}."
         )
     if systems.profiles is not None and len(systems.profiles.flops) != num_clients:
         raise ValueError(
-            f"systems.profiles must be of {num_clients} clients, got "
+            f"systems.profiles must have {num_clients} clients, got "
             f"{len(systems.profiles.flops)}."
         )
     there = systems.availability
     if there is not None and len(there.offsets) != num_clients + 1:
         raise ValueError(
-            f"systems.availability must be of {num_clients} clients, got "
+            f"systems.availability must have {num_clients} clients, got "
             f"{len(there.offsets) - 1}."
         )
     check_sampling(systems.sampling, systems.num_asked(cohort_size))
@@ -122,7 +122,7 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
 
 
 def _check_without_rounds(systems: Systems) -> None:
-    """Raise ValueError for what only synchronous rounds have."""
+    """Raise ValueError for settings that only synchronous rounds have."""
     others = {
         "over_selection": systems.over_selection != 1,
         "deadline": systems.deadline != 0,
@@ -131,39 +131,40 @@ def _check_without_rounds(systems: Systems) -> None:
     for name, is_used in others.items():
         if is_used:
             raise ValueError(
-                f"systems.{name} must go with synchronous rounds, got asynchronous."
+                f"systems.{name} needs synchronous rounds, got systems.asynchronous."
             )
 
 
 def check_together(
     systems: Systems, stragglers: Stragglers, sampling: Sampling, algorithm: Algorithm
 ) -> None:
-    """Raise ValueError for clients who are drawn, or fail, in two ways at once."""
+    """Raise ValueError for clients that are sampled, or fail, in two ways at once."""
     if stragglers.are_dropped and sampling.is_poisson:
         raise ValueError(
-            f"stragglers must be kept under sampling {sampling.name!r}, whose cohorts "
-            "have no fixed size, got dropped ones. Take dropout instead."
+            f"drop_stragglers must be False with sampling {sampling.name!r}, whose "
+            "cohorts have no fixed size, got True. Use systems.dropout instead."
         )
     if not systems.has_world:
         return
     if algorithm.privacy is not None:
         raise ValueError(
-            "privacy must go with clients that are drawn by chance alone, got systems "
-            "with profiles or sampling. Use dropout only."
+            "privacy must be used with randomly sampled clients, got systems with "
+            "profiles or sampling. Remove them; dropout is allowed."
         )
     if sampling != Sampling():
         raise ValueError(
-            "sampling must be shuffle where systems choose clients, got "
+            "sampling must be 'shuffle' if systems choose clients, got "
             f"{sampling.name}."
         )
     if stragglers.are_dropped:
         raise ValueError(
-            "drop_stragglers must go without profiles, which say who is late, got True."
+            "drop_stragglers must be False where systems choose clients (profiles or "
+            "sampling), got True. Profiles decide who is late."
         )
 
 
 def with_participation(systems: Systems, cohort: Cohort, seed: int) -> Cohort:
-    """A cohort of a world without time, with who of it takes part in the round.
+    """Add participation to a cohort, for systems without time.
 
     A function of (seed, round, cohort); the same cohort where nobody drops out.
     """
@@ -183,7 +184,7 @@ def next_cohort(
     population: Population,
     steps_of: Callable,
 ) -> tuple[Cohort, World]:
-    """A synchronous round: who takes part, and the world when it ends.
+    """Run a synchronous round's systems: (cohort, systems state at its end).
 
     A function of (seed, round, world). The cohort has as many entries in every round.
 
@@ -205,7 +206,7 @@ def next_cohort(
 
 
 def _ask(systems, world, round, time, number, seed, population, steps_of):
-    """When the server has somebody to ask, and whom it asks, ascending."""
+    """Time at which clients are available, and ids of those asked, ascending."""
     everybody = there = np.arange(population.num_clients)
     if systems.availability is not None:
         wait = systems.availability.wait(time)
@@ -228,7 +229,7 @@ def _ask(systems, world, round, time, number, seed, population, steps_of):
 
 
 def _until_enough(systems, ids, part, cohort_size):
-    """Who is in time, and how many seconds the round lasts."""
+    """Clients that arrive in time, and the duration of the round in seconds."""
     steps, profiles, work = part.max_steps, systems.profiles, systems.work
     is_present = part.is_present
     if systems.deadline:
@@ -252,7 +253,7 @@ def _until_enough(systems, ids, part, cohort_size):
 
 
 def _padded(cohort: Cohort, number: int) -> Cohort:
-    """The cohort filled up to `number` entries with clients who are absent."""
+    """Pad a cohort to `number` entries with absent clients."""
     index = np.resize(np.arange(len(cohort.ids)), number)
     is_there = np.arange(number) < len(cohort.ids)
     part = cohort.participation.take(index)
@@ -265,7 +266,7 @@ def _padded(cohort: Cohort, number: int) -> Cohort:
 def begin_client(
     systems: Systems, seed: int, num_clients: int, steps_of: Callable
 ) -> Callable:
-    """What `asynchronous.next_buffer` asks for whom next, and how long it takes.
+    """Build the function by which `asynchronous.next_buffer` starts a client.
 
     A function of (seed, number of the start): any client who is there and not busy, or
     the first one to come.
@@ -291,7 +292,7 @@ def begin_client(
 
 
 def in_world(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algorithm:
-    """`algorithm` beside the world that its clients live in, where they have one."""
+    """Add the systems state to an algorithm, if it needs one."""
     if systems.asynchronous is not None:
         return with_versions(algorithm, systems.asynchronous)
     if not systems.has_world:
@@ -300,7 +301,7 @@ def in_world(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algori
 
 
 def after_round(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> World:
-    """The world once the server has heard of clients `ids` [K] and their losses [K]."""
+    """Record the losses [K] and the round of clients `ids` [K] in the systems state."""
     if not len(world.loss):
         return world
     known, last = np.array(world.loss), np.array(world.last_round)

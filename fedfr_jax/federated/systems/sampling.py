@@ -1,4 +1,4 @@
-"""Who is asked to train, by what the server knows of clients.
+"""Client selection by what the server knows: power of choice, Oort.
 
 Power of choice: Cho et al. 2020, arXiv:2010.01243, the variant rpow-d (section 4): of d
 candidates, drawn by their numbers of examples, those with the largest losses, a loss
@@ -30,13 +30,13 @@ class Known(NamedTuple):
 
 
 class PowerOfChoice(NamedTuple):
-    """The clients with the largest losses among some candidates."""
+    """Power of choice: the clients with the largest losses among random candidates."""
 
     num_candidates: Count  # d, at least K; d = K samples by numbers of examples
 
 
 class Oort(NamedTuple):
-    """Clients that are useful and fast, and some that were never heard of."""
+    """Oort: useful and fast clients, and some unexplored ones."""
 
     exploration: Share = 0.9  # share of new clients at the start,
     exploration_decay: Share = 0.98  # times this in every round,
@@ -47,14 +47,16 @@ class Oort(NamedTuple):
 
 
 def check_sampling(sampling, cohort_size: int) -> None:
-    """Raise ValueError for a number out of range, given how many are asked."""
+    """Raise ValueError for a setting out of range, given the number of asked
+    clients.
+    """
     if sampling is not None:
         check_fields("sampling.", sampling)
     if isinstance(sampling, PowerOfChoice):
         if sampling.num_candidates < cohort_size:
             raise ValueError(
-                f"sampling.num_candidates must be at least {cohort_size}, the clients "
-                f"that are asked in a round, got {sampling.num_candidates}."
+                f"sampling.num_candidates must be at least {cohort_size}, the number "
+                f"of clients asked in a round, got {sampling.num_candidates}."
             )
 
 
@@ -66,7 +68,7 @@ def choose(
     known: Known,
     round: int,
 ) -> np.ndarray:
-    """`number` of the clients `ids` [n] who are there, or all of them, ascending."""
+    """Choose `number` of the available clients `ids` [n], or all of them, ascending."""
     number = min(number, len(ids))
     if isinstance(sampling, PowerOfChoice):
         chosen = _by_loss(sampling, rng, ids, number, known)
@@ -99,7 +101,7 @@ def _by_utility(sampling: Oort, rng, ids, number, known, round):
 
 
 def _exploit(sampling: Oort, rng, ids, number, known, round):
-    """`number` of `ids`, drawn by utility among those near the best."""
+    """Sample `number` of `ids` by utility, among those near the best."""
     if not number:
         return ids[:0]
     utility = utilities(sampling, ids, known, round)
@@ -111,7 +113,7 @@ def _exploit(sampling: Oort, rng, ids, number, known, round):
 
 
 def utilities(sampling: Oort, ids: np.ndarray, known: Known, round: int) -> np.ndarray:
-    """Oort's utility of clients `ids` [n] that have been heard of."""
+    """Oort's utility of clients `ids` [n] that have been trained before."""
     statistical = known.num_examples[ids] * known.loss[ids]
     since = known.last_round[ids] + 1  # rounds count from 1
     statistical = statistical + np.sqrt(0.1 * np.log(round + 1) / since)
@@ -122,5 +124,5 @@ def utilities(sampling: Oort, ids: np.ndarray, known: Known, round: int) -> np.n
 
 
 def round_up(number: float) -> int:
-    """The next whole number, of one that may be a hair above it."""
+    """Round up to an integer, with tolerance for rounding errors."""
     return int(np.ceil(number - 1e-9))

@@ -1,4 +1,4 @@
-"""`Systems` from a config: the key `systems` of a federation.
+"""Build `Systems` from a config: the key `systems` of a federation.
 
 config.federation.systems = {
     "dropout": {"before_training": 0.05},
@@ -53,7 +53,7 @@ ASYNCHRONOUS: dict[str, Callable] = {"fedbuff": fedbuff, "fedasync": fedasync}
 
 
 def build_systems(settings: Mapping, num_clients: int, cohort_size: int) -> Systems:
-    """The settings of a config as `Systems`, checked.
+    """Build and check the `Systems` of a config.
 
     Raises:
       ValueError: for an unknown key, or a value out of range; names the key.

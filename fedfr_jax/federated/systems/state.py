@@ -1,6 +1,6 @@
-"""The simulated world beside an algorithm's server, so that it is checkpointed with it.
+"""Systems state next to an algorithm's server, so that both are checkpointed.
 
-Arrays on devices have 32 bits: times, which are float64, lie there as pairs of int32.
+Arrays on devices have 32 bits: times, which are float64, are stored as pairs of int32.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from fedfr_jax.types import Algorithm, PyTree
 
 
 class WithWorld(NamedTuple):
-    """An algorithm's server, and the world that clients live in."""
+    """An algorithm's server, and the systems state."""
 
     inner: PyTree
     world: PyTree  # small arrays that the host replaces after every round
@@ -21,7 +21,7 @@ class WithWorld(NamedTuple):
 
 
 class World(NamedTuple):
-    """A synchronous world after a round."""
+    """Systems state after a synchronous round."""
 
     clock: np.ndarray  # [2] int32, see `as_seconds`
     loss: np.ndarray  # [N] float32 as of `sampling.Known`; [0] where nobody asks
@@ -29,7 +29,7 @@ class World(NamedTuple):
 
 
 def as_seconds(bits: np.ndarray) -> np.ndarray:
-    """Pairs of int32 [..., 2] as float64 [...]."""
+    """Convert pairs of int32 [..., 2] to float64 [...]."""
     return np.ascontiguousarray(bits, np.int32).view(np.float64)[..., 0]
 
 
@@ -40,12 +40,12 @@ def as_bits(seconds: np.ndarray) -> np.ndarray:
 
 
 def plain_server(server: PyTree) -> PyTree:
-    """An algorithm's own server, also of a run without a world."""
+    """The algorithm's server, with or without systems state around it."""
     return server.inner if isinstance(server, WithWorld) else server
 
 
 def on_inner(algorithm: Algorithm) -> Algorithm:
-    """`algorithm` whose server is the `inner` part of another."""
+    """Apply an algorithm to the `inner` part of another server."""
 
     def prepare(server, context):
         return algorithm.prepare(server.inner, context)
@@ -72,7 +72,7 @@ def on_inner(algorithm: Algorithm) -> Algorithm:
 
 
 def with_world(algorithm: Algorithm, num_clients: int) -> Algorithm:
-    """`algorithm` beside a synchronous `World`.
+    """Add a synchronous systems state to an algorithm's server.
 
     Args:
       num_clients: N whose losses are known; 0 keeps the clock alone.

@@ -14,7 +14,7 @@ from fedfr_jax.ranges import BelowOne
 
 
 class Stragglers(NamedTuple):
-    """How many there are, and what becomes of them."""
+    """Share of stragglers, and whether they are dropped."""
 
     ratio: BelowOne = 0.0  # of a round's cohort, in [0, 1)
     are_dropped: bool = False
@@ -23,7 +23,7 @@ class Stragglers(NamedTuple):
 def check_stragglers(
     stragglers: Stragglers, least_epochs: int, cohort_size: int
 ) -> None:
-    """Check that a round of such a cohort can be played.
+    """Check that a round with such a cohort is possible.
 
     Args:
       least_epochs: E of the round that has the fewest.
@@ -39,24 +39,24 @@ def check_stragglers(
         )
     if stragglers.are_dropped and not num_active(ratio, cohort_size):
         raise ValueError(
-            f"dropped stragglers must leave a client of {cohort_size}, got a ratio of "
-            f"{ratio}."
+            f"straggler_fraction must leave at least one of {cohort_size} clients if "
+            f"stragglers are dropped, got {ratio}."
         )
 
 
 def num_active(ratio: float, cohort_size: int) -> int:
-    """Clients of a cohort that train all epochs."""
+    """Number of clients in a cohort that are not stragglers."""
     return round(cohort_size * (1 - ratio))
 
 
 def num_trained(stragglers: Stragglers, cohort_size: int) -> int:
-    """Clients of a cohort that train at all."""
+    """Number of clients in a cohort that train at all."""
     dropped = stragglers.are_dropped
     return num_active(stragglers.ratio, cohort_size) if dropped else cohort_size
 
 
 def active_clients(stragglers: Stragglers, ids: np.ndarray, seed: int, round: int):
-    """Who of a cohort `ids` [K], in any order, trains all epochs, [K] bool."""
+    """Mask [K] of the clients of a cohort `ids` [K] that train all epochs."""
     count, is_active = len(ids), np.zeros(len(ids), bool)
     chosen = _random(seed, round, 0).permutation(count)
     is_active[chosen[: num_active(stragglers.ratio, count)]] = True
@@ -66,7 +66,7 @@ def active_clients(stragglers: Stragglers, ids: np.ndarray, seed: int, round: in
 def client_epochs(
     stragglers: Stragglers, epochs: np.ndarray, ids: np.ndarray, seed: int, round: int
 ) -> np.ndarray:
-    """Epochs [K] of a cohort `ids` [K] of which `epochs` [] or [K] are asked.
+    """Epochs [K] of the clients of a cohort `ids` [K], out of `epochs` [] or [K].
 
     A function of (seed, round, cohort), whatever its order.
     """
@@ -79,7 +79,7 @@ def client_epochs(
 
 
 def _straggler_mask(ids: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """`values` [K] of the ascending ids, in the order of `ids`."""
+    """Reorder `values` [K], given for ascending ids, to the order of `ids`."""
     return values[np.argsort(np.argsort(ids))]
 
 

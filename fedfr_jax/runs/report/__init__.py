@@ -1,4 +1,4 @@
-"""Report of a run: the result table and the plots."""
+"""Reports of runs: the result table and the plots."""
 
 from fedfr_jax.runs.report.clients import plot_clients, plot_partition
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc

@@ -1,9 +1,4 @@
-"""Plots over clients: metrics, and who holds which classes.
-
-How a metric is spread over the clients, a column per stage.
-
-Who holds how much of which class, as a picture.
-"""
+"""Plots over clients: distributions of metrics, and classes per client."""
 
 import os
 import pathlib
@@ -27,7 +22,7 @@ def plot_clients(
     styles: figures.Styles | None = None,
     private: Collection[str] = (),
 ) -> list[pathlib.Path]:
-    """Box, points and mean of each metric, a panel per metric.
+    """Plot box, points and mean of each metric over the clients, a panel per metric.
 
     Args:
       path: the file; it is written as .png and as .pdf.
@@ -72,7 +67,7 @@ def _finite(values: Sequence) -> np.ndarray:
 
 
 def _draw_metric(axes, metric: str, columns: Mapping[str, np.ndarray], styles) -> None:
-    """One panel: the columns of all stages, and axes that suit them."""
+    """Draw one panel: the columns of all stages."""
     for i, (stage, numbers) in enumerate(columns.items()):
         if numbers.size:
             _draw_clients(axes, i, numbers, styles[stage]["color"])
@@ -86,7 +81,7 @@ def _draw_metric(axes, metric: str, columns: Mapping[str, np.ndarray], styles) -
 
 
 def _draw_clients(axes, i: int, numbers: np.ndarray, color: str) -> None:
-    """One stage's column: a box when there is a distribution, points, the mean."""
+    """Draw one stage's column: a box if there are enough clients, points, the mean."""
     if numbers.size >= MIN_BOX_SIZE:
         _draw_box(axes, i, numbers, color)
     # Spread by the golden ratio: even, and the same every time.
@@ -106,7 +101,7 @@ def _draw_clients(axes, i: int, numbers: np.ndarray, color: str) -> None:
 
 
 def _draw_box(axes, i: int, numbers: np.ndarray, color: str) -> None:
-    """Box and whiskers; matplotlib's own would load pyplot and choose a backend."""
+    """Draw box and whiskers, without pyplot."""
     low, first, median, third, high = np.percentile(numbers, [5, 25, 50, 75, 95])
     line = {"color": color, "zorder": 3}
     axes.hlines([first, third], i - 0.3, i + 0.3, **line)
@@ -124,7 +119,7 @@ CROWD = 50  # clients from which they are sorted, as nobody looks for one by its
 def plot_partition(
     path: str | os.PathLike, facts: Mapping[str, Any]
 ) -> list[pathlib.Path]:
-    """Training images of every client and class, above every client's total.
+    """Plot the training images of every client and class, above the clients' totals.
 
     Args:
       path: the file; it is written as .png and as .pdf.
@@ -139,7 +134,10 @@ def plot_partition(
     """
     counts = np.array(facts.get("table", {}).get("train", ()))  # [n, M]
     if counts.ndim != 2 or not counts.size:
-        raise ValueError(f"facts must have a table of clients, got {counts.shape}.")
+        raise ValueError(
+            "facts must have a table of images by client and class, got "
+            f"{counts.shape}."
+        )
     num_clients, num_classes = counts.shape
     is_crowd = num_clients > CROWD
     if is_crowd:
@@ -164,7 +162,9 @@ def plot_partition(
 
 
 def _draw_classes(axes, counts, names, power):
-    """A row per class, a column per client; white for none, else color by power."""
+    """Draw a row per class, a column per client; white for 0, else a power-law
+    color.
+    """
     from matplotlib.colors import PowerNorm
 
     image = axes.imshow(
@@ -187,7 +187,7 @@ def _draw_classes(axes, counts, names, power):
 
 
 def _draw_totals(axes, totals):
-    """A bar per client."""
+    """Draw a bar per client."""
     places = np.arange(len(totals))
     axes.fill_between(
         np.append(places, len(totals)) - 0.5,

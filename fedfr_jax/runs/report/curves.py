@@ -1,7 +1,7 @@
-"""Curves of an evaluator, a line per stage: ROC, DET and others.
+"""Plots of curves, a line per stage: ROC, DET and others.
 
-An error rate counted on few pairs is mostly chance: where fewer than ten of them are
-counted the line is faint, and it ends where there would be less than one.
+An error rate of few pairs is mostly chance: where fewer than ten errors are counted the
+line is faint, and it ends where there would be less than one.
 """
 
 import os
@@ -18,7 +18,7 @@ MIN_POINTS = 10  # counted pairs from which a rate is drawn solid
 
 
 class _Rates(NamedTuple):
-    """A ROC in the order of far; counts are infinite when they are not known."""
+    """A ROC sorted by far; counts are infinite if unknown."""
 
     far: np.ndarray  # [P] in (0, 1]
     tar: np.ndarray  # [P] in [0, 1]
@@ -33,7 +33,7 @@ def plot_roc(
     evaluator: str = "generic",
     styles: figures.Styles | None = None,
 ) -> list[pathlib.Path]:
-    """True accept rate over false accept rate, a line per stage.
+    """Plot the ROC, true over false accept rate, a line per stage.
 
     Args:
       path: the file; it is written as .png and as .pdf.
@@ -67,7 +67,7 @@ def plot_det(
     evaluator: str = "generic",
     styles: figures.Styles | None = None,
 ) -> list[pathlib.Path]:
-    """False reject rate over false accept rate, both logarithmic, a line per stage.
+    """Plot the DET, false reject over false accept rate on log axes, a line per stage.
 
     The error rates that are close to 1 on a ROC are told apart here. Arguments and
     errors are those of `plot_roc`; points without a false reject are left out, too.
@@ -97,7 +97,7 @@ def plot_curve(
     evaluator: str,
     styles: figures.Styles | None = None,
 ) -> list[pathlib.Path]:
-    """Curves of any other kind on plain axes, a line per stage.
+    """Plot curves of any other kind on linear axes, a line per stage.
 
     Args:
       curves: stage -> (x [P], y [P], ...); the names of a NamedTuple's first two
@@ -117,7 +117,7 @@ def plot_curve(
 
 
 def _read(curves: Mapping[str, Any]) -> dict[str, _Rates]:
-    """Each curve's measured points, in the order of far."""
+    """Measured points of each curve, sorted by far."""
     if not curves:
         raise ValueError("curves must hold at least one stage, got none.")
     rates = {}
@@ -135,18 +135,18 @@ def _read(curves: Mapping[str, Any]) -> dict[str, _Rates]:
 
 
 def _draw(axes, x, y, is_solid, name: str, style: Mapping[str, str]) -> None:
-    """A line that is faint where it is not solid."""
+    """Draw a line that is faint where `is_solid` is False."""
     axes.plot(x, y, alpha=0.3, linewidth=1, **style)
     axes.plot(x, np.where(is_solid, y, np.nan), label=name, linewidth=1.8, **style)
 
 
 def _name_of_errors(stage: str, rates: _Rates) -> str:
-    """A line that cannot be seen must be explained."""
+    """Label of a DET line; says so if there is no false reject to be seen."""
     return stage if np.any(rates.tar < 1) else f"{stage} (no false reject)"
 
 
 def _save(figure, path, rates: dict[str, _Rates], title: str, note: str = ""):
-    """Finish a plot over false accept rates."""
+    """Finish a plot over false accept rates, and save it."""
     axes = figure.axes[0]
     lowest = min(of.far[0] for of in rates.values())
     axes.set(xscale="log", xlim=(min(lowest, 0.5), 1.0), xlabel="false accept rate")

@@ -25,7 +25,8 @@ def draw(
     facts: Mapping[str, Any] = MappingProxyType({}),
     say: Callable = print,
 ) -> list[pathlib.Path]:
-    """Draw what there is: curves, clients, rounds and pictures. The first process does.
+    """Draw curves, clients, rounds and images, as far as there are any, in the first
+    process.
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
@@ -72,7 +73,7 @@ def draw(
 
 
 def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
-    """A plot per kind of curve and evaluator; a ROC gives a DET, too."""
+    """Draw a plot per kind of curve and evaluator; a ROC gives a DET, too."""
     found = {}
     for evaluator in evaluators:
         for stage, of in evaluations.items():
@@ -94,7 +95,7 @@ def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
 
 
 def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
-    """A plot per evaluator that has numbers per client."""
+    """Draw a plot per evaluator with values per client."""
     paths = []
     for evaluator in evaluators:
         values = {
@@ -133,7 +134,9 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
-    """A file per stage, evaluator and grid, which has one scale in all stages."""
+    """Draw a file per stage, evaluator and grid, with the same color scale in all
+    stages.
+    """
     found = {}
     for stage, of in evaluations.items():
         for evaluator, evaluation in of.items():

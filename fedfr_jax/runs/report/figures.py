@@ -1,7 +1,7 @@
-"""Figures: colors, labels, limits and saving.
+"""Figures of plots: colors, axis limits, labels, saving.
 
-Figures are drawn on their own canvas, never through pyplot: no window, no state between
-plots, safe in a thread. matplotlib is loaded when the first figure is opened.
+Figures have their own canvas, without pyplot: no window, no global state, safe in a
+thread. matplotlib is imported with the first figure.
 """
 
 import math
@@ -27,7 +27,7 @@ Styles = Mapping[str, Mapping[str, str]]  # stage -> keywords of a matplotlib li
 
 
 def styles(stages: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A color and dashes for each stage, the same in every plot of a run."""
+    """Color and dashes for each stage, the same in every plot of a run."""
     return {
         stage: {
             "color": _COLORS[i % len(_COLORS)],
@@ -38,7 +38,7 @@ def styles(stages: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def limits(values: Sequence[float], *, is_rate: bool) -> tuple[float, float]:
-    """Ends of an axis on which a small change looks small.
+    """Axis limits with a minimum span, so that a small change looks small.
 
     Rates get at least 0.1 of the way from 0 to 1, anything else at least a fifth of
     its largest value.
@@ -59,7 +59,7 @@ def are_rates(values: Iterable[float]) -> bool:
 
 
 def load_figure_class() -> type:
-    """matplotlib's Figure, whatever backend the environment names for windows.
+    """Import matplotlib's Figure, whatever backend the environment sets.
 
     A notebook hands MPLBACKEND to the commands that it starts, and matplotlib refuses
     to be imported with a backend that is not installed.
@@ -80,13 +80,17 @@ def load_figure_class() -> type:
 
 
 def figure(width: float, height: float, names: Sequence[str] = ()):
-    """A figure whose plots take `width` inches, with room for a legend of `names`."""
+    """Create a figure with plots of `width` inches, and room for a legend of
+    `names`.
+    """
     legend = 0.7 + _LEGEND_LETTER * max(map(len, names)) if names else 0.0
     return load_figure_class()(figsize=(width + legend, height), layout="constrained")
 
 
 def panels(number: int, width: float, height: float, names: Sequence[str] = ()):
-    """A figure and its `number` axes of the given inches, at most three in a row."""
+    """Create a figure with `number` axes of the given inches, at most three in a
+    row.
+    """
     num_columns = 2 if number == 4 else min(number, 3)
     num_columns = max(1, min(num_columns, int(16 / width)))
     num_rows = math.ceil(number / num_columns)
@@ -98,21 +102,21 @@ def panels(number: int, width: float, height: float, names: Sequence[str] = ()):
 
 
 def set_title(axes, title: str, width: float) -> None:
-    """A title over axes of `width` inches, on as many lines as it needs."""
+    """Set a title over axes of `width` inches, wrapped to lines."""
     letters = int(width / _TITLE_LETTER)
     lines = [textwrap.fill(line, letters) for line in title.split("\n")]
     axes.set_title("\n".join(lines), fontsize=10)
 
 
 def set_caption(figure, text: str) -> None:
-    """Small print under a figure."""
+    """Set a caption under a figure."""
     letters = int(figure.get_figwidth() / _CAPTION_LETTER)
     wrapped = textwrap.fill(text, letters)
     figure.supxlabel(wrapped, fontsize=8, color="0.3", x=0.01, ha="left")
 
 
 def save(figure, path: str | os.PathLike) -> list[pathlib.Path]:
-    """Write `path` as .png and .pdf, with a grid of lines; returns both paths."""
+    """Save as .png and .pdf, with grid lines; return both paths."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
@@ -121,7 +125,7 @@ def save(figure, path: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def write(figure, path: str | os.PathLike) -> list[pathlib.Path]:
-    """Write `path` as .png and .pdf, the figure as it is; returns both paths."""
+    """Save as .png and .pdf, without changes; return both paths."""
     path = pathlib.Path(path)
     stem = path.stem if path.suffix in (".png", ".pdf") else path.name
     path.parent.mkdir(parents=True, exist_ok=True)

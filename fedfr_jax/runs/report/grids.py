@@ -20,7 +20,7 @@ def plot_grid(
     title: str,
     limits: Limits | None = None,
 ) -> list[pathlib.Path]:
-    """Draw a grid as .png and .pdf; each map of numbers has a bar of its colors below.
+    """Draw a grid as .png and .pdf; each map has a color bar below.
 
     Args:
       limits: as of `color_limits`, for several grids in the same colors.
@@ -32,7 +32,7 @@ def plot_grid(
     sizes = {name: len(images) for name, images in columns.items()}
     if len(set(sizes.values())) != 1 or not min(sizes.values()):
         raise ValueError(
-            f"columns must have one number of images, at least 1, got {sizes}."
+            f"columns must all have the same number of images, at least 1, got {sizes}."
         )
     figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
     for place, (name, images) in enumerate(columns.items()):
@@ -50,7 +50,7 @@ def plot_grid(
 
 
 def color_limits(grids: Iterable[ImageGrid]) -> Limits:
-    """The least and the largest number of each map, over all grids."""
+    """(minimum, maximum) of each map over all grids."""
     found = {}
     for grid in grids:
         for name, values in grid.maps.items():
@@ -60,7 +60,7 @@ def color_limits(grids: Iterable[ImageGrid]) -> Limits:
 
 
 def _open(columns, num_lines: int):
-    """A figure with room for a legend, and its axes [rows, columns]."""
+    """Create a figure with room for a legend, and its axes [rows, columns]."""
     images = next(iter(columns.values()))
     num_rows, height, width = images.shape[:3]
     figure = figures.figure(
@@ -71,7 +71,7 @@ def _open(columns, num_lines: int):
 
 
 def _add_legend(figure, legend, num_columns: int) -> None:
-    """A patch of its color for every name."""
+    """Add a legend with a color patch for every name."""
     from matplotlib.patches import Patch
 
     handles = [

@@ -1,8 +1,8 @@
 """Plots over rounds: losses and evaluated metrics.
 
-Losses share a panel only when they can be compared: the same terms, and all of clients
-or all of central training. A central stage counts epochs, not rounds, so beside
-federated stages its metrics are a level line.
+Losses share a panel only if they are comparable: the same terms, and all of clients or
+all of central training. A central stage counts epochs, not rounds, so next to federated
+stages its metrics are a horizontal line.
 """
 
 import math
@@ -43,7 +43,7 @@ def plot_rounds(
     finals: Mapping[str, Mapping[str, float]] | None = None,
     styles: figures.Styles | None = None,
 ) -> list[pathlib.Path]:
-    """The training loss and each evaluated metric, a line per stage.
+    """Plot the training loss and each evaluated metric over rounds, a line per stage.
 
     Args:
       path: the file; it is written as .png and as .pdf.
@@ -101,7 +101,7 @@ def _privacy_panels(rows: Mapping[str, Rows]) -> list[_Panel]:
 
 
 def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]:
-    """A panel per metric that was evaluated at least twice, without repetitions."""
+    """A panel per metric with at least two evaluations, without duplicates."""
     names = {n: None for of in rows.values() for row in of for n in row}
     federated = [stage for stage in rows if _is_federated(rows[stage])]
     panels = []
@@ -143,7 +143,7 @@ def _is_federated(rows: Rows) -> bool:
 
 
 def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
-    """Names of what a stage's loss is made of, in the order of its rows."""
+    """Names of the terms of a stage's loss, in order of appearance."""
     names = {name: None for row in rows for name in row}
     return tuple(
         name
@@ -155,7 +155,9 @@ def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
 
 
 def _with_markers(styles: figures.Styles) -> dict[str, dict[str, Any]]:
-    """Hollow markers of different shapes: equal values of two stages are both seen."""
+    """Add hollow markers of different shapes, so that equal values of stages are
+    visible.
+    """
     return {
         stage: {
             **style,
@@ -168,7 +170,7 @@ def _with_markers(styles: figures.Styles) -> dict[str, dict[str, Any]]:
 
 
 def _draw(axes, panel: _Panel, styles: figures.Styles) -> None:
-    """Lines, levels, and axes on which a small change looks small."""
+    """Draw lines and horizontal lines of a panel, and set its axes."""
     values, rounds = list(panel.levels.values()), set()
     for i, (stage, points) in enumerate(panel.lines.items()):
         x, y = zip(*points, strict=True)

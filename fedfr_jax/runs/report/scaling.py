@@ -1,4 +1,4 @@
-"""Plots of a scaling study: scores over sizes, and laws with their bands."""
+"""Plots of a scaling study: scores over model size, fitted laws with bands."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ WIDTH, HEIGHT = 5.6, 4.4  # inches of a panel
 def plot_scores(
     path: str | os.PathLike, points: Points, *, arrows: Sequence[str] = ()
 ) -> list[pathlib.Path]:
-    """Score or error over parameters, a line per series, a panel per definition.
+    """Plot score or error over parameters, a line per series, a panel per definition.
 
     Axes are linear and points bear their names, as BigFace draws it. A line joins the
     means of runs of one size on the same data.
@@ -51,7 +51,9 @@ def plot_scores(
     """
     if arrows and (len(arrows) != 2 or not {*arrows} <= {*points.series}):
         known = sorted({*points.series})
-        raise ValueError(f"arrows must be two of {known}, got {list(arrows)}.")
+        raise ValueError(
+            f"arrows must name two series, from {known}, got {list(arrows)}."
+        )
     lines = _lines(points)
     styles = figures.styles(lines)
     figure, axes = figures.panels(len(points.sizes), WIDTH, HEIGHT)
@@ -76,7 +78,7 @@ def plot_scores(
 
 
 def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
-    """Error over size, both logarithmic, with the best law of one input and its band.
+    """Plot error over size on log axes, with the best law of one input and its band.
 
     The largest runs are hollow, and a bar is what the others say of them.
 
@@ -110,7 +112,7 @@ def plot_laws(path: str | os.PathLike, study: Study) -> list[pathlib.Path]:
 
 
 def _draw_law(panel, found: SeriesFit, style) -> tuple[float, ...]:
-    """Runs, law and band; returns the errors that a reader must see."""
+    """Plot runs, fitted law and band; returns the y values the axis must cover."""
     sizes, errors = found.inputs[:, 0], found.points.errors
     line = np.geomspace(sizes.min() / MARGIN, sizes.max() * MARGIN, 80)
     law = predict(found.best.coefficients, line[:, None])
@@ -133,7 +135,7 @@ def _draw_law(panel, found: SeriesFit, style) -> tuple[float, ...]:
 
 
 def _plain_ticks(panel) -> None:
-    """Numbers as people write them, and not too many of them."""
+    """Format tick labels with unit letters, and limit their number."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis, text in ((panel.xaxis, short), (panel.yaxis, "{:g}".format)):
@@ -144,7 +146,7 @@ def _plain_ticks(panel) -> None:
 
 
 def _lines(points: Points) -> dict[str, np.ndarray]:
-    """Runs that a line joins: {series and data: [n] bool}."""
+    """Masks of the runs that a line joins: {series and data: [n] bool}."""
     data = {k: x for k, x in points.data.items() if len(np.unique(x)) > 1}
     names = []
     for i, series in enumerate(points.series):
@@ -165,7 +167,7 @@ def _unit(sizes) -> tuple[float, str]:
 
 
 def _label(panel, points, x, y, only: Sequence[str]) -> None:
-    """Names beside points; of one series alone where arrows join two."""
+    """Label points with their names; only those of `only` if arrows join two series."""
     for name, series, *place in zip(points.names, points.series, x, y, strict=True):
         if name and (not only or series in only):
             panel.annotate(
@@ -174,7 +176,7 @@ def _label(panel, points, x, y, only: Sequence[str]) -> None:
 
 
 def _pairs(points: Points, arrows: Sequence[str]) -> list[tuple[int, int]]:
-    """Rows of the same name in two series: (first, second)."""
+    """Rows of the same name in the two series of `arrows`: (first, second)."""
     if not arrows:
         return []
     place = {

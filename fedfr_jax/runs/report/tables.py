@@ -1,4 +1,4 @@
-"""The result table of a run.
+"""Result table of a run.
 
 It reads the summary `{"methods": {method: {section: {metric: number}}}, "seconds":
 number}`, where a section is an evaluator, whatever its name. A list in place of a
@@ -24,7 +24,7 @@ class _Row(NamedTuple):
 
 
 def result_table(summary: Mapping[str, Any]) -> Any:
-    """A rich Table, a row per metric and a column per method, best in bold.
+    """Build a rich Table, a row per metric and a column per method, best in bold.
 
     With more than MOST_COLUMNS methods it is the other way round.
 
@@ -41,7 +41,7 @@ def result_table(summary: Mapping[str, Any]) -> Any:
 
 
 def best_value(methods: Mapping[str, Any]) -> str:
-    """Which method leads the first metric that is good or bad, in a line."""
+    """Say in one line which method leads the first metric with a direction."""
     for row in _rows({"methods": methods}):
         if any(row.is_best):
             name = list(methods)[row.is_best.index(True)]
@@ -51,7 +51,7 @@ def best_value(methods: Mapping[str, Any]) -> str:
 
 
 def _fill_with_methods(table, summary):
-    """A row per method, a column per metric."""
+    """Fill the table with a row per method, a column per metric."""
     rows = _rows(summary)
     table.add_column("method", no_wrap=True)
     for row in rows:
@@ -62,7 +62,7 @@ def _fill_with_methods(table, summary):
 
 
 def _fill_with_metrics(table, summary):
-    """A row per metric, a column per method."""
+    """Fill the table with a row per metric, a column per method."""
     table.add_column("evaluator")
     table.add_column("metric", no_wrap=True)
     for method in _methods(summary):
@@ -79,7 +79,7 @@ def _fill_with_metrics(table, summary):
 
 
 def _text(words: str, is_best: bool = False):
-    """Words as they are, bold if best."""
+    """Text of a cell, bold if best."""
     from rich.text import Text
 
     return Text(words, style="bold" if is_best else "")
@@ -88,12 +88,12 @@ def _text(words: str, is_best: bool = False):
 def _methods(summary: Mapping[str, Any]) -> tuple[str, ...]:
     methods = tuple(summary.get("methods", {}))
     if not methods:
-        raise ValueError('summary["methods"] must name at least one method, got none.')
+        raise ValueError('summary["methods"] must have at least one method, got none.')
     return methods
 
 
 def _rows(summary: Mapping[str, Any]) -> list[_Row]:
-    """Every metric that any method has, by section, in order of appearance."""
+    """Rows of every metric of any method, by section, in order of appearance."""
     methods = [summary["methods"][name] for name in _methods(summary)]
     names = {
         (section, metric): None
@@ -112,7 +112,7 @@ def _rows(summary: Mapping[str, Any]) -> list[_Row]:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """The finite numbers of a value, [n]; None has none."""
+    """Finite numbers of a value, [n]; empty for None."""
     flat = [np.nan if v is None else v for v in np.ravel(np.asarray(value, object))]
     numbers = np.asarray(flat, np.float64)
     return numbers[np.isfinite(numbers)]
@@ -131,7 +131,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _displayed(value: Any) -> str:
-    """The mean as it is printed."""
+    """Format the mean of a value."""
     if isinstance(value, int):
         return str(value)
     mean = _numbers(value).mean()
@@ -142,7 +142,7 @@ def _displayed(value: Any) -> str:
 
 
 def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
-    """Which method has the best mean; none when the second is as good as shown."""
+    """Mask of the method with the best mean; all False if the second looks equal."""
     known = [i for i, value in enumerate(values) if _numbers(value).size]
     nobody = (False,) * len(values)
     sign = direction(metric)
@@ -155,7 +155,7 @@ def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
 
 
 def _differ(value: Any, other: Any) -> bool:
-    """Whether two means differ as printed, and by more than rounding moves them."""
+    """Whether two means differ as printed, by more than rounding."""
     texts = [_displayed(value), _displayed(other)]
     unit = max(10.0 ** -len(text.partition(".")[2]) for text in texts)
     difference = abs(_numbers(value).mean() - _numbers(other).mean())

@@ -1,9 +1,5 @@
 """Evaluation of classification: global, personalized, unseen clients, fine-tuned.
 
-Whose images are whose: clients of the federation, and clients it never sees.
-
-Accuracy of one network, and of every client's own on its own test images.
-
 Generic: one network on all test images. Personalized: each client's network on the
 client's test images; the mean is over clients, whatever their sizes, as FedPer plots it
 (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
@@ -46,7 +42,7 @@ from fedfr_jax.types import (
 
 
 class Clients(NamedTuple):
-    """Some clients' images, and where each client's are."""
+    """Training and test images of clients, with the offsets of each."""
 
     train: Dataset | Stream
     population: Population  # of the training images
@@ -57,7 +53,7 @@ class Clients(NamedTuple):
 def split_clients(
     settings: Mapping, source: Source
 ) -> tuple[ClientPartition, ClientPartition]:
-    """(clients of the federation, clients left out of it) by the config's partition.
+    """Split by the config's partition: (clients of the federation, unseen clients).
 
     Args:
       settings: config.partition, see `split_classes`; `unseen_clients` of the clients
@@ -71,7 +67,7 @@ def split_clients(
 def build_clients(
     source: Source, parts: ClientPartition, stream_bytes: int | None
 ) -> Clients:
-    """The images of a split's clients, on the host or streamed from the source."""
+    """Load the images of a split's clients, on the host or streamed from the source."""
     return Clients(
         train=build_dataset(source, parts.train, stream_bytes),
         population=build_population(parts, parts.num_classes),
@@ -81,7 +77,7 @@ def build_clients(
 
 
 class Accuracy:
-    """Compiled once per network function.
+    """Evaluator of accuracy; compiled once per model function.
 
     Args:
       table: the clients' test images, grouped, with their labels.
@@ -98,21 +94,23 @@ class Accuracy:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """Generic and personalized."""
+        """The evaluators generic and personalized."""
         return {
             "generic": Evaluator(self.generic),
             "personalized": Evaluator(self.personalized),
         }
 
     def generic(self, networks: TrainedModels) -> Evaluation:
-        """The one network on all test images; nothing where there is none."""
+        """Evaluate the global model on all test images; empty without one."""
         if networks.variables is None:
             return Evaluation()
         is_right = self._is_right(networks.apply, networks.variables, self._all())
         return Evaluation({"accuracy": float(is_right.mean())})
 
     def personalized(self, networks: TrainedModels) -> Evaluation:
-        """Every client's network on its own test images; who has none is left out."""
+        """Evaluate every client's model on its test images; clients without any are
+        skipped.
+        """
         bounds = list(zip(self._offsets[:-1], self._offsets[1:], strict=True))
         if networks.client_variables is None:
             right = self._is_right(networks.apply, networks.variables, self._all())
@@ -135,7 +133,7 @@ class Accuracy:
         return np.arange(len(self._labels))
 
     def _is_right(self, apply: Callable, variables: PyTree, rows: np.ndarray):
-        """Whether each of table rows [n] is told right, [n] bool."""
+        """Whether each of table rows [n] is classified correctly, [n] bool."""
         if apply not in self._compiled:
             best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
             self._compiled[apply] = build_embed(best, self._feed, self._mesh)
@@ -144,7 +142,7 @@ class Accuracy:
 
 
 def accuracy_summary(values: np.ndarray) -> dict[str, float]:
-    """Mean, deviation, extremes and worst decile of values [N], nan being left out.
+    """Mean, deviation, extremes and worst decile of values [N], without nan.
 
     Nothing, where none is left: no client has a test image.
     """
@@ -175,7 +173,7 @@ class EvaluationConfig(NamedTuple):
 
 
 class FinetuneConfig(NamedTuple):
-    """Keys of config.evaluation.finetune, beside those of `local_of`."""
+    """Keys of config.evaluation.finetune, besides those of `local_of`."""
 
     epochs: Count = 1
     trainable: str = ""
@@ -184,7 +182,7 @@ class FinetuneConfig(NamedTuple):
 def build_evaluators(
     settings: Mapping, model: Model, first: PyTree, plain: Augment | None
 ) -> Callable:
-    """What config.evaluation asks for, checked, but for the images.
+    """Build the evaluators of config.evaluation, checked, from the images.
 
     Args:
       settings: keys of `EvaluationConfig`.
@@ -223,11 +221,11 @@ def build_evaluators(
 
 
 def _finetuning(settings, model, first) -> tuple:
-    """(algorithm, epochs) of config.evaluation.finetune."""
+    """Build (algorithm, epochs) of config.evaluation.finetune."""
     section = "evaluation.finetune"
     if jax.process_count() > 1:  # each would have the rows of some clients only
         raise ValueError(
-            f"config.{section} must be left out in a run of several processes, got "
+            f"config.{section} cannot be used in a multi-process run, got "
             f"{dict(settings)}."
         )
     own = {k: v for k, v in settings.items() if k in FinetuneConfig._fields}
@@ -242,7 +240,7 @@ def _finetuning(settings, model, first) -> tuple:
 def _evaluate_after(
     prepared, clients: Clients, mesh: Mesh, feed: Batching, **options
 ) -> Callable:
-    """networks -> networks after fine-tuning; made ready when it is first called."""
+    """Build models -> models after fine-tuning; set up at its first call."""
     algorithm, epochs = prepared
     kept = []
 
@@ -257,7 +255,7 @@ def _evaluate_after(
 
 
 def _evaluate_new(networks: TrainedModels) -> TrainedModels:
-    """The networks of clients that never took part."""
+    """Models of the clients that never took part."""
     if networks.client_variables is None:
         return networks
     return networks._replace(

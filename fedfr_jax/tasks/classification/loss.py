@@ -20,7 +20,7 @@ from fedfr_jax.types import Batch, Model
 def cross_entropy(
     model: Model, *, label_smoothing: BelowOne = 0.0, loss: str | Mapping = ""
 ) -> Callable:
-    """Loss of `LocalTraining`: softmax cross-entropy over the batch's valid examples.
+    """Softmax cross entropy over the batch's valid examples, as `LocalTraining.loss`.
 
     Args:
       model: gives logits [B, M].
@@ -45,7 +45,7 @@ def cross_entropy(
 
 
 def build_losses(model: Model, label_smoothing: float, loss: str | Mapping) -> Callable:
-    """(logits [B, M], labels [B]) -> [B] of these settings, see `cross_entropy`.
+    """Build (logits [B, M], labels [B]) -> [B] from the settings of `cross_entropy`.
 
     Raises:
       ValueError: for an unfit loss, or smoothing beside one.
@@ -54,7 +54,7 @@ def build_losses(model: Model, label_smoothing: float, loss: str | Mapping) -> C
         return partial(with_smoothing, label_smoothing=label_smoothing)
     if label_smoothing:
         raise ValueError(
-            f"label_smoothing must be 0 beside a loss, got {label_smoothing}."
+            f"label_smoothing must be 0 if `loss` is set, got {label_smoothing}."
         )
     return build_output_loss(loss, model.embedding_dim)
 
@@ -71,7 +71,7 @@ def with_smoothing(
 def with_metrics(
     logits: jax.Array, batch: Batch, values_of: Callable = with_smoothing
 ) -> tuple[jax.Array, jax.Array]:
-    """(mean loss [], accuracy []) of logits [B, M], in at least float32."""
+    """(mean loss [], accuracy []) of logits [B, M], in float32 or more."""
     if jnp.finfo(logits.dtype).bits < 32:
         logits = logits.astype(jnp.float32)
     values = values_of(logits, batch.labels)
@@ -82,7 +82,7 @@ def with_metrics(
 
 @checked
 def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
-    """FedAwS's loss: features near the row of their own class.
+    """FedAwS's loss: pulls features to the class vector of their label.
 
     Args:
       model: its last block is a linear classifier, whose kernel [D, M] has the rows.

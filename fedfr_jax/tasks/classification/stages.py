@@ -47,7 +47,7 @@ from fedfr_jax.types import (
 
 
 def classification(settings: Mapping) -> Experiment:
-    """Classification: any algorithm, each method from the same first network.
+    """Classification: any algorithm, all methods from the same initial model.
 
     Images are read, nothing is trained. Beside the keys of its partition,
     config.partition may have `unseen_clients`, how many no round sees: they are judged
@@ -104,7 +104,7 @@ def classification(settings: Mapping) -> Experiment:
 def build_trainers(
     settings: Mapping, source: Source, parts: ClientPartition, mesh: Mesh
 ) -> tuple[dict[str, FederatedTrainer | CentralTrainer], MethodContext]:
-    """({row: trainer} of config.methods, what they are made of)."""
+    """Build ({method: trainer} of config.methods, their context)."""
 
     def context_of(network):
         model = classifier(network, source)
@@ -130,7 +130,7 @@ def build_trainers(
 
 
 def classifier(settings: Mapping, source: Source) -> Model:
-    """The config's network with a logit for every class of the source.
+    """Build the config's model with a logit for every class of the source.
 
     Its key `projection` puts two layers before the last, see `with_projection`.
 

@@ -12,7 +12,7 @@ from fedfr_jax.types import Dataset, Preprocessing, Source
 
 
 class FaceData(NamedTuple):
-    """A partition's images: what is trained on, and what is judged on."""
+    """Training and test images of a face partition."""
 
     partition: IdentityPartition
     table: Dataset | Stream  # clients' training rows ++ public rows
@@ -34,7 +34,7 @@ def build_face_data(
     judged_landmarks: bool = False,
     how: Preprocessing | None = None,
 ) -> FaceData:
-    """Read every image of the partition once, or as often as it is needed.
+    """Load the images of the partition, or stream them.
 
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
@@ -71,8 +71,9 @@ def build_face_data(
 
 
 def build_inputs(source: Source, with_landmarks: bool) -> Callable:
-    """rows [n] -> {"image": [n, H, W, C]}, and "landmarks" [n, 5, 2] if the source has
-    them and they are wanted: `face_mask` draws where they are."""
+    """Build rows [n] -> {"image": [n, H, W, C]}, with "landmarks" [n, 5, 2] on
+    request.
+    """
     points = source.landmarks if with_landmarks else None
 
     def inputs(rows):

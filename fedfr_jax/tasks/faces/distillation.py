@@ -1,7 +1,5 @@
 """Distillation from a teacher's embeddings, live or cached.
 
-A big teacher's embeddings as a further target: BigFace-Distill.
-
 L = L_cos + 9 L_d with L_d the squared distance of unit embeddings, so 2 (1 - cosine):
 angular distillation (VarGFaceNet, arXiv:1910.04985) as BigFace's authors weigh it. An
 image without a label has L_d alone, so that labeled and unlabeled ones share a step:
@@ -62,18 +60,18 @@ KNOWN = "teacher"  # key of the targets with kept embeddings, [V, D] of an examp
 
 
 class DummyTeacher(NamedTuple):
-    """Stands for a file of a teacher that a plan does not read: its numbers are 0."""
+    """Placeholder for a teacher's file in a plan, with all values 0."""
 
 
 class Teacher(NamedTuple):
-    """A trained network."""
+    """A trained teacher model."""
 
     model: Model
     variables: PyTree  # in host memory
 
 
 class Distill(NamedTuple):
-    """What a row is told of its teacher, once opened."""
+    """Opened settings of `distill`."""
 
     weight: float
     teacher: Teacher | None
@@ -94,7 +92,7 @@ def distill(
     unlabeled_fraction: Share = 0.0,
     unlabeled_source: str | None = None,
 ) -> Distill:
-    """The key `distill` of a row or of `pretrain`.
+    """Open the key `distill` of a method or of `pretrain`.
 
     Args:
       model: the student.
@@ -118,7 +116,7 @@ def distill(
         or the student.
     """
     if teacher is None and cache is None:
-        raise ValueError("teacher or cache must be given, got neither.")
+        raise ValueError("distill needs the key teacher or cache, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)
     if cache is not None and not isinstance(cache, DummyTeacher):
         cache = str(cache)
@@ -128,17 +126,17 @@ def distill(
 
 
 def open_distill(section: str, settings: Mapping | None, model: Model):
-    """`distill` of the config's section, or None without it."""
+    """Open `distill` of the config's section; None without it."""
     if settings is None:
         return None
     return call(f"{section}.distill", distill, settings, model)
 
 
 def open_teacher(settings: Mapping, student: Model) -> Teacher:
-    """The network of {"weights", "model"}, for images of the student's shape."""
+    """Load the teacher of {"weights", "model"}, for images of the student's shape."""
     check_keys("teacher", settings, ("weights", "model"))
     if "weights" not in settings:
-        raise ValueError("teacher must have the key weights, got none.")
+        raise ValueError("teacher needs the key weights.")
     given, shape = settings["weights"], student.input_shape
     if isinstance(given, DummyTeacher):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
@@ -153,7 +151,9 @@ def open_teacher(settings: Mapping, student: Model) -> Teacher:
 
 
 def _like(student: Model, model: Model) -> Model:
-    """`model`, whose embeddings must be as long as the student's."""
+    """Return the teacher; raise ValueError unless its embedding_dim is the
+    student's.
+    """
     if model.embedding_dim != student.embedding_dim:
         raise ValueError(
             "teacher's embedding_dim must be the student's "
@@ -169,7 +169,7 @@ def _dummy_teacher(model: Model) -> PyTree:
 
 
 def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
-    """Section of the network that weights tell, for images of a shape.
+    """Config section of the model of weights, for images of a given shape.
 
     Raises:
       ValueError: when they do not tell it, or it is for other images.
@@ -178,7 +178,7 @@ def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
         section, shape = detect_model(weights)
     except ValueError as error:
         raise ValueError(
-            f"teacher must have the key model with these weights, got none: {error}"
+            f"teacher needs the key model for these weights: {error}"
         ) from error
     if tuple(shape) != tuple(input_shape):
         raise ValueError(
@@ -188,7 +188,7 @@ def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
 
 
 def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callable:
-    """A loss of `LocalTraining` and the distance to the teacher; the student runs once.
+    """Add the distance to the teacher to a loss; the student runs once.
 
     Args:
       loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
@@ -215,7 +215,7 @@ def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callabl
 
 
 def labeled_only(batch: Batch, unlabeled: float) -> Batch:
-    """`batch` in which only examples with a label that is used are valid."""
+    """Restrict the valid examples of `batch` to those whose labels are used."""
     share = jnp.uint32(round(unlabeled * 2**16))
     is_used = (shuffle_rows(batch.row) >> 16) >= share
     is_used &= batch.labels >= 0
@@ -224,8 +224,9 @@ def labeled_only(batch: Batch, unlabeled: float) -> Batch:
 
 
 def count_distilled(told: Distill | None) -> Callable[[Batch], Batch] | None:
-    """A whole batch -> the same, which knows how many labels it uses; None where all
-    images have one. Else each part of the batch would divide by its own number."""
+    """Build a function that adds the share of used labels to a batch; None if all
+    are used.
+    """
     if told is None or not (told.unlabeled_fraction or told.unlabeled_source):
         return None
 
@@ -239,7 +240,7 @@ def count_distilled(told: Distill | None) -> Callable[[Batch], Batch] | None:
 
 
 def shuffle_rows(rows: jax.Array) -> jax.Array:
-    """Uint32 [B] that look random, a function of rows [B]: MurmurHash3's last step."""
+    """Hash rows [B] to uint32 [B] (the last step of MurmurHash3)."""
     bits = rows.astype(jnp.uint32) * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -247,13 +248,13 @@ def shuffle_rows(rows: jax.Array) -> jax.Array:
 
 
 def with_live_teacher(told: Distill) -> Callable:
-    """batch -> the teacher's embeddings [B, D], computed in the step."""
+    """Build batch -> the teacher's embeddings [B, D], computed in the step."""
 
     def teach(batch: Batch) -> jax.Array:
         if told.teacher_input == "clean" and "clean" not in batch.inputs:
             raise ValueError(
-                "distill.teacher_input must be same without face_mask's keep_clean, "
-                "got clean."
+                "distill.teacher_input must be 'same' unless face_mask has "
+                "keep_clean=True, got 'clean'."
             )
         images = (
             batch.inputs["clean"] if told.teacher_input == "clean" else batch.images
@@ -264,7 +265,7 @@ def with_live_teacher(told: Distill) -> Callable:
 
 
 def with_cached_targets(batch: Batch) -> jax.Array:
-    """The kept embeddings [B, D] of a batch's images in the views that it has.
+    """Cached embeddings [B, D] of a batch's images, in their views.
 
     What is kept are the fastest views: of 2 the mirror's, whatever mask is on them.
     """
@@ -288,8 +289,7 @@ BELONGS_TO = {
 
 
 def digest_of(source: Source) -> str:
-    """Tells a source from others: its size, and up to 1024 evenly spread images with
-    their landmarks."""
+    """Digest of a source: its size and up to 1024 evenly spaced images."""
     count = len(source.labels)
     rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
     found = hashlib.sha256(repr((count, tuple(source.input_shape))).encode())
@@ -301,7 +301,7 @@ def digest_of(source: Source) -> str:
 
 
 def digest_of_teacher(teacher: Teacher) -> str:
-    """Tells a network's variables from others."""
+    """Digest of a teacher's variables."""
     found = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
         leaf = np.asarray(leaf)
@@ -311,7 +311,7 @@ def digest_of_teacher(teacher: Teacher) -> str:
 
 
 def cached_views(settings, sees: str) -> tuple[Batching, str]:
-    """The views that are kept: all of a row's, or those without masks.
+    """Views to cache: all of a method's, or those without masks.
 
     Args:
       settings: with batch_size, flip and augment.
@@ -329,13 +329,15 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
     )
     if not Batching(1, augment).num_views:
         raise ValueError(
-            "distill.cache must come with an augment whose views are counted, such as "
+            "distill.cache needs an augment with a countable number of views, such as "
             f"face_mask with fixed=True, got {names}."
         )
     if sees == "same":
         return _views(settings, listed)
     if "face_mask" in names and "horizontal_flip" in names[names.index("face_mask") :]:
-        raise ValueError(f"augment must have mirror before face_mask, got {names}.")
+        raise ValueError(
+            f"augment must have horizontal_flip before face_mask, got {names}."
+        )
     others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
     return _views(settings, others)
 
@@ -353,7 +355,7 @@ def _views(settings, listed):
 def write_cache(
     path, source: Source, teacher: Teacher, views: tuple[Batching, str], mesh: Mesh
 ) -> None:
-    """Embed all images of a source in the views; whole or not at all."""
+    """Embed all images of a source in the views, and write the cache atomically."""
     path, model = pathlib.Path(path), teacher.model
     _check_sidecar(path)
     feed, listed = views
@@ -375,7 +377,7 @@ def write_cache(
 
 
 def _check_sidecar(path: pathlib.Path) -> None:
-    """Raise ValueError for a sidecar of another cache's, which would be replaced."""
+    """Raise ValueError if the sidecar file exists but is not a cache's."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         if read_json(sidecar(path)).keys() == BELONGS_TO.keys():
             return
@@ -387,7 +389,7 @@ def _check_sidecar(path: pathlib.Path) -> None:
 
 
 def sidecar(path: pathlib.Path) -> pathlib.Path:
-    """The file that says what a cache belongs to."""
+    """Path of the file that records what a cache belongs to."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -398,7 +400,7 @@ def read_cache(
     views: tuple[Batching, str],
     teacher: Teacher | None = None,
 ) -> np.ndarray:
-    """Unit embeddings float16 [T, V, D], mapped from their file.
+    """Memory-map the normalized embeddings [T, V, D] float16 of a cache.
 
     Args:
       model: the student.
@@ -431,7 +433,7 @@ def read_cache(
         if about.get(what, "nothing known") != own:
             raise ValueError(
                 f"{path} must belong to {BELONGS_TO[what]}, {own}, got "
-                f"{about.get(what, 'nothing known')}: make it anew."
+                f"{about.get(what, 'nothing known')}. Delete it to make it again."
             )
     return kept
 
@@ -439,7 +441,7 @@ def read_cache(
 def cache_embeddings(
     task: FaceData, told: Mapping, source: Source, model: Model, mesh: Mesh
 ) -> FaceData:
-    """A task whose table has the kept embeddings too, made first where there are none.
+    """Add cached embeddings to a task's table; compute them if missing.
 
     Args:
       told: {section: (its `Distill`, or the settings of one, or None; settings of its
@@ -460,7 +462,7 @@ def cache_embeddings(
             continue
         if file not in (None, one.cache):
             raise ValueError(
-                f"config.{section}.distill.cache must be the one file of all rows, "
+                f"config.{section}.distill.cache must be the same file in all methods, "
                 f"{file}, got {one.cache}."
             )
         with naming(f"config.{section}"):
@@ -491,15 +493,15 @@ def _is_valid(
     model: Model,
     mesh: Mesh,
 ) -> np.ndarray:
-    """The embeddings of `rows` in a row's file, which is made when it is missing."""
+    """Embeddings of `rows` from a cache, which is made if it is missing."""
     if isinstance(one.cache, DummyTeacher):
         shape = len(rows), max(views[0].num_views, 1), model.embedding_dim
         return np.broadcast_to(np.float16(0), shape)
     if not pathlib.Path(one.cache).is_file():
         if one.teacher is None:
             raise ValueError(
-                f"distill.cache must exist or have a teacher, got {one.cache}: there "
-                "is no such file."
+                f"distill.cache must exist unless there is a teacher, got {one.cache}, "
+                "which does not."
             )
         write_cache(one.cache, source, one.teacher, views, mesh)
     return read_cache(one.cache, source, model, views, one.teacher)[rows]

@@ -1,4 +1,4 @@
-"""Evaluation sets in files: lists of pairs, 1:N search, IJB-C style templates.
+"""Evaluation sets in files: pair lists, 1:N search, IJB-C style templates.
 
 All that can be wrong in the files and the settings is found when a set is opened,
 before anything is trained; errors name the key of the config and the file.
@@ -77,7 +77,7 @@ MOST = 2**28  # bytes of a variable
 
 
 def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
-    """Read a MATLAB file: numbers [n], texts, or lists of those (cells), by name.
+    """Read a MATLAB file: numbers [n], strings, or lists of those (cells), by name.
 
     Versions 5 to 7 without structs and sparse matrices ("MAT-File Format", The
     MathWorks, chapter 1). Not SciPy, which ends the process for one in forty damaged
@@ -90,8 +90,8 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
     data = pathlib.Path(path).read_bytes()
     if data[124:HEADER] != b"\0\1IM":
         raise ValueError(
-            f"{path} must be of MATLAB 5 to 7, little-endian, got {data[:20]}: save it "
-            "with -v7."
+            f"{path} must be a little-endian file of MATLAB 5 to 7, got {data[:20]}. "
+            "Save it with -v7."
         )
     found = {}
     for kind, part in _elements(data[HEADER:]):
@@ -99,7 +99,9 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
             unpack = zlib.decompressobj()
             part = unpack.decompress(part, MOST)
             if not unpack.eof:
-                raise ValueError(f"{path} must hold whole variables, got a cut one.")
+                raise ValueError(
+                    f"{path} must have complete variables, got a truncated file."
+                )
             ((kind, part),) = _elements(part)
         if kind == MATRIX:
             name, values = _matrix(part)
@@ -108,7 +110,7 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(type, content) one after the other, each padded to 8 bytes unless compressed."""
+    """Yield (type, content) of each element, padded to 8 bytes unless compressed."""
     place = 0
     while place < len(data):
         kind, size = np.frombuffer(data[place : place + 8], "<u4").tolist()
@@ -124,7 +126,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _matrix(data: bytes) -> tuple[str, np.ndarray | str | list]:
-    """(name, values) of a matrix."""
+    """Parse (name, values) of a matrix."""
     (_, flags), _, (_, name), *rest = _elements(data)
     name = name.decode("ascii")
     if flags[0] == CELL:
@@ -137,7 +139,7 @@ def _matrix(data: bytes) -> tuple[str, np.ndarray | str | list]:
 
 
 class EvaluationFiles(NamedTuple):
-    """Images, and what their features say."""
+    """Images of an evaluation set, and the metrics of their features."""
 
     read: Callable[[np.ndarray], np.ndarray]  # rows [n] -> uint8 [n, H, W, C]
     num_images: int  # T
@@ -154,7 +156,7 @@ def open_evaluation_files(
     tables: tuple[Dataset | Stream, Dataset | Stream],
     mesh: Mesh,
 ) -> Dataset | Stream:
-    """The images beside a partition's tables: on the devices, or a stream to them.
+    """Open the images next to a partition's tables: on the devices, or streamed.
 
     They are streamed when the partition's are, with as much memory, and when they do
     not fit beside them.
@@ -171,7 +173,7 @@ def open_evaluation_files(
 
 
 def file_settings(section: str, given: Any) -> Mapping:
-    """The settings of a set of files, whose path alone stands for them."""
+    """Settings of an evaluation set; a path alone is {"path": path}."""
     if isinstance(given, str | os.PathLike):
         return {"path": given}
     if not isinstance(given, Mapping):
@@ -182,18 +184,20 @@ def file_settings(section: str, given: Any) -> Mapping:
 
 
 def existing_files(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Path:
-    """Path of a file in `folder`; ValueError naming the config key without one.
+    """Path of a file in `folder`; raises ValueError with the config key if missing.
 
     Whether it is a file is left to its reader.
     """
     path = pathlib.Path(str(folder), str(name))
     if not path.exists():
-        raise ValueError(f"config.{key} must name a file, got {path}: there is none.")
+        raise ValueError(
+            f"config.{key} must be a file, got {path}, which does not exist."
+        )
     return path
 
 
 def build_rates(key: str, values: Any) -> tuple[float, ...]:
-    """Rates in (0, 1) as a tuple; one number is a rate too."""
+    """Convert one or several rates in (0, 1) to a tuple."""
     try:
         rates = tuple(float(value) for value in np.ravel(values))
     except (TypeError, ValueError):
@@ -205,7 +209,7 @@ def build_rates(key: str, values: Any) -> tuple[float, ...]:
 
 
 def build_ranks(key: str, values: Any) -> list[int]:
-    """Whole numbers as a list; one number is a rank too."""
+    """Convert one or several ranks to a list."""
     ranks = np.ravel(np.array(values, dtype=object)).tolist()
     if not all(isinstance(k, int | np.integer) for k in ranks):
         raise ValueError(f"config.{key} must be whole numbers, got {values!r}.")
@@ -225,7 +229,7 @@ def pair_list(
     folds: int = 10,
     flip_test: bool = True,
 ) -> EvaluationFiles:
-    """Images of pairs; "accuracy", "tar@far=..." at thresholds of the other folds.
+    """Pair list: accuracy and "tar@far=...", at thresholds of the other folds.
 
     A rate that the pairs which set its threshold do not support is marked by "~".
 
@@ -286,7 +290,9 @@ def pair_list(
 
 
 def _counter(lists: Sequence[Source], folds: int):
-    """Distances [P] of each list -> accepted pairs of the folds, or of both lists."""
+    """Build distances [P] of each list -> accepted pairs of the folds, or of both
+    lists.
+    """
     kinds = [one.pairs.is_same for one in lists]
     if len(lists) == 1:
         return lambda distances: count_accepted(distances[0], kinds[0], folds=folds)
@@ -294,7 +300,7 @@ def _counter(lists: Sequence[Source], folds: int):
 
 
 def _rates(counts, fars, judged: slice) -> dict[str, float]:
-    """Accuracy and TAR, means over the `judged` folds."""
+    """Accuracy and TAR, averaged over the `judged` folds."""
     accuracy, _ = fold_accuracies(counts)
     rates = {"accuracy": float(accuracy[judged].mean())}
     others = counts.num_different.sum() - counts.num_different
@@ -306,7 +312,7 @@ def _rates(counts, fars, judged: slice) -> dict[str, float]:
 
 
 def _open(settings: Mapping, image_shape, key: str) -> Source:
-    """The source of a key of the section, with the network's size of images."""
+    """Open the source of a key of the section, with the model's image size."""
     if not isinstance(settings, Mapping):
         raise ValueError(
             f"config.{PAIRS_SECTION}.{key} must be the settings of a source with "
@@ -346,7 +352,7 @@ def identification_set(
     ranks: int | Sequence[int] = (1, 5, 10, 20),
     flip_test: bool = True,
 ) -> EvaluationFiles:
-    """Images of probes and of a gallery; "rank1", ..., shares of the probes.
+    """1:N identification: "rank1", ..., the shares of probes found in a gallery.
 
     Identities are those of TinyFace's two .mat lists where `path` has them; else what
     stands before the first "_" of a file's name, or the folder that it lies in.
@@ -382,8 +388,8 @@ def identification_set(
         if not (is_mated := np.isin(*labels)).all():
             lonely = names[0][int(np.argmin(is_mated))]
             raise ValueError(
-                f"{pathlib.Path(path, gallery)} must have a mate of every probe, got "
-                f"none of {lonely}."
+                f"{pathlib.Path(path, gallery)} must have a mate for every probe, got "
+                f"none for {lonely}."
             )
     ends = np.cumsum([0, *map(len, names)])
 
@@ -407,7 +413,7 @@ def identification_set(
 
 
 def _read_list(path, folder: str, listed: str) -> dict[str, str]:
-    """{image: identity} of a folder."""
+    """Read {image: identity} of a folder."""
     file = pathlib.Path(path, listed)
     if not file.exists():
         names = open_files(pathlib.Path(path, folder)).names
@@ -454,8 +460,8 @@ def template_set(
     fpirs: float | Sequence[float] = (1e-2, 1e-1),
     ranks: int | Sequence[int] = (1, 5, 10),
 ) -> EvaluationFiles:
-    """Images of templates; "tar@far=..." and "auc" of 1:1, "tpir@fpir=...", "rank..."
-    and, with strangers among the probes, "open_tpir@fpir=..." of 1:N.
+    """IJB-C templates: "tar@far=..." and "auc" of 1:1, "tpir@fpir=..." and "rank..." of
+    1:N.
 
     The name of a rate ends in "~" where the files hold too few trials for it: pairs of
     two people, probes, or probes without a mate.
@@ -514,7 +520,7 @@ def template_set(
             ranks = build_ranks(f"{TEMPLATES_SECTION}.ranks", ranks)
             scores.append(_one_to_many(lists, file, ids, fpirs, ranks))
         if not scores:
-            raise ValueError("pairs or probes must name a file, got None for both.")
+            raise ValueError("pairs or probes must be a file, got None for both.")
 
     def metrics(features):
         weighed = weigh_images(
@@ -532,7 +538,7 @@ def template_set(
 
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
-    """Landmarks [T, 5, 2] and detector scores [T] of the images `names` [T]."""
+    """Read landmarks [T, 5, 2] and detector scores [T] of the images `names` [T]."""
     with naming(file):
         found, points, weights = read_landmarks(file)
     if found != names:
@@ -547,12 +553,14 @@ def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
         points, weights = points[rows], weights[rows]
     if not np.isfinite(weights).all():
         bad = names[int(np.argmin(np.isfinite(weights)))]
-        raise ValueError(f"{file} must have finite scores, got another for {bad}.")
+        raise ValueError(
+            f"{file} must have finite scores, got a non-finite one for {bad}."
+        )
     return check_landmarks(points, names, file), weights
 
 
 def _one_to_one(file: pathlib.Path, ids: Templates, fars):
-    """templates -> TAR of the listed pairs, and the area under their ROC."""
+    """Build the 1:1 metric function: templates -> {TAR at each FAR, AUC}."""
     with naming(file):
         pairs, is_same = read_pairs(file)
         ids.rows(pairs.reshape(-1))
@@ -575,13 +583,13 @@ def _one_to_one(file: pathlib.Path, ids: Templates, fars):
 
 
 def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs, ranks):
-    """templates -> TPIR and top k of the probes in the galleries as one.
+    """Build the 1:N metric function: templates -> {TPIR at each FPIR, rank-k}.
 
     Where some probes have no mate, "open_tpir@..." too, whose threshold they set.
     """
     if not gallery_files or min(ranks, default=1) < 1:
         raise ValueError(
-            "gallery must name a file and ranks must be at least 1, "
+            "gallery must have at least one file and ranks must be at least 1, "
             f"got {len(gallery_files)} files and {ranks}."
         )
     gallery = merge(*(_subjects(file, ids) for file in gallery_files))
@@ -593,8 +601,8 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
     num_needed = max(num_accepted(mates.size, rate) for rate in fpirs)
     if not mates.any() or num_others < num_needed:
         raise ValueError(
-            f"{probe_file} must have a subject of the gallery and give {num_needed} "
-            f"scores of two subjects, got {mates.sum()} of one and {num_others} of two."
+            f"{probe_file} must have a probe with a mate in the gallery and at least "
+            f"{num_needed} non-mated scores, got {mates.sum()} and {num_others}."
         )
 
     def score(found):

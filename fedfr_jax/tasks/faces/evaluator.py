@@ -1,9 +1,5 @@
 """Evaluation of face models.
 
-Pairs of a labeled set: drawn as LFW lists its own, and counted.
-
-Face recognition: how networks are judged.
-
 Generic: one network on identities that no training saw. Personalized: every client's
 own network on the test images of all clients (FedFR, section 4; protocol of its code).
 """
@@ -56,7 +52,7 @@ from fedfr_jax.types import (
 
 
 def balanced_pairs(labels: np.ndarray, most: int, seed: int):
-    """Half same, half different pairs in ten alternating blocks, as LFW lists them.
+    """Sample balanced pairs of a labeled set, half same, in ten blocks as LFW's.
 
     Args:
       labels: [U] int identities.
@@ -85,8 +81,8 @@ def balanced_pairs(labels: np.ndarray, most: int, seed: int):
     half = min(*(len(d) for d in draws), most // 2) // 10 * 10
     if half < 10:
         raise ValueError(
-            "partition.num_unseen_ids must give at least 10 pairs of one identity and "
-            f"10 of two, got {len(draws[0])} and {len(draws[1])}."
+            "partition.num_unseen_ids must give at least 10 same and 10 different "
+            f"pairs, got {len(draws[0])} and {len(draws[1])}."
         )
     blocks = [d[:half].reshape(10, -1, 2) for d in draws]
     indices = np.concatenate(blocks, axis=1).reshape(-1, 2)
@@ -105,7 +101,7 @@ def min_negatives(
     own_of: Sequence[np.ndarray],
     negatives: Literal["all", "other_clients"] = ALL,
 ) -> int:
-    """Pairs of two people with an own image in them, of the client with fewest.
+    """Smallest number, over clients, of negative pairs with an image of the client.
 
     Args:
       labels: [E] identities of all clients' images.
@@ -133,7 +129,7 @@ FILES = {
 
 
 class FaceEvaluator:
-    """Embeds and scores; compiled once per embedding function.
+    """Evaluator of face models; compiled once per embedding function.
 
     Args:
       task: the images.
@@ -203,13 +199,13 @@ class FaceEvaluator:
 
     @property
     def passed_over(self) -> str:
-        """What the sets of files passed over, a line each."""
+        """Files that the evaluation sets ignored, a line each."""
         found = (files.passed_over for files, _ in self._files.values())
         return "\n".join(filter(None, found))
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """Generic and personalized, which embeds for every client."""
+        """The evaluators generic and personalized, which embeds for every client."""
 
         def generic(networks: TrainedModels) -> Evaluation:
             return self.generic(networks.apply, networks.variables)
@@ -225,7 +221,7 @@ class FaceEvaluator:
         }
 
     def generic(self, embed: Callable, variables: PyTree) -> Evaluation:
-        """Judge one network on the unseen identities.
+        """Evaluate one model on the unseen identities.
 
         Args:
           embed: (variables, images [B, H, W, C]) -> [B, D]; keep one object per
@@ -254,7 +250,7 @@ class FaceEvaluator:
         )
 
     def _samples(self, features: np.ndarray) -> Samples:
-        """Pairs of unseen identities that the features get wrong, and a map of some."""
+        """Wrong pairs of unseen identities, and a map of some embeddings."""
         indices, is_same = self._pairs
         labels = self._task.partition.unseen_labels
         names = [f"identity {label}" for label in labels]
@@ -276,7 +272,7 @@ class FaceEvaluator:
         return Samples({"wrong pairs": pairs}, {"unseen identities": place})
 
     def _of_masked(self, embed, variables) -> dict[str, float]:
-        """Scores of the unseen identities, every second image with either mask."""
+        """Scores of the unseen identities, with a mask on every second image."""
         labels = self._task.partition.unseen_labels
         rows = len(self._task.test_identities) + np.arange(len(labels))
         views = self._views(embed, variables, self._tables[1], rows, self._covered)
@@ -288,7 +284,7 @@ class FaceEvaluator:
     def personalized(
         self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
     ) -> Evaluation:
-        """Judge every client's own network, or one network for all.
+        """Evaluate every client's model, or one model for all clients.
 
         Args:
           variables_of: client -> variables; None judges `variables` for everybody.
@@ -353,7 +349,7 @@ class FaceEvaluator:
 
 
 def _open_files(task: FaceData, mesh: Mesh, **given):
-    """{prefix: (files, their images)} of the wanted keys of FILES."""
+    """Open the evaluation sets of the given keys: {prefix: (files, their images)}."""
     judged = task.evaluation_set
     shape = judged.input_shape
     opened = {}

@@ -50,7 +50,7 @@ def build_face_adaptation(
     temperature: Positive = 6.0,
     weight: NonNegative = 9.0,
 ) -> Algorithm:
-    """The round that follows the last of `algorithm`, a `fedfr(...)` without branch.
+    """Build the adaptation round after the last round of a `fedfr` without branch.
 
     Args:
       kind: finetune; distill with `alpha` and `temperature` as Yu et al. released it;
@@ -68,7 +68,7 @@ def build_face_adaptation(
     rule = build_rule(margin_loss, scale, margin, None)
     if rule and not rule.is_plain:
         raise ValueError(
-            "adaptation.margin_loss must be a softmax without numbers of its own, got "
+            "adaptation.margin_loss must be a softmax without state or parameters, got "
             f"{margin_loss!r}."
         )
     finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
@@ -97,7 +97,7 @@ def distillation_loss(
     alpha: float,
     temperature: float,
 ) -> Callable:
-    """Loss of `LocalTraining` over params {"backbone", "head", "phi" (not used)}."""
+    """Distillation loss over params {"backbone", "head", "phi" (not used)}."""
 
     def loss_fn(variables, batch, key, *, frozen, teacher_head):
         params = variables["params"]
@@ -118,7 +118,7 @@ def distillation_loss(
 
 
 def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
-    """`finetuning` plus `weight` times the distance to the teacher's features."""
+    """Add `weight` times the distance to the teacher's features to a loss."""
 
     def loss_fn(variables, batch, key, *, frozen, teacher_head):
         del teacher_head

@@ -1,6 +1,4 @@
-"""Features of frozen networks once a round, and hard negatives.
-
-Features of frozen networks, each computed once per round and image, not per step.
+"""Features of frozen networks, computed once per round, and hard negatives.
 
 Where the views of an example are counted, as with mirroring alone, a frozen network
 sees each example in few ways: the features of all are kept, on the server's side by row
@@ -40,14 +38,14 @@ from fedfr_jax.types import Batch, Client, Prepared, PyTree, RoundContext
 
 
 class Features(NamedTuple):
-    """Frozen features of a round, of some spans of the data set: see `row_spans`."""
+    """Frozen features of some spans of the data set in a round: see `row_spans`."""
 
     values: jax.Array  # [R, F, D] in F views
     first_row: jax.Array  # [S] int32 ascending: the row where a span begins
     shift: jax.Array  # [S] int32: from a span's rows to those of `values`
 
     def __call__(self, example: jax.Array, view: jax.Array) -> jax.Array:
-        """Features [B, D] of rows [B], all within spans, in views [B] int32."""
+        """Features [B, D] of rows [B], all within the spans, in views [B] int32."""
         # Unrolled: a loop launches a kernel per turn.
         after = jnp.searchsorted(
             self.first_row, example, side="right", method="scan_unrolled"
@@ -67,40 +65,40 @@ def row_spans(first: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 class CachedFeatures(NamedTuple):
-    """What a loss compares with, looked up."""
+    """Frozen features, looked up in tables."""
 
     by_row: Features | None  # of the global network
     by_position: jax.Array  # [P, F, D] of the previous one, in the client's list
 
     def global_features(self, batch: Batch) -> jax.Array:
-        """[B, D] of the round's global network."""
+        """Features [B, D] of the round's global model."""
         return self.by_row(batch.row, batch.view_index)
 
     def previous_features(self, batch: Batch) -> jax.Array:
-        """[B, D] of the client's previous network."""
+        """Features [B, D] of the client's previous model."""
         return self.by_position[batch.position, batch.view_index]
 
 
 class ComputedFeatures(NamedTuple):
-    """What a loss compares with, computed of the batch: `CachedFeatures`' methods."""
+    """Frozen features, computed for each batch; same methods as `CachedFeatures`."""
 
     embed: Callable  # (variables, images [B, H, W, C]) -> [B, D]
     shared: PyTree  # variables of the global network
     previous: PyTree  # of the client's previous one
 
     def global_features(self, batch: Batch) -> jax.Array:
-        """[B, D] of the round's global network."""
+        """Features [B, D] of the round's global model."""
         return self.embed(self.shared, batch.images)
 
     def previous_features(self, batch: Batch) -> jax.Array:
-        """[B, D] of the client's previous network."""
+        """Features [B, D] of the client's previous model."""
         return self.embed(self.previous, batch.images)
 
 
 def frozen_features(
     embed: Callable, shared: PyTree, previous: PyTree, client: Client
 ) -> CachedFeatures | ComputedFeatures:
-    """What a client's loss compares with in a round.
+    """Frozen features for a client's loss in a round.
 
     Args:
       embed: (variables, images [B, H, W, C]) -> [B, D].
@@ -115,7 +113,7 @@ def frozen_features(
 def own_class_means(
     embed: Callable, variables: PyTree, client: Client, num_classes: int
 ) -> jax.Array:
-    """Mean feature of each of the client's own classes, plain views, [M, D].
+    """Mean feature [M, D] of each of the client's classes, without augmentation.
 
     The features are averaged as they come; a class without an example is zero.
     """
@@ -162,7 +160,7 @@ def position_features(embed: Callable, variables: PyTree, client: Client) -> jax
 
 
 def class_mean_start(embed: Callable) -> Callable:
-    """`begin` of `fedfr`: a head of zeros becomes the own classes' mean features.
+    """Build `begin` of `fedfr`: a head of zeros is set to the classes' mean features.
 
     The branch's weights start as a copy. Over several lanes side by side the means are
     computed in every round, and selected away in all but a client's first.
@@ -195,7 +193,7 @@ def prepare_features(
     capacity: Whole = 0,
     level: Literal["image", "class"] = "image",
 ) -> Callable:
-    """An `Algorithm.prepare`: frozen features and hard negatives of a cohort.
+    """Build `Algorithm.prepare`: frozen features and hard negatives of a cohort.
 
     Args:
       embed: (backbone variables, images [B, H, W, C]) -> [B, D].
@@ -251,7 +249,7 @@ def prepare_features(
 
 
 def client_of_row(counts: np.ndarray, num_rows: int) -> np.ndarray:
-    """Place in the cohort [R] of whom a row is; K for the padding that comes last.
+    """Index [R] in the cohort of each row's client; K for padding at the end.
 
     Args:
       counts: [K] rows of each client, which lie one after the other.
@@ -260,7 +258,7 @@ def client_of_row(counts: np.ndarray, num_rows: int) -> np.ndarray:
 
 
 def class_of_row(client: jax.Array, labels: jax.Array) -> jax.Array:
-    """Classes of rows [R], numbered from 0: those of a client and a label are one.
+    """Number the classes of rows [R] from 0, one class per client and label.
 
     Args:
       client, labels: [R] int.
@@ -274,7 +272,7 @@ def class_of_row(client: jax.Array, labels: jax.Array) -> jax.Array:
 
 @jax.jit
 def class_features(features, client, phi, labels) -> jax.Array:
-    """Rows [R + G, D] that stand for their class: own mean feature, or Phi_g.
+    """Replace rows [R + G, D] by their class: the mean feature, or Phi_g.
 
     Args:
       features: [R + G, D] of the cohort's own and the public rows.
@@ -291,7 +289,7 @@ def class_features(features, client, phi, labels) -> jax.Array:
 
 
 def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable:
-    """Hard negatives of every client of a cohort, clients cut over the devices.
+    """Build the selection of hard negatives for a cohort, sharded over the devices.
 
     Returns:
       run(features [R, D], starts [K], counts [K], first_public) ->
@@ -315,7 +313,7 @@ def hard_negatives(
     threshold: float,
     capacity: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Public rows that one client's own rows resemble.
+    """Public rows that are similar to one client's rows (hard negatives).
 
     Args:
       features: [R, D]; the client's own rows are start:start + count.

@@ -13,7 +13,9 @@ from fedfr_jax.types import PyTree
 def load_start_weights(
     central: Mapping[str, Training], model: Mapping, input_shape: Sequence[int]
 ) -> dict[str, PyTree]:
-    """Section -> the backbone that its training starts from, where `init` names one."""
+    """Load the initial backbone of each central training with `init`: {section:
+    weights}.
+    """
     found = {}
     for section, training in central.items():
         with naming(f"config.{section}.init"):
@@ -24,7 +26,7 @@ def load_start_weights(
 def load_backbone(
     init: Any, model: Mapping, input_shape: Sequence[int]
 ) -> PyTree | None:
-    """The variables that `Training.init` names, None where it names none.
+    """Load the variables of `Training.init`; None without it.
 
     Args:
       init: path of a file of weights or of a run, see `load_weights`.

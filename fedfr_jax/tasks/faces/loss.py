@@ -1,12 +1,10 @@
-"""A face client's loss, each term an option; margin state; the branch.
+"""Loss of a face client, with optional terms; margin state; FedFR's branch.
 
-Where what a margin loss keeps lives, in central and in federated training.
-
-Its running numbers (AdaFace's lengths, CurricularFace's t) lie among the running
-statistics, `batch_stats`, under the name NUMBERS. So what happens to statistics happens
-to them: central training averages them over devices, algorithms over clients, or every
-client keeps its own (`batch_stats: local`). Every stage starts them anew. What it
-learns (UniFace's threshold) lies beside the class embeddings, as params/margin, and
+The running state of a margin loss (AdaFace's norms, CurricularFace's t) is among the
+running statistics, `batch_stats`, under the name NUMBERS. So what happens to statistics
+happens to them: central training averages them over devices, algorithms over clients,
+or every client keeps its own (`batch_stats: local`). Every stage starts them anew. What
+it learns (UniFace's threshold) lies beside the class embeddings, as params/margin, and
 stays with a client.
 
 FedFR's branch of decoupled feature customization, which stays with its client.
@@ -55,7 +53,7 @@ NUMBERS = "margin_loss"  # no block of a network has this name
 
 
 def with_margin_state(model: Model) -> Model:
-    """`model` whose statistics may hold a margin's numbers, which it hands on."""
+    """Wrap a model so that its statistics may hold a margin's state."""
 
     def wrapped(function):
         def call(variables, x, *mode, **key):
@@ -71,14 +69,14 @@ def with_margin_state(model: Model) -> Model:
 
 
 def without_numbers(variables: PyTree) -> PyTree:
-    """Variables of the network alone."""
+    """Variables without the margin's state."""
     stats = variables["batch_stats"]
     own = {name: x for name, x in stats.items() if name != NUMBERS}
     return {**variables, "batch_stats": own}
 
 
 def with_start(variables: PyTree, margin: Margin | None) -> PyTree:
-    """Variables of a network with the numbers that the margin starts from."""
+    """Add the initial state of a margin to a model's variables."""
     own = without_numbers(variables)
     if margin is None or not margin.state:
         return own
@@ -87,12 +85,12 @@ def with_start(variables: PyTree, margin: Margin | None) -> PyTree:
 
 
 def numbers_of(stats: PyTree) -> PyTree:
-    """The running numbers {name: []} among statistics, packed or not."""
+    """Margin state {name: []} among statistics, packed or not."""
     return unpack(stats).get(NUMBERS, {})
 
 
 def with_numbers(stats: PyTree, numbers: PyTree) -> PyTree:
-    """Statistics with other running numbers, packed if they were."""
+    """Replace the margin state in statistics, packed if they were."""
     if not numbers:
         return stats
     named = {**unpack(stats), NUMBERS: numbers}
@@ -100,7 +98,7 @@ def with_numbers(stats: PyTree, numbers: PyTree) -> PyTree:
 
 
 def learned(margin: Margin | None, num_classes: int) -> PyTree:
-    """{"margin": what it learns, as it starts}, or {} where it learns nothing."""
+    """{"margin": initial parameters of the margin}; {} if it has none."""
     start = margin.params(num_classes) if margin else {}
     return {"margin": start} if start else {}
 
@@ -112,7 +110,7 @@ Branch = Literal["bce", "cosface", "cosface_all", "uniface"]
 def compute_branch_values(
     branch: str | None, options: Mapping | None, margin_loss: str, first: Mapping
 ) -> Callable | None:
-    """(customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
+    """Build (customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
 
     Args:
       branch: a Branch, or None, which has no values.
@@ -150,7 +148,7 @@ def compute_branch_values(
 def build_branch_loss(
     branch: str | None, values_of: Callable | None, converter: str, detach: bool
 ) -> Callable:
-    """(params, features [B, D], phi, batch, labels, key) -> the branch's loss [].
+    """Build (params, features [B, D], phi, batch, labels, key) -> the branch's loss [].
 
     Args:
       values_of: of `compute_branch_values`.
@@ -184,7 +182,7 @@ def init_local(
     std: float = 0.01,
     others: Mapping = MappingProxyType({}),
 ) -> Callable:
-    """key -> {"head": [M, D], "branch": {...}, **others} of a new client.
+    """Build key -> {"head": [M, D], "branch": {...}, **others} of a new client.
 
     Head rows are N(0, std^2); the branch starts from a copy of them, zero biases (a
     uniface branch from UniFace's one threshold) and the converter's own start (the
@@ -213,7 +211,7 @@ def init_local(
 
 
 def client_features(model: Model, *, converter: str = "linear") -> Callable:
-    """(variables of `Algorithm.personalize`, images) -> [B, D] the client would use."""
+    """Build (variables of `Algorithm.personalize`, images) -> features [B, D]."""
 
     def embed(variables: PyTree, images: jax.Array) -> jax.Array:
         features, _ = on_variables(model).apply(variables, images)
@@ -226,7 +224,7 @@ def client_features(model: Model, *, converter: str = "linear") -> Callable:
 
 
 def on_variables(model: Model) -> Model:
-    """The backbone `model` on what an algorithm trains, params {"backbone", ...}."""
+    """Apply the backbone `model` to an algorithm's params {"backbone", ...}."""
 
     def apply(variables, x, train=False, **key):
         backbone = {**variables, "params": variables["params"]["backbone"]}
@@ -240,7 +238,7 @@ def on_variables(model: Model) -> Model:
 
 
 def of_backbone(model: Model) -> Model:
-    """The inverse of `on_variables`."""
+    """Inverse of `on_variables`."""
 
     def apply(backbone, x, train=False, **key):
         variables = {**backbone, "params": {"backbone": backbone["params"]}}
@@ -250,7 +248,7 @@ def of_backbone(model: Model) -> Model:
 
 
 def classifier(model: Model) -> Model:
-    """The network with a logit for every class of the client: cosines [B, M]."""
+    """Classifier of a client's classes, with cosines [B, M] as output."""
 
     def apply(variables, x, train=False, key=None):
         features, stats = on_variables(model).apply(variables, x, train, key=key)
@@ -260,7 +258,7 @@ def classifier(model: Model) -> Model:
 
 
 def backbone_of(variables: PyTree) -> PyTree:
-    """The backbone's variables among those that are trained."""
+    """The backbone's variables among trained variables."""
     own = without_numbers(variables)
     return {**own, "params": variables["params"]["backbone"]}
 
@@ -284,8 +282,7 @@ def face_loss(
     num_clients: Whole = 0,
     interclass_filtering_threshold: Cosine | None = None,
 ) -> Callable:
-    """Loss of `LocalTraining` over params {"backbone", "phi", "head", "branch",
-    "margin"}.
+    """Face loss over params {"backbone", "phi", "head", "branch", "margin"}.
 
     Args:
       margin_loss: a name of LOSSES, with its `scale`, `margin` and further keywords in
@@ -376,7 +373,7 @@ def get_first_term(
     repeats: int,
     is_cut: bool,
 ) -> Callable:
-    """(features, weights, labels, ...) -> (losses [B], the margin's numbers).
+    """Build (features, weights, labels, ...) -> (losses [B], margin state).
 
     Args:
       rule: of the softmax, or None for class_hinge, to a cosine of 1 - `margin`.
@@ -412,7 +409,7 @@ def get_first_term(
 def build_rule(
     name: str, scale: float, margin: float, options: Mapping | None
 ) -> Margin | None:
-    """The margin that a config names, None for class_hinge.
+    """Build the margin loss that a config names; None for class_hinge.
 
     Raises:
       ValueError: for an unknown name or option, or one out of range.
@@ -424,7 +421,7 @@ def build_rule(
 
 
 def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
-    """A key for one use in a step; dropout has the step's own."""
+    """PRNG key for one use in a step, next to dropout's."""
     return None if key is None else jax.random.fold_in(key, use)
 
 
@@ -438,12 +435,12 @@ def _check_names(margin_loss, branch_reweighting, num_clients):
 
 
 def _check_rule(rule, margin_loss, branch, branch_reweighting):
-    """Some branches and the reweighting are made for a plain softmax."""
+    """Raise ValueError for branches and reweighting that need a plain softmax."""
     is_softmax = rule is not None and rule.loss is softmax
     is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
     if (branch_reweighting and not is_softmax) or is_unfit:
         raise ValueError(
-            "margin_loss must be a softmax without numbers of its own with branch "
+            "margin_loss must be a softmax without state or parameters with branch "
             f"{branch} and branch_reweighting {branch_reweighting}, got "
             f"{margin_loss!r}."
         )

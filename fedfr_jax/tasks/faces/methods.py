@@ -129,7 +129,7 @@ SERVER_KEYS = ("privacy", "attack", "on_bad_update")
 
 
 class FaceMethod(NamedTuple):
-    """A federated method, before there are images."""
+    """A federated method, before images are loaded."""
 
     trainer: FederatedTrainer
     init_head_from_class_means: bool = (
@@ -139,7 +139,7 @@ class FaceMethod(NamedTuple):
 
 
 def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
-    """{name: method} of config.methods."""
+    """Build {name: method} of config.methods."""
     return {
         name: build_method(
             name,
@@ -163,7 +163,7 @@ def build_method(
     federation: Federation = Federation(),  # noqa: B008 (a constant)
     seed: int = 0,
 ) -> FaceMethod | Training:
-    """A method: `kind` federated (the default), or central on all images.
+    """Build a method: `kind` federated (the default), or central on all images.
 
     A central one takes the keys of `pretrain` that it does not set itself.
     """
@@ -194,7 +194,7 @@ def face_method(
     num_public: int = 1,
     seed: int = 0,
 ) -> FaceMethod:
-    """A federated method of faces, FedFR unless `algorithm` says another.
+    """Build a federated face method, FedFR unless `algorithm` is set.
 
     Args:
       options: keys of `FaceTerms`, `distill`, and those of every task.
@@ -260,7 +260,7 @@ def face_method(
 
 
 def _defaults(options: Mapping) -> Mapping:
-    """What a method has that does not say it; momentum and decay are those of SGD."""
+    """Defaults of a method; momentum and decay are those of SGD."""
     optimizer = options.get("optimizer", "sgd")
     name = optimizer.get("name") if isinstance(optimizer, Mapping) else optimizer
     return {**DEFAULTS, **(SGD if name in ("sgd", None) else {})}
@@ -275,7 +275,7 @@ def _context(
     num_clients: int,
     num_public: int,
 ) -> MethodContext:
-    """What faces offer to any algorithm, over params "backbone", "head" and others."""
+    """Context that faces offer to any algorithm, with params "backbone" and "head"."""
     draw_own = init_local(
         num_classes,
         model.embedding_dim,
@@ -322,7 +322,7 @@ def _context(
 
 
 def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callable:
-    """model -> the loss of a client, with a teacher where there is one."""
+    """Build model -> loss of a client, with distillation if there is a teacher."""
     loss_of = partial(
         face_loss,
         margin_loss=terms.margin_loss,
@@ -345,7 +345,7 @@ def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callab
 def _offers(
     terms: FaceTerms, rule: Margin | None, model: Model, is_packed: bool
 ) -> dict:
-    """What FedFR asks for."""
+    """Functions that FedFR needs from the task."""
     embed = backbone_features(model)
     threshold = terms.hard_negative_threshold if terms.use_public_data else None
     prepare = None
@@ -378,7 +378,7 @@ def _check_exclusions(terms: FaceTerms, share: bool, options: Mapping) -> None:
     is_random = terms.initial_previous_model == "random"
     if not share and is_random:
         raise ValueError(
-            "initial_previous_model must be global with share=False, got random."
+            "initial_previous_model must be 'global' with share=False, got 'random'."
         )
     for name, value in (
         ("adaptation", terms.adaptation),
@@ -399,7 +399,7 @@ def _check_exclusions(terms: FaceTerms, share: bool, options: Mapping) -> None:
 
 
 def spread_apart(margin: float | None, options: Mapping | None) -> Callable | None:
-    """`spread` of `fedface` at a margin, None without one.
+    """Build `spread` of `fedface` for a margin; None without one.
 
     Raises:
       ValueError: for an option that `spread` does not have, one out of range, or any
@@ -418,8 +418,7 @@ def spread_apart(margin: float | None, options: Mapping | None) -> Callable | No
 def last_round(
     settings: Mapping, section: str, options: Mapping, of: MethodContext, model: Model
 ) -> FinalAdaptation:
-    """`epochs` (5 unless given) of `build_face_adaptation`, after which the server is
-    as before.
+    """Build the final adaptation, of `epochs` (default 5), which keeps the server.
 
     Raises:
       ValueError: for a setting that `build_face_adaptation` does not have, or one out
@@ -436,12 +435,12 @@ def last_round(
 
 
 def previous_features(embed: Callable) -> Callable:
-    """`frozen` of `fedfr`: features of the global and the client's previous network."""
+    """Build `frozen` of `fedfr`: features of the global and the previous model."""
     return partial(frozen_features, embed)
 
 
 def backbone_features(model: Model) -> Callable:
-    """(backbone variables, images) -> [B, D] in evaluation mode.
+    """Build (backbone variables, images) -> [B, D] in evaluation mode.
 
     Traced once for each shape, mesh and setting of JAX, wherever it is called.
     """

@@ -1,11 +1,10 @@
 """Public identities: examples, initial class vectors, central training.
 
-What teaches the gate of the head moe: whether a mask was drawn on the image.
-
-L = L_cos + gate_weight * mean BCE(p_i, m_i), p the gate's share of the expert for
-masked faces, m_i = 1 where `face_mask` has covered a pixel. BigFace's authors print no
-loss of their gate: this one, and its weight of 1, are ours. With a weight of 0 the
-gate learns from what its mixture does to the embedding alone.
+Loss of the gate of the head moe: L = L_cos + gate_weight * mean BCE(p_i, m_i), p the
+gate's share of the expert for masked faces, m_i = 1 where `face_mask` has covered a
+pixel. BigFace's authors print no loss of their gate: this one, and its weight of 1, are
+ours. With a weight of 0 the gate learns from what its mixture does to the embedding
+alone.
 
 A margin softmax whose public classes are cut over all devices of the mesh.
 
@@ -69,12 +68,12 @@ LABEL = "masked"  # key of the targets that `face_mask` leaves
 
 
 def has_gate(model: Model) -> bool:
-    """Whether a network's `features` are a gate's logits."""
+    """Whether a model's features are the logits of a gate."""
     return GATE in model.blocks
 
 
 def with_gate_loss(loss_of: Callable, model: Model, weight: float) -> Callable:
-    """A loss of `LocalTraining` and the gate's cross-entropy; the network runs once.
+    """Add the gate's cross entropy to a loss; the network runs once.
 
     Without masks in the batches there is no label, and no such term.
 
@@ -110,8 +109,7 @@ def class_parallel_loss(
     chunk: int = 0,
     dtype: Any = None,
 ) -> Callable:
-    """Loss of `LocalTraining` over params {"backbone", "phi"}, the classes of a device
-    given.
+    """Class-parallel loss over params {"backbone", "phi"}, given a device's classes.
 
     Equal to `face_loss` without local classes, where a device has all of them: the mean
     over the valid examples.
@@ -153,8 +151,8 @@ def build_class_softmax(
     interclass_filtering_threshold: float | None = None,
     is_valid: jax.Array | None = None,
 ) -> ClassSoftmax:
-    """What the rule tells the softmax; beside logits the numbers after the batch and
-    the mean penalty [].
+    """Build the class-parallel softmax of a margin; also the new margin state and
+    penalty.
 
     Args:
       is_valid: [B] of the whole batch; None: all are.
@@ -183,7 +181,7 @@ def build_class_softmax(
 
 
 def public_population(task: FaceData) -> FaceData:
-    """The task whose public set holds the clients' training images too.
+    """Add the clients' training images to the task's public set.
 
     The clients' classes follow the public ones; training on it is the central upper
     bound of federated training. What is judged stays.
@@ -203,8 +201,7 @@ def public_population(task: FaceData) -> FaceData:
 
 
 def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
-    """The task whose public people of a part of the source are no classes: the labels
-    of their images are -1.
+    """Set the labels of a part's public images to -1 in the task.
 
     Args:
       names: of all identities of the source.
@@ -215,7 +212,9 @@ def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
     p, key = task.partition, "config.pretrain.distill.unlabeled_source"
     is_none = names_from(tuple(names[i] for i in p.public_identities), part, key)
     if is_none.all():
-        raise ValueError(f"{key} must leave public people with labels, got {part!r}.")
+        raise ValueError(
+            f"{key} must leave some public identities with labels, got {part!r}."
+        )
     first, labels = len(task.train_identities), np.array(task.table.labels)
     place = np.where(is_none, -1, np.cumsum(~is_none) - 1).astype(labels.dtype)
     labels[first:] = place[labels[first:]]
@@ -228,7 +227,7 @@ def without_labels(task: FaceData, names: Sequence[str], part: str) -> FaceData:
 def public_means(
     model: Model, task: FaceData, mesh: Mesh, backbone: PyTree, batch_size: int = 64
 ) -> jax.Array:
-    """Mean feature of every public class, unflipped, as they come, [M_g, D]."""
+    """Mean feature [M_g, D] of every public class, without flips or normalization."""
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     first, labels = len(task.train_identities), task.partition.public_labels
     rows = np.arange(first, first + len(labels), dtype=np.int32)
@@ -250,7 +249,7 @@ def first_variables(
     margin: Margin | None = None,
     given: PyTree | None = None,
 ) -> PyTree:
-    """Fresh backbone, public class embeddings N(0, 0.01^2), and no local class.
+    """Initialize backbone and public class vectors N(0, 0.01^2), without local classes.
 
     Also what the margin keeps and learns, see `margin_state`. A `given` backbone takes
     the place of the fresh one.
@@ -279,7 +278,7 @@ def public_training(
     mesh: Mesh,
     given: PyTree | None = None,
 ) -> CentralTrainer:
-    """A margin softmax over the task's public rows.
+    """Build the central training of a margin softmax on the task's public rows.
 
     Args:
       names: of all identities of the source.
@@ -326,7 +325,7 @@ def build_public_loss(
     mesh: Mesh,
     told: Distill | None = None,
 ) -> Callable:
-    """The loss, with all public classes on every device or cut over them.
+    """Build the loss, with class vectors replicated or sharded over the devices.
 
     Args:
       told: of a teacher, see `open_distill`.
@@ -359,7 +358,7 @@ def build_public_loss(
 
 
 def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Callable:
-    """model -> the loss with classes cut over devices.
+    """Build model -> class-parallel loss.
 
     Raises:
       ValueError: for a margin loss that cannot be cut.
@@ -379,13 +378,13 @@ def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Calla
 
 
 def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
-    """Rows of the table of classes on all devices together."""
+    """Number of class vectors on all devices, with padding."""
     count = num_devices(settings, mesh)
     return count * rows_per_device(num_classes, count, settings.class_chunk_size)
 
 
 def margin_rule(settings: Training) -> Margin | None:
-    """The margin of a central training, None for class_hinge."""
+    """Margin of a central training; None for class_hinge."""
     return build_rule(
         settings.margin_loss, settings.scale, settings.margin, settings.margin_options
     )

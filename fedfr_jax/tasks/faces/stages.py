@@ -62,7 +62,7 @@ PRETRAINED = "pretrained"
 
 
 class FaceConfig(NamedTuple):
-    """A config as objects, before any image is read."""
+    """A face config as objects, before any image is read."""
 
     settings: Mapping[str, Any]
     source: Source
@@ -76,14 +76,14 @@ class FaceConfig(NamedTuple):
 
     @property
     def stream_bytes(self) -> int | None:
-        """See `should_stream`."""
+        """Bytes of streamed images per device, see `should_stream`."""
         p = self.partition
         parts = p.train, p.public_examples, p.test, p.unseen_examples
         return should_stream(self.federation, self.source, parts, self.mesh)
 
 
 def faces(settings: Mapping) -> Experiment:
-    """Faces: pretraining on public people, then its methods.
+    """Faces: pretraining on public identities, then the methods.
 
     Images are read, nothing is trained. What a config may say: `fedfr describe
     sections`.
@@ -93,7 +93,7 @@ def faces(settings: Mapping) -> Experiment:
 
 
 def build_images(parts: FaceConfig) -> FaceData:
-    """A plan's images, with their landmarks where masks are drawn on them."""
+    """Load a config's images, with landmarks if masks are drawn."""
     pretrains = parts.pretraining.epochs > 0
     return build_face_data(
         parts.source,
@@ -106,7 +106,7 @@ def build_images(parts: FaceConfig) -> FaceData:
 
 
 def has_masks(parts: FaceConfig) -> bool:
-    """Whether a training's augment draws on faces, and so asks where they are."""
+    """Whether a training draws face masks, and so needs landmarks."""
     central = [m for m in parts.methods.values() if isinstance(m, Training)]
     listed = [x.augment for x in (parts.federation, parts.pretraining, *central)]
     name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
@@ -114,13 +114,15 @@ def has_masks(parts: FaceConfig) -> bool:
 
 
 def plan(settings: Mapping) -> FaceConfig:
-    """Open the data, split it and build the methods; no image is read.
+    """Open the data, partition it and build the methods, without reading images.
 
     Raises:
       ValueError: for anything wrong in the config or the data.
     """
     if PRETRAINED in settings["methods"]:
-        raise ValueError(f"config.methods must have other names, got {PRETRAINED!r}.")
+        raise ValueError(
+            f"config.methods cannot have the name {PRETRAINED!r}, that of pretraining."
+        )
     federation = call("federation", Federation, settings["federation"])
     pretraining = call("pretrain", Training, settings["pretrain"])
     source = open_data(settings["data"])
@@ -176,7 +178,7 @@ def plan(settings: Mapping) -> FaceConfig:
 
 
 def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
-    """A federated method with itself on {implementation of convolutions: method}."""
+    """Add variants of a federated method by {convolution implementation: method}."""
     if isinstance(method, Training):
         return method
     trainers = {name: other.trainer for name, other in others.items()}
@@ -186,8 +188,7 @@ def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
 
 
 def check_unlabeled(told: Sequence) -> None:
-    """Raise ValueError when clients are to go on after training on images without
-    labels, whose people would be classes to them.
+    """Raise ValueError if clients are to train after training on unlabeled images.
 
     Args:
       told: `distill` of pretraining and of all rows of clients.
@@ -195,18 +196,18 @@ def check_unlabeled(told: Sequence) -> None:
     told = [one._asdict() if isinstance(one, Distill) else one or {} for one in told]
     if len(told) > 1 and any(one.get("unlabeled_source") for one in told):
         raise ValueError(
-            "distill.unlabeled_source must come with central rows alone, got rows of "
-            "clients."
+            "distill.unlabeled_source needs central methods only, got federated "
+            "methods. Remove one of them."
         )
 
 
 def build_model(settings: Mapping, source: Source) -> Model:
-    """The config's network."""
+    """Build the config's model."""
     return gather(build_network(settings, source.input_shape)[0])
 
 
 def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
-    """The experiment on a plan's images."""
+    """Build the experiment on a config's images."""
     seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
     judge = call("evaluation", FaceEvaluator, evaluation, task, parts.mesh, seed=seed)
     model = parts.model
@@ -261,7 +262,7 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
 
 
 def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
-    """The images of clients, the public ones and those of unseen identities."""
+    """Images of clients, of public and of unseen identities, by use."""
     client = lambda offsets: np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     parts = {
         "train": UsedRows(p.train, client(p.train_offsets), p.train_labels),
@@ -273,7 +274,7 @@ def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
 
 
 def method_facts(parts: FaceConfig) -> dict:
-    """{section: (what it is told of a teacher, its training's settings)}."""
+    """{section: (settings of its teacher, settings of its training)}."""
     told = {}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
@@ -286,7 +287,7 @@ def method_facts(parts: FaceConfig) -> dict:
 def build_trainer(
     method: FaceMethod, model: Model, embed: Callable, task: FaceData, mesh: Mesh
 ) -> FederatedTrainer:
-    """A method's trainer, which starts from what pretraining left."""
+    """Build a method's trainer, which starts from the pretrained variables."""
 
     def start(variables: PyTree) -> PyTree:
         phi = public_means(model, task, mesh, backbone_of(variables))

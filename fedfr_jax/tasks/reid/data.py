@@ -1,11 +1,7 @@
-"""Re-identification scenarios: training and test data, report, camera colors.
-
-Who trains on what, and what networks are tested on: a scenario of re-identification.
+"""Re-identification scenarios: training and test data, report, camera statistics.
 
 A domain is a data set: a part of a `join` source, whose names begin with it, or the one
 set, which is called "test".
-
-The statistics of clients' cameras, which the augment `camera_statistics` is told.
 
 What every client of a scenario holds, and what it is tested on.
 """
@@ -41,7 +37,7 @@ ONE_DOMAIN = "test"
 
 
 class TestDomain(NamedTuple):
-    """Test images of one data set, as rows of the source."""
+    """Queries and gallery of one data set, as rows of the source."""
 
     queries: np.ndarray  # [Q] int64
     gallery: np.ndarray  # [G] int64, without what shows nobody
@@ -63,12 +59,12 @@ class ReidSplit(NamedTuple):
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return len(self.client_names)
 
 
 def build_split(settings: Mapping, source: Source) -> ReidSplit:
-    """The scenario of config.partition.
+    """Build the scenario of config.partition.
 
     Args:
       settings: "name", one of SCENARIOS or of the partitions that split classes, with
@@ -113,7 +109,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
 def data_usage(
     split: ReidSplit, source: Source, public: Source | None = None
 ) -> DataUsage:
-    """The images of clients, queries and galleries, and those that all share.
+    """Images of clients, queries, galleries and public data, by use.
 
     Args:
       public: they are part of the source that is returned, as "public/<name>".
@@ -131,7 +127,7 @@ def data_usage(
 
 
 def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
-    """Who trains on which image: a scenario, or a partition of examples.
+    """Assign training images to clients, by a scenario or a partition of examples.
 
     A set of re-identification has tests of its own: what a partition holds out of a
     client's images is trained on too.
@@ -145,7 +141,9 @@ def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
     labels = np.unique(seen.labels, return_inverse=True)[1].astype(np.int32)
     parts = choose("partition", PARTITIONS, settings, labels)
     if not isinstance(parts, ClientPartition):
-        raise ValueError(f"config.partition.name must split classes, got {name!r}.")
+        raise ValueError(
+            f"config.partition.name must be a partition by class, got {name!r}."
+        )
     client = np.full(len(labels), UNHELD)
     numbers = np.arange(len(parts.train_offsets) - 1)
     client[parts.train] = np.repeat(numbers, np.diff(parts.train_offsets))
@@ -154,24 +152,24 @@ def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
 
 
 def check_source(source: Source) -> None:
-    """Raise ValueError unless the source is one of re-identification."""
+    """Raise ValueError unless the source is a re-identification set."""
     if source.roles is None or source.cameras is None:
         raise ValueError(
-            "config.data must be a source of re-identification (market1501, msmt17, "
-            "cuhk03_np, reid_csv or a join of such), got one without "
+            "config.data must be a re-identification source (market1501, msmt17, "
+            "cuhk03_np, reid_csv, or concat of these), got one without "
             f"{'roles' if source.roles is None else 'cameras'}."
         )
     if not (source.roles == TRAIN).any():
-        raise ValueError("config.data must have images to train on, got none.")
+        raise ValueError("config.data must have training images, got none.")
 
 
 def is_nobody(name: str) -> bool:
-    """Whether an identity, perhaps of a part of a join, is no person."""
+    """Whether an identity is a distractor."""
     return name.rpartition("/")[2] == DISTRACTOR
 
 
 def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
-    """(names of the data sets, the number of each image's [T])."""
+    """(names of the data sets, index [T] of each image's data set)."""
     parts = [name.partition("/") for name in source.names]
     if not all(slash for _, slash, _ in parts):
         return (ONE_DOMAIN,), np.zeros(len(source.labels), int)
@@ -181,27 +179,27 @@ def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _left_out(given: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
-    """The domains of config.partition.held_out_domains."""
+    """Domains of config.partition.held_out_domains."""
     is_text = has_kind(str | tuple[str, ...], given)
     left_out = {given} if isinstance(given, str) else set(given if is_text else ())
     if not is_text or not left_out < set(names):
         raise ValueError(
-            f"config.partition.held_out_domains must leave some of the data sets "
-            f"{', '.join(names)}, got {given!r}."
+            "config.partition.held_out_domains must leave at least one of the data "
+            f"sets {', '.join(names)}, got {given!r}."
         )
     return left_out
 
 
 def _grouped(rows, owners):
-    """(rows by client, their clients), without those that nobody holds."""
+    """(rows by client, their clients), without unassigned rows."""
     counts = np.bincount(owners.client[owners.client != UNHELD], minlength=1)
     counts = np.pad(counts, (0, len(owners.names) - len(counts)))
     if not counts.all():
         empty = [n for n, c in zip(owners.names, counts, strict=True) if not c]
         raise ValueError(
-            "config.partition must give every client an image to train on, got none "
-            f"for {', '.join(empty)} (held_out_domains takes data sets to be tested "
-            f"only)."
+            "config.partition must give every client a training image, got none "
+            f"for {', '.join(empty)} (data sets only for test belong in "
+            f"held_out_domains)."
         )
     is_held = owners.client != UNHELD
     rows, client = rows[is_held], owners.client[is_held]
@@ -210,7 +208,7 @@ def _grouped(rows, owners):
 
 
 def build_tests(source, names, domain, is_person) -> dict[str, TestDomain]:
-    """The queries and the gallery of every domain that has both.
+    """Build the queries and gallery of every domain that has both.
 
     Args:
       names, domain: of `test_domains`; is_person: [T] bool.
@@ -233,19 +231,19 @@ def build_tests(source, names, domain, is_person) -> dict[str, TestDomain]:
     for name, test in tests.items():
         if not with_matches(source, test).any():
             raise ValueError(
-                f"the queries of {name} must include one whose person another camera "
-                f"saw in the gallery, got none of {len(test.queries)}."
+                f"{name} must have a query with a gallery match from another camera, "
+                f"got none among {len(test.queries)} queries."
             )
     return tests
 
 
 def identity_labels(source: Source, rows: np.ndarray) -> IdentityLabels:
-    """Who is on rows [n] of the source."""
+    """Identities and cameras of source rows [n]."""
     return IdentityLabels(source.labels[rows], source.cameras[rows])
 
 
 def with_matches(source: Source, test: TestDomain) -> np.ndarray:
-    """Which queries another camera's image in the gallery answers, [Q] bool."""
+    """Whether each query has a match by another camera in the gallery, [Q] bool."""
     people = [identity_labels(source, rows) for rows in test]
     return count_matches(*people)[0] > 0
 
@@ -254,19 +252,19 @@ NAME = "camera_statistics"
 
 
 def client_cameras(source: Source, split: ReidSplit) -> np.ndarray:
-    """Number [n] int32 of each training image's camera, two clients' being two."""
+    """Camera number [n] int32 of each training image, distinct between clients."""
     client = np.repeat(np.arange(split.num_clients), np.diff(split.offsets))
     keys = np.stack([client, source.cameras[split.train]], axis=1)
     return np.unique(keys, axis=0, return_inverse=True)[1].astype(np.int32)
 
 
 def exchanges_colors(augment: Sequence) -> bool:
-    """Whether a list of augments has the one that needs statistics."""
+    """Whether a list of augments has `camera_statistics`."""
     return any(_name(entry) == NAME for entry in augment)
 
 
 def fill_statistics(augment: Sequence, statistics: Callable[[], tuple]) -> tuple:
-    """A list of augments in which that one has its statistics.
+    """Fill in the statistics of `camera_statistics` in a list of augments.
 
     Args:
       statistics: () -> (means, standard deviations) [cameras, C].
@@ -286,12 +284,12 @@ def fill_statistics(augment: Sequence, statistics: Callable[[], tuple]) -> tuple
 
 
 def without_statistics(augment: Sequence) -> tuple:
-    """A list of augments for images of no known camera."""
+    """Remove `camera_statistics` from a list of augments."""
     return tuple(entry for entry in augment if _name(entry) != NAME)
 
 
 def kept_statistics(read: Callable, cameras: np.ndarray) -> Callable[[], tuple]:
-    """() -> `compute_statistics` the two, computed when they are first asked for."""
+    """Build () -> `compute_statistics`, computed at the first call."""
     kept = []
 
     def statistics():
@@ -310,7 +308,7 @@ MAX_LINES = 30  # clients of the table as text
 
 
 def report(split: ReidSplit, source: Source) -> dict:
-    """Numbers of images, people and cameras.
+    """Count images, people and cameras for the report.
 
     Returns:
       {"clients": N, "client_names", "images", "identities" [N], "classes": the cameras
@@ -344,7 +342,7 @@ def report(split: ReidSplit, source: Source) -> dict:
 
 
 def _test_lines(source, test):
-    """Numbers of one domain's test."""
+    """Count queries, gallery and identities of one domain's test."""
     return {
         "queries": len(test.queries),
         "gallery": len(test.gallery),
@@ -354,7 +352,7 @@ def _test_lines(source, test):
 
 
 def format_report(facts: Mapping) -> str:
-    """The report as lines of text."""
+    """Format the report as lines of text."""
     cameras = np.count_nonzero(facts["table"]["train"], axis=1)
     columns = facts["client_names"], facts["identities"], facts["images"], cameras
     lines = [f"{'client':<24}{'people':>8}{'images':>8}{'cameras':>8}"]

@@ -1,9 +1,5 @@
 """Evaluation of re-identification, global and per client.
 
-What networks are judged on, and how: a scenario's tests and config.evaluation.
-
-How well people are found again, by one network and by every client's own.
-
 Generic: one network on the test images of every domain. Personalized: every client's
 network on the tests of the domains that it trains on; where clients are the cameras or
 the people of one data set, that is the same test for all.
@@ -89,7 +85,7 @@ class EvaluationConfig(NamedTuple):
 
 
 class EvaluationSet(NamedTuple):
-    """What networks are judged on."""
+    """Test images of a scenario."""
 
     table: Dataset | Stream  # test images, of one domain after the other
     people: IdentityLabels  # [R], on the table's images
@@ -101,7 +97,7 @@ class EvaluationSet(NamedTuple):
 def build_evaluation_set(
     source: Source, split: ReidSplit, stream_bytes: int | None = None
 ) -> EvaluationSet:
-    """Read a scenario's test images once, or as often as they are needed.
+    """Load a scenario's test images, or stream them.
 
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
@@ -121,7 +117,7 @@ def build_evaluation_set(
 
 
 class ReidEvaluator:
-    """Compiled once per network function.
+    """Evaluator of re-identification; compiled once per model function.
 
     Args:
       images: what is judged on.
@@ -162,8 +158,8 @@ class ReidEvaluator:
     def _check(self, name, test):
         if not count_matches(*self.people(name))[0].any():
             raise ValueError(
-                f"the queries of {name} must include one with a match under "
-                f"config.evaluation, got none of {len(test.queries)}."
+                f"{name} must have a query with a match under config.evaluation, got "
+                f"none among {len(test.queries)} queries."
             )
         if self._rerank is not None:
             number = len(test.queries) + len(test.gallery)
@@ -171,7 +167,7 @@ class ReidEvaluator:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """Generic and personalized."""
+        """The evaluators generic and personalized."""
         in_rounds = self._evaluating.personalized_every_evaluation
         return {
             "generic": Evaluator(self.generic),
@@ -179,14 +175,16 @@ class ReidEvaluator:
         }
 
     def generic(self, networks: TrainedModels) -> Evaluation:
-        """The one network on every domain; nothing where there is none."""
+        """Evaluate the global model on every domain; empty without one."""
         if networks.variables is None:
             return Evaluation()
         found = self._on(networks.apply, networks.variables, self._images.tests)
         return Evaluation(mean_over_domains(found, self._images.unseen))
 
     def personalized(self, networks: TrainedModels) -> Evaluation:
-        """Every client's network on its own domains; nan for a client without one."""
+        """Evaluate every client's model on its domains; nan for a client without
+        one.
+        """
         scores, shared = [], None
         if networks.client_variables is None:
             shared = self._on(networks.apply, networks.variables, self._images.tests)
@@ -201,11 +199,11 @@ class ReidEvaluator:
     def _on(
         self, apply: Callable, variables: PyTree, names: Iterable[str]
     ) -> dict[str, dict[str, float]]:
-        """Metrics of a network on each of some domains."""
+        """Metrics of a model on each of `names`."""
         return {name: self.test(apply, variables, name) for name in names}
 
     def test(self, apply: Callable, variables: PyTree, name: str) -> dict[str, float]:
-        """Metrics of a network on one domain's test."""
+        """Metrics of a model on one domain's test."""
         evaluating, people = self._evaluating, self.people(name)
         queries, gallery = self.features(apply, variables, name)
         if self._rerank is None:
@@ -223,7 +221,7 @@ class ReidEvaluator:
         return summary(found, ranks=evaluating.ranks, divide_by=evaluating.average_over)
 
     def people(self, name: str) -> tuple[IdentityLabels, IdentityLabels]:
-        """Who is on a domain's queries and in its gallery."""
+        """Identities and cameras of a domain's queries and gallery."""
         identities, cameras = self._images.people
         queries, gallery = self._images.tests[name]
         of = lambda rows: IdentityLabels(identities[rows], cameras[rows])
@@ -232,7 +230,7 @@ class ReidEvaluator:
     def features(
         self, apply: Callable, variables: PyTree, name: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Features [Q, D] and [G, D] of a domain, with those of mirror images added."""
+        """Features [Q, D] and [G, D] of a domain, with mirror images added."""
         if apply not in self._compiled:
             self._compiled[apply] = build_embed(apply, self._feed, self._mesh)
         queries, gallery = self._images.tests[name]
@@ -245,7 +243,7 @@ class ReidEvaluator:
 def mean_over_domains(
     found: Mapping[str, Mapping[str, float]], unseen: tuple[str, ...]
 ) -> dict[str, float]:
-    """Metrics of all domains as one mapping.
+    """Average the metrics over domains, and name those of each.
 
     Of one domain they are its own. Of several there are means over those that clients
     train on, "unseen_..." over the others, and "<domain>_..." of each.
@@ -261,13 +259,13 @@ def mean_over_domains(
 
 
 def mean_result(found: list[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric, empty for none."""
+    """Mean of each metric, {} for none."""
     keys = found[0] if found else ()
     return {key: float(np.mean([one[key] for one in found])) for key in keys}
 
 
 def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
-    """Mean of each metric over clients, all of them, and the ends where they differ."""
+    """Summarize metrics over clients: means, and extremes if they differ."""
     keys = next((list(one) for one in scores if one), [])
     per_client = {
         key: np.array([one.get(key, np.nan) for one in scores]) for key in keys
@@ -282,7 +280,9 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
 
 
 class LocalTrainingConfig(NamedTuple):
-    """Keys of config.evaluation.local_training, beside those of `local_of` and loss."""
+    """Keys of config.evaluation.local_training, besides those of `local_of` and
+    loss.
+    """
 
     epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
     identities_per_batch: Whole = 0  # 0: batches as they come
@@ -291,7 +291,7 @@ class LocalTrainingConfig(NamedTuple):
 def build_client_training(
     settings: Mapping, model: Model
 ) -> tuple[Algorithm, int, int]:
-    """(algorithm, epochs, identities of a batch or 0) of
+    """Build (algorithm, epochs, identities_per_batch) of
     config.evaluation.local_training.
 
     Args:
@@ -303,7 +303,7 @@ def build_client_training(
     section = "evaluation.local_training"
     if jax.process_count() > 1:  # each would have the rows of some clients only
         raise ValueError(
-            f"config.{section} must be left out in a run of several processes, got "
+            f"config.{section} cannot be used in a multi-process run, got "
             f"{dict(settings)}."
         )
     settings = dict(settings)
@@ -319,7 +319,7 @@ def build_client_training(
 def cache_first_call(
     personalized: Evaluator, num_clients: int, classifier: str
 ) -> Evaluator:
-    """An evaluator of clients' networks that looks at one where all find alike.
+    """Wrap an evaluator of clients' models to evaluate once if all are equal.
 
     Args:
       classifier: the leaves that features do not depend on, a key of the params.
@@ -353,7 +353,7 @@ def cache_first_call(
 def local_models(
     judge: ReidEvaluator, algorithm: Algorithm, *data, **options
 ) -> Evaluator:
-    """The evaluator that judges clients' networks after training, in the end.
+    """Build the evaluator of clients' models after local training, at the end.
 
     Args:
       algorithm: of `build_finetuning`.

@@ -1,7 +1,5 @@
 """Batches of P identities with Q images each.
 
-Batches of P identities with Q images each, as batch-hard triplets need them.
-
 Hermans, Beyer, Leibe 2017, arXiv:1703.07737, section 2; the rule is that of torchreid's
 RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), that of Bag of Tricks
 too. Made on the host: which identities are left depends on all batches before.
@@ -22,7 +20,8 @@ from fedfr_jax.types import Algorithm
 def one_pass(
     labels: np.ndarray, rng: np.random.Generator, *, identities: int, images: int
 ) -> Iterator[np.ndarray]:
-    """Batches [P * Q] of one pass, rows of `labels` [n]; how many there are is chance.
+    """Sample the batches [P * Q] of one pass, rows of `labels` [n]; their number
+    varies.
 
     The images of an identity are shuffled and cut into groups of Q, whose rest is left
     out; one that has fewer than Q gives a group drawn with replacement. While P
@@ -51,7 +50,7 @@ def identity_batches(
     images: int,
     count: int,
 ) -> np.ndarray:
-    """The first `count` batches of pass after pass, [count, P * Q] int32 rows.
+    """Sample the first `count` batches of repeated passes, [count, P * Q] int32 rows.
 
     Args:
       labels: [n] of at least P identities, see `check_identities`.
@@ -67,7 +66,7 @@ def identity_batches(
 def check_identities(
     what: str, labels: np.ndarray, *, identities: int, images: int
 ) -> None:
-    """Raise ValueError unless batches of P identities and Q images can be made.
+    """Raise ValueError unless batches of P identities and Q images are possible.
 
     Args:
       what: whose `labels` [n] they are, such as "client 3".
@@ -83,7 +82,7 @@ def check_identities(
 
 
 def images_per_identity(batch_size: int, identities: int) -> int:
-    """Q of a batch of so many identities.
+    """Images per identity, Q, in a batch with `identities` identities.
 
     Raises:
       ValueError: when the identities do not divide the batch.
@@ -91,7 +90,7 @@ def images_per_identity(batch_size: int, identities: int) -> int:
     is_number = isinstance(identities, int) and identities > 0
     if not is_number or batch_size % identities:
         raise ValueError(
-            "identities_per_batch must be a number that divides the batch of "
+            "identities_per_batch must divide batch_size="
             f"{batch_size}, got "
             f"{identities!r}."
         )
@@ -107,7 +106,7 @@ def with_identity_batches(
     epochs: int,
     seed: int,
 ) -> Algorithm:
-    """`algorithm` whose clients' batches are balanced over identities.
+    """Let an algorithm's clients train on batches balanced over identities.
 
     An epoch has as many batches as any epoch of the feed, of pass after pass.
 
@@ -133,7 +132,7 @@ def with_identity_batches(
 
 
 def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Callable:
-    """`CentralTrainer.order` of balanced batches.
+    """Build `CentralTrainer.batch_order` of balanced batches.
 
     On several devices a triplet is of the rows of one device, whose part of the batch
     is of whole groups where it is a multiple of Q.

@@ -25,8 +25,7 @@ def reid_loss(
     triplet_metric: Literal["euclid", "cosine"] = "euclid",
     triplet_margin: NonNegative | None = 0.3,
 ) -> Callable:
-    """Loss of `LocalTraining`: cross entropy over a client's own identities, and
-    triplets.
+    """Cross entropy over a client's identities, and triplets, as `LocalTraining.loss`.
 
     Rows that pad a batch and classes that pad the classifier count for nothing; a batch
     of central training, whose `num_classes` is 0, has all classes.

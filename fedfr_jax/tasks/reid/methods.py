@@ -36,7 +36,7 @@ from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, 
 
 
 class Batches(NamedTuple):
-    """Keys of a row beside those of its loss."""
+    """Keys of a method besides those of its loss."""
 
     identities_per_batch: Whole = (
         0  # P of batches of P identities with as many images each
@@ -44,7 +44,7 @@ class Batches(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What rows are made of, beside a network."""
+    """What methods are built from, besides a model."""
 
     federation: Federation
     split: ReidSplit
@@ -57,13 +57,13 @@ class Parts(NamedTuple):
     seed: int
 
     def balanced(self, algorithm: Algorithm, identities: int, epochs: int) -> Algorithm:
-        """`algorithm` on balanced batches, for rounds of at most so many epochs."""
+        """Balance an algorithm's batches, for rounds of at most `epochs` epochs."""
         given = {"identities": identities, "epochs": epochs, "seed": self.seed}
         return with_identity_batches(algorithm, self.split, self.feed, **given)
 
 
 def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
-    """The config's network with so many identities.
+    """Build the config's model with `num_classes` identities.
 
     Raises:
       ValueError: for an unknown network, or one without features or of another output.
@@ -72,14 +72,14 @@ def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
     model, logits, features = build_network(given, input_shape)
     if logits.shape != (1, num_classes) or features is None or features.ndim != 2:
         raise ValueError(
-            "config.model must give a feature and a logit for every identity, got "
+            "config.model must have features and a logit for every identity, got "
             f"{settings['name']!r}."
         )
     return gather(model)
 
 
 def clients_model(settings: Mapping, parts: Parts) -> Model:
-    """The clients' network, with the identities of the one that has most."""
+    """Build the clients' model, for the largest number of identities of a client."""
     own = {key: value for key, value in settings.items() if key != "weights"}
     num_classes = int(parts.split.num_classes.max())
     return model_of(with_name("reid", own), parts.input_shape, num_classes)
@@ -88,7 +88,7 @@ def clients_model(settings: Mapping, parts: Parts) -> Model:
 def trainers_of(
     settings: Mapping, parts: Parts
 ) -> dict[str, FederatedTrainer | CentralTrainer]:
-    """{row: trainer} of config.methods; a central one has no data set yet.
+    """Build {method: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
       ValueError: naming the row, for anything wrong in it.
@@ -118,7 +118,9 @@ def trainers_of(
 
 
 def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodContext:
-    """What rows with so many identities are made of; judges are given features."""
+    """Build the context of methods with `num_classes` identities; evaluators get
+    features.
+    """
     settings = dict(settings)
     weights = settings.pop("weights", "")
     model = model_of(settings, parts.input_shape, num_classes)
@@ -147,7 +149,7 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
 
 
 def pretrained(variables: PyTree, path: str) -> PyTree:
-    """Variables whose ResNet is torchvision's, of a file that `read_weights` takes.
+    """Load torchvision's ResNet weights into variables.
 
     Args:
       path: the .pth of a torchvision ResNet, or its tensors under the same names as
@@ -164,7 +166,7 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
 def trainer_of(
     name: str, options: Mapping, clients: MethodContext, everybody: MethodContext, parts
 ) -> FederatedTrainer | CentralTrainer:
-    """The trainer of a row; its key `kind` says which.
+    """Build the trainer of a method, by its key `kind`.
 
     Args:
       clients, everybody: for federated and for central rows.

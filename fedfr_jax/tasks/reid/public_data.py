@@ -1,7 +1,7 @@
 """Public images of re-identification, for distillation and clustering.
 
-They show people whom no client trains on: a share of the training identities that is
-kept back, or a source of its own. Their labels are never looked at.
+They show people in no client's data: a share of the training identities, or another
+source. Their labels are not used.
 """
 
 import math
@@ -23,7 +23,7 @@ from fedfr_jax.types import TRAIN, Source
 
 
 class PublicDataConfig(NamedTuple):
-    """Keys of config.partition.public, of which `fraction` or `source` is given."""
+    """Keys of config.partition.public; `fraction` or `source` must be set."""
 
     fraction: Annotated[float, Interval(ge=0, le=0.9)] = (
         0.0  # of the people to train on, who are taken from the clients
@@ -37,7 +37,7 @@ class PublicDataConfig(NamedTuple):
 def build_public_data(
     settings: Mapping, source: Source
 ) -> tuple[Source, Source | None]:
-    """(the source whose other images clients hold, that of the public images).
+    """Split a source: (source for the clients, source of the public images).
 
     None without `settings`.
 
@@ -65,8 +65,8 @@ def build_public_data(
         rows = np.arange(len(given.labels))
     if given.input_shape != source.input_shape or not len(rows):
         raise ValueError(
-            f"config.partition.public must give images {source.input_shape}, got "
-            f"{len(rows)} of {given.input_shape}."
+            f"config.partition.public must have images of shape {source.input_shape}, "
+            f"got {len(rows)} of {given.input_shape}."
         )
     if 0 < public.max_images < len(rows):
         rows = np.sort(rng.choice(rows, public.max_images, replace=False))
@@ -76,7 +76,7 @@ def build_public_data(
 def held_back(
     source: Source, share: float, rng: np.random.Generator
 ) -> tuple[Source, np.ndarray]:
-    """(source without some people to train on, rows of theirs)."""
+    """Hold out a share of the training people: (source without them, their rows)."""
     people = np.unique(source.labels[source.roles == TRAIN])
     chosen = rng.choice(people, math.ceil(share * len(people)), replace=False)
     is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
@@ -96,7 +96,7 @@ def held_back(
 def build_public_images(
     settings: Mapping, source: Source | None, feed: Batching
 ) -> dict:
-    """{"shared": Shared} for the factories of algorithms, {} without a source.
+    """{"shared": PublicImages} for algorithm factories; {} without a source.
 
     Args:
       feed: of the clients, whose augmentation is the shared images' too.

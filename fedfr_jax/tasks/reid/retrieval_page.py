@@ -1,4 +1,4 @@
-"""Retrieval pages: queries and their nearest images."""
+"""Retrieval pages: queries and their nearest gallery images."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ LEAST_HEIGHT, LEAST_WIDTH = 128, 64  # to which smaller pictures are enlarged; a
 
 
 class Cell(NamedTuple):
-    """A picture of the page."""
+    """An image of the page."""
 
     image: np.ndarray  # uint8 [H, W, 3]
     color: tuple[int, int, int]  # of its frame
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 def retrieval_sheets(
     judge: ReidEvaluator, images: EvaluationSet, names: tuple[str, ...], count: int
 ):
-    """The evaluator that draws a page of `count` queries of every domain in the end.
+    """Build the evaluator that draws `count` queries of every domain at the end.
 
     The queries are spread evenly over those with a match. They are looked for by the
     one network, or where there is none by that of the first client who trains on the
@@ -63,12 +63,12 @@ def retrieval_sheets(
 
 
 def _client_of(images, domain):
-    """The first client who trains on a domain; the first of all where nobody does."""
+    """First client with a domain; client 0 if there is none."""
     return next((k for k, own in enumerate(images.client_tests) if domain in own), 0)
 
 
 class Result(NamedTuple):
-    """What was found for one query."""
+    """Retrieval result of one query."""
 
     query: int  # row of the queries
     nearest: np.ndarray  # [n] rows of the gallery, best first, without junk
@@ -84,7 +84,7 @@ def results(
     *,
     count: int,
 ) -> list[Result]:
-    """The nearest of `count` queries, by features [Q, D] and [G, D]."""
+    """Nearest gallery images of `count` queries, by features [Q, D] and [G, D]."""
     valid = np.flatnonzero(count_matches(people, gallery_people)[0])
     chosen = valid[np.unique(np.linspace(0, len(valid) - 1, count).astype(int))]
     of_chosen = IdentityLabels(people.identities[chosen], people.cameras[chosen])
@@ -103,7 +103,7 @@ def results(
 def result_cells(
     result: Result, images: EvaluationSet, domain: str, names: tuple[str, ...]
 ) -> list[Cell]:
-    """A row of the page: the query and what was found for it."""
+    """Row of the page: the query and its nearest images."""
     queries, gallery = images.tests[domain]
     rows = np.array([queries[result.query], *gallery[result.nearest]])
     pixels = images.table.take(rows).images
@@ -118,7 +118,7 @@ def result_cells(
 
 
 def draw_page(rows: list[list[Cell]]) -> np.ndarray:
-    """Rows of cells on white paper, uint8 [height, width, 3]; the first cell apart."""
+    """Draw rows of cells on white, uint8 [height, width, 3]; the query set apart."""
     sides = rows[0][0].image.shape[:2]
     scale = max(1, -(-LEAST_HEIGHT // sides[0]))
     height, width = (scale * side for side in sides)
@@ -138,7 +138,7 @@ def draw_page(rows: list[list[Cell]]) -> np.ndarray:
 
 
 def _draw(paper: Image.Image, cell: Cell, x: int, y: int, size: tuple[int, int]):
-    """A picture of `size` (width, height) in its frame, and its lines below."""
+    """Draw an image of `size` (width, height) with its frame and caption lines."""
     width, height = (side + 2 * FRAME for side in size)
     paper.paste(cell.color, (x, y, x + width, y + height))
     picture = Image.fromarray(np.ascontiguousarray(cell.image)).resize(size)

@@ -57,7 +57,7 @@ from fedfr_jax.types import (
 
 
 def reid(settings: Mapping) -> Experiment:
-    """Re-identification: any algorithm, each method from the same first network.
+    """Re-identification: any algorithm, all methods from the same initial model.
 
     Images are read, nothing is trained. What a config may say: `fedfr describe
     sections`.
@@ -116,7 +116,7 @@ def build_evaluators(
     train: Dataset | Stream,
     how: Preprocessing,
 ) -> dict[str, Evaluator]:
-    """One network, clients' own, what their training makes of them, and pictures."""
+    """Build the evaluators: global, personalized, after local training, and images."""
     plain, seed = normalization(how), parts.seed
     judge = ReidEvaluator(judged, parts.mesh, evaluating, plain=plain, seed=seed)
     model = clients_model(settings["model"], parts)
@@ -137,7 +137,7 @@ def build_evaluators(
 
 
 def build_parts(settings, federation, source, split, train, mesh) -> Parts:
-    """What rows are made of, but for the facts of public images."""
+    """Build what methods need, except public images."""
     read = lambda rows: train.take(rows).images
     cameras = data.client_cameras(source, split)
     statistics = data.kept_statistics(read, cameras)
@@ -161,7 +161,7 @@ def build_parts(settings, federation, source, split, train, mesh) -> Parts:
 def build_dataset(
     source: Source, split: ReidSplit, stream_bytes: int | None
 ) -> Dataset | Stream:
-    """Training images by client, with their labels and the number of their camera."""
+    """Training images by client, with labels and camera numbers."""
     targets = {"label": split.labels, "camera": data.client_cameras(source, split)}
     if stream_bytes is None:
         return Dataset({"image": source.read(split.train)}, targets)
@@ -170,12 +170,12 @@ def build_dataset(
 
 
 def build_population(split: ReidSplit) -> Population:
-    """What the clients own."""
+    """Population of the clients."""
     return Population(split.offsets.astype(np.int64), split.num_classes)
 
 
 def stage_with_classes(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
-    """The stage of a trainer; a central one is given everybody's people as classes."""
+    """Stage of a trainer; a central one gets all clients' identities as classes."""
     if isinstance(trainer, CentralTrainer):
         train = train.with_labels(parts.people)
     return stage_of(trainer, train)
@@ -184,7 +184,7 @@ def stage_with_classes(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
 def client_training(
     after: Mapping, model: Model, parts: Parts, judge: ReidEvaluator, train
 ) -> Evaluator:
-    """The evaluator of config.evaluation.local_training."""
+    """Build the evaluator of config.evaluation.local_training."""
     algorithm, epochs, identities = build_client_training(after, model)
     if identities:
         algorithm = parts.balanced(algorithm, identities, epochs)

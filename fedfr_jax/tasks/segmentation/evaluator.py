@@ -1,6 +1,4 @@
-"""Evaluation of segmentation: overlap of classes, and images of it.
-
-Overlap of classes by one network, and by every client's own on its own test images.
+"""Evaluation of segmentation: IoU of classes, and images of predictions.
 
 Generic: one network on all test images. Personalized: each client's network on the
 client's test images; the mean is over clients, whatever their sizes. Classes that
@@ -42,24 +40,24 @@ from fedfr_jax.types import (
 
 
 class EvaluationSet(NamedTuple):
-    """What networks are judged on."""
+    """Test images, by client."""
 
     table: Dataset | Stream  # the clients' test images, grouped, with masks
     offsets: np.ndarray  # [N + 1] of each client's among them
     classes: tuple[str, ...]  # M names
 
     def rows(self, client: int) -> np.ndarray:
-        """A client's rows of the table, [n]."""
+        """Rows of a client in the table, [n]."""
         return np.arange(self.offsets[client], self.offsets[client + 1])
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return len(self.offsets) - 1
 
 
 class SegmentationEvaluator:
-    """Compiled once per network function.
+    """Evaluator of segmentation; compiled once per model function.
 
     Args:
       images: what is judged on.
@@ -72,7 +70,7 @@ class SegmentationEvaluator:
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
-        """Generic and personalized, and in the end the overlap of each class."""
+        """The evaluators generic, personalized and, at the end, iou by class."""
         return {
             "generic": Evaluator(self.generic),
             "personalized": Evaluator(self.personalized),
@@ -80,7 +78,7 @@ class SegmentationEvaluator:
         }
 
     def generic(self, networks: TrainedModels) -> Evaluation:
-        """The one network on all test images; nothing where there is none."""
+        """Evaluate the global model on all test images; empty without one."""
         if networks.variables is None:
             return Evaluation()
         found = segmentation_scores(self._evaluate_global(networks))
@@ -89,7 +87,9 @@ class SegmentationEvaluator:
         )
 
     def personalized(self, networks: TrainedModels) -> Evaluation:
-        """Every client's network on its own test images; who has none is left out."""
+        """Evaluate every client's model on its test images; clients without any are
+        skipped.
+        """
         counts = self._evaluate_clients(networks)
         found = [segmentation_scores(one) for one in counts]
         per_client = {
@@ -99,7 +99,7 @@ class SegmentationEvaluator:
         return Evaluation(segmentation_summary(per_client), per_client)
 
     def by_class(self, networks: TrainedModels) -> Evaluation:
-        """The overlap of each class that there is, over all test images.
+        """IoU of each class that occurs, over all test images.
 
         Of the one network, or where there is none of each client's own on its images.
         """
@@ -116,7 +116,7 @@ class SegmentationEvaluator:
         return self._counts(networks.apply, networks.variables, rows)
 
     def _evaluate_clients(self, networks: TrainedModels) -> list[np.ndarray]:
-        """A confusion matrix [M, M] per client, of zeros without a test image."""
+        """Confusion matrix [M, M] per client, zeros without a test image."""
         counts = []
         for client in range(self._images.num_clients):
             rows, apply = self._images.rows(client), networks.client_apply
@@ -133,7 +133,7 @@ class SegmentationEvaluator:
     def _counts(
         self, apply: Callable, variables: PyTree, rows: np.ndarray
     ) -> np.ndarray:
-        """The confusion matrix of table rows [n], which may be many."""
+        """Confusion matrix of table rows [n], computed in batches."""
         if apply not in self._compiled:
             one = self._counter(apply)
             self._compiled[apply] = build_sums(one, self._feed, self._mesh)
@@ -154,7 +154,9 @@ class SegmentationEvaluator:
 
 
 def segmentation_summary(per_client: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean of each of [N] numbers, and how far mIoU is spread; nan is left out."""
+    """Mean of each metric [N], and standard deviation and minimum of mIoU; without
+    nan.
+    """
     known = {name: values[~np.isnan(values)] for name, values in per_client.items()}
     if not len(known["mIoU"]):
         return {}
@@ -172,7 +174,7 @@ NO_CLASS = (0, 0, 0)  # color of void
 def prediction_images(
     model: Model, images: EvaluationSet, feed: Batching, colors: np.ndarray, count: int
 ) -> Evaluator:
-    """Input, truth, prediction and two entropies of `count` test images.
+    """Draw input, truth, prediction and two entropies of `count` test images.
 
     They are spread evenly over the table, each seen by the one network, or where there
     is none by that of the client who holds it.
@@ -215,7 +217,9 @@ def prediction_images(
 
 
 def build_feature_fn(model: Model, feed: Batching) -> Callable:
-    """(variables, inputs of [B, ...]) -> (prediction, two entropies), of [B, H, W]."""
+    """Build (variables, inputs [B, ...]) -> (prediction, two entropies), [B, H, W]
+    each.
+    """
 
     def look(variables, inputs):
         x = feed.with_deterministic(jnp.int32(0), inputs)["image"]
@@ -227,25 +231,25 @@ def build_feature_fn(model: Model, feed: Batching) -> Callable:
 
 
 def as_images(images: np.ndarray) -> np.ndarray:
-    """Images [n, H, W, C] of one or three channels as uint8 [n, H, W, 3]."""
+    """Convert images [n, H, W, C] with 1 or 3 channels to uint8 [n, H, W, 3]."""
     return np.broadcast_to(images, (*images.shape[:3], 3))
 
 
 def colorize(masks: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """Masks [n, H, W] in the colors of their classes, uint8 [n, H, W, 3]."""
+    """Color masks [n, H, W] by class, uint8 [n, H, W, 3]."""
     table = np.full((IGNORE_INDEX + 1, 3), NO_CLASS, np.uint8)
     table[: len(colors)] = colors
     return table[masks]
 
 
 def build_legend(classes, colors: np.ndarray) -> dict[str, tuple[int, int, int]]:
-    """{name: color}, with that of void."""
+    """Legend {name: color}, with one for void."""
     named = zip(classes, map(tuple, colors.tolist()), strict=True)
     return {**dict(named), "void": NO_CLASS}
 
 
 def palette(num_classes: int) -> np.ndarray:
-    """Colors that differ, [M, 3] uint8: the bits of a number, as those of Pascal VOC.
+    """Distinct colors [M, 3] uint8, by Pascal VOC's scheme of bits.
 
     The first is that of the number 1, as 0 is black.
     """

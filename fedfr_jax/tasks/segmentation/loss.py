@@ -20,8 +20,7 @@ def pixel_cross_entropy(
     class_weights: tuple[NonNegative, ...] = (),
     loss: str | Mapping = "",
 ) -> Callable:
-    """Loss of `LocalTraining`: the mean over all pixels of a class of the valid
-    examples.
+    """Mean pixel cross entropy over the valid examples, as `LocalTraining.loss`.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
     `types.VOID` or -1, count for nothing; a batch without a pixel that counts has the
@@ -44,8 +43,8 @@ def pixel_cross_entropy(
     weights = class_weights or (1.0,) * num_classes
     if len(weights) != num_classes or not any(weights):
         raise ValueError(
-            f"class_weights must be one for each of {num_classes} classes, not all 0, "
-            f"got {class_weights}."
+            f"class_weights must have {num_classes} entries, one per class and not all "
+            f"0, got {class_weights}."
         )
 
     values_of = (
@@ -72,7 +71,7 @@ def pixel_cross_entropy(
 
 
 def pixel_losses(loss: Callable) -> Callable:
-    """A loss of outputs [N, M] and targets [N] for those of pixels, [B, H, W, M]."""
+    """Apply a loss on outputs [N, M] and targets [N] to pixels, [B, H, W, M]."""
 
     def values_of(logits, target):
         rows = logits.reshape(-1, logits.shape[-1])
@@ -82,6 +81,6 @@ def pixel_losses(loss: Callable) -> Callable:
 
 
 def entropies(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """Cross-entropy [B, H, W] of logits [B, H, W, M]."""
+    """Cross entropy [B, H, W] of logits [B, H, W, M]."""
     target = jax.nn.one_hot(target, logits.shape[-1], dtype=logits.dtype)
     return optax.softmax_cross_entropy(logits, target)

@@ -71,7 +71,7 @@ class EvaluationConfig(NamedTuple):
 
 
 def segmentation(settings: Mapping) -> Experiment:
-    """Segmentation: any algorithm, each method from the same first network.
+    """Segmentation: any algorithm, all methods from the same initial model.
 
     Images and masks are read, nothing is trained. What a config may say: `fedfr
     describe sections`.
@@ -117,7 +117,7 @@ def segmentation(settings: Mapping) -> Experiment:
 
 
 def check_masks(source: Source, settings: Mapping) -> Source:
-    """The source, which must have masks."""
+    """Return the source; raise ValueError if it has no masks."""
     if source.masks is None:
         raise ValueError(
             f"config.data must be a source with masks, got {settings['name']!r}."
@@ -139,7 +139,7 @@ def with_masks(
 def build_trainers(
     settings: Mapping, source: Source, parts: ClientPartition, mesh: Mesh
 ) -> tuple[dict[str, FederatedTrainer | CentralTrainer], MethodContext]:
-    """({row: trainer} of config.methods, what they are made of)."""
+    """Build ({method: trainer} of config.methods, their context)."""
 
     def context_of(network):
         return method_context(
@@ -158,7 +158,7 @@ def build_trainers(
 
 
 def build_segmenter(settings: Mapping, source: Source) -> Model:
-    """The config's network with logits of every class for every pixel.
+    """Build the config's model, with logits of every class for every pixel.
 
     Raises:
       ValueError: for an unknown network, or one whose output is of another shape.
@@ -169,8 +169,8 @@ def build_segmenter(settings: Mapping, source: Source) -> Model:
     wanted = (*source.input_shape[:2], num_classes)
     if output.shape[1:] != wanted or features is None:
         raise ValueError(
-            "config.model must give features, and logits of the masks' classes for "
-            f"every pixel {wanted}, got {output.shape[1:]} of {settings['name']!r}."
+            "config.model must have features, and logits of the masks' classes for "
+            f"every pixel, {wanted}, got {output.shape[1:]} from {settings['name']!r}."
         )
     return gather(model)
 
@@ -183,9 +183,7 @@ def build_evaluators(
     feed: Batching,
     mesh: Mesh,
 ) -> dict[str, Evaluator]:
-    """Overlap by the evaluators of `SegmentationEvaluator`, features, and pictures in
-    the end.
-    """
+    """Build the evaluators: IoU, representation, and images at the end."""
     evaluators = SegmentationEvaluator(judged, mesh, feed).evaluators
     of_features = check_settings(evaluating.representation, of.model, of.shapes)
     if of_features is not None:

@@ -216,13 +216,15 @@ def test_statistics_of_a_random_client_are_refused():
 
 def test_a_cohort_other_than_the_divisor_is_refused():
     algorithm = private(fedavg_of(norm_loss), **settings(cohort_size=4))
-    with pytest.raises(ValueError, match="cohort_size must be privacy's 4, .* got 5"):
+    with pytest.raises(
+        ValueError, match="cohort_size must equal that of privacy, 4, .* got 5"
+    ):
         build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
 
 
 def test_an_algorithm_without_a_plain_mean_is_refused():
     clipped = with_aggregation(fedavg(LOCAL), clip_by_global_norm())
-    with pytest.raises(ValueError, match="one plain mean of updates, got .*fedavg"):
+    with pytest.raises(ValueError, match="aggregates by a plain mean, got .*fedavg"):
         private(clipped, **settings())
 
 
@@ -236,11 +238,11 @@ WRONG = {
         "clip_quantile": 0.5,
         "noise_multiplier": 2.0,
     },
-    "is_local must go with independent noise": {
+    "is_local needs independent noise": {
         "is_local": True,
         "noise_cohort_size": 100,
     },
-    "clip_quantile must go with independent noise": {
+    "clip_quantile needs independent noise": {
         "clip_quantile": 0.5,
         "is_local": True,
     },
@@ -270,7 +272,9 @@ def test_a_private_run_resumes_to_the_same_bits_and_stops_at_its_budget(tmp_path
     again, _ = ff.run_round(ff.resume(run, path))
     jax.tree.map(np.testing.assert_array_equal, end.server, again.server)
     np.testing.assert_allclose(metrics["epsilon"], spent[0])
-    with pytest.raises(ValueError, match="privacy.epsilon must stay .* round 4 would"):
+    with pytest.raises(
+        ValueError, match="epsilon must stay within privacy.epsilon.* round 4 would"
+    ):
         ff.run_round(end)
     given = run.sim.accountant
     assert affordable_rounds(given, 3) == affordable_rounds(given, 10) == 3

@@ -195,7 +195,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 def test_what_an_asynchronous_run_cannot_have_is_refused():
     systems = Systems(profiles=PROFILES, asynchronous=SETTINGS["fedasync"])
-    with pytest.raises(ValueError, match="deadline must go with synchronous rounds"):
+    with pytest.raises(ValueError, match="deadline needs synchronous rounds"):
         check_systems(systems._replace(deadline=1.0), 10, 1)
     with pytest.raises(ValueError, match="Use fedbuff"):
         with_versions(scaffold(toys.LOCAL, num_clients=10), SETTINGS["fedasync"])

@@ -80,10 +80,10 @@ def test_an_edge_without_clients_in_a_round_stays():
 
 def test_what_has_no_plain_mean_is_refused():
     linked = with_aggregation(fedavg(toys.LOCAL), median())
-    with pytest.raises(ValueError, match="averaged by a plain mean"):
+    with pytest.raises(ValueError, match="average updates by a plain mean"):
         with_edge_servers(linked, **TWO)
     sim, server, store = simulated(with_edge_servers(fednova(toys.LOCAL), **TWO))
-    with pytest.raises(ValueError, match="sums nothing but updates"):
+    with pytest.raises(ValueError, match="sum only updates"):
         run_cohort(sim, server, store, Cohort(np.arange(5), 0))
-    with pytest.raises(ValueError, match=r"num_edges must lie in \[1, 5\], got 6"):
+    with pytest.raises(ValueError, match=r"num_edges must be in \[1, 5\], got 6"):
         with_edge_servers(fedavg(toys.LOCAL), num_clients=5, num_edges=6)

@@ -130,13 +130,13 @@ def test_a_file_of_profiles_is_read_in_any_order(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("client,gflops\n", "begin with the line client,gflops,.*none of download_"),
+        ("client,gflops\n", "have the header client,gflops,.*got no download_"),
         (
             HEAD + "0,1,1,1\n",
             "a line for each of the 3 clients, got none for 2 of them",
         ),
         (HEAD + "0,1,1,1\n0,1,1,1\n", "one line for each client, got client 0 again"),
-        (HEAD + "7,1,1,1\n", r"name clients in \[0, 3\), got 7 in line 2"),
+        (HEAD + "7,1,1,1\n", r"have clients in \[0, 3\), got 7 in line 2"),
         (HEAD + "0,0,1,1\n", "positive numbers, got 0.0 in line 2"),
         (HEAD + "0,fast,1,1\n", r"got \['0', 'fast', '1', '1'\] in line 2"),
     ],
@@ -162,13 +162,13 @@ def test_a_bad_file_of_windows_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deadline": 3.0}, "systems.deadline must go with profiles, got none"),
-        ({"over_selection": 1.5}, "over_selection must go with profiles"),
-        ({"profiles": DEVICES, "over_selection": 3.0}, r"must lie in \[1, 2\]"),
-        ({"profiles": DEVICES, "over_selection": 0.5}, r"must lie in \[1, 2\]"),
+        ({"deadline": 3.0}, "systems.deadline needs systems.profiles, got None"),
+        ({"over_selection": 1.5}, "over_selection needs systems.profiles"),
+        ({"profiles": DEVICES, "over_selection": 3.0}, r"must be in \[1, 2\]"),
+        ({"profiles": DEVICES, "over_selection": 0.5}, r"must be in \[1, 2\]"),
         ({"profiles": DEVICES, "deadline": -1.0}, "deadline must be a number"),
-        ({"profiles": DEVICES, "partial_work": True}, "must go with a deadline"),
-        ({"profiles": Profiles(*[ONES[:3]] * 3)}, "profiles must be of 4 clients"),
+        ({"profiles": DEVICES, "partial_work": True}, "needs systems.deadline"),
+        ({"profiles": Profiles(*[ONES[:3]] * 3)}, "profiles must have 4 clients"),
         ({"dropout": Dropout(1.0, 0.0)}, r"dropout.before_training must lie in \[0, 1"),
     ],
 )

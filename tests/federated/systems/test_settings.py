@@ -33,7 +33,7 @@ def test_a_config_names_every_part(tmp_path):
     ("settings", "message"),
     [
         ({"deadlines": 3.0}, "config.federation.systems .*'deadlines'.*deadline"),
-        ({"deadline": 3.0}, "config.federation.systems.*deadline must go with profil"),
+        ({"deadline": 3.0}, "config.federation.systems.*deadline needs systems.profil"),
         ({"profiles": {"name": "lognormal"}}, "profiles.name must be one of .*log_nor"),
         ({"dropout": {"before": 0.1}}, "systems.dropout must have keys of .*'before'"),
         ({"dropout": {"after_training": "no"}}, "dropout.after_training must be a"),

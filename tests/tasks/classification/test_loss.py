@@ -97,7 +97,9 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
         )
     np.testing.assert_allclose([value, same], mean, rtol=1e-6)
     np.testing.assert_allclose(metrics["accuracy"], expected(batch, 0.0)[1])
-    with pytest.raises(ValueError, match="label_smoothing must be 0 beside a loss, go"):
+    with pytest.raises(
+        ValueError, match="label_smoothing must be 0 if `loss` is set, go"
+    ):
         cross_entropy(model_of(), loss=given, label_smoothing=0.1)
 
 

@@ -204,11 +204,14 @@ def test_fedaws_pulls_features_to_the_column_of_their_class():
 RATE = {"learning_rate": 0.1}
 FEDREP = {"name": "fedrep", "head": "params/classifier"}
 WRONG = [
-    ({"personal": {"blocks": 1, "batch_norms": True}}, "personal must have one key"),
-    ({"personal": {"batch_norms": True}}, "batch norms must be in the network"),
-    ({"personal": {"blocks": True}}, r"blocks must lie in \[0, 2\] .*got True"),
+    (
+        {"personal": {"blocks": 1, "batch_norms": True}},
+        "personal must have exactly one key",
+    ),
+    ({"personal": {"batch_norms": True}}, "the model must have batch norms"),
+    ({"personal": {"blocks": True}}, r"blocks must be in \[0, 2\] .*got True"),
     ({"personal": {"blocks": 1}, "personal_epochs": 1.5}, "a whole number.*got 1.5"),
-    ({"batch_stats": "local"}, "batch norms must be in the network, got none"),
+    ({"batch_stats": "local"}, "the model must have batch norms, got none"),
     (
         {"personal": {"all_but_blocks": 0}},
         r"all_but_blocks must lie in \[1, 1\], got 0",
@@ -219,7 +222,7 @@ WRONG = [
     ),
     (
         {"algorithm": {"name": "fedrep", "head": ".", "head_epochs": 1}},
-        "head must leave params to the body, got '.'",
+        "head must leave some params to the body, got '.'",
     ),
     (
         {"algorithm": {**FEDREP, "head_epochs": 0}},
@@ -227,11 +230,11 @@ WRONG = [
     ),
     (
         {"algorithm": {**FEDREP, "head_epochs": 2}},
-        "head_epochs must be fewer than the 2 local",
+        "head_epochs must be below the 2 local",
     ),
     (
         {"algorithm": {**FEDREP, "head_epochs": 5}, "local_epochs": (9, 3)},
-        "head_epochs must be fewer than the 3 local epochs of a round, .* got 5",
+        "head_epochs must be below the 3 local epochs of a round, .* got 5",
     ),
     (
         {
@@ -244,7 +247,7 @@ WRONG = [
         "must match a leaf.*got 'kernl'",
     ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
-    ({"frozen": {"batch_norms": True}}, "frozen must be of"),
+    ({"frozen": {"batch_norms": True}}, "frozen must have a key of"),
     (
         {"algorithm": {"name": "moon", "contrastive_temperature": 0.0}},
         "contrastive_temperature must be positive",
@@ -289,9 +292,12 @@ WRONG = [
     ),
     ({"aggregation": 3}, "aggregation must be .*got 3"),
     ({"aggregation": ("median", "rfa")}, "must end with link 1"),
-    ({"algorithm": "ifca", "aggregation": "median"}, "must leave the last place"),
-    ({"algorithm": "ifca", "aggregation": "rfa"}, "no link that keeps a center"),
-    ({"algorithm": "robust"}, 'which is now a link .*"aggregation": "median"'),
+    ({"algorithm": "ifca", "aggregation": "median"}, "cannot replace the mean"),
+    ({"algorithm": "ifca", "aggregation": "rfa"}, "cannot have a link with a center"),
+    (
+        {"algorithm": "robust"},
+        'which is now an aggregation link .*"aggregation": "median"',
+    ),
 ]
 
 

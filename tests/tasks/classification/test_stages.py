@@ -98,7 +98,7 @@ def test_features_are_judged_beside_those_of_another_run(path, tmp_path):
     assert others.evaluate(trained._replace(variables=start)).metrics["mmd"] > 1e-3
     other = {"name": "mlp", "hidden_dim": 9}
     evaluation = {"representation": given}
-    with pytest.raises(ValueError, match="reference: weights must fit the network"):
+    with pytest.raises(ValueError, match="reference: weights must fit the model"):
         build(config(path, model=other, evaluation=evaluation))
 
 
@@ -451,10 +451,10 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 WRONG_SETTINGS = [
     ({**RATE, "personal": 2}, "personal must be a text or a mapping, got 2"),
-    ({**RATE, "personal": {}}, "personal must have one key of"),
+    ({**RATE, "personal": {}}, "personal must have exactly one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression, got '\('"),
-    ({**RATE, "init_per_client": True}, "init_per_client must .*personal"),
+    ({**RATE, "init_per_client": True}, "init_per_client needs personal"),
     (
         {**RATE, "init_per_client": None},
         "init_per_client must be true or false, got None",
@@ -462,7 +462,7 @@ WRONG_SETTINGS = [
     ({**RATE, "personal_epochs": ()}, r"epochs must be a whole number, got \(\)"),
 ]
 ROWS = [
-    ({**RATE, "personal": {"blocks": 3}}, r"blocks must lie in \[0, 2\] .*got 3"),
+    ({**RATE, "personal": {"blocks": 3}}, r"blocks must be in \[0, 2\] .*got 3"),
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of .*did you mean"),
     ({**RATE, "personal": "conv1"}, "path pattern must match a leaf.*got 'conv1'"),
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
@@ -473,7 +473,10 @@ ROWS = [
     ({**RATE, "mu": 0.1}, "must have keys of .*got 'mu'"),
     ({"learning_rat": 0.1}, "did you mean learning_rate"),
     ({}, "must have the key learning_rate, got none"),
-    ({**RATE, "optimizer": "adamm"}, "optimizer must be a name of optax's"),
+    (
+        {**RATE, "optimizer": "adamm"},
+        "optimizer must be the name of an optax optimizer",
+    ),
     ({**RATE, "batch_stats": "frozen"}, "batch_stats must be one of .*'frozen'"),
     ({**RATE, "label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\)"),
     ({**RATE, "kind": "center"}, "kind must be one of .*, got 'center'"),
@@ -494,14 +497,14 @@ ROWS = [
     ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must be at most 128"),
     ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
-    ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
+    ({**RATE, "personal_epochs": 1}, "personal_epochs needs personal leaves"),
     (
         {**RATE, "personal": "classifier", "personal_epochs": -1},
         "personal_epochs must be at least 0, got -1",
     ),
     (
         {**RATE, "personal": "fc", "personal_epochs": 1, "algorithm": "scaffold"},
-        "personal_epochs must go with the algorithm fedavg, got 'scaffold'",
+        "personal_epochs needs the algorithm fedavg, got 'scaffold'",
     ),
     *WRONG_SETTINGS,
 ]
@@ -524,11 +527,14 @@ FACES = {
 OWNERS = [i % CLASSES for i in range(160)]  # each has the images of one class
 ONE_CLASS_EACH = {"name": "by_class", "num_clients": 4, "classes_per_client": 1}
 SECTIONS = [
-    ({"partition": FACES}, "partition.name must split classes, got 'by_identity'"),
+    (
+        {"partition": FACES},
+        "partition.name must be a partition by class, got 'by_identity'",
+    ),
     ({"partition": {"name": "by_clas"}}, "partition.name must be one of .*by_class"),
     (
         {"partition": {"name": "natural", "client_ids": OWNERS, "num_clients": 1}},
-        r"partition must leave every class .*got none of '\d' \(3 such of 4\)",
+        r"partition must leave each class .*got none of '\d' \(3 such of 4\)",
     ),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
     (
@@ -575,7 +581,7 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"representation": {"reference": "nowhere"}}},
-        "evaluation.representation.reference: weights must be a file of .*run's folder",
+        "evaluation.representation.reference: weights must be .*run's folder",
     ),
     (
         {"evaluation": {"finetune": {}}},
@@ -583,11 +589,11 @@ SECTIONS = [
     ),
     (
         {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
-        r"partition: unseen_clients must be a whole number in \[0, 3\), .*got 3",
+        r"partition: unseen_clients must be an integer in \[0, 3\), .*got 3",
     ),
     (
         {"partition": {**ONE_CLASS_EACH, "unseen_clients": 1}},
-        r"partition must leave every class .* without the 1 unseen_clients, got none "
+        r"partition must leave each class .* without the 1 unseen_clients, got none "
         r"of '\d' \(1 such of 4\)",
     ),
 ]

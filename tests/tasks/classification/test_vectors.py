@@ -69,7 +69,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         (
             "federation",
             {"flip_probability": 0.5},
-            "flip_probability must be off for data that are no images",
+            "flip_probability must not be set for data other than images",
         ),
         (
             "federation",

@@ -292,11 +292,11 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
             {"algorithm": "moon", "contrastive_temperature": 0.0},
             "contrastive_temperature must be",
         ),
-        ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must lie in"),
+        ({"algorithm": "fedavg", "personal": {"blocks": 1}}, "blocks must be in"),
         ({"algorithm": "fedavg", "frozen": "backbone/lost"}, "must match a leaf such"),
         (
             {"algorithm": "fedavg", "init_per_client": True},
-            "init_per_client must go with personal leaves",
+            "init_per_client needs personal leaves",
         ),
         ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
         (
@@ -315,7 +315,7 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
         ),
         ({"algorithm": "fedavg", "num_clusters": 2}, "got 'num_clusters'"),
         ({"algorithm": "fedavg", "weighting": "size"}, "weighting must be one of"),
-        ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "with mu"),
+        ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "if mu is set"),
         ({"algorithm": "fedavg", "margin_loss": "l2"}, "margin_loss must be one of"),
         (
             {"algorithm": "ifca", "num_clusters": 0},

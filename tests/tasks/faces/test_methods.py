@@ -478,7 +478,7 @@ def test_backbone_features_ignore_the_branch(task):
         ({"hard_negative_level": "pixel"}, "hard_negative_level must be one of"),
         (
             {**PLAIN, "share": False, "initial_previous_model": "random"},
-            "must be global",
+            "must be 'global'",
         ),
         ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
         (
@@ -498,7 +498,10 @@ def test_backbone_features_ignore_the_branch(task):
         ),
         ({"branch_options": 3}, "branch_options must be a mapping or none, got 3"),
         ({"branch": "uniface", "branch_options": {"t": 3}}, "'negative_weight', 's"),
-        ({"margin_loss": "adaface", "branch": "cosface"}, "without numbers of its own"),
+        (
+            {"margin_loss": "adaface", "branch": "cosface"},
+            "without state or parameters",
+        ),
         ({"margin_loss": "adaface", "margin_options": {"h": 0.0}}, "h must be positi"),
         ({"margin_loss": "class_hinge", "margin_options": {"h": 1}}, "keys of .., got"),
         (

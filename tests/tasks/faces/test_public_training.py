@@ -115,7 +115,7 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
     [
         (
             {"class_sample_rate": 0.1},
-            "class_sample_rate must not be set without class_parallel",
+            "class_sample_rate needs class_parallel=True",
         ),
         (
             {"class_parallel": True, "class_sample_rate": (0.1, 0.0)},
@@ -123,9 +123,9 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
         ),
         (
             {"gradient_accumulation_steps": 3},
-            "batch_size must be a multiple of 12 devices",
+            "batch_size must be a multiple of 12 .devices",
         ),
-        ({"sharding": (("kernel", "zero4"),)}, "sharding must have rules of .*zero4"),
+        ({"sharding": (("kernel", "zero4"),)}, "sharding must have rules in .*zero4"),
         ({"sharding": ("kernel",)}, r"sharding must have \(pattern, rule\) pairs"),
         (
             {"sync_batch_norm": "global"},

@@ -88,7 +88,9 @@ def test_a_partition_of_examples_deals_a_re_identification_set_too(monkeypatch):
     check(split, source)
     assert [len(people) for people, _ in held(split, source)] == [3, 5]
     monkeypatch.setitem(PARTITIONS, "of faces", lambda labels: None)
-    with pytest.raises(ValueError, match="must split classes, got 'of faces'"):
+    with pytest.raises(
+        ValueError, match="must be a partition by class, got 'of faces'"
+    ):
         build_split({"name": "of faces"}, source)
 
 
@@ -181,8 +183,8 @@ def only_tested(source):
         (BY_CAMERA, lambda s: s._replace(roles=None), "got one without roles"),
         (BY_CAMERA, lambda s: s._replace(cameras=None), "got one without cameras"),
         (BY_CAMERA, no_test, "must have queries and a gallery .*test_identities"),
-        (BY_CAMERA, no_match, "queries of a must include one .* got none of 9"),
-        ({"name": "by_dataset"}, only_tested, "got none for a .held_out_domains"),
+        (BY_CAMERA, no_match, "a must have a query with .* got none among 9"),
+        ({"name": "by_dataset"}, only_tested, "got none for a .*held_out_domains"),
         ({"name": "by_cam"}, None, "partition.name must be one of .*'by_camera'"),
         (
             {"name": "by_dataset", "held_out_domains": "d"},
@@ -195,7 +197,7 @@ def only_tested(source):
             None,
             "sets a, b, c, got 'abc'",
         ),
-        ({"name": "by_identity", "num_clients": 11}, None, "at most 10 .* got 11"),
+        ({"name": "by_identity", "num_clients": 11}, None, "at most 10, .* got 11"),
         ({**BY_CAMERA, "camera_groups": [[1]]}, None, "of one data set .* of a, b, c"),
     ],
 )

@@ -261,8 +261,7 @@ def test_moon_trains_with_its_term(tmp_path):
         ),
         (
             {"methods": {"x": {**RATE, "identities_per_batch": 3}}},
-            "methods.x: identities_per_batch must be a number that divides the "
-            "batch of 4",
+            "methods.x: identities_per_batch must divide batch_size=4",
         ),
         (
             {
@@ -287,7 +286,7 @@ def test_moon_trains_with_its_term(tmp_path):
             },
             "methods.x: local_epochs must be at least 2 with stragglers, got 1",
         ),
-        ({"model": {"name": "segmenter"}}, "config.model must give a feature"),
+        ({"model": {"name": "segmenter"}}, "config.model must have features"),
         *[
             (
                 {"methods": {"x": {**RATE, "identities_per_batch": value}}},

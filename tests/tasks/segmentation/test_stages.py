@@ -137,7 +137,9 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     shape = test.targets["mask"].shape
     columns = np.broadcast_to(np.arange(shape[2], dtype=np.uint8) % 3, shape)
     assert set(look(of(columns), 60)(mine)[0]) == {0, 1, 2}  # not of one column alone
-    with pytest.raises(ValueError, match="must find two images or pixels .* got 0"):
+    with pytest.raises(
+        ValueError, match="needs at least 2 test images or pixels .* got 0"
+    ):
         look(of(np.full(shape, IGNORE_INDEX, np.uint8)), 60)
 
 
@@ -281,18 +283,18 @@ ROWS = [
     ({**RATE, "kind": "centralized"}, "kind must be one of .'federated', 'central'."),
     ({"kind": "central", "margin": 0.4}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "batch_size": 23}, r"batch_size must be at most 22"),
-    ({**RATE, "personal": {"blocks": 9}}, r"blocks must lie in \[0, 5\] .*got 9"),
+    ({**RATE, "personal": {"blocks": 9}}, r"blocks must be in \[0, 5\] .*got 9"),
     ({**RATE, "personal": "fc"}, "path pattern must match a leaf.*got 'fc'"),
     ({**RATE, "label_smoothing": 0.1}, "must have keys of .*'label_smoothing'"),
-    ({**RATE, "init_per_client": True}, "init_per_client must .*personal"),
+    ({**RATE, "init_per_client": True}, "init_per_client needs personal"),
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of"),
-    ({**RATE, "class_weights": (1.0, 2.0)}, "class_weights must be one for each of 3"),
+    ({**RATE, "class_weights": (1.0, 2.0)}, "class_weights must have 3 entries"),
     ({**RATE, "class_weights": (1, -1, 1)}, "class_weights must be at least 0"),
     ({"kind": "central", "class_weights": (0, 0, 0)}, "class_weights must .*not all 0"),
     ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
     ({**RATE, "local_epochs": ()}, "local_epochs must have an entry"),
-    ({**RATE, "personal_epochs": 1}, "personal_epochs must go with personal leaves"),
-    ({**RATE, "personal": {}}, "personal must have one key of"),
+    ({**RATE, "personal_epochs": 1}, "personal_epochs needs personal leaves"),
+    ({**RATE, "personal": {}}, "personal must have exactly one key of"),
 ]
 
 
@@ -321,7 +323,10 @@ SECTIONS = [
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
     ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must be at most 3"),
-    ({"data": {"classes": ["red", "green"]}}, r"classes 0 to 1 or void \[255\], got 2"),
+    (
+        {"data": {"classes": ["red", "green"]}},
+        r"values 0 to 1 or ignore_values \[255\], got 2",
+    ),
 ]
 
 
@@ -340,5 +345,5 @@ def test_a_source_without_masks_and_a_network_for_images_are_refused(config, tmp
     data = {"name": "arrays", "path": str(tmp_path / "a.npz")}
     with pytest.raises(ValueError, match="data must be a source with masks.*'arrays'"):
         build(config(data=data))
-    with pytest.raises(ValueError, match=r"for every pixel \(12, 16, 3\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"for every pixel, \(12, 16, 3\), got \(3,\)"):
         build(config(model={"name": "resnet", "blocks": (1,), "widths": (4,)}))

@@ -107,7 +107,7 @@ def test_a_development_list_sets_the_thresholds_of_a_list_without_folds(tmp_path
         with pytest.raises(ValueError, match="bad.txt line 3 must be two images and"):
             pair_list(SHAPE, source=source("bad.txt"))
     write_list(tmp_path / "bad.txt", ["0.png 99.png 1"])
-    with pytest.raises(ValueError, match="must hold every listed image, got none for"):
+    with pytest.raises(ValueError, match="must have every listed image, got 1 of"):
         pair_list(SHAPE, source=source("bad.txt"))
 
 

@@ -54,7 +54,7 @@ def broken(release, tmp_path_factory):
             {"templates": {"path": 3}},
             "templates.path must be a text or a path, got 3",
         ),
-        ({"templates": "none"}, "config.evaluation.templates.media must name a file"),
+        ({"templates": "none"}, "config.evaluation.templates.media must be a file"),
         (
             {"templates": {"images": "x"}},
             "config.evaluation.templates must have the key path",
@@ -70,9 +70,9 @@ def test_pairs_without_both_kinds_in_each_fold_are_refused(tmp_path):
     path = write_bin(tmp_path / "a.bin", [True] * 10 + [False] * 10)
     with pytest.raises(ValueError, match="config.evaluation.pairs: every fold"):
         pair_list(SHAPE, path=path)
-    with pytest.raises(ValueError, match="config.evaluation.pairs: folds must lie"):
+    with pytest.raises(ValueError, match="config.evaluation.pairs: folds must be"):
         pair_list(SHAPE, path=path, folds=30)
-    with pytest.raises(ValueError, match="config.evaluation.pairs.fars must lie in"):
+    with pytest.raises(ValueError, match="config.evaluation.pairs.fars must be in"):
         pair_list(SHAPE, path=path, fars=(0.1, 2))
 
 
@@ -87,18 +87,22 @@ def test_pairs_without_both_kinds_in_each_fold_are_refused(tmp_path):
         (
             "landmarks",
             lambda lines: [*lines[:-1], "260.png" + " 5" * 11],
-            "do not coincide, got others for 260.png",
+            "distinct landmarks per image, got others for 260.png",
         ),
         (
             "landmarks",
             lambda lines: [lines[0].rpartition(" ")[0] + " nan", *lines[1:]],
-            "must have finite scores, got another for 1.png",
+            "must have finite scores, got a non-finite one for 1.png",
         ),
         ("pairs", lambda lines: [*lines, "100 7 1"], r"got \[7\]"),
         ("pairs", lambda lines: ["100 101 0"], "pairs of both labels"),
         ("gallery", lambda lines: [*lines, "9,9,9"], r"got \[9\]"),
-        ("probes", lambda lines: [lines[0], "100,777,x"], "a subject of the gallery"),
-        ("probes", None, "must name a file"),
+        (
+            "probes",
+            lambda lines: [lines[0], "100,777,x"],
+            "a probe with a mate in the gallery",
+        ),
+        ("probes", None, "must be a file"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_by_name(broken, key, change, message):
@@ -123,8 +127,8 @@ def test_listed_images_that_are_missing_are_refused(broken):
     image.unlink()
     try:
         message = (
-            "templates: .*loose_crop must hold every listed image, got none for 1 of "
-            r"260, first 7.png \(it holds "
+            "templates: .*loose_crop must have every listed image, got 1 of "
+            r"260 missing, the first 7.png \(it has "
         )
         with pytest.raises(ValueError, match=message):
             template_set((112, 112, 1), path=broken)
@@ -133,14 +137,16 @@ def test_listed_images_that_are_missing_are_refused(broken):
 
 
 def test_protocols_that_judge_nothing_or_need_more_are_refused(release):
-    with pytest.raises(ValueError, match="pairs or probes must name a file"):
+    with pytest.raises(ValueError, match="pairs or probes must be a file"):
         template_set(SHAPE, path=release, align=False, pairs=None, probes=None)
-    with pytest.raises(ValueError, match="templates.landmarks must name a file"):
+    with pytest.raises(ValueError, match="templates.landmarks must be a file"):
         template_set(SHAPE, path=release, landmarks=None)
     with pytest.raises(ValueError, match="must be square or 112:96"):
         template_set((5, 4, 1), path=release)
     for wrong in ({"ranks": (0, 1)}, {"ranks": 0}, {"gallery": None}):
-        with pytest.raises(ValueError, match="gallery must name a file and ranks"):
+        with pytest.raises(
+            ValueError, match="gallery must have at least one file and ranks"
+        ):
             template_set(SHAPE, path=release, align=False, **wrong)
     for wrong in ("few", (1, 2.5), (1, None), ((1,), (2, 3))):
         message = "config.evaluation.templates.ranks must be whole numbers, got"

@@ -46,7 +46,7 @@ def test_search_among_mates_and_distractors_ranks_by_all_scores(task, tmp_path, 
     for k in (1, 5, 10, 20):
         assert judged[f"identification_rank{k}"] == (ahead < k).mean()
     (tmp_path / "Gallery_Match" / ("06.png" if listed else "2_06.png")).unlink()
-    message = "hold every listed image" if listed else "a mate of every probe"
+    message = "have every listed image" if listed else "a mate for every probe"
     with pytest.raises(ValueError, match=message):
         FaceEvaluator(task, make_mesh(1), identification=str(tmp_path), **SMALL)
 
