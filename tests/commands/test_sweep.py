@@ -288,6 +288,17 @@ def test_axes_are_lists_and_make_every_combination():
         build_runs(base, ["seed=[1]", "seed=[2]"])
 
 
+def test_a_setting_of_an_algorithm_is_swept_in_one_program():
+    """Also where the config names the algorithm alone."""
+    base = ConfigDict({"seed": 0, "methods": {"prox": {"algorithm": "fedprox"}}})
+    runs = build_runs(base, ["methods.prox.algorithm.mu=[0.1, 1.0]"])
+    changed = runs[1].config.methods.prox.algorithm.to_dict()
+    assert changed == {"name": "fedprox", "mu": 1.0}
+    ((first, second),) = group_runs(runs)
+    assert first[1] == {"prox": {"algorithm.mu": 0.1}}
+    assert second[1] == {"prox": {"algorithm.mu": 1.0}}
+
+
 def face_config(folder):
     """A network of two convolutions on 12 made-up people."""
     rng = np.random.default_rng(0)
