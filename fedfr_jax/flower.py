@@ -44,7 +44,7 @@ Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
 
 
 def check_library() -> None:
-    """Raise ImportError unless Flower is there in a version that fits."""
+    """Raise ImportError unless a supported version of Flower is installed."""
     install = 'pip install "fedfr_jax[flower]"'
     try:
         version = metadata.version("flwr")
@@ -71,7 +71,7 @@ def build_deployment(
     seed: Seed = 0,
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
 ) -> Deployment:
-    """What `ff.init` is given, for real clients.
+    """Build a deployment for real clients, from the arguments of `ff.init`.
 
     Args:
       data: all clients' examples, of which each takes its own; or a function client
@@ -122,7 +122,7 @@ def _own_data(load: Callable, batching: Batching, client: int) -> ClientData:
 def from_config(
     config: str | Mapping[str, Any], method: str, *, run: str | None = None
 ) -> Deployment:
-    """A method of a config, with its data.
+    """Build the deployment of a method of a config, with its data.
 
     Args:
       config: what `fedfr train --config=` takes, or the sections.
@@ -149,7 +149,7 @@ def from_config(
 
 
 def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
-    """The deployment of a stage of an experiment, not yet checked."""
+    """Build the deployment of a stage of an experiment, not yet checked."""
     trainer = experiment.stages[method].trainer
     federation, population = experiment.federation, experiment.task.population
     if not isinstance(trainer, FederatedTrainer):
@@ -178,7 +178,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
 
 
 def _variables_before(experiment, method: str, run: str | None) -> PyTree | None:
-    """What the stage starts from, None where it starts on its own."""
+    """Variables that the stage starts from; None if it has no earlier stage."""
     from fedfr_jax.runs.restore import variables_before
 
     before = experiment.stages[method].init_from_stage
@@ -191,7 +191,7 @@ def _variables_before(experiment, method: str, run: str | None) -> PyTree | None
 
 
 def _words(given: Given, *configs: Mapping[str, Any]) -> tuple:
-    """What `given` is called with, to be looked up by: () of a deployment."""
+    """Hashable arguments of `given`: sorted config items, () for a deployment."""
     merged = {k: x for config in configs for k, x in config.items()}
     return () if isinstance(given, Deployment) else tuple(sorted(merged.items()))
 
@@ -211,7 +211,7 @@ def _from_record(record) -> dict[str, np.ndarray]:
 
 
 def client_app(given: Given):
-    """The `flwr.clientapp.ClientApp` of a deployment.
+    """Build the `flwr.clientapp.ClientApp` of a deployment.
 
     A client's personal state lies in its SuperNode's `Context.state` for as long as the
     run; it is never sent.
@@ -267,7 +267,7 @@ def _task(record: Mapping[str, Any]) -> ClientTask:
 
 
 def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
-    """Which client a SuperNode is.
+    """Read the client id of a SuperNode from its config.
 
     Raises:
       ValueError: unless it says so.
@@ -288,7 +288,7 @@ def server_app(
     timeout: float = 3600.0,
     evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
 ):
-    """The `flwr.serverapp.ServerApp` of a deployment.
+    """Build the `flwr.serverapp.ServerApp` of a deployment.
 
     Args:
       given: as of `client_app`, without the nodes' config.
@@ -323,7 +323,7 @@ def train_rounds(
     timeout: float = 3600.0,
     evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
 ) -> PyTree:
-    """Train with the clients of a Flower `Grid`: -> the server's state after the end.
+    """Train with the clients of a Flower `Grid`; return the final server state.
 
     Raises:
       RuntimeError: when no client is there, or none answers a round that asks some.
@@ -349,13 +349,13 @@ def train_rounds(
 
 
 def say(text: str, number: int, rounds: int | None = None) -> None:
-    """Print a line of round `number`, from 0, into the run's log."""
+    """Print a log line for round `number` (0-based)."""
     of = f" of {rounds}" if rounds else ""
     print(f"Round {number + 1}{of}: {text}", flush=True)
 
 
 class Nodes:
-    """Connected SuperNodes, by the client that each is."""
+    """Connected SuperNodes and their client ids."""
 
     def __init__(self, grid, num_clients: int):
         self.grid, self.num_clients = grid, num_clients
@@ -363,7 +363,7 @@ class Nodes:
         self.example = ""  # see `describe_example`
 
     def wait(self, timeout: float) -> None:
-        """Until all clients are connected, or for `timeout` seconds.
+        """Wait until all clients are connected, at most `timeout` seconds.
 
         Raises:
           RuntimeError: when there is none.
@@ -383,7 +383,7 @@ class Nodes:
             print(f"{len(found)} of {self.num_clients} clients are connected.")
 
     def connected(self, timeout: float) -> dict[int, int]:
-        """{client: node} of those that are there; new nodes are asked who they are."""
+        """Return {client: node} of the connected clients; ask new nodes for their id."""
         from flwr.app import Message, MessageType, RecordDict
 
         here = list(self.grid.get_node_ids())
@@ -398,7 +398,7 @@ class Nodes:
         }
 
     def learn(self, reply) -> None:
-        """Take down what a node says of itself."""
+        """Record the client id that a node reports."""
         node = reply.metadata.src_node_id
         if reply.has_error():
             self.known[node] = None
@@ -418,7 +418,7 @@ class Nodes:
 
 
 def reason(reply) -> str:
-    """Why a client has not answered, in one line."""
+    """Reason why a client did not answer, in one line."""
     words = str(reply.error.reason or f"error {reply.error.code}").split()
     return " ".join(words)
 
@@ -426,7 +426,7 @@ def reason(reply) -> str:
 def ask(
     server: RemoteServer, state: PyTree, nodes: Nodes, cohort, number: int, timeout
 ) -> dict:
-    """Let a cohort train: {client: what `RemoteServer.update` is given of it}.
+    """Let a cohort train; return {client: its reply for `RemoteServer.update`}.
 
     Raises:
       RuntimeError: when none of them answers.

@@ -143,7 +143,7 @@ def _target_cosine(unit, own, labels, held):
 
 @jax.custom_vjp
 def _with_sampled(rows, index):
-    """(rows, rows[index]); the gradients of both are added in place, in one array."""
+    """Return (rows, rows[index]); the gradients of both are added in one array."""
     return rows, rows[index]
 
 

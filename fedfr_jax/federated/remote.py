@@ -1,4 +1,4 @@
-"""A round in two places: clients that train elsewhere, and a server that sums.
+"""A round with remote clients: clients train elsewhere, the server aggregates.
 
 The engine trains a cohort on the devices of one mesh. Here each client trains where its
 examples are, and the server has what the clients send; both exchange arrays by name.
@@ -52,7 +52,7 @@ Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/ker
 
 
 class ClientData(NamedTuple):
-    """What one client owns."""
+    """Examples of one client."""
 
     dataset: Dataset  # of [n, ...]
     num_classes: int
@@ -60,7 +60,7 @@ class ClientData(NamedTuple):
 
 
 class Deployment(NamedTuple):
-    """What a server and its clients agree on."""
+    """Settings that a server and its clients share."""
 
     algorithm: Algorithm
     variables: PyTree  # {"params", "batch_stats"} that the first round starts from
@@ -87,7 +87,7 @@ class Deployment(NamedTuple):
 
 
 def client_data_of(dataset, population: Population) -> Callable[[int], ClientData]:
-    """Client -> its part of a table that has all clients' examples."""
+    """Build a function: client -> its part of a table of all clients' examples."""
 
     def load(client):
         first, end = (int(population.offsets[client + i]) for i in range(2))
@@ -98,7 +98,7 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
 
 
 def check_deployment(given: Deployment) -> None:
-    """Raise ValueError for what real clients cannot do, or a cohort out of range."""
+    """Raise ValueError if real clients cannot run the algorithm or the cohort."""
     algorithm, cohort_size = given.algorithm, given.cohort_size or given.num_clients
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
@@ -119,13 +119,13 @@ def check_deployment(given: Deployment) -> None:
 
 
 def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
-    """Leaves of a tree by their names, in host memory."""
+    """Convert a tree to {name: array}, in host memory."""
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(tree))
     return {trees.path_name(path): np.asarray(x) for path, x in leaves}
 
 
 def from_arrays(arrays: Arrays, template: PyTree, sender: str) -> PyTree:
-    """The tree like `template`, arrays or shapes, whose leaves are in `arrays`.
+    """Convert {name: array} to a tree like `template` (arrays or shapes).
 
     Raises:
       ValueError: for a leaf that is missing or of another shape, naming the `sender`.
@@ -151,18 +151,18 @@ def from_arrays(arrays: Arrays, template: PyTree, sender: str) -> PyTree:
 
 
 def server_shapes(given: Deployment) -> PyTree:
-    """The server's state, as shapes."""
+    """Shapes of the server's state."""
     return jax.eval_shape(given.algorithm.init, given.variables)
 
 
 def personal_shapes(given: Deployment) -> PyTree:
-    """A client's personal state, as shapes."""
+    """Shapes of a client's personal state."""
     init = given.algorithm.init_personal
     return jax.eval_shape(init, jax.random.key(0), server_shapes(given))
 
 
 def client_round(given: Deployment) -> Callable:
-    """(server, personal, slot, table, round, key) -> the engine's (sums, lane)."""
+    """Build (server, personal, slot, table, round, key) -> (sums, `LaneOutput`)."""
 
     def run(server, personal, slot, table, round, key):
         return train_client(
@@ -174,7 +174,7 @@ def client_round(given: Deployment) -> Callable:
 
 
 def single_slot(data: ClientData, **numbers) -> SlotInputs:
-    """The engine's numbers of a client that is trained on its own."""
+    """Slot inputs of the engine for a single client."""
     of_data = {
         "num_classes": data.num_classes,
         "offset": data.offset,
@@ -191,7 +191,7 @@ def host_zeros(shapes: PyTree) -> PyTree:
 
 
 def sent_parts(given: Deployment, total: PyTree, lane: LaneOutput) -> PyTree:
-    """What a client sends as arrays; of a private one what its mechanism covers."""
+    """Arrays that a client sends; with privacy, only those the mechanism covers."""
     if given.algorithm.privacy:
         return {"sum": total}
     return {"sum": total, "client": lane._replace(personal=(), metrics={})}
@@ -201,7 +201,7 @@ def sent_parts(given: Deployment, total: PyTree, lane: LaneOutput) -> PyTree:
 
 
 class ClientTask(NamedTuple):
-    """What a client is told of a round beside the server's arrays."""
+    """Inputs of a client for a round, except the server's arrays."""
 
     round: int
     key: np.ndarray  # uint32 [.]: the client's own, the same in every round
@@ -210,21 +210,21 @@ class ClientTask(NamedTuple):
 
 
 class ClientReply(NamedTuple):
-    """What a client sends."""
+    """Arrays and metrics that a client sends."""
 
     arrays: Arrays
     metrics: Mapping[str, float]  # none of a private algorithm
 
 
 def describe_example(dataset: Dataset) -> str:
-    """Shapes and dtypes of one example, as JSON: what a server has to know of data."""
+    """Shapes and dtypes of one example, as JSON; all a server must know of the data."""
     dtype = lambda x: str(jax.dtypes.canonicalize_dtype(x.dtype))
     one = lambda x: [list(x.shape[1:]), dtype(x)]
     return json.dumps(jax.tree.map(one, dataset._asdict()))
 
 
 def build_client(given: Deployment) -> Callable:
-    """The function that trains one client:
+    """Build the function that trains one client:
 
         (client, ClientTask, arrays, personal) -> (ClientReply, personal)
 
@@ -266,19 +266,19 @@ def build_client(given: Deployment) -> Callable:
 
 
 class RemoteCohort(NamedTuple):
-    """The clients that a round asks."""
+    """Cohort of a round."""
 
     ids: np.ndarray  # [K] ascending, as many in every round
     is_asked: np.ndarray  # [K] bool: not those that a Poisson cohort leaves out
 
     @property
     def asked(self) -> np.ndarray:
-        """Ids of those that are asked."""
+        """Ids of the sampled clients."""
         return self.ids[self.is_asked]
 
 
 class RemoteServer(NamedTuple):
-    """A server whose clients are elsewhere; its state is the algorithm's."""
+    """Server of remote clients; its state is the algorithm's server state."""
 
     given: Deployment
     received: tuple[str, ...]  # names of the state's leaves that clients read
@@ -289,7 +289,7 @@ class RemoteServer(NamedTuple):
     finish: Callable
 
     def cohort(self, round: int) -> RemoteCohort:
-        """Who is asked in a round, as in a simulation.
+        """Sample the cohort of a round, as in a simulation.
 
         Raises:
           ValueError: when the round would overspend the privacy budget.
@@ -303,7 +303,7 @@ class RemoteServer(NamedTuple):
         )
 
     def tasks(self, cohort: RemoteCohort, round: int) -> dict[int, ClientTask]:
-        """{client: what it is told} of those that are asked."""
+        """Return {client: its `ClientTask`} for the sampled clients."""
         seed = self.given.seed
         first, root = random_client(cohort.asked, seed, round), jax.random.key(seed)
         keys = jax.vmap(functools.partial(client_key, root))(jnp.asarray(cohort.ids))
@@ -315,12 +315,12 @@ class RemoteServer(NamedTuple):
         return {client: tasks[client] for client in cohort.asked.tolist()}
 
     def arrays(self, state: PyTree) -> dict[str, np.ndarray]:
-        """What clients read of the server's state."""
+        """Arrays of the server's state that clients read."""
         arrays = to_arrays(state)
         return {name: arrays[name] for name in self.received}
 
     def unpack(self, client: int, reply: ClientReply) -> tuple[PyTree, LaneOutput]:
-        """A reply as (what is summed, the engine's lane).
+        """Check a reply and convert it to (terms of the sums, `LaneOutput`).
 
         Raises:
           ValueError: for one of another algorithm or network, or numbers that are not
@@ -351,7 +351,7 @@ class RemoteServer(NamedTuple):
         replies: Mapping[int, tuple[PyTree, LaneOutput]],
         round: int,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """The server's part of a round.
+        """Aggregate the replies of a round and update the server.
 
         Args:
           replies: of `unpack`, by client; whoever is missing has not answered.
@@ -374,7 +374,7 @@ class RemoteServer(NamedTuple):
         return state, self.checked(state, metrics, cohort.ids[is_here], round)
 
     def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
-        """Metrics of a round [n] that may stand, see `store_personal_state`."""
+        """Check metrics [n] and the state of a round, see `store_personal_state`."""
         check_updates(metrics.pop(IS_FINITE), ids, round)
         if self.given.algorithm.privacy:  # of single clients it knows nothing
             metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
@@ -391,7 +391,7 @@ add_sums = jax.jit(sums.add_sums)
 
 
 def build_server(given: Deployment, example: str) -> RemoteServer:
-    """The server of clients with such examples; it has none itself.
+    """Build the server for clients with examples of the given shapes.
 
     Args:
       example: of `describe_example`, as a client sends it.

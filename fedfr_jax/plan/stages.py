@@ -172,7 +172,7 @@ def fitting_values(
     room: float,
     max_local: int,
 ) -> dict[str, int]:
-    """Largest values, one at a time, with which a stage fits `room` bytes.
+    """Largest batch size, lanes, ... with which a stage fits `room` bytes, one by one.
 
     Args:
       max_local: most examples that a client can have.

@@ -1,4 +1,4 @@
-"""Goodput: which share of a run's time is training, and what the rest goes into.
+"""Goodput: the share of a run's time spent on training, and what the rest is spent on.
 
 Goodput is training over wall time, as pods measure it. Tracing and compiling is taken
 out of whatever waits for it, by JAX's own events.
@@ -17,7 +17,7 @@ EVENTS += ("backend_compile_duration",)  # the last includes reading a kept prog
 
 
 class TimeUse:
-    """Seconds of a run by USES.
+    """Seconds of a run for each of USES.
 
     Args:
       before: those of the run's earlier starts.
@@ -29,7 +29,7 @@ class TimeUse:
 
     @contextlib.contextmanager
     def timed(self, use: str) -> Iterator[None]:
-        """Count the block as `use`, but for what it compiles."""
+        """Count the block's seconds as `use`, without those spent on compilation."""
         begin = time.perf_counter()
         try:
             yield
@@ -40,7 +40,7 @@ class TimeUse:
             self.seconds[use] += max(seconds - compiled, 0.0)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Count seconds of one use as those of another."""
+        """Move seconds from one use to another."""
         seconds = min(seconds, self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
@@ -52,8 +52,7 @@ class TimeUse:
         return max(found, 0.0)
 
     def note_compile(self, event: str, seconds: float, **_) -> None:
-        """Take a duration that JAX reports; one within another, or of two threads at
-        the same time, counts once."""
+        """Record a compilation time reported by JAX; overlapping ones count once."""
         if event.rpartition("/")[2] not in EVENTS:
             return
         end = time.perf_counter()
@@ -66,7 +65,7 @@ class TimeUse:
 
 @contextlib.contextmanager
 def measured_time(before: Mapping[str, float]) -> Iterator[TimeUse]:
-    """A `TimeUse` that hears what is compiled within the block."""
+    """Yield a `TimeUse` that records compilations within the block."""
     times = TimeUse(before)
     jax.monitoring.register_event_duration_secs_listener(times.note_compile)
     try:
@@ -89,7 +88,7 @@ def goodput(used: Mapping[str, float], total: float) -> dict:
 def speeds(
     seconds: float, *, images: float, flops_per_image: int, clients: int = 0
 ) -> dict[str, float]:
-    """Numbers per second of a round, or an epoch, as far as they are known.
+    """Throughput of a round or an epoch: images, clients, FLOPs per second, if known.
 
     >>> speeds(2.0, images=10, flops_per_image=0)
     {'images_per_second': 5.0}

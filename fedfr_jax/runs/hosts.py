@@ -1,4 +1,4 @@
-"""Hosts of a run of several processes: what each sees, and that a sum over them works.
+"""Hosts of a run of several processes: the devices each sees, and a test sum over them.
 
 All that the processes agree on later is a sum of this kind: one that hangs or is wrong
 says so here, before data are read into memory and programs compiled.
@@ -19,7 +19,7 @@ NAME_BYTES = 64  # of a host, as processes send it to each other
 
 
 class Host(NamedTuple):
-    """What one process sees."""
+    """Devices that one process sees, and its result of the test sum."""
 
     name: str
     num_local_devices: int
@@ -28,7 +28,7 @@ class Host(NamedTuple):
 
 
 def see_hosts(mesh: Mesh) -> list[Host]:
-    """What every process sees; all must ask."""
+    """Gather the `Host` of every process; all processes must call it."""
     name = socket.gethostname().encode()[:NAME_BYTES].ljust(NAME_BYTES)
     counts = [len(jax.local_devices()), len(jax.devices()), sum_over_devices(mesh)]
     own = np.frombuffer(name, np.uint8), np.array(counts, np.int32)
@@ -41,7 +41,7 @@ def see_hosts(mesh: Mesh) -> list[Host]:
 
 
 def sum_over_devices(mesh: Mesh) -> int:
-    """1 + 2 + ... + n over the n devices of the mesh, by one collective."""
+    """Sum 1 + 2 + ... + n over the n devices of the mesh, by one collective."""
     flat = meshes.flatten_mesh(mesh)
     numbers = np.arange(1, flat.size + 1, dtype=np.int32)
     spread = jax.make_array_from_callback(
@@ -53,7 +53,7 @@ def sum_over_devices(mesh: Mesh) -> int:
 
 
 def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
-    """A line per process, and what the sum over all devices was.
+    """Describe each process in a line, and the test sum in another.
 
     Raises:
       OSError: when a process sees other devices, or got another sum.
@@ -63,7 +63,7 @@ def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
     wrong = [i for i, host in enumerate(hosts) if host.total != right]
     if wrong or len({host.num_devices for host in hosts}) > 1:
         raise OSError(
-            f"Processes {wrong or 'of this run'} see other devices: "
+            f"Processes {wrong or 'of this run'} see different devices: "
             f"{[(h.name, h.num_devices, h.total) for h in hosts]}, and the sum over "
             f"{mesh.size} devices is {right}. Start all with the same command."
         )

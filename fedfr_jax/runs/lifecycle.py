@@ -1,4 +1,4 @@
-"""Lifecycle of a run: where its checkpoints are copied to, and when it ends early."""
+"""Lifecycle of a run: copies its checkpoints, measures its time, ends it early."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from fedfr_jax.runs.goodput import TimeUse
 
 
 class RunInterrupted(Exception):
-    """The run was asked to end, and has saved a checkpoint."""
+    """Raised when a run ends early on request, after saving a checkpoint."""
 
 
 class Lifecycle(NamedTuple):
-    """What a loop over rounds or epochs has to know of the run that it is in."""
+    """Hooks of a run for its loops over rounds or epochs."""
 
     copy: Callable[[], None] | None = None  # of a run in a bucket, once a save is whole
     is_asked_to_end: Callable[[], bool] = lambda: False  # here, after this round
@@ -29,18 +29,18 @@ class Lifecycle(NamedTuple):
         return self.copy is not None
 
     def timed(self, use: str) -> contextlib.AbstractContextManager:
-        """Count the block's seconds as this use of the run's time."""
+        """Add the block's seconds to `use` in the run's time."""
         return self.times.timed(use) if self.times else contextlib.nullcontext()
 
     def must_end(self) -> bool:
-        """Whether any process has been asked to end; all must ask."""
+        """Whether any process was asked to end; all processes must call it."""
         asked = self.is_asked_to_end()
         if jax.process_count() == 1:
             return asked
         return bool(multihost_utils.process_allgather(np.array(asked)).any())
 
     def saved(self) -> None:
-        """A checkpoint, or the end of a stage, is whole on this disk."""
+        """Copy the run once a checkpoint, or a stage's end, is complete on disk."""
         if self.copy:
             if meshes.is_first_process():
                 self.copy()

@@ -47,7 +47,7 @@ class Intervals(NamedTuple):
     rounds_per_call: int = 1  # at most, see `calls_of_rounds`
 
     def longest_call(self, num_rounds: int) -> int:
-        """Rounds of the longest call among `num_rounds`."""
+        """Number of rounds in the longest call of a stage of `num_rounds`."""
         every = self.evaluate_every, self.checkpoint_every
         return max(min(self.rounds_per_call, num_rounds, *filter(None, every)), 1)
 

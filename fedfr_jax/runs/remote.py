@@ -1,4 +1,4 @@
-"""Run directories in a bucket, mirrored with a copy on this machine's disk.
+"""Run directories in a bucket, mirrored by a local copy.
 
 A run works in its copy, a folder of the user's cache. With every checkpoint the files
 that have changed go to the bucket, and after them MANIFEST.json, which names all files
@@ -55,8 +55,7 @@ class Mirror:
         return self._read_manifest() is not None
 
     def check_writable(self) -> None:
-        """Raise OSError where the bucket is not there or may not be written to, and
-        ValueError where the place has other files than a run's."""
+        """Raise OSError if the bucket is not writable, ValueError for other files."""
         if self._read_manifest() is None:
             with explained(self.url, "read"):
                 others = self._list_names()
@@ -70,7 +69,7 @@ class Mirror:
             self._fs.rm_file(f"{self._root}/.write-check")
 
     def download(self, wanted: Callable[[str], bool] = lambda path: True) -> None:
-        """Make the copy what the bucket has, as far as `wanted`.
+        """Download `wanted` files to the local copy; delete files not in the bucket.
 
         Raises:
           OSError: when the bucket cannot be read.
@@ -91,12 +90,12 @@ class Mirror:
         _remove_empty(self.folder)
 
     def claim(self) -> None:
-        """Become the process that the run belongs to, and upload the copy."""
+        """Take over the run as its only writer, and upload the local copy."""
         self._writer = uuid.uuid4().hex
         self._upload(self._read_manifest() or {})
 
     def upload(self) -> None:
-        """Bring the bucket to what the copy is.
+        """Upload changes of the local copy to the bucket.
 
         Raises:
           OSError: when another process has begun to write the run, or the bucket cannot
@@ -112,7 +111,7 @@ class Mirror:
         self._upload(manifest)
 
     def add(self, names: Sequence[str]) -> None:
-        """Upload single files beside what is there, whoever writes the run."""
+        """Upload single files to the bucket, without claiming the run."""
         manifest, here = self._read_manifest() or {}, self.files()
         found = {name: here[name] for name in names if name in here}
         with explained(self.url, "written"):
@@ -129,7 +128,7 @@ class Mirror:
                 self._remove(gone)
 
     def files(self) -> dict[str, dict]:
-        """{path: entry of the manifest} of the copy's files."""
+        """Return {path: manifest entry} of the local copy's files."""
         found = {}
         for path in sorted(self.folder.rglob("*")):
             parts = path.relative_to(self.folder).parts
@@ -139,7 +138,7 @@ class Mirror:
         return found
 
     def _entry(self, path: pathlib.Path) -> dict:
-        """What the manifest says of a file, whose digest is made once a change."""
+        """Manifest entry of a file; its digest is cached until the file changes."""
         state = path.stat()
         key = state.st_size, state.st_mtime_ns
         if self._digests.get(path, (None,))[0] != key:
@@ -152,7 +151,7 @@ class Mirror:
         return self._digests[path][1]
 
     def _read_manifest(self) -> dict | None:
-        """The manifest in the bucket, None without one."""
+        """Read the bucket's manifest, or None if there is none."""
         with explained(self.url, "read"):
             try:
                 data = self._fs.cat_file(f"{self._root}/{MANIFEST}")
@@ -161,7 +160,7 @@ class Mirror:
         return parse_json(data, f"{self.url}/{MANIFEST}")
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """In its place whole: where a file is written in place, it is renamed."""
+        """Write the manifest atomically, by renaming."""
         self._put_bytes(f"{MANIFEST}.new", json.dumps(manifest, indent=1).encode())
         new = f"{self._root}/{MANIFEST}"
         self._fs.mv(f"{new}.new", new)
@@ -186,7 +185,7 @@ class Mirror:
             self._fs.put([str(self.folder / path) for path in paths], there)
 
     def _put_bytes(self, name: str, data: bytes) -> None:
-        """By a file: `pipe_file` makes no folder where there are folders."""
+        """Write bytes through a temporary file, as `pipe_file` makes no folders."""
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
@@ -198,12 +197,12 @@ class Mirror:
 
 
 def _is_same(entries: Mapping[str, dict], path: str, entry: Mapping) -> bool:
-    """Whether a file is the one of an entry, whenever it was written."""
+    """Whether a file's digest is that of `entry`; times may differ."""
     return path in entries and entries[path]["sha256"] == entry["sha256"]
 
 
 def _remove_empty(folder: pathlib.Path) -> None:
-    """Remove folders without a file, such as a checkpoint's that has gone."""
+    """Remove empty folders, such as those of deleted checkpoints."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
@@ -211,7 +210,7 @@ def _remove_empty(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def explained(url: str, done: str) -> Iterator[None]:
-    """Say in one line why a place could not be read, written or opened.
+    """Turn errors of fsspec into one line that says what could not be `done`.
 
     Raises:
       ImportError: where the package for its scheme is missing.
@@ -245,7 +244,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class RunFolder(NamedTuple):
-    """Where a run works, and what is done when a checkpoint is whole."""
+    """Working directory of a run, and the bucket that mirrors it, if any."""
 
     path: pathlib.Path
     mirror: Mirror | None = None
@@ -256,8 +255,7 @@ class RunFolder(NamedTuple):
         return self.mirror is not None
 
     def share(self) -> None:
-        """Claim a run in a bucket, whose config fits, before it is written to; then the
-        other processes make their copies of it."""
+        """Claim a run in a bucket before writing; then other processes download it."""
         from fedfr_jax import mesh
 
         if self.mirror is None:
@@ -271,7 +269,7 @@ class RunFolder(NamedTuple):
 
 @contextlib.contextmanager
 def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder]:
-    """The folder in which a run works: of a URL the copy, which nobody else uses.
+    """Yield a run's working directory: for a URL, a locked local copy.
 
     Args:
       process: number of this process, each of which has a copy; the first one's is
@@ -294,7 +292,7 @@ def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder
 
 @contextlib.contextmanager
 def _locked_copy(mirror: Mirror) -> Iterator[None]:
-    """Keep other processes of this machine out of the copy."""
+    """Lock the local copy against other processes of this machine."""
     mirror.folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.lock_to_write(mirror.folder.parent, MARK)
@@ -308,7 +306,7 @@ def _locked_copy(mirror: Mirror) -> Iterator[None]:
 
 
 def refresh(mirror: Mirror) -> None:
-    """Make the copy what the bucket has, its stores' rows included."""
+    """Download the bucket to the local copy, and restore its client-state stores."""
     from fedfr_jax.federated.store import restore_rows  # which needs JAX
 
     mirror.download()

@@ -1,4 +1,4 @@
-"""Where this machine keeps its copies of runs in buckets."""
+"""Local folders for copies of runs in buckets."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ import re
 
 
 def is_url(path: str | os.PathLike) -> bool:
-    """Whether a path is of a bucket, or of another file system by its name.
+    """Whether a path is a URL, such as of a bucket.
 
     >>> is_url("s3://bucket/run"), is_url("runs/a")
     (True, False)
@@ -16,7 +16,7 @@ def is_url(path: str | os.PathLike) -> bool:
 
 
 def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path:
-    """The folder of a copy, below $XDG_CACHE_HOME or ~/.cache.
+    """Folder of a local copy, below $XDG_CACHE_HOME or ~/.cache.
 
     Args:
       process: number of the process of a run, each of which has a copy of its own.

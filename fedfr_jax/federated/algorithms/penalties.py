@@ -123,6 +123,6 @@ def minus_anchor(local: LocalTraining) -> LocalTraining:
 
 
 def _with_drift(direction, params) -> jax.Array:
-    """0, with `direction` as its gradient."""
+    """Return 0 with gradient `direction` with respect to `params`."""
     product = jnp.asarray(optax.tree.vdot(direction, params))
     return product - jax.lax.stop_gradient(product)

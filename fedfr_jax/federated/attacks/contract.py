@@ -37,7 +37,7 @@ SALT = 0xA77AC  # draws others than those of a round's cohorts
 
 
 class Attack(NamedTuple):
-    """An attack as one of three functions, on the leaves that links change."""
+    """Functions of an attack, of which one is set; updates as links see them."""
 
     poison: Callable[[Batch], Batch] | None = None
     change: Callable[[jax.Array, list], list] | None = None  # (key, update) -> update

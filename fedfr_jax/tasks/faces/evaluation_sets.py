@@ -121,7 +121,9 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         elif kind == COMPRESSED:
             place = begin + size
         if begin + size > len(data):
-            raise ValueError(f"elements must end in the file, got {size} bytes.")
+            raise ValueError(
+                f"an element must end within the file, got one of {size} bytes."
+            )
         yield kind, data[begin : begin + size]
 
 
