@@ -383,7 +383,7 @@ class Nodes:
             print(f"{len(found)} of {self.num_clients} clients are connected.")
 
     def connected(self, timeout: float) -> dict[int, int]:
-        """Return {client: node} of the connected clients; ask new nodes for their id."""
+        """Return {client: node} of connected clients; ask new nodes for their id."""
         from flwr.app import Message, MessageType, RecordDict
 
         here = list(self.grid.get_node_ids())
