@@ -37,8 +37,8 @@ def rows(after, rounds, crop):
     # As algorithm 3 of arXiv:2205.12144 has it, and as every tested round was there.
     made = base.fedreid_rows(local, every=1, learning_rate=0.05, **plain)
     for row in ("fedpav", "kd"):
-        for how in ("first", "local"):
-            made[f"{row}_{how}"] = {**made[row], "batch_stats": how}
+        for name, how in (("first", "random_client"), ("local", "local")):
+            made[f"{row}_{name}"] = {**made[row], "batch_stats": how}
     made["merged_strong"] = {
         "kind": "central",
         **{

@@ -1,7 +1,6 @@
 """Every config under configs/ has keys that its functions know."""
 
 import ast
-import inspect
 import pathlib
 import re
 import runpy
@@ -19,18 +18,20 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name
+from fedfr_jax.schema import check_settings, kinds_of
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.tasks.options import NESTED, keywords, local_of
 from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public_data import PublicDataConfig
+from fedfr_jax.tasks.row_keys import OWN, Own
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
-from fedfr_jax.tasks.trainers import MARGIN, OWN
+from fedfr_jax.tasks.trainers import MARGIN
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -38,8 +39,7 @@ CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base"
 
 
 def check(function, settings, what):
-    known = inspect.signature(function).parameters
-    assert set(settings) <= set(known), f"{what}: {set(settings) - set(known)}"
+    check_settings(what, settings, kinds_of(function))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -132,6 +132,8 @@ def check_config(module, *given):
             check(PublicDataConfig, settings.pop("public", {}), "partition.public")
             settings.pop("weights", None)
         name = settings.pop("name", "by_identity")
+        # Names of sources, of which the task makes a mask.
+        settings = {k: x for k, x in settings.items() if not k.endswith("ids_from")}
         check(family[name], settings, f"{section}.{name}")
     check(Federation, config["federation"], "federation")
     for augment in augments_of(config):
@@ -166,7 +168,11 @@ def check_faces(config):
 
 def check_method(name, options, default, known):
     """What a method says of its algorithm, {"name": ..., settings}."""
-    assert set(options) <= {"algorithm", *OWN, *keywords(local_of), *known}, name
+    typed = kinds_of(Own) | kinds_of(local_of)
+    assert set(options) <= {"algorithm", *typed, *known}, name
+    check(Own, {k: v for k, v in options.items() if k in OWN}, name)
+    own = {k: v for k, v in options.items() if k in keywords(local_of)}
+    check(local_of, own, name)
     given = options.get("algorithm", default)
     return {"name": given} if isinstance(given, str) else given
 
@@ -179,6 +185,12 @@ def check_below(name, algorithm, others=()):
     if algorithm["name"] == "fedaws":
         others |= {*keywords(class_pull)}
     assert set(algorithm) <= {"name", *keywords(function), *others}, name
+    settings = {k: v for k, v in algorithm.items() if k in keywords(function)}
+    for key, family in NESTED.items():
+        if key in settings:
+            of = dict(settings.pop(key))
+            check(family[of.pop("name")], of, f"{name}.{key}")
+    check(function, settings, name)
 
 
 def check_classification(config):

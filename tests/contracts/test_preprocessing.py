@@ -45,7 +45,16 @@ PARTITIONS = {
     "segmentation": {"name": "iid", "num_clients": 1},
     "reid": {"name": "by_camera"},
 }
-ROW = {"faces": {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}}
+ROW = {
+    "faces": {
+        "algorithm": {
+            "name": "fedfr",
+            "use_public_data": False,
+            "contrastive_weight": 0.0,
+            "branch": None,
+        }
+    }
+}
 
 
 def picture(number, channels=3):
