@@ -169,7 +169,7 @@ def test_a_deployment_is_built_from_what_a_simulation_is_built_from():
         make(lambda client: images, num_clients=1).client_data(0)
 
 
-DANE = {"algorithm": "feddane", "mu": 0.1, "learning_rate": 0.1}
+DANE = {"algorithm": {"name": "feddane", "mu": 0.1}, "learning_rate": 0.1}
 
 
 def small_config(tmp_path, **sections):

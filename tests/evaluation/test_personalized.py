@@ -168,7 +168,7 @@ def test_a_collapsed_network_accepts_nobody():
 
 def test_a_class_without_gallery_images_is_refused():
     x, y = np.eye(3, dtype=np.float32), np.arange(3)
-    with pytest.raises(ValueError, match=r"got none of \[7\]"):
+    with pytest.raises(ValueError, match=r"got none for \[7\]"):
         personalized.client_identification(x, y, x, y, [0, 7])
     with pytest.raises(ValueError, match="distinct"):
         personalized.client_identification(x, y, x, y, [0, 0])

@@ -250,7 +250,7 @@ def test_a_subset_has_as_many_training_images_of_each_class_and_all_tests(monkey
 def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     played = []
 
-    def play(experiment, trainer, before, folder, trace=()):
+    def play(experiment, trainer, before, folder, trace=(), compiled=None):
         if len(played) == 1 and "killed" not in played:
             played.append("killed")
             raise KeyboardInterrupt

@@ -202,7 +202,7 @@ def test_parts_share_nobody_and_see_by_their_own_cameras(monkeypatch):
 def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
     played = []
 
-    def play(experiment, trainer, before, folder, trace=()):
+    def play(experiment, trainer, before, folder, trace=(), compiled=None):
         if len(played) == 1 and "killed" not in played:
             played.append("killed")
             raise KeyboardInterrupt

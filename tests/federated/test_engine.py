@@ -228,7 +228,7 @@ def test_a_pattern_that_matches_no_leaf_is_an_error():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"cohort_size": 6}, "cohort_size must lie in .*got 6"),
+        ({"cohort_size": 6}, "cohort_size must be in .*got 6"),
         ({"clients_per_device": 0}, "clients_per_device must be at least 1, got 0"),
         ({"local_epochs": -1}, "local_epochs must be at least 0"),
         ({"local_epochs": 2.5}, "local_epochs must be a whole number .*got 2.5"),
@@ -269,7 +269,7 @@ def test_a_client_without_an_image_is_refused():
 
 
 def test_more_devices_than_exist_are_refused():
-    with pytest.raises(ValueError, match="must fit the 8 devices"):
+    with pytest.raises(ValueError, match="must fit 8 devices"):
         make_mesh(16)
 
 

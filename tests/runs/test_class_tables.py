@@ -73,7 +73,7 @@ def test_classes_that_do_not_fit_are_refused_with_how_many_do(monkeypatch):
 def test_a_label_that_is_no_class_of_the_table_is_refused_before_training(tmp_path):
     labels = classes.data().labels
     row = np.flatnonzero(labels >= 60)[0]
-    says = rf"example {row} must lie in \[-1, 59\], got {labels[row]}"
+    says = rf"example {row} must be in \[-1, 59\], got {labels[row]}"
     with pytest.raises(ValueError, match=says):
         classes.train(tmp_path, 2, names=classes.NAMES[:60])
 

@@ -52,6 +52,6 @@ def test_clients_that_are_dropped_send_nothing():
         store = open_store(sim, server, None)
         begun = SimpleNamespace(sim=sim, server=server, store=store)
         found = communication(begun, rounds=3)
-        up, down, total = (found[f"{x}_mb"] for x in ("up", "down", "total"))
+        up, down, total = (found[f"{x}_mb"] for x in ("upload", "download", "total"))
         senders = 2 if are_dropped else 4
         assert total == pytest.approx(3 * (senders * up + 4 * down))

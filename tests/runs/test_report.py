@@ -158,7 +158,7 @@ def test_a_scaling_study_has_a_band_around_each_law_and_an_arrow_for_each_pair(
     noise = np.random.default_rng(0)
     rows = [
         {
-            "backbone": size,
+            "params_backbone": size,
             "name": f"{size:.0f}",
             "series": series,
             "error": times * size**-0.2 * np.exp(0.02 * noise.normal()),
@@ -179,7 +179,7 @@ def test_a_scaling_study_has_a_band_around_each_law_and_an_arrow_for_each_pair(
         assert low <= y[0] <= high and low < high
 
     assert panel.get_title() == "Scaling law: error over parameters of the backbone"
-    close = [{**row, "backbone": 1e6 + i} for i, row in enumerate(rows[:9])]
+    close = [{**row, "params_backbone": 1e6 + i} for i, row in enumerate(rows[:9])]
     near = scaling.points(close, "error", is_score=False, series="series")
     assert plot_laws(tmp_path / "near", scaling.study(near, draws=2)) == []
 

@@ -277,6 +277,7 @@ LEFT_AS_THEY_ARE = {
     "federation": {
         "checkpoint_every",
         "rounds_per_call",
+        "steps_per_loop",
         "evaluate_every",
         "clients_per_device",
         "data_placement",

@@ -68,7 +68,7 @@ def test_a_budget_that_is_spent_early_ends_the_method_early():
         (
             PRIVATE,
             {"systems": {"profiles": CLOCK}},
-            "privacy must go with clients that",
+            "privacy must be used with randomly sampled clients",
         ),
         ({**PRIVATE, "clip_norm": 0.0}, {}, "clip_norm must be positive"),
         ({**PRIVATE, "delta": 0.5}, {}, "delta must be .* at most 1 / N"),

@@ -61,7 +61,7 @@ def test_weights_of_another_network_name_the_leaf():
     with pytest.raises(ValueError, match=r"must fit .*stage1/.* got \("):
         started(network(0), network(1, widths=[8, 12]))
     other = MODELS["mlp"](SHAPE, hidden_dim=4).init(jax.random.key(0))
-    with pytest.raises(ValueError, match="must have modules of the network, .*'stem'"):
+    with pytest.raises(ValueError, match="must have modules of the model, .*'stem'"):
         started(network(0), other)
 
 

@@ -50,15 +50,15 @@ CLIP_NORM = "clip_norm"  # of the mechanism's metrics
 class Privacy(NamedTuple):
     """Settings of an algorithm's privacy mechanism."""
 
-    clip_norm: float  # C, of the whole update; where it moves, the first
-    noise_multiplier: float  # z: standard deviation of the noise on the sum, over C
-    cohort_size: int  # K: the constant that the sum is divided by
-    delta: float
-    epsilon: float = math.inf  # no round is played that would exceed it
-    clip_quantile: float | None = None  # of the norms that C follows; None: C stays
-    clip_learning_rate: float = 0.2
-    clip_count_std: float = 0.0  # of the noise on how many were not clipped; 0: K / 20
-    noise_cohort_size: int = 0  # whose noise is simulated; 0: that of K
+    clip_norm: Positive  # C, of the whole update; where it moves, the first
+    noise_multiplier: NonNegative  # z: std of the noise on the sum, over C
+    cohort_size: Count  # K: the constant that the sum is divided by
+    delta: OpenShare
+    epsilon: Positive = math.inf  # no round is played that would exceed it
+    clip_quantile: OpenShare | None = None  # of the norms that C follows; None: C stays
+    clip_learning_rate: Positive = 0.2
+    clip_count_std: NonNegative = 0.0  # of the noise on how many were inside; 0: K / 20
+    noise_cohort_size: Whole = 0  # whose noise is simulated; 0: that of K
     is_local: bool = False  # each client adds the noise itself
     strategy: Strategy | None = None  # of correlated noise; None: independent
 

@@ -127,7 +127,7 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
     assert (
         main(["evaluate", *words, "--config.evaluation.client_thresholds=linear"]) == 2
     )
-    message = "client_thresholds must be one of ['binned', 'exact'], got 'linear'"
+    message = "client_thresholds must be one of ['exact', 'binned'], got 'linear'"
     assert message in capsys.readouterr().err
 
 
