@@ -411,6 +411,17 @@ def test_nested_personal_leaves_are_those_of_both_patterns():
     np.testing.assert_array_equal(network["params"]["scale"], 1)
 
 
+def test_an_algorithm_that_hands_no_personal_leaves_back_is_refused_by_what_it_lacks():
+    whole = fedavg(norm_local())
+
+    def forgetful(*given):
+        return whole.client_update(*given)._replace(personal_variables=())
+
+    algorithm = with_personal_layers(whole._replace(client_update=forgetful), "scale")
+    with pytest.raises(ValueError, match="^personal needs an algorithm whose Client"):
+        rounds_of(algorithm)
+
+
 def draw(key):
     """Only the personal leaf is given."""
     return {"params": {"scale": jax.random.normal(key, (16,))}}

@@ -77,6 +77,11 @@ def with_personal_layers(
     def client_update(key, server, row, client):
         inner = fill_personal(server, row.leaves)
         output = algorithm.client_update(key, inner, row.inner, client)
+        if output.personal_variables == ():
+            raise ValueError(
+                "personal needs an algorithm whose ClientOutput has "
+                "personal_variables=variable_split.personal_variables(end), got ()."
+            )
         mine = scanned_blocks.unstack_like(row.leaves, output.personal_variables)
         own = scanned_blocks.unstack_like(
             variable_split.select_like(mine, output.personal_variables), row.leaves
