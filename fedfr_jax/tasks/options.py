@@ -54,7 +54,8 @@ def algorithm_of(section: str, row: Mapping, default: str) -> tuple[str, dict, d
     given = options.pop("algorithm", default)
     settings = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = settings.pop("name", None)
-    check_renamed(section, name)
+    if name not in list(ALGORITHMS):  # a user's own may have an old name
+        check_renamed(section, name)
     check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
     return name, settings, options
 

@@ -1,4 +1,4 @@
-"""Renamed algorithms of earlier versions, with their replacement."""
+"""Algorithms of earlier versions and of papers that are settings of another."""
 
 EQUAL = '"algorithm": {"name": "fedavg", "weighting": "uniform"}'
 RENAMED = {  # algorithm: keys of the method that do the same
@@ -10,10 +10,20 @@ RENAMED = {  # algorithm: keys of the method that do the same
     "robust": '"aggregation": "median"',
     "weiszfeld": f'"aggregation": "rfa", {EQUAL}',
 }
+# Methods that `fedfr describe variants` prints as settings of another.
+VARIANTS = (
+    *("fairavg", "fedadagrad", "fedadam", "fedavgm", "fedbabu", "fedbn", "fedper"),
+    *("fedyogi", "lg_fedavg", "local"),
+)
 
 
 def check_renamed(section: str, algorithm: str) -> None:
-    """Raise ValueError for an algorithm that is now a link of an aggregation."""
+    """Raise ValueError for a name that is settings of another algorithm."""
+    if isinstance(algorithm, str) and algorithm in VARIANTS:
+        raise ValueError(
+            f"config.{section}.algorithm cannot be {algorithm!r}, which is keys of a "
+            f"method: fedfr describe variants {algorithm} prints them."
+        )
     if isinstance(algorithm, str) and algorithm in RENAMED:
         raise ValueError(
             f"config.{section}.algorithm cannot be {algorithm!r}, which is now an "

@@ -230,7 +230,7 @@ def federated_trainer(
         needed = [of.losses[need] for need in needs if need in of.losses]
         terms = [of.terms[need] for need in needs if need in of.terms]
         asked = asked.union(*map(keywords, (*needed, *terms)))
-        known = {*keywords(local_of), *OWN, *of.keys}
+        known = {"algorithm", *keywords(local_of), *OWN, *of.keys}
         known = known.union(() if needed else keywords(of.loss_of))
         check_method_keys(section, options, known, asked | {*of.terms_keys})
         check_keys(f"config.{section}.algorithm", settings, asked | {*of.terms_keys})

@@ -6,6 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from fedfr_jax.cli import describe
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.tasks.options import (
     algorithm_maker,
     algorithm_of,
@@ -13,6 +15,7 @@ from fedfr_jax.tasks.options import (
     local_of,
     with_numbers,
 )
+from fedfr_jax.tasks.renamed import VARIANTS
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [
@@ -21,6 +24,16 @@ GRADS = [
 ]
 RATE = 0.1
 NESTEROV = {"name": "sgd", "nesterov": True}
+
+
+def test_a_method_that_is_settings_of_another_is_named_unless_a_user_has_registered_it(
+    monkeypatch,
+):
+    assert {*VARIANTS, "fedatt"} == {*describe.VARIANTS}
+    with pytest.raises(ValueError, match="describe variants fedavgm prints them"):
+        algorithm_of("methods.x", {"algorithm": "fedavgm"}, "fedavg")
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", lambda local: None)
+    assert algorithm_of("methods.x", {"algorithm": "fedavgm"}, "")[0] == "fedavgm"
 
 
 @pytest.fixture(autouse=True)
