@@ -179,11 +179,14 @@ def build_batching(
       ValueError: for an unknown augmentation or setting of one.
     """
     if not is_images:
-        for key in ("flip_probability", "augment"):
+        for key, off in (("flip_probability", 0), ("augment", ())):
             value = settings._asdict()[key]
             if value:
+                default = type(settings)._field_defaults.get(key)
+                words = ", the default" if value == default else ""
                 raise ValueError(
-                    f"{key} must not be set for data other than images, got {value}."
+                    f"{key} must be {off} for data other than images, got {value}"
+                    f"{words}."
                 )
         return Batching(settings.batch_size, drop_last=drop_last)
     augment = build_data_augment(

@@ -11,7 +11,7 @@ from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.models import MODELS, build_model
-from fedfr_jax.schema import call
+from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.classification.evaluators import (
     build_clients,
     build_evaluators,
@@ -71,7 +71,8 @@ def classification(settings: Mapping) -> Experiment:
     needed = parts.train, parts.test, unseen.train, unseen.test
     most = should_stream(federation, source, needed, mesh)
     drop_last = federation.drop_last
-    feed = build_batching(federation, drop_last=drop_last, is_images=is_images)
+    with naming("config.federation"):
+        feed = build_batching(federation, drop_last=drop_last, is_images=is_images)
     clients = build_clients(source, parts, most)
     others = build_clients(source, unseen, most) if len(unseen.train) else None
     lanes, seed = federation.initial_clients_per_device, settings["seed"]

@@ -69,7 +69,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         (
             "federation",
             {"flip_probability": 0.5},
-            "flip_probability must not be set for data other than images",
+            "^config.federation: flip_probability must be 0 for .*0.5, the default",
         ),
         (
             "federation",
