@@ -38,7 +38,9 @@ def fedavg(
 
     Args:
       local: a client's training, or a function like what `build_local_training` gives.
-      server_optimizer: acts on minus the mean change; None adds the change.
+      server_optimizer: acts on minus the mean change; None adds the change. In Python
+        any of optax's: `optax.sgd(rate or schedule, momentum=0.9)` is FedAvgM. In a
+        config {"name": ..., settings}, see `fedfr describe server_optimizers`.
       weighting: num_examples, uniform, or client -> weight [].
 
     Raises:
