@@ -92,6 +92,18 @@ def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():
             with_aggregation(fedavg(LOCAL), last, quantize())
 
 
+@pytest.mark.parametrize("number", [3, 10, 511])
+def test_the_largest_cohort_does_not_wrap_at_the_end_of_the_range(number):
+    """Of as many levels as fit it, which float32 cannot tell apart."""
+    most = (2**31 - 1) // number
+    link = quantize(range=8.0, levels=2 * most)
+    assert link.max_clients == number
+    for sign in (1, -1):
+        update = jnp.full(64, sign * 8.0, jnp.float32)
+        sent = link.summarize(jax.random.key(0), (), update, jnp.ones(()))[0].update
+        assert abs(np.int64(sent)).max() * number < 2**31
+
+
 # --- The masked protocol
 
 

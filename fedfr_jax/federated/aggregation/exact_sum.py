@@ -42,7 +42,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
       ValueError: of a cohort, when its sum would not fit 32 bits; when traced, for
         updates that are not summed plainly.
     """
-    scale = levels / (2 * range)
+    scale, most = levels / (2 * range), math.ceil(levels / 2)
 
     def summarize(key, state, update, weight):
         del state
@@ -58,6 +58,8 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
             encode(jnp.clip(x, -range, range), jax.random.uniform(k, x.shape), scale)
             for k, x in zip(keys, leaves, strict=False)
         ]
+        # float32 may round above the last level, which the largest cohort counts on.
+        codes = [jnp.clip(x, -most, most) for x in codes]
         outside = sum((jnp.abs(x) > range).sum() for x in leaves)
         number = max(sum(x.size for x in leaves), 1)
         metrics = {"clipped_share": outside.astype(jnp.float32) / number}
@@ -72,7 +74,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         summarize,
         finish,
         SUM,
-        max_clients=INT32_MAX // math.ceil(levels / 2),
+        max_clients=INT32_MAX // most,
         compress=_as_int32,
     )
 
