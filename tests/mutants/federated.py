@@ -14,6 +14,7 @@ MUTANTS = [
             ("jnp.exp(-rate * (share", "jnp.exp(rate * (share"),
             ("x / given.cohort_size, noisy", "x / total.weight, noisy"),
             ("- (2 * self.count_std) ** -2", "- self.count_std**-2"),
+            ("() if given.clip_quantile is None else is_inside", "is_inside"),
             ("        norm = jnp.where(is_finite, norm, 0)", "        norm = norm"),
         ],
     ),
@@ -34,6 +35,7 @@ MUTANTS = [
         [
             ("noise_multiplier=mechanism.noise_multiplier / 2", ""),
             ("return -(-rounds // groups)", "return rounds // groups"),
+            ("(2 if is_cut and most < size else 1)", "1"),
         ],
     ),
     Mutants(
@@ -173,8 +175,8 @@ MUTANTS = [
         "fedfr_jax/federated/aggregation/exact_sum.py",
         "federated/test_exact_sum.py",
         [
-            ("jnp.clip(x, -range, range)", "x"),
-            ("INT32_MAX // math", "2 * INT32_MAX // math"),
+            ("jnp.clip(x, -most, most)", "x"),
+            ("INT32_MAX // most", "2 * INT32_MAX // most"),
             ("scale + uniform.astype(x.dtype)", "scale"),
         ],
     ),

@@ -184,7 +184,8 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
 
     low, high = 1.0, 1.0
     if _is_slow(mechanism):  # the Renyi bound needs up to a third more noise
-        quick = functools.partial(excess, of=_renyi_poisson)
+        uncut = functools.partial(_renyi_poisson, is_cut=False)
+        quick = functools.partial(excess, of=uncut)
         high = _least(quick, *_bracket(quick, 1.0, 1.0))
         low = high / 1.5
     return _least(excess, *_bracket(excess, low, high))
@@ -287,6 +288,13 @@ def _chance(mechanism: Mechanism) -> float:
     return mechanism.sampling.chance(mechanism.num_clients, mechanism.cohort_size)
 
 
+def _sizes(mechanism: Mechanism) -> tuple[int, int]:
+    """(clients that a round samples from, the most that it takes)."""
+    sizes = mechanism.num_clients, mechanism.cohort_size
+    sampling = mechanism.sampling
+    return sampling.group_size(*sizes), sampling.max_cohort(*sizes)
+
+
 def _compositions(mechanism: Mechanism, rounds: int) -> int:
     groups = mechanism.sampling.num_groups(mechanism.num_clients, mechanism.cohort_size)
     return -(-rounds // groups)
@@ -296,9 +304,7 @@ def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
     """Privacy loss distribution of a subsampled Gaussian, truncated at the capacity."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
-    sizes = mechanism.num_clients, mechanism.cohort_size
-    size = mechanism.sampling.group_size(*sizes)
-    most = mechanism.sampling.max_cohort(*sizes)
+    size, most = _sizes(mechanism)
     noise, chance = mechanism.noise_multiplier, _chance(mechanism)
     if most == size or not is_cut:
         return losses.from_gaussian_mechanism(
@@ -338,11 +344,19 @@ def _renyi_fixed(mechanism: Mechanism) -> Callable[[int], float]:
     return _renyi(event, mechanism.delta, neighboring_relation=relation)
 
 
-def _renyi_poisson(mechanism: Mechanism) -> Callable[[int], float]:
-    """Fast upper bound of `_poisson`, by Renyi accounting."""
+def _renyi_poisson(
+    mechanism: Mechanism, *, is_cut: bool = True
+) -> Callable[[int], float]:
+    """Fast upper bound of `_poisson`, by Renyi accounting.
+
+    Where a cohort is cut at its capacity, a client takes the place of another, which
+    moves the sum by twice the clip norm.
+    """
     import dp_accounting
 
-    gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+    size, most = _sizes(mechanism)
+    noise = mechanism.noise_multiplier / (2 if is_cut and most < size else 1)
+    gaussian = dp_accounting.GaussianDpEvent(noise)
     event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
     each = _renyi(event, mechanism.delta)
     return lambda rounds: each(_compositions(mechanism, rounds))

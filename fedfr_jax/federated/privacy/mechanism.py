@@ -234,7 +234,9 @@ def private_mean(given: Privacy) -> Aggregator:
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
         dropped = jnp.where(is_finite, 0.0, 1.0)
         metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
-        return Summary(clipped, jnp.float32(1), is_inside - 0.5), metrics
+        # Nobody is told of a norm that the clip norm does not follow.
+        count = () if given.clip_quantile is None else is_inside - 0.5
+        return Summary(clipped, jnp.float32(1), count), metrics
 
     def finish(key, state, total):
         noise_key, count_key = jax.random.split(key)

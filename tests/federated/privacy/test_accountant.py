@@ -111,6 +111,13 @@ def test_cutting_a_cohort_at_its_mean_costs_eight_times_the_epsilon(arrays):
     assert found > 7 * epsilon(poisson(q, z, 1e-5), rounds)
 
 
+def test_little_noise_on_a_cohort_that_is_cut_costs_no_less_than_more_noise():
+    """Also below the noise whose loss distributions are affordable."""
+    cut = Mechanism(1000, 100, 0.29, 1e-4, Sampling("poisson", capacity=100))
+    assert epsilon(cut, 1) > epsilon(cut._replace(noise_multiplier=0.31), 1)
+    assert epsilon(cut, 1) > 2 * epsilon(poisson(0.1, 0.29, 1e-4), 1)
+
+
 def test_local_noise_hides_an_update_and_not_who_sent_it():
     mechanism = Mechanism(1000, 10, 8.0, 1e-5, Sampling("poisson"), is_local=True)
     found = epsilon(mechanism, 4)

@@ -91,6 +91,16 @@ def test_noise_of_the_clients_themselves_adds_up():
     np.testing.assert_allclose(noise.std(), 3.0 * 0.5 * 6**0.5, rtol=0.05)
 
 
+@pytest.mark.parametrize("is_local", [False, True])
+def test_whether_an_update_was_clipped_is_sent_only_where_the_clip_norm_follows(
+    is_local,
+):
+    link = private_mean(Privacy(**settings(noise_multiplier=1.0, is_local=is_local)))
+    one = {"x": jnp.ones(3)}
+    sent, _ = link.summarize(jax.random.key(0), link.init(one), one, jnp.ones(()))
+    assert sent.extra == ()
+
+
 def test_a_small_cohort_has_the_noise_that_a_large_one_leaves_on_the_mean():
     noise = noise_of(0, noise_multiplier=3.0, noise_cohort_size=60)
     np.testing.assert_allclose(noise.std() / 6, 3.0 * 0.5 / 60, rtol=0.05)
