@@ -28,6 +28,8 @@ from fedfr_jax.runs import locks
 from fedfr_jax.runs.scratch import copy_folder, is_url
 
 MANIFEST = "MANIFEST.json"
+CHECK, NEW = ".write-check", f"{MANIFEST}.new"
+LEFT = (CHECK, NEW)  # what a process that is killed may leave beside it
 MARK = "copy of a run in a bucket\n"  # what the lock of a copy says
 LARGE = ("rows.bin", "stamps.bin")  # of a store
 PARTIAL = (".tmp", "-tmp")  # names of what is being written end so
@@ -65,8 +67,8 @@ class Mirror:
                     f"{', '.join(others[:3])}. Take another --workdir."
                 )
         with explained(self.url, "written"):
-            self._put_bytes(".write-check", b"")
-            self._fs.rm_file(f"{self._root}/.write-check")
+            self._put_bytes(CHECK, b"")
+            self._fs.rm_file(f"{self._root}/{CHECK}")
 
     def download(self, wanted: Callable[[str], bool] = lambda path: True) -> None:
         """Download `wanted` files to the local copy; delete files not in the bucket.
@@ -92,7 +94,12 @@ class Mirror:
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
         self._writer = uuid.uuid4().hex
-        self._upload(self._read_manifest() or {})
+        manifest = self._read_manifest()
+        if manifest is None:  # before any file, or what follows would be in its way
+            manifest = {"writer": self._writer, "files": {}}
+            with explained(self.url, "written"):
+                self._write_manifest(manifest)
+        self._upload(manifest)
 
     def upload(self) -> None:
         """Upload changes of the local copy to the bucket.
@@ -161,16 +168,16 @@ class Mirror:
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest atomically, by renaming."""
-        self._put_bytes(f"{MANIFEST}.new", json.dumps(manifest, indent=1).encode())
-        new = f"{self._root}/{MANIFEST}"
-        self._fs.mv(f"{new}.new", new)
+        self._put_bytes(NEW, json.dumps(manifest, indent=1).encode())
+        self._fs.mv(f"{self._root}/{NEW}", f"{self._root}/{MANIFEST}")
 
     def _list_names(self) -> list[str]:
         try:
             found = self._fs.ls(self._root, detail=False, refresh=True)
         except FileNotFoundError:
             return []
-        return [name.rpartition("/")[2] for name in found]
+        names = (name.rpartition("/")[2] for name in found)
+        return [name for name in names if name not in LEFT]
 
     def _get(self, paths: list[str]) -> None:
         for path in paths:

@@ -134,6 +134,27 @@ def test_a_run_killed_on_two_machines_has_the_bits_of_one_on_a_disk(
     jax.tree.map(np.testing.assert_array_equal, left[2], right[2])
 
 
+@pytest.mark.parametrize(
+    "method, number", [("_put_bytes", 2), ("_put", 1), ("_write_manifest", 2)]
+)
+def test_a_run_killed_in_its_first_upload_begins_again(
+    config, machine, bucket, monkeypatch, method, number
+):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_in(patch, number, method)
+        with remote.open_run(bucket) as run:
+            (run.path / "config.json").write_text("{}")
+            run.mirror.claim()
+    fsspec.filesystem("memory").pipe_file(f"{bucket}/{remote.CHECK}", b"")
+    fsspec.filesystem("memory").pipe_file(f"{bucket}/{remote.NEW}", b"")
+    machine("second")
+    with remote.open_run(bucket) as run:
+        (run.path / "config.json").write_text("{}")
+        run.mirror.claim()
+    machine("third")
+    assert (remote.fetch(bucket) / "config.json").read_text() == "{}"
+
+
 @pytest.fixture
 def finished(local, machine, bucket):
     """URL of a run's files, which a test may change."""
