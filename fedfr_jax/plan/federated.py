@@ -204,17 +204,20 @@ def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
 
 
 def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
-    """Note on epsilon after the last round of a private method."""
+    """Notes on epsilon after the last round that a private method plays."""
     federation = experiment.federation
     sampling = build_sampling(federation.sampling)
     num_clients = experiment.task.population.num_clients
     accountant = accountant_of(trainer.algorithm, sampling, num_clients)
     if accountant is None:
         return ()
-    epsilon, delta = accountant.epsilon(federation.rounds), accountant.mechanism.delta
+    rounds = accountant.rounds_within_budget(federation.rounds)
+    epsilon, delta = accountant.epsilon(rounds), accountant.mechanism.delta
+    most = rounds < federation.rounds
     return (
-        f"epsilon {epsilon:.3g} at delta {delta:.2g} after {federation.rounds} rounds, "
+        f"epsilon {epsilon:.3g} at delta {delta:.2g} after {rounds} rounds, "
         f"noise multiplier {accountant.mechanism.noise_multiplier:.3g}",
+        *[f"{rounds} of {federation.rounds} rounds are within the budget"] * most,
     )
 
 

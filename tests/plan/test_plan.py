@@ -17,10 +17,11 @@ from fedfr_jax.cli.main import main
 from fedfr_jax.cli.plan import plan
 from fedfr_jax.config.build import sections
 from fedfr_jax.configs import base
+from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import SIZES, without_files
-from fedfr_jax.plan.federated import plan_cohort, plan_places
+from fedfr_jax.plan.federated import plan_cohort, plan_places, privacy_notes
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import CentralTrainer
@@ -129,6 +130,20 @@ def test_a_ring_of_server_versions_and_all_who_are_asked_are_counted():
     config = config_of(systems={"profiles": profiles, "over_selection": 2.0})
     experiment = experiment_of(config)
     assert plan_places(experiment) == 4 and plan_cohort(experiment) == 2
+
+
+@pytest.mark.parametrize("rounds", [3, 50])
+def test_epsilon_of_the_rounds_that_are_played_is_told(rounds):
+    privacy = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 2.0, "epsilon": 4.0}
+    experiment = experiment_of(config_of(privacy, rounds=rounds))
+    trainer = experiment.stages["row"].trainer
+    played = min(rounds, trainer.max_rounds)
+    spent = build_accountant(Mechanism(6, 2, 2.0, 1e-2)).epsilon(played)
+    assert spent <= 4.0
+    first, *more = privacy_notes(experiment, trainer)
+    assert first.startswith(f"epsilon {spent:.3g} at delta 0.01 after {played} rounds,")
+    told = [f"{played} of 50 rounds are within the budget"]
+    assert more == (told if rounds == 50 else [])
 
 
 def test_sharding_divides_what_its_rule_says():
