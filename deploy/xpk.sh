@@ -10,5 +10,6 @@ xpk workload create \
   --num-slices="${NUM_SLICES:-1}" \
   --docker-image="${IMAGE:?set IMAGE, built with DEVICE=tpu}" \
   --max-restarts=10 \
+  --termination-grace-period-seconds=120 \
   --command="fedfr train --distributed --config=${CONFIG:-smoke} \
---workdir=${WORKDIR:?set WORKDIR, a bucket}"
+--workdir=${WORKDIR:?set WORKDIR, a bucket} --grace_seconds=90"
