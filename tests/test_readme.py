@@ -7,7 +7,9 @@ import shlex
 import pytest
 
 from fedfr_jax.cli import flags
+from fedfr_jax.cli.describe import VARIANTS
 from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.tasks import TASKS
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
@@ -23,6 +25,10 @@ def test_the_example_trains(capsys):
 
 def test_it_is_at_most_900_words():
     assert len(README.split()) <= 900
+
+
+def test_its_number_of_methods_is_that_of_describe():
+    assert f"{len(ALGORITHMS) + len(VARIANTS)} methods" in README
 
 
 def test_the_files_that_it_names_exist():

@@ -177,18 +177,18 @@ def test_a_stage_is_borrowed_between_configs_without_an_evaluation(
 @pytest.mark.slow
 def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
     """Widths, clients and local epochs: what a row tells of each run is of its own."""
-    axes = ["model.hidden=[2, 4]"]
+    axes = ["model.hidden_dim=[2, 4]"]
     axes += ["partition.num_clients,federation.local_epochs=[(2, 1), (3, 2)]"]
     network = '--config.model={"name": "mlp", "hidden_dim": 2}'
     rows = sweep(config, tmp_path / "shapes", *axes, network, "--vmap")
-    told = [(row["model.hidden"], row["partition.num_clients"]) for row in rows]
+    told = [(row["model.hidden_dim"], row["partition.num_clients"]) for row in rows]
     assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
     for row in rows:
-        hidden, seen = row["model.hidden"], 2 * row["federation.local_epochs"]
+        hidden, seen = row["model.hidden_dim"], 2 * row["federation.local_epochs"]
         assert row["params_with_head"] == 17 * hidden + 5 * (hidden + 1)
         assert row["num_images_seen"] == seen * row["num_images"]  # of two rounds
         assert 0 <= row["fedavg/generic/accuracy"] <= 1
-    work = lambda row: row["model.hidden"] * row["federation.local_epochs"]
+    work = lambda row: row["model.hidden_dim"] * row["federation.local_epochs"]
     assert len({row["flops"] / work(row) for row in rows}) == 1
 
 
