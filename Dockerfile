@@ -3,7 +3,7 @@
 #   docker build -t fedfr .                             CPUs
 #   docker build -t fedfr --build-arg DEVICE=cuda .     NVIDIA GPUs (CUDA 12 comes along)
 #   docker build -t fedfr --build-arg DEVICE=tpu .      TPUs
-#   docker run --rm -v "$PWD/runs:/work/runs" fedfr train --config=demo --workdir=runs/demo
+#   docker run --rm -v "$PWD/runs:/workspace/runs" fedfr train --config=demo --workdir=runs/demo
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS wheel
@@ -25,8 +25,8 @@ RUN --mount=from=wheel,source=/wheel,target=/wheel \
     esac \
     && pip install --no-cache-dir --constraint /lock/requirements.txt \
       "$jax" "$(ls /wheel/*.whl)[$EXTRAS]"
-RUN useradd --create-home --uid 1000 fedfr && install --directory --owner=fedfr /work
+RUN useradd --create-home --uid 1000 fedfr && install --directory --owner=fedfr /workspace
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["fedfr"]
 CMD ["--help"]
