@@ -5,8 +5,8 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
+import sys
 
 import jsonschema
 import kubernetes_validate
@@ -59,11 +59,16 @@ JOBSET = {
 }
 
 
+def tool(name):
+    """A program that is installed beside the Python of the tests."""
+    return pathlib.Path(sys.executable).with_name(name)
+
+
 def check_shell(path):
     """shellcheck; the flags of Slurm are comments to it."""
     if path.suffix == ".sh":
         assert os.access(path, os.X_OK), f"{path} must be executable"
-    subprocess.run([shutil.which("shellcheck"), path], check=True)
+    subprocess.run([tool("shellcheck"), path], check=True)
 
 
 def check_kubernetes(path):
@@ -85,7 +90,7 @@ def check_skypilot(path):
     task = yaml.safe_load(path.read_text())
     jsonschema.validate(task, schemas["task"])
     jsonschema.validate(task["resources"], schemas["resources"])
-    words = [shutil.which("shellcheck"), "--shell=bash", "-"]
+    words = [tool("shellcheck"), "--shell=bash", "-"]
     subprocess.run(words, input=task["run"], text=True, check=True)
 
 
@@ -137,7 +142,7 @@ def test_a_recipe_starts_a_config_and_flags_that_there_are(name, monkeypatch):
 def test_the_image_is_built_from_the_lock_and_runs_as_a_user():
     path = ROOT / "Dockerfile"
     rules = ["--failure-threshold=warning", str(path)]
-    subprocess.run([shutil.which("hadolint"), *rules], check=True)
+    subprocess.run([tool("hadolint"), *rules], check=True)
     text = path.read_text()
     assert "--constraint /lock/requirements.txt" in text
     assert text.index("USER 1000") < text.index("ENTRYPOINT")
