@@ -89,7 +89,8 @@ def classifier(work, model=None):
 def faces(work, model=None):
     """The same of FedFR: all three terms, public classes, no hard negatives."""
     model = model or network(work)
-    options = {"learning_rate": work.rate, "decay_epochs": 0, "threshold": None}
+    algorithm = {"name": "fedfr", "hard_negative_threshold": None}
+    options = {"algorithm": algorithm, "learning_rate": work.rate, "decay_epochs": 0}
     classes = {"num_classes": work.num_classes}
     trainer = face_method("methods.fedfr", options, model, **classes).trainer
     shape = (workloads.NUM_PUBLIC, workloads.DIM)
