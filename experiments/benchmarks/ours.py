@@ -41,9 +41,8 @@ def network(work, **settings):
 def counted(work):
     """The workload's algorithm in the form whose operations can be counted."""
     settings = {"mlp": {}, "cnn": {"conv_implementation": "xla"}}
-    model = network(
-        work, **settings.get(work.model, {"conv_implementation": "xla", "scan": False})
-    )
+    default = {"conv_implementation": "xla", "scan_blocks": False}
+    model = network(work, **settings.get(work.model, default))
     return maker(work)(work, model)[0]
 
 
