@@ -130,7 +130,7 @@ def table_rows(adapt, *, equal_epochs, terms, images=None, central=None, **commo
       central: what the central row sets otherwise than `pretrain`.
     """
     no_images, no_term = {"use_public_data": False}, {"contrastive_weight": 0.0}
-    no_branch, alone = {"branch": None}, {"share": False}
+    no_branch, alone = {"branch": None}, {"personal": "."}
     equal = {"local_epochs": equal_epochs}
 
     def fedfr(*changed, **keys):
@@ -146,20 +146,24 @@ def table_rows(adapt, *, equal_epochs, terms, images=None, central=None, **commo
 
     fedface = {
         "init_head_from_class_means": True,
-        "spreadout": 0.3,
-        "spreadout_options": {"steps": 10},
+        "spreadout": {"threshold": 0.3, "steps": 10},
     }
     return {
-        "local": fedfr(NO_TERMS, alone),
-        "local_equal": fedfr(NO_TERMS, alone, **equal),
-        "local_negatives": fedfr(no_branch, no_term, alone),
+        "local": fedfr(NO_TERMS, **alone),
+        "local_equal": fedfr(NO_TERMS, **alone, **equal),
+        # Public class embeddings are the server's at the start of every round.
+        "local_negatives": fedfr(
+            no_branch,
+            no_term,
+            {"public_classes_update": "frozen"},
+            personal="^(?!params/phi)",
+        ),
         "fedavg": fedfr(NO_TERMS),
         "fedavg_equal": fedfr(NO_TERMS, **equal),
         "fedface": fedfr(
             NO_TERMS,
             fedface,
-            margin_loss="class_hinge",
-            margin=0.1,  # a cosine of 0.9
+            loss={"name": "class_hinge", "margin": 0.1},  # a cosine of 0.9
         ),
         "spreadout": fedfr(NO_TERMS, {"spreadout": 0.4}),
         "moon": fedfr(no_images, no_branch),
@@ -171,7 +175,7 @@ def table_rows(adapt, *, equal_epochs, terms, images=None, central=None, **commo
         "finetune": adapted("finetune"),
         "distill": adapted("distill"),
         # The same loss as the main term has, so the same weight; 10 is for BCE.
-        "cosface_branch": fedfr({"branch": "cosface", "branch_weight": 1.0}),
+        "cosface_branch": fedfr({"branch": {"name": "cosface", "weight": 1.0}}),
         "fedfr": fedfr(),
         "central": {"kind": "central", **(central or {})},
     }

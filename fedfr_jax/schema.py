@@ -73,7 +73,7 @@ def hint(name: Any, known: Collection[str]) -> str:
     """
     known = [one for one in known if isinstance(one, str)]
     renamed = RENAMED.get(name, ()) if isinstance(name, str) else ()
-    if new := [one for one in renamed if one in known]:
+    if new := [one for one in renamed if one.partition(".")[0] in known]:
         return f" (renamed to {' or '.join(new)})"
     initials = lambda one: "".join(word[:1] for word in one.split("_"))
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
@@ -123,6 +123,12 @@ def _is_setting(kind: Any) -> bool:
     if get_origin(kind) is Literal or kind in (bool, int, float, str):
         return True
     return any(map(_is_setting, get_args(kind)))
+
+
+def keywords(function: Callable) -> dict[str, inspect.Parameter]:
+    """Keyword-only arguments of a factory, which are its settings."""
+    parameters = inspect.signature(function).parameters
+    return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
 def kinds_of(function: Callable) -> dict[str, Any]:

@@ -57,7 +57,7 @@ ONLY_IN = {
     ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
     # an optimizer goes by its name in optax.
-    r"\bgetattr\(": ("__init__.py", "trees.py", "tasks/options.py"),
+    r"\bgetattr\(": ("__init__.py", "trees.py", "tasks/local_training.py"),
     r"^ *(import importlib|from importlib import import)": (
         *("__init__.py", "cli/main.py"),
     ),

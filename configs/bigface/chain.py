@@ -63,7 +63,7 @@ def get_config(network="student"):
         "epochs": 10,
         "batch_size": 64,
         "learning_rate": 0.1,
-        "margin": 0.4,
+        "loss": {"name": "cosface", "margin": 0.4},
         "augment": (
             {"name": "face_mask", "probability": 0.35, "fixed_per_image": True},
         ),

@@ -50,8 +50,7 @@ def get_config(network="student"):
         "weight_decay": 5e-4,
         "warmup_fraction": 1 / EPOCHS,
         "milestones": (10 / EPOCHS, 18 / EPOCHS, 24 / EPOCHS),
-        "scale": 64.0,
-        "margin": 0.4,
+        "loss": {"name": "cosface", "scale": 64.0, "margin": 0.4},
         "augment": (
             {"name": "face_mask", "probability": 0.35, "fixed_per_image": True},
         ),

@@ -50,7 +50,6 @@ def get_config():
         terms={
             "hard_negative_threshold": 0.4,
             "contrastive_weight": 5.0,
-            "branch_weight": 10.0,
         },
         learning_rate=1e-3,
         decay_epochs=(8, 6, 4, 3),

@@ -40,8 +40,7 @@ def get_config():
             "warmup_fraction": 10 / 120,
             "warmup_start_factor": 0.01,
             "milestones": (40 / 120, 70 / 120),
-            "label_smoothing": 0.1,
-            "triplet_weight": 1.0,
+            "loss": {"label_smoothing": 0.1, "triplet_weight": 1.0},
             "flip_probability": 0.5,
             "augment": (
                 {"name": "pad_and_crop", "padding": 10},

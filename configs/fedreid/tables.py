@@ -47,8 +47,7 @@ def rows(after, rounds, crop):
         },
         "optimizer": "adam",
         "learning_rate": 2e-3,
-        "label_smoothing": 0.1,
-        "triplet_weight": 1.0,
+        "loss": {"label_smoothing": 0.1, "triplet_weight": 1.0},
         "identities_per_batch": 8,
     }
     return made

@@ -51,7 +51,7 @@ def ours(args) -> float:
     shape, mesh = (args.size, args.size, 3), make_mesh()
     settings = {"blocks": BLOCKS, "widths": WIDTHS, "embedding_dim": DIM}
     model = MODELS["iresnet"](shape, **settings)
-    told = Training(batch_size=args.batch, scale=64.0)
+    told = Training(batch_size=args.batch, loss={"scale": 64.0})
     trainer = trainer_of(model, CLASSES, told, args.steps, mesh)
     return Running(trainer, mesh).times(args.rounds).least
 

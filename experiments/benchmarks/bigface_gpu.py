@@ -249,7 +249,7 @@ def measured(args, case: Case) -> tuple[dict, Running | None]:
         model = network(args, case.depth, remat=case.remat)
         told = Training(
             batch_size=batch,
-            scale=64.0,
+            loss={"scale": 64.0},
             class_parallel=True,
             class_chunk_size=case.chunk,
             class_dtype=case.class_dtype,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import optax
-from annotated_types import Interval, MinLen
+from annotated_types import MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
@@ -21,14 +21,11 @@ from fedfr_jax.ranges import (
     Cosine,
     Count,
     NonNegative,
-    Positive,
     PositiveShare,
     Share,
     Whole,
 )
 from fedfr_jax.schema import naming
-
-Margin = Annotated[float, Interval(ge=0, le=10)]
 
 
 class Training(NamedTuple):
@@ -52,10 +49,9 @@ class Training(NamedTuple):
     # Largest norm of a step's gradient, that of leaves which do not move too; 0 does
     # not clip.
     clip_norm: NonNegative = 0.0
-    margin_loss: str = "cosface"
-    scale: Positive = 30.0
-    margin: Margin = 0.4
-    margin_options: Mapping | None = None  # further keywords of the margin loss
+    # A name, or {"name": ..., settings}: of faces a margin loss, with "scale" 30 and
+    # "margin" 0.4 unless they are set; else as the key `loss` of a federated method.
+    loss: str | Mapping = ""
     # Cosine above which another class counts as label noise, see `interclass_filter`.
     interclass_filtering_threshold: Cosine | None = None
     flip_probability: Share = 0.5

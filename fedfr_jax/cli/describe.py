@@ -178,12 +178,10 @@ def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.tasks.contrastive import with_contrastive_loss
     from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
     from fedfr_jax.tasks.faces.methods import FaceTerms
-    from fedfr_jax.tasks.options import local_of
+    from fedfr_jax.tasks.methods import Method
     from fedfr_jax.tasks.reid import evaluator
     from fedfr_jax.tasks.reid.loss import reid_loss
-    from fedfr_jax.tasks.reid.methods import Batches
     from fedfr_jax.tasks.reid.public_data import PublicDataConfig
-    from fedfr_jax.tasks.row_keys import Own
     from fedfr_jax.tasks.segmentation import stages
     from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 
@@ -191,15 +189,13 @@ def _sections() -> Mapping[str, Callable]:
         "federation": Federation,
         "partition.public": PublicDataConfig,  # of reid
         "pretrain": Training,  # and rows of kind central
-        "methods": Own,
-        "methods.local": local_of,
-        "methods.faces": FaceTerms,  # the margin; below algorithm: FedFR's terms
-        "methods.classification": cross_entropy,
+        "methods": Method,
+        "methods.algorithm.fedfr": FaceTerms,  # of faces
         "methods.algorithm.fedaws": class_pull,
-        "methods.segmentation": pixel_cross_entropy,
-        "methods.reid": reid_loss,
-        "methods.reid.batches": Batches,
         "methods.algorithm.moon": with_contrastive_loss,
+        "methods.loss.classification": cross_entropy,
+        "methods.loss.reid": reid_loss,
+        "methods.loss.segmentation": pixel_cross_entropy,
         "evaluation.faces": FaceEvaluator,
         "evaluation.classification": evaluators.EvaluationConfig,
         "evaluation.segmentation": stages.EvaluationConfig,

@@ -3,7 +3,7 @@
 `LOSSES` names what a configuration can choose between. The library's own are margins of
 cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is
 (*, ...) -> loss(outputs [N, M], targets [N] int32) -> [N], a number for every example
-or pixel, as optax has them: the key `loss` of rows of classification and segmentation.
+or pixel, as optax has them. Either is the key `loss` of a method.
 The other losses compare different things and are imported from their modules.
 """
 
@@ -26,7 +26,7 @@ from fedfr_jax.losses.margin_losses import (
     uniface,
 )
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import call_at, check_choice, check_settings, kinds_of, register
+from fedfr_jax.schema import call_at, check_choice, kinds_of, register
 
 LOSSES = {
     "adaface": adaface,
@@ -54,9 +54,9 @@ def register_loss(name: str, loss: Callable) -> None:
     """Register a loss; its keyword arguments are its settings in configs.
 
     Args:
-      loss: (*, scale, margin, ...) -> Margin, for `margin_loss` of faces; or
-        (*, ...) -> (outputs [N, M], targets [N]) -> [N], for `loss` of rows of
-        classification (of N examples) and segmentation (of N pixels).
+      loss: (*, scale, margin, ...) -> Margin, for methods of faces; or
+        (*, ...) -> (outputs [N, M], targets [N]) -> [N], for methods of classification
+        (of N examples) and segmentation (of N pixels).
 
     Raises:
       ValueError: when the name belongs to another loss.
@@ -64,29 +64,21 @@ def register_loss(name: str, loss: Callable) -> None:
     register(LOSSES, "loss", name, loss)
 
 
-def build_margin(
-    name: str, *, scale: float, margin: float, options: Mapping | None = None
-) -> Margin:
-    """Build a margin loss of LOSSES from its settings.
-
-    Args:
-      options: further keywords of the member, the config's `margin_options`.
+def build_margin(settings: Mapping) -> Margin:
+    """Build a margin loss of LOSSES from {"name": ..., settings}.
 
     Raises:
-      ValueError: for an unknown name, or an option that the loss does not have, of
+      ValueError: for an unknown name, or a setting that the loss does not have, of
         another kind or out of its range.
     """
-    check_choice("margin_loss", name, LOSSES)
-    options = {} if options is None else options
-    kinds = kinds_of(LOSSES[name])
-    own = {key: kinds[key] for key in kinds if key not in ("scale", "margin")}
-    options = check_settings("margin_options", options, own)
-    if not {"scale", "margin"} <= kinds.keys():
+    settings = dict(settings)
+    name = settings.pop("name", None)
+    check_choice("loss", name, LOSSES)
+    if not {"scale", "margin"} <= kinds_of(LOSSES[name]).keys():
         raise ValueError(
-            f"margin_loss must be a margin loss on cosines, got {name!r}, a loss on "
-            "logits."
+            f"loss must be a margin loss on cosines, got {name!r}, a loss on logits."
         )
-    return LOSSES[name](scale=scale, margin=margin, **options)
+    return call_at("loss", LOSSES[name], settings)
 
 
 def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
@@ -106,8 +98,8 @@ def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
     loss = call_at("loss", LOSSES[name], settings)
     if isinstance(loss, Margin):
         raise ValueError(
-            f"loss must be a loss on logits, got {name!r}, a margin loss on cosines. "
-            "Use it as margin_loss in the task faces."
+            f"loss must be a loss on logits, got {name!r}, a margin loss on cosines, "
+            "which the task faces takes."
         )
     outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     targets = jax.ShapeDtypeStruct((2,), jnp.int32)

@@ -1,5 +1,7 @@
 """Algorithms of earlier versions and of papers that are settings of another."""
 
+from collections.abc import Mapping
+
 EQUAL = '"algorithm": {"name": "fedavg", "weighting": "uniform"}'
 RENAMED = {  # algorithm: keys of the method that do the same
     "centered_clipping": '"aggregation": {"name": "centered_clip", "max_norm": 1.0}, '
@@ -28,4 +30,13 @@ def check_renamed(section: str, algorithm: str) -> None:
         raise ValueError(
             f"config.{section}.algorithm cannot be {algorithm!r}, which is now an "
             f"aggregation link of any algorithm. Set {RENAMED[algorithm]}."
+        )
+
+
+def check_removed(settings: Mapping) -> None:
+    """Raise ValueError for a key of FedFR that is a method's `personal` now."""
+    if "share" in settings:
+        raise ValueError(
+            "algorithm cannot have the key share, which is now the method's key "
+            'personal: clients that train alone have personal=".".'
         )

@@ -344,7 +344,7 @@ def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
 def test_keys_of_rows_of_every_task_are_described(capsys):
     known = {"label_smoothing", "class_weights", "triplet_margin"}
     known |= {"contrastive_weight", "identities_per_batch", "personal_epochs"}
-    known |= {"margin_loss", "use_public_data", "loss"}
+    known |= {"use_public_data", "loss"}
     assert main(["describe", "sections"]) == 0
     keys = set(re.findall(r"\w+(?=[=,)])", capsys.readouterr().out))
     assert known <= keys

@@ -215,8 +215,8 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.model.dtype must be None or the name of a floating",
         ),
         (
-            "methods.fedfr={'algorithm':{'name':'fedfr','spreadout':0.5,"
-            "'spreadout_options':{'momentum':1}}}",
+            "methods.fedfr={'algorithm':{'name':'fedfr',"
+            "'spreadout':{'threshold':0.5,'momentum':1}}}",
             "momentum must lie in [0, 1), got 1",
         ),
         (
@@ -260,7 +260,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "model={'name':'cnn','num_classes':0}",
             "config.model.num_classes must be at least 1, got 0",
         ),
-        ("pretrain.scale=0.0", "config.pretrain.scale must be positive, got 0.0"),
+        (
+            "pretrain.loss={'scale':0.0}",
+            "config.pretrain: loss.scale must be positive, got 0.0",
+        ),
         (
             "federation.local_epochs=(2,0)",
             "config.federation.local_epochs must be at least 1, got (2, 0)",

@@ -62,9 +62,9 @@ def features_of(variables, x, train, key=None):
     return logits, features, variables["batch_stats"]
 
 
-def face_loss(variables, batch, key, *, frozen):
+def face_loss(variables, batch, key, *, reference):
     """The same for FedFR's tree: own classes first, then the public ones."""
-    del frozen
+    del reference
     params = variables["params"]
     classes = jnp.concatenate([params["head"], params["phi"]])
     flat = {

@@ -18,20 +18,20 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models import MODELS
 from fedfr_jax.scanned_blocks import by_block_name
-from fedfr_jax.schema import check_settings, kinds_of
+from fedfr_jax.schema import check_settings, keywords, kinds_of
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.tasks.options import NESTED, keywords, local_of
+from fedfr_jax.tasks.faces.loss import build_rule
+from fedfr_jax.tasks.methods import LOCAL_KEYS, Method, named
 from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig as Retrieving
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public_data import PublicDataConfig
-from fedfr_jax.tasks.row_keys import OWN, Own
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
-from fedfr_jax.tasks.trainers import MARGIN
+from fedfr_jax.tasks.trainers import NESTED, OF_FACES
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -157,24 +157,35 @@ def augments_of(settings):
 
 def check_faces(config):
     check(Training, config["pretrain"], "pretrain")
+    build_rule(config["pretrain"].get("loss", ""))
     check(FaceEvaluator, config["evaluation"], "evaluation")
     for name, options in config["methods"].items():
+        build_rule(options.get("loss", ""))
         if options.get("kind") == "central":
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
-        algorithm = check_method(name, options, "fedfr", {"distill", *faces.MARGIN})
-        check_below(name, algorithm, faces.TERMS)
+        check_below(name, check_method(name, options, "fedfr"), faces.TERMS)
 
 
-def check_method(name, options, default, known):
+def check_method(name, options, default):
     """What a method says of its algorithm, {"name": ..., settings}."""
-    typed = kinds_of(Own) | kinds_of(local_of)
-    assert set(options) <= {"algorithm", *typed, *known}, name
-    check(Own, {k: v for k, v in options.items() if k in OWN}, name)
-    own = {k: v for k, v in options.items() if k in keywords(local_of)}
-    check(local_of, own, name)
-    given = options.get("algorithm", default)
-    return {"name": given} if isinstance(given, str) else given
+    check(Method, options, name)
+    return named(options.get("algorithm", ""), default)
+
+
+def check_central(name, options, loss, *others):
+    """A central method of another task than faces; `loss` is the task's own."""
+    settings = {k: v for k, v in options.items() if k not in ("kind", *others)}
+    assert not settings.keys() & {*OF_FACES}, name
+    check(Training, settings, name)
+    check_loss(name, options, loss)
+
+
+def check_loss(name, options, loss):
+    settings = named(options.get("loss", ""), "own")
+    if settings.pop("name") == "own":
+        kinds = {k: p.annotation for k, p in keywords(loss).items()}
+        check_settings(f"{name}.loss", settings, kinds)
 
 
 def check_below(name, algorithm, others=()):
@@ -195,35 +206,28 @@ def check_below(name, algorithm, others=()):
 
 def check_classification(config):
     assert not config["pretrain"]
-    for name, options in config["methods"].items():
-        if options.get("kind") == "central":
-            check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
-            continue
-        known = {*keywords(cross_entropy)}
-        check_below(name, check_method(name, options, "fedavg", known))
+    check_methods(config, cross_entropy)
 
 
 def check_segmentation(config):
     assert not config["pretrain"]
     check(EvaluationConfig, config["evaluation"], "evaluation")
+    check_methods(config, pixel_cross_entropy)
+
+
+def check_methods(config, loss, *others):
     for name, options in config["methods"].items():
         if options.get("kind") == "central":
-            assert set(options) <= {"kind", *Training._fields} - {*MARGIN}, name
-            continue
-        known = {*keywords(pixel_cross_entropy)}
-        check_below(name, check_method(name, options, "fedavg", known))
+            check_central(name, options, loss, *others)
+        else:
+            check_loss(name, options, loss)
+            check_below(name, check_method(name, options, "fedavg"))
 
 
 def check_reid(config):
     assert not config["pretrain"]
-    trained = {*keywords(local_of), *keywords(reid_loss), "identities_per_batch"}
     evaluation = dict(config["evaluation"])
-    assert set(evaluation.pop("local_training", {})) <= {"epochs", *trained}
+    known = {"epochs", "loss", "identities_per_batch", *LOCAL_KEYS}
+    assert set(evaluation.pop("local_training", {})) <= known
     check(Retrieving, evaluation, "evaluation")
-    for name, options in config["methods"].items():
-        if options.get("kind") == "central":
-            of_loss = {*keywords(reid_loss), "identities_per_batch"}
-            known = {"kind", *Training._fields, *of_loss} - {*MARGIN}
-            assert set(options) <= known, name
-        else:
-            check_below(name, check_method(name, options, "fedavg", trained))
+    check_methods(config, reid_loss, "identities_per_batch")

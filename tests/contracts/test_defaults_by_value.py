@@ -19,7 +19,9 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-from fedfr_jax.tasks.options import algorithm_maker, keywords, local_of
+from fedfr_jax.schema import keywords
+from fedfr_jax.tasks.methods import LOCAL_KEYS, Method
+from fedfr_jax.tasks.trainers import algorithm_maker
 from fedfr_jax.types import Source
 from tests.contracts import test_algorithms as contracts
 from tests.contracts.rows import FACTS, required
@@ -38,13 +40,12 @@ EXPECTED = {
     "feddane": EXAMPLES,
     "feddyn": {"alpha": 0.1, "mean_examples": None},
     "fedfr": {
-        "frozen": None,
+        "reference_features": None,
         "prepare": None,
         "public_classes_update": "average",
         "initial_previous_model": None,
         "weighting": "num_examples+hard_negatives",
         "begin": None,
-        "share": True,
     },
     "fedmargin": {
         "measure": "displacement",
@@ -127,7 +128,8 @@ def defaults(function):
 def test_every_default_has_the_value_of_its_paper_or_of_the_released_code():
     wrong = differences(ALGORITHMS, EXPECTED)
     wrong += differences(SERVER_OPTIMIZERS, SERVERS) + differences(AGGREGATORS, LINKS)
-    wrong += differences({"local_of": local_of}, {"local_of": LOCAL})
+    of_method = Method._field_defaults.items()
+    assert {k: v for k, v in of_method if k in LOCAL_KEYS} == LOCAL
     assert not wrong, "\n".join(wrong)
 
 

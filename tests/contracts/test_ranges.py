@@ -10,8 +10,8 @@ from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.schema import kinds_of
-from fedfr_jax.tasks.options import local_of
+from fedfr_jax.schema import call, kinds_of
+from fedfr_jax.tasks.methods import Method
 from tests.contracts.test_algorithms import MEMBERS
 
 RATE = {"learning_rate": 0.1}
@@ -23,9 +23,12 @@ MAKERS |= {
     name: lambda make=make, needed=NEEDED[name], **more: make(**{**needed, **more})
     for name, make in SERVER_OPTIMIZERS.items()
 }
-MAKERS |= {"local_of": lambda **more: local_of(None, **{**RATE, **more}), "sgd": sgd}
+MAKERS |= {
+    "method": lambda **more: call("methods.x", Method, {**RATE, **more}),
+    "sgd": sgd,
+}
 SIGNATURES = ALGORITHMS | AGGREGATORS | SERVER_OPTIMIZERS
-SIGNATURES |= {"local_of": local_of, "sgd": sgd}
+SIGNATURES |= {"method": Method, "sgd": sgd}
 TOO_LARGE = {
     "apfl": {"alpha": 2.0},
     "fedadagrad": {"b1": 1.0},
@@ -36,7 +39,7 @@ TOO_LARGE = {
     "fednova": {"momentum": 1.0},
     "fedyogi": {"b1": 1.0, "b2": 1.5},
     "kd": {"distill_momentum": 1.0},
-    "local_of": {"decay_factor": 2.0, "momentum": 1.0},
+    "method": {"decay_factor": 2.0, "momentum": 1.0},
     "mime": {"server_momentum": 1.0},
     "mimelite": {"server_momentum": 1.0},
     "sgd": {"momentum": 1.0},
@@ -63,7 +66,7 @@ NOT_ZERO = {
     "ifca": ("num_clusters",),
     "kd": ("distill_every",),
     "krum": ("num_clients_to_keep",),
-    "local_of": ("decay_rounds",),
+    "method": ("decay_rounds", "local_epochs"),
     "nearest_neighbor_mixing": ("num_malicious_clients",),
     "perfedavg": ("hf_delta", "inner_learning_rate"),
     "pfedme": ("personal_learning_rate", "inner_steps"),

@@ -273,13 +273,13 @@ def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
 
 def test_a_choice_plays_the_named_rows_at_every_value():
     own = {"learning_rate": 1.0, "branch": None}
-    config = config_of(local={**own, "share": False}, fedavg=own, fedfr=own)
+    config = config_of(local={**own, "personal": "."}, fedavg=own, fedfr=own)
     rows, values = ["local", "fedavg"], ["3e-4", "1.5"]
     found = choices.at_values(config, rows, "learning_rate", values).methods.to_dict()
     assert found == {
-        "3e-4 local": {**own, "share": False, "learning_rate": 3e-4},
+        "3e-4 local": {**own, "personal": ".", "learning_rate": 3e-4},
         "3e-4 fedavg": {**own, "learning_rate": 3e-4},
-        "1_5 local": {**own, "share": False, "learning_rate": 1.5},
+        "1_5 local": {**own, "personal": ".", "learning_rate": 1.5},
         "1_5 fedavg": {**own, "learning_rate": 1.5},
     }
     runs = runs_of(pretrained=(0.5, 0.5, 0.5), **dict.fromkeys(found, (0.5, 0.6, 0.7)))

@@ -25,8 +25,8 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.leaves import leaves_of
-from fedfr_jax.tasks.options import keywords
 from fedfr_jax.types import Dataset, LocalTraining, Model
 
 SIZES, BATCH, RATE = np.array([5, 9, 3]), 4, 0.1

@@ -131,7 +131,7 @@ def fedfr_toy(rate=0.01, **options):
     embed = lambda variables, x: model.apply(variables, x, False)[0]
     algorithm = fedfr(
         LocalTraining(loss, optimizer, step_decay(rate, every=2)),
-        frozen=previous_features(embed),
+        reference_features=previous_features(embed),
         prepare=prepare_features(embed, threshold=0.6),
         **options,
     )

@@ -232,11 +232,11 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        ("adaface", {"h": 0.0}, "margin_options.h must be positive, got 0.0"),
+        ("adaface", {"h": 0.0}, "loss.h must be positive, got 0.0"),
         (
             "adaface",
             {"t": 1.0},
-            "margin_options must have keys of .'ema_rate', 'h'., got",
+            "loss must have keys of .'ema_rate', 'h', .*got 't'",
         ),
         ("magface", {"max_margin": 0.1}, "max_margin must be at least 0.4, got 0.1"),
         ("magface", {"max_norm": 10.0}, "max_norm must be above 10.0, got"),
@@ -253,9 +253,9 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
         ("elasticface", {"std": "wide"}, "std must be a finite number, got 'wide'"),
         ("uniface", {"negative_weight": -1.0}, "negative_weight must be at least 0"),
         ("sphereface2", {"t": 0.5}, "t must be at least 1, got 0.5"),
-        ("adaptive", {}, "margin_loss must be one of .*, got 'adaptive'"),
+        ("adaptive", {}, "loss must be one of .*, got 'adaptive'"),
     ],
 )
 def test_impossible_margins_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build_margin(name, scale=30.0, margin=0.4, options=options)
+        build_margin({"name": name, "scale": 30.0, "margin": 0.4, **options})

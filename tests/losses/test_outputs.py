@@ -42,7 +42,7 @@ def test_a_loss_goes_by_its_name_and_takes_settings():
     [
         ("fokal", r"loss must be one of \[.*'focal'.*\], got 'fokal'"),
         ({"gamma": 1.0}, "loss must be one of .*got None"),
-        ("cosface", "loss on logits, got 'cosface', a margin loss on cosines. Use it"),
+        ("cosface", "loss on logits, got 'cosface', a margin loss on cosines, which"),
         ({"name": "focal", "gama": 1.0}, "loss must have keys of .*did you mean gamma"),
         ({"name": "focal", "gamma": "x"}, "loss.gamma must be a finite number, got"),
         ("needs", "loss must have the key gamma, got none"),
@@ -59,7 +59,7 @@ def test_a_loss_that_does_not_fit_is_refused(given, rule, monkeypatch):
 
 def test_a_margin_must_be_one():
     with pytest.raises(ValueError, match="margin loss on cosines, got 'focal'"):
-        build_margin("focal", scale=1.0, margin=0.0)
+        build_margin({"name": "focal"})
 
 
 def test_a_name_is_given_once():

@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-DRAWN = 'init_per_client=of.draw if own.get("init_per_client") else None'
+DRAWN = "if method.init_per_client else None"
 PASSES = "models/test_forward_passes.py"
 STAGES = "tasks/classification/test_stages.py"
 MUTANTS = [
@@ -115,8 +115,8 @@ MUTANTS = [
         [("number < whole.min_clients", "False")],
     ),
     Mutants(
-        "fedfr_jax/tasks/row_keys.py",
+        "fedfr_jax/tasks/trainers.py",
         STAGES,
-        [(DRAWN, "init_per_client=None")],
+        [(DRAWN, "if False else None")],
     ),
 ]

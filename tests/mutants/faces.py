@@ -19,7 +19,6 @@ MUTANTS = [
                 "contrastive_weight: NonNegative = 5.0",
                 "contrastive_weight: NonNegative = 1.0",
             ),
-            ("branch_weight: NonNegative = 10.0", "branch_weight: NonNegative = 1.0"),
             ("temperature: Positive = 0.5", "temperature: Positive = 1.0"),
             ("        0.4  # cosine above which", "        0.5  # cosine above which"),
             (
@@ -33,11 +32,7 @@ MUTANTS = [
         "fedfr_jax/tasks/faces/methods.py",
         ROUNDS,
         [
-            (
-                "        contrastive_temperature=terms.contrastive_temperature,\n",
-                "        contrastive_temperature=1.0,\n",
-            ),
-            ("branch_weight=terms.branch_weight,", "branch_weight=5.0,"),
+            ("num_clients=num_clients, **own)", "num_clients=num_clients)"),
             ('{"momentum": 0.9, "weight_decay": 5e-4}', '{"weight_decay": 5e-4}'),
             ('{"momentum": 0.9, "weight_decay": 5e-4}', '{"momentum": 0.9}'),
             ("client_features(model, converter=terms.converter)", "None"),
@@ -47,9 +42,7 @@ MUTANTS = [
         "fedfr_jax/tasks/faces/methods.py",
         CONFIGURED,
         [
-            ("        scale=terms.scale,\n", ""),
-            ("        margin=terms.margin,\n", ""),
-            ("        detach_branch=terms.detach_branch,\n", ""),
+            ("partial(face_loss, loss=loss,", "partial(face_loss,"),
             ("            capacity=terms.max_hard_negatives,\n", ""),
             ("            level=terms.hard_negative_level,\n", ""),
         ],
@@ -60,12 +53,13 @@ MUTANTS = [
         [
             ("num_own + batch.labels, batch.labels", "batch.labels, batch.labels"),
             ("+= contrastive_weight * metrics", "+= metrics"),
-            ("+= branch_weight * metrics", "+= metrics"),
+            ('+= branch["weight"] * metrics', "+= metrics"),
+            ('{"weight": 10.0, **', '{"weight": 5.0, **'),
             ("x for x in (head, phi) if", "x for x in (phi, head) if"),
             ("features = CONVERTERS[converter].apply(params, features)", "pass"),
             (
-                "frozen.global_features(batch),\n                frozen.previous",
-                "frozen.previous_features(batch),\n                frozen.previous",
+                "reference.global_features(batch),",
+                "reference.previous_features(batch),",
             ),
         ],
     ),
@@ -84,7 +78,7 @@ MUTANTS = [
         [
             ('batch.is_added & (branch == "cosface")', "batch.is_added & False"),
             ("jax.lax.stop_gradient if detach", "jax.lax.stop_gradient if False"),
-            ("loss(**{**first, **options})", "loss(**first)"),
+            ("{**loss, **options}", "loss"),
         ],
     ),
     Mutants(
@@ -234,8 +228,8 @@ MUTANTS = [
                 '"contrastive_weight": 0.0, "branch": None}\nFEDAVG',
                 '"branch": None}\nFEDAVG',
             ),
-            ('"branch_weight": 1.0', '"branch_weight": 10.0'),
-            ('"local": fedfr(NO_TERMS, alone)', '"local": fedfr(NO_TERMS)'),
+            ('"weight": 1.0', '"weight": 10.0'),
+            ('"local": fedfr(NO_TERMS, **alone)', '"local": fedfr(NO_TERMS)'),
         ],
     ),
 ]

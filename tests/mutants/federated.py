@@ -63,7 +63,10 @@ MUTANTS = [
                 "personal=backbone_of(variable_split.merge_personal_variables(end)),",
                 "personal=backbone_of(variable_split.merge_personal_variables(start)),",
             ),
-            ("frozen(shared, previous,", "frozen(shared, shared,"),
+            (
+                "reference_features(shared, previous,",
+                "reference_features(shared, shared,",
+            ),
             ('if public_classes_update == "frozen" and', "if False and"),
             (
                 "personal_variables=variable_split.personal_variables(end),",
@@ -75,8 +78,6 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/fedfr.py",
         "tasks/faces/test_methods.py",
         [
-            ("whole if share else", "whole if True else"),
-            ("            return server\n", "            pass\n"),
             ("        if initial_previous_model:\n", "        if False:\n"),
             ("        if begin:\n", "        if False:\n"),
         ],

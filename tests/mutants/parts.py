@@ -46,7 +46,7 @@ MUTANTS = [
         [(EACH, TAKEN)],
     ),
     Mutants(
-        "fedfr_jax/tasks/row_keys.py",
+        "fedfr_jax/tasks/trainers.py",
         "tasks/classification/test_rows.py tasks/reid/test_stages.py",
         [
             ("        check_batch_stats(of.shapes)", "        pass"),

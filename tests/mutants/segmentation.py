@@ -21,12 +21,14 @@ MUTANTS = [
         [("nn.Dense(hidden, dtype=dtype,", "nn.Dense(hidden,")],
     ),
     Mutants(
-        "fedfr_jax/tasks/options.py",
-        "tasks/test_numerics.py tasks/test_options.py",
-        [
-            ("optax.clip_by_global_norm(clip_norm)", "optax.clip_by_global_norm(1.0)"),
-            ("name, sorted(ALGORITHMS))", "name, [name])"),
-        ],
+        "fedfr_jax/tasks/local_training.py",
+        "tasks/test_numerics.py tasks/test_methods.py",
+        [("by_global_norm(method.clip_norm)", "by_global_norm(1.0)")],
+    ),
+    Mutants(
+        "fedfr_jax/tasks/methods.py",
+        "tasks/test_methods.py",
+        [("name, sorted(ALGORITHMS))", "name, [name])")],
     ),
     Mutants(
         "fedfr_jax/tasks/reid/data.py",
@@ -49,8 +51,8 @@ MUTANTS = [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
             ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
             (
-                "pixel_losses(build_output_loss(loss, num_classes)) if loss else",
-                "False or",
+                "pixel_losses(build_output_loss(settings, model.embedding_dim))",
+                "entropies",
             ),
             ("batch.images, True,", "batch.images, False,"),
         ],
@@ -109,13 +111,13 @@ MUTANTS = [
         "fedfr_jax/tasks/trainers.py",
         f"{MASKS}test_fedmargin.py",
         [
-            ('        local_epochs=own.get("local_epochs"),\n', ""),
+            ("        local_epochs=method.local_epochs,\n", ""),
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/row_keys.py",
+        "fedfr_jax/tasks/trainers.py",
         f"{MASKS}test_fedmargin.py",
-        [("return freeze_leaves(local, pattern)", "return local")],
+        [("local = freeze_leaves(local, frozen)", "pass")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/prototypes.py",

@@ -111,14 +111,19 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/row_keys.py",
+        "fedfr_jax/tasks/methods.py",
         ROWS,
-        [('own = check_values(f"config.{section}.", own, kinds_of(Own))', "pass")],
+        [("return call(section, Method, options)", "return Method(**options)")],
     ),
     Mutants(
         "fedfr_jax/tasks/reid/methods.py",
         REID,
-        [('call(f"methods.{name}", Batches, own)', "Batches(**own)")],
+        [
+            (
+                'check_values(f"{section}.", batches, {"identities_per_batch": Whole})',
+                "pass",
+            )
+        ],
     ),
     Mutants(
         "fedfr_jax/tasks/reid/evaluator.py",

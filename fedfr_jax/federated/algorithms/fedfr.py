@@ -46,7 +46,7 @@ WEIGHTS = {
 def fedfr(
     local: LocalTraining,
     *,
-    frozen: Callable | None = None,
+    reference_features: Callable | None = None,
     prepare: Callable | None = None,
     public_classes_update: Literal["average", "frozen"] = "average",
     initial_previous_model: Callable | None = None,
@@ -54,27 +54,23 @@ def fedfr(
         "num_examples", "num_examples+hard_negatives"
     ] = "num_examples+hard_negatives",
     begin: Callable | None = None,
-    share: bool = True,
 ) -> Algorithm:
     """FedFR: average backbone and public classes "phi"; clients keep their last
     backbone.
 
     Args:
-      local: its loss takes the keyword `frozen`.
-      frozen: (global backbone variables, the client's previous ones, client) -> what
-        the loss gets as `frozen`, made once before the client trains; None gives it
-        None.
+      local: its loss takes the keyword `reference`.
+      reference_features: (global backbone variables, the client's previous ones,
+        client) -> what the loss gets as `reference`, made once before the client
+        trains; None gives it None.
       prepare: see `Algorithm`, or None.
       public_classes_update: average (the paper) or frozen (the official code).
       initial_previous_model: key -> backbone variables a client starts from as its
-      previous
-        one; None takes the global backbone.
+        previous one; None takes the global backbone.
       weighting: aggregation weight, "num_examples" of a client (paper) or
         "num_examples+hard_negatives" (official code).
       begin: (backbone variables, params, client) -> the params that the client's round
         starts from; None starts from what there is.
-      share: False trains every client alone, from its previous backbone; the server
-        stays as it was.
     """
     base, train = fedavg(local), build_local_training(local)
 
@@ -84,23 +80,22 @@ def fedfr(
             return scanned_blocks.unstack_like(initial_previous_model(key), shared)
         return shared
 
-    def start_of(variables: PyTree, previous: PyTree, client: Client) -> PyTree:
+    def start_of(variables: PyTree, client: Client) -> PyTree:
         whole = variable_split.merge_personal_variables(variables)
-        whole = whole if share else with_backbone(whole, previous)
         if begin:
             params = begin(backbone_of(whole), whole["params"], client)
             whole = {**whole, "params": params}
         return variable_split.split_paths(whole, variables)
 
     def client_update(key, server, previous, client):
-        known = None
-        if frozen:
+        reference = None
+        if reference_features:
             shared = backbone_of(
                 variable_split.merge_personal_variables(server.variables)
             )
-            known = frozen(shared, previous, client)
-        start = start_of(server.variables, previous, client)
-        end, metrics = train(key, start, client, frozen=known)
+            reference = reference_features(shared, previous, client)
+        start = start_of(server.variables, client)
+        end, metrics = train(key, start, client, reference=reference)
         return ClientOutput(
             update=variable_split.update_of(end, server.variables),
             weight=WEIGHTS[weighting](client).astype(jnp.float32),
@@ -110,8 +105,6 @@ def fedfr(
         )
 
     def server_update(server, result):
-        if not share:
-            return server
         new = base.server_update(server, result).variables
         if public_classes_update == "frozen" and "phi" in new["params"]:
             params = {**new["params"], "phi": server.variables["params"]["phi"]}
@@ -145,7 +138,10 @@ def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
 
 
 def build_adaptation(
-    algorithm: Algorithm, local: LocalTraining, *, frozen: Callable | None = None
+    algorithm: Algorithm,
+    local: LocalTraining,
+    *,
+    reference_features: Callable | None = None,
 ) -> Algorithm:
     """Build the final adaptation of a `fedfr` algorithm, which leaves the server
     unchanged.
@@ -153,9 +149,9 @@ def build_adaptation(
     What is around the algorithm keeps the leaf params/head with clients.
 
     Args:
-      local: its loss takes the keywords `frozen` and `teacher_head`.
-      frozen: (variables of the teacher, the global network, client) -> what the loss
-        gets as `frozen`; None has no teacher.
+      local: its loss takes the keywords `reference` and `teacher_head`.
+      reference_features: (variables of the teacher, the global network, client) -> what
+        the loss gets as `reference`; None has no teacher.
     """
     train = build_local_training(local)
 
@@ -169,7 +165,9 @@ def build_adaptation(
             key,
             {**whole, "params": params},
             client,
-            frozen=frozen(shared, client) if frozen else None,
+            reference=reference_features(shared, client)
+            if reference_features
+            else None,
             teacher_head=params["head"],
         )
         end = {**end, "params": {**whole["params"], **end["params"]}}

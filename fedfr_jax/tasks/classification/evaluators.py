@@ -28,7 +28,7 @@ from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import build_dataset, build_population, split_classes
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
 from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
-from fedfr_jax.tasks.options import local_of
+from fedfr_jax.tasks.local_training import local_from_settings
 from fedfr_jax.types import (
     Augment,
     Dataset,
@@ -165,7 +165,7 @@ class EvaluationConfig(NamedTuple):
     batch_size: BatchSize = 64  # test images at once on a device
     target_accuracy: Share | None = None  # the table names the first round that has it
     # Every client's network is judged after training on the client's images as well:
-    # keys of `local_of`, `epochs` and `trainable`, a pattern of the leaves that train.
+    # a method's LOCAL_KEYS, `epochs` and `trainable`, a pattern of leaves that train.
     finetune: Mapping | None = None
     # AMM of the one network's features of `most` test images; with a `reference`, the
     # work folder of a run such as a central one, MMD to its last row's network.
@@ -173,7 +173,7 @@ class EvaluationConfig(NamedTuple):
 
 
 class FinetuneConfig(NamedTuple):
-    """Keys of config.evaluation.finetune, besides those of `local_of`."""
+    """Keys of config.evaluation.finetune, besides LOCAL_KEYS of a method."""
 
     epochs: Count = 1
     trainable: str = ""
@@ -231,7 +231,7 @@ def _finetuning(settings, model, first) -> tuple:
     own = {k: v for k, v in settings.items() if k in FinetuneConfig._fields}
     epochs, moves = call(section, FinetuneConfig, own)
     others = {k: v for k, v in settings.items() if k not in own}
-    local = call(section, local_of, others, cross_entropy(model))
+    local = local_from_settings(section, others, cross_entropy(model))
     with naming(f"config.{section}.trainable"):
         jax.eval_shape(lambda params: trainable(moves, params)[0], first["params"])
     return build_finetuning(local, moves), epochs

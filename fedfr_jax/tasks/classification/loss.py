@@ -11,30 +11,47 @@ from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.ranges import BelowOne, Cosine
-from fedfr_jax.schema import checked
+from fedfr_jax.schema import call, checked
 from fedfr_jax.tasks.contrastive import check_features
+from fedfr_jax.tasks.methods import named
 from fedfr_jax.types import Batch, Model
 
 
+def classification_loss(section: str, given: str | Mapping, model: Model) -> Callable:
+    """Build a client's loss from the key `loss` of a method.
+
+    Args:
+      given: cross_entropy, the default, or one of LOSSES that takes logits; or
+        {"name": ..., settings}.
+      model: gives logits [B, M].
+
+    Returns:
+      loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
+    """
+    settings = named(given, "cross_entropy")
+    if settings["name"] != "cross_entropy":
+        return mean_loss(model, build_output_loss(settings, model.embedding_dim))
+    del settings["name"]
+    return call(section, cross_entropy, settings, model)
+
+
 @checked
-def cross_entropy(
-    model: Model, *, label_smoothing: BelowOne = 0.0, loss: str | Mapping = ""
-) -> Callable:
+def cross_entropy(model: Model, *, label_smoothing: BelowOne = 0.0) -> Callable:
     """Softmax cross entropy over the batch's valid examples, as `LocalTraining.loss`.
 
     Args:
       model: gives logits [B, M].
       label_smoothing: share of every label that is spread over all classes, in [0, 1).
-      loss: one of LOSSES that is of outputs, or {"name": ..., settings}, in the place
-        of cross-entropy.
-
-    Returns:
-      loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
-
-    Raises:
-      ValueError: for an unfit loss, or smoothing beside one.
     """
-    values_of = build_losses(model, label_smoothing, loss)
+    return mean_loss(model, partial(with_smoothing, label_smoothing=label_smoothing))
+
+
+def mean_loss(model: Model, values_of: Callable) -> Callable:
+    """Build a client's loss from values of examples.
+
+    Args:
+      values_of: (logits [B, M], labels [B]) -> [B].
+    """
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.model_inputs, True, key=key)
@@ -42,21 +59,6 @@ def cross_entropy(
         return value, (stats, {"accuracy": accuracy})
 
     return loss_fn
-
-
-def build_losses(model: Model, label_smoothing: float, loss: str | Mapping) -> Callable:
-    """Build (logits [B, M], labels [B]) -> [B] from the settings of `cross_entropy`.
-
-    Raises:
-      ValueError: for an unfit loss, or smoothing beside one.
-    """
-    if not loss:
-        return partial(with_smoothing, label_smoothing=label_smoothing)
-    if label_smoothing:
-        raise ValueError(
-            f"label_smoothing must be 0 if `loss` is set, got {label_smoothing}."
-        )
-    return build_output_loss(loss, model.embedding_dim)
 
 
 def with_smoothing(

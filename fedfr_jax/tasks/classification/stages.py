@@ -17,7 +17,7 @@ from fedfr_jax.tasks.classification.evaluators import (
     build_evaluators,
     split_clients,
 )
-from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
+from fedfr_jax.tasks.classification.loss import class_pull, classification_loss
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -117,7 +117,7 @@ def build_trainers(
         }
         return method_context(
             model,
-            cross_entropy,
+            classification_loss,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,

@@ -8,7 +8,7 @@ the scaled cosines to the own classes, without a margin: the teacher is the froz
 global network with the embeddings that the client had after the last round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import BelowOne, NonNegative, Positive, Share
 from fedfr_jax.schema import checked
 from fedfr_jax.tasks.faces.frozen_features import frozen_features
-from fedfr_jax.tasks.faces.loss import build_rule, face_loss
+from fedfr_jax.tasks.faces.loss import build_rule, face_loss, margin_settings
 from fedfr_jax.types import Algorithm, LocalTraining, Model
 
 DISTILLATIONS = {
@@ -43,9 +43,7 @@ def build_face_adaptation(
     learning_rate: NonNegative = 1e-3,
     momentum: BelowOne = 0.9,
     weight_decay: NonNegative = 5e-4,
-    margin_loss: str = "cosface",
-    scale: Positive = 30.0,
-    margin: NonNegative = 0.4,
+    loss: str | Mapping = "cosface",
     alpha: Share = 0.95,
     temperature: Positive = 6.0,
     weight: NonNegative = 9.0,
@@ -57,36 +55,36 @@ def build_face_adaptation(
         distill_classes, the same with the divergence summed over the classes; or
         angular, fine-tuning plus `weight` times `angular_distillation`.
       learning_rate, momentum, weight_decay: local SGD at a constant rate.
-      margin_loss, scale, margin: of fine-tuning; distilling uses the scale.
+      loss: of fine-tuning, see `face_loss`; distilling uses its scale.
       weight: of the angular term; 9 is BigFace's.
 
     Raises:
       ValueError: for a margin loss that keeps or learns numbers.
     """
     embed = lambda variables, images: model.apply(variables, images, False)[0]
-    frozen = lambda teacher, client: frozen_features(embed, None, teacher, client)
-    rule = build_rule(margin_loss, scale, margin, None)
+    reference = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    rule = build_rule(loss)
     if rule and not rule.is_plain:
         raise ValueError(
-            "adaptation.margin_loss must be a softmax without state or parameters, got "
-            f"{margin_loss!r}."
+            "adaptation.loss must be a softmax without state or parameters, got "
+            f"{loss!r}."
         )
-    finetuning = face_loss(model, margin_loss=margin_loss, scale=scale, margin=margin)
+    finetuning = face_loss(model, loss=loss)
     if kind in DISTILLATIONS:
-        loss = distillation_loss(
+        client_loss = distillation_loss(
             model,
             DISTILLATIONS[kind],
-            scale=scale,
+            scale=margin_settings(loss)["scale"],
             alpha=alpha,
             temperature=temperature,
         )
     elif kind == "angular":
-        loss = angular_loss(model, finetuning, weight)
+        client_loss = angular_loss(model, finetuning, weight)
     else:
-        frozen, loss = None, _without_teacher(finetuning)
+        reference, client_loss = None, _without_teacher(finetuning)
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
-    local = LocalTraining(loss, optimizer, learning_rate)
-    return build_adaptation(algorithm, local, frozen=frozen)
+    local = LocalTraining(client_loss, optimizer, learning_rate)
+    return build_adaptation(algorithm, local, reference_features=reference)
 
 
 def distillation_loss(
@@ -99,11 +97,11 @@ def distillation_loss(
 ) -> Callable:
     """Distillation loss over params {"backbone", "head", "phi" (not used)}."""
 
-    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
         params = variables["params"]
         backbone = {**variables, "params": params["backbone"]}
         features, stats = model.apply(backbone, batch.images, True, key=key)
-        taught = frozen.previous_features(batch)
+        taught = reference.previous_features(batch)
         values = distillation(
             scale * cosine(features, params["head"]),
             scale * cosine(taught, teacher_head),
@@ -120,12 +118,12 @@ def distillation_loss(
 def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
     """Add `weight` times the distance to the teacher's features to a loss."""
 
-    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
         del teacher_head
-        loss, (stats, metrics) = finetuning(variables, batch, key, frozen=None)
+        loss, (stats, metrics) = finetuning(variables, batch, key, reference=None)
         backbone = {**variables, "params": variables["params"]["backbone"]}
         features, _ = model.apply(backbone, batch.images, True, key=key)
-        taught = frozen.previous_features(batch)
+        taught = reference.previous_features(batch)
         distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
         metrics = {**metrics, "angular_loss": distance}
         return loss + weight * distance, (stats, metrics)
@@ -134,8 +132,8 @@ def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
 
 
 def _without_teacher(loss: Callable) -> Callable:
-    def loss_fn(variables, batch, key, *, frozen, teacher_head):
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
         del teacher_head
-        return loss(variables, batch, key, frozen=frozen)
+        return loss(variables, batch, key, reference=reference)
 
     return loss_fn

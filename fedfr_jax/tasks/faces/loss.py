@@ -24,7 +24,7 @@ which of the latter two is the paper's CosFace branch is not published.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +45,19 @@ from fedfr_jax.losses.margin_losses import uniface
 from fedfr_jax.losses.masked_means import masked_mean, masked_part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import check_choice, check_keys, check_settings, checked
-from fedfr_jax.tasks.options import keywords
+from fedfr_jax.schema import (
+    call_at,
+    check_choice,
+    check_keys,
+    check_settings,
+    check_values,
+    checked,
+    keywords,
+)
+from fedfr_jax.tasks.methods import named
 from fedfr_jax.types import Model, PyTree
 
+WEIGHT = {"weight": NonNegative}
 NUMBERS = "margin_loss"  # no block of a network has this name
 
 
@@ -103,44 +112,65 @@ def learned(margin: Margin | None, num_classes: int) -> PyTree:
     return {"margin": start} if start else {}
 
 
+MARGIN = {"scale": 30.0, "margin": 0.4}  # FedFR's, of a loss that does not set them
+HINGE = "class_hinge"  # beside the names of LOSSES
+BRANCHES = ("bce", "cosface", "cosface_all", "uniface")
 LIKE_FIRST = ("cosface", "cosface_all")  # which have the first term's margin
-Branch = Literal["bce", "cosface", "cosface_all", "uniface"]
 
 
-def compute_branch_values(
-    branch: str | None, options: Mapping | None, margin_loss: str, first: Mapping
-) -> Callable | None:
+def margin_settings(loss: str | Mapping) -> dict:
+    """{"name", "scale", "margin", ...} of the key `loss`: cosface unless named."""
+    return {**MARGIN, **named(loss, "cosface")}
+
+
+def branch_settings(branch: str | Mapping | None) -> dict:
+    """{"name", "weight", ...} of the key `branch`; the name None is no branch.
+
+    Raises:
+      ValueError: for an unknown name, or a weight out of range.
+    """
+    if branch is None:
+        return {"name": None, "weight": 0.0}
+    settings = {"weight": 10.0, **named(branch, "bce")}
+    check_choice("branch", settings["name"], BRANCHES)
+    return check_values("branch.", settings, {**dict.fromkeys(settings, Any), **WEIGHT})
+
+
+def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
     """Build (customized [B, D], weights [C, D], bias, labels, mask, batch, key) -> [B].
 
     Args:
-      branch: a Branch, or None, which has no values.
-      options: keywords of the branch's loss.
-      margin_loss, first: the name of the first term's margin, and its keywords.
+      branch: see `branch_settings`; besides name and weight, keywords of its loss.
+      first: the first term's, see `margin_settings`.
 
     Raises:
-      ValueError: for an unknown option, or one out of range.
+      ValueError: for an unknown keyword, or one out of range.
     """
-    options = {} if options is None else options
-    loss = {"bce": binary_branch, "uniface": uniface}.get(branch)
-    loss = LOSSES.get(margin_loss) if branch in LIKE_FIRST else loss
-    kinds = {k: x.annotation for k, x in keywords(loss).items()} if loss else {}
-    options = check_settings("branch_options", options, kinds)
-    if branch is None:
+    name = branch["name"]
+    if name is None:
         return None
-    if branch == "bce":
+    options = {k: v for k, v in branch.items() if k not in ("name", "weight")}
+    if name == "bce":
+        kinds = {k: x.annotation for k, x in keywords(binary_branch).items()}
+        options = check_settings("branch", options, kinds)
 
         def binary(customized, weights, bias, labels, mask, batch, key):
             del batch, key
             return binary_branch(customized, weights, bias, labels, mask, **options)
 
         return binary
-    rule = loss(**options) if branch == "uniface" else loss(**{**first, **options})
+    if name == "uniface":
+        rule = call_at("branch", uniface, options)
+    else:
+        loss = {key: value for key, value in first.items() if key != "name"}
+        factory = LOSSES[first["name"]]
+        rule = call_at("branch", factory, {**loss, **options})
 
     def by_margin(customized, weights, bias, labels, mask, batch, key):
         cosines = cosine(customized, weights)
-        seen = margin_inputs(customized, cosines, labels, batch.is_valid, key)
-        found = logits(rule, cosines, labels, seen, {})
-        return rule.loss(found, labels, mask, {"bias": bias})
+        inputs = margin_inputs(customized, cosines, labels, batch.is_valid, key)
+        outputs = logits(rule, cosines, labels, inputs, {})
+        return rule.loss(outputs, labels, mask, {"bias": bias})
 
     return by_margin
 
@@ -168,9 +198,6 @@ def build_branch_loss(
         return masked_mean(values, batch.is_valid & ~is_other)
 
     return branch_loss
-
-
-HINGE = "class_hinge"  # beside the names of LOSSES
 
 
 def init_local(
@@ -267,15 +294,10 @@ def backbone_of(variables: PyTree) -> PyTree:
 def face_loss(
     model: Model,
     *,
-    margin_loss: str = "cosface",
-    scale: Positive = 30.0,
-    margin: NonNegative = 0.4,
-    margin_options: Mapping | None = None,
+    loss: str | Mapping = "cosface",
     contrastive_weight: NonNegative = 0.0,
     contrastive_temperature: Positive = 0.5,
-    branch: Branch | None = None,
-    branch_weight: NonNegative = 10.0,
-    branch_options: Mapping | None = None,
+    branch: str | Mapping | None = None,
     converter: Literal["linear", "bottleneck"] = "linear",
     detach_branch: bool = False,
     branch_reweighting: Literal["corrected", "official"] | None = None,
@@ -285,47 +307,44 @@ def face_loss(
     """Face loss over params {"backbone", "phi", "head", "branch", "margin"}.
 
     Args:
-      margin_loss: a name of LOSSES, with its `scale`, `margin` and further keywords in
-        `margin_options`; or class_hinge, FedFace's pull towards class embeddings that
-        stay as they are, to a cosine of 1 - `margin`. `margin_state` says where what
+      loss: a margin loss of LOSSES, or {"name", "scale" (30), "margin" (0.4), further
+        keywords}; or class_hinge, FedFace's pull towards class embeddings that stay as
+        they are, to a cosine of 1 - margin. `with_start` and `learned` say where what
         the loss keeps or learns is found.
-      contrastive_weight: 0 leaves the term, and the frozen features, out.
-      branch: bce (SphereFace2), uniface, cosface (`margin_loss` over the own classes,
-        own images only), cosface_all (over own and public classes, all images), or None
-        without a branch.
-      branch_weight: 10 is for bce, which is divided by its scale; the others are as
-        large as the first term.
-      branch_options: keywords of the branch's loss: `scale`, `margin`, `t` and
-        `positive_weight` of `binary_branch`; those of `uniface`; those of `margin_loss`
-        for a cosface branch, which has the first term's unless given.
+      contrastive_weight: 0 leaves the term, and the reference features, out.
+      branch: bce (SphereFace2), uniface, cosface (the first term's loss over the own
+        classes, own images only), cosface_all (over own and public classes, all
+        images), or {"name", "weight", keywords of its loss}; None without a branch.
+        The weight of 10 is for bce, which is divided by its scale; the others are as
+        large as the first term. A cosface branch has the first term's keywords unless
+        they are given, bce those of `binary_branch`.
       converter: a name of CONVERTERS, between backbone and branch.
       detach_branch: stop the branch's gradient before what clients share: the backbone,
         and the public classes of cosface_all.
       branch_reweighting: None, or repeat logits to imitate the softmax over the classes
-      of all
-        `num_clients` (`repeat_others`): corrected, or official, which cuts the gradient
-        of L_cos as the released `--reweight_cosface` does.
+        of all `num_clients` (`repeat_others`): corrected, or official, which cuts the
+        gradient of L_cos as the released `--reweight_cosface` does.
       interclass_filtering_threshold: cosine above which another class of an example is
-      taken for
-        label noise and left out, see `interclass_filter`; None takes all.
+        taken for label noise and left out, see `interclass_filter`; None takes all.
 
     Raises:
-      ValueError: for an unknown margin loss or option of the branch, one out of range,
-        or a reweighting without clients.
+      ValueError: for an unknown loss or keyword of the branch, one out of range, or a
+        reweighting without clients.
     """
-    _check_names(margin_loss, branch_reweighting, num_clients)
-    rule = build_rule(margin_loss, scale, margin, margin_options)
-    _check_rule(rule, margin_loss, branch, branch_reweighting)
-    first = {"scale": scale, "margin": margin, **(margin_options or {})}
-    branch_values = compute_branch_values(branch, branch_options, margin_loss, first)
-    branch_loss = build_branch_loss(branch, branch_values, converter, detach_branch)
+    first, branch = margin_settings(loss), branch_settings(branch)
+    rule = build_rule(loss)
+    _check_fit(rule, first["name"], branch["name"], branch_reweighting, num_clients)
+    branch_values = compute_branch_values(branch, first)
+    branch_loss = build_branch_loss(
+        branch["name"], branch_values, converter, detach_branch
+    )
     repeats = num_clients - 1 if branch_reweighting else 0
     is_cut = branch_reweighting == "official"
     first_term = get_first_term(
-        rule, margin, interclass_filtering_threshold, repeats, is_cut
+        rule, first["margin"], interclass_filtering_threshold, repeats, is_cut
     )
 
-    def loss_fn(variables, batch, key, *, frozen=None):
+    def loss_fn(variables, batch, key, *, reference=None):
         params, stats = variables["params"], variables["batch_stats"]
         backbone = {"params": params["backbone"], "batch_stats": stats}
         features, stats = model.apply(backbone, batch.images, True, key=key)
@@ -350,17 +369,17 @@ def face_loss(
         if contrastive_weight:
             per_example = model_contrastive(
                 features,
-                frozen.global_features(batch),
-                frozen.previous_features(batch),
+                reference.global_features(batch),
+                reference.previous_features(batch),
                 temperature=contrastive_temperature,
             )
             metrics["contrastive_loss"] = masked_mean(per_example, batch.is_valid)
             total += contrastive_weight * metrics["contrastive_loss"]
-        if branch:
+        if branch_values:
             metrics["branch_loss"] = branch_loss(
                 params["branch"], features, phi, batch, labels, sampling_key(key, 2)
             )
-            total += branch_weight * metrics["branch_loss"]
+            total += branch["weight"] * metrics["branch_loss"]
         return total, (stats, metrics)
 
     return loss_fn
@@ -406,18 +425,19 @@ def get_first_term(
     return first_term
 
 
-def build_rule(
-    name: str, scale: float, margin: float, options: Mapping | None
-) -> Margin | None:
+def build_rule(loss: str | Mapping) -> Margin | None:
     """Build the margin loss that a config names; None for class_hinge.
 
     Raises:
-      ValueError: for an unknown name or option, or one out of range.
+      ValueError: for an unknown name or keyword, or one out of range.
     """
-    if name == HINGE:
-        check_keys("margin_options", options or {}, ())
-        return None
-    return build_margin(name, scale=scale, margin=margin, options=options)
+    settings = margin_settings(loss)
+    check_choice("loss", settings["name"], (*LOSSES, HINGE))
+    if settings["name"] != HINGE:
+        return build_margin(settings)
+    check_keys("loss", settings, ("name", *MARGIN))
+    check_values("loss.", {"margin": settings["margin"]}, {"margin": NonNegative})
+    return None
 
 
 def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
@@ -425,22 +445,19 @@ def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:
     return None if key is None else jax.random.fold_in(key, use)
 
 
-def _check_names(margin_loss, branch_reweighting, num_clients):
-    check_choice("margin_loss", margin_loss, (*LOSSES, HINGE))
+def _check_fit(rule, name, branch, branch_reweighting, num_clients):
+    """Raise ValueError for branches and reweighting that need a plain softmax, or
+    clients.
+    """
     if branch_reweighting and num_clients < 1:
         raise ValueError(
             f"num_clients must be at least 1 with branch_reweighting, got "
             f"{num_clients}."
         )
-
-
-def _check_rule(rule, margin_loss, branch, branch_reweighting):
-    """Raise ValueError for branches and reweighting that need a plain softmax."""
     is_softmax = rule is not None and rule.loss is softmax
     is_unfit = branch in LIKE_FIRST and not (rule and rule.is_plain)
     if (branch_reweighting and not is_softmax) or is_unfit:
         raise ValueError(
-            "margin_loss must be a softmax without state or parameters with branch "
-            f"{branch} and branch_reweighting {branch_reweighting}, got "
-            f"{margin_loss!r}."
+            "loss must be a softmax without state or parameters with branch "
+            f"{branch} and branch_reweighting {branch_reweighting}, got {name!r}."
         )

@@ -3,11 +3,11 @@
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic
 network, what the algorithm deploys at a client the personalized one. FedFR's terms are
-for an algorithm that asks for frozen features, as FedFR does: `use_public_data` adds
-the global data, `contrastive_weight` the contrastive term, `branch` the decoupled
-feature customization; all of them are FedFR. FedFace is FedAvg with `spreadout`, local
-training `share=False`; `adaptation` appends the adaptation of Yu et al. to a method
-without a branch.
+for an algorithm that asks for features of the networks of the round before, as FedFR
+does: `use_public_data` adds the global data, `contrastive_weight` the contrastive term,
+`branch` the decoupled feature customization; all of them are FedFR. FedFace is FedAvg
+with `spreadout`, local training `personal="."`; `adaptation` appends the adaptation of
+Yu et al. to a method without a branch.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from fedfr_jax.schema import (
     call,
     check_choice,
     check_settings,
-    check_values,
+    keywords,
     kinds_of,
     naming,
 )
@@ -47,8 +47,8 @@ from fedfr_jax.tasks.faces.frozen_features import (
     prepare_features,
 )
 from fedfr_jax.tasks.faces.loss import (
-    Branch,
     backbone_of,
+    branch_settings,
     build_rule,
     classifier,
     client_features,
@@ -60,7 +60,8 @@ from fedfr_jax.tasks.faces.loss import (
     with_margin_state,
     with_start,
 )
-from fedfr_jax.tasks.options import algorithm_of, keywords
+from fedfr_jax.tasks.methods import algorithm_of
+from fedfr_jax.tasks.renamed import check_removed
 from fedfr_jax.tasks.trainers import MethodContext, federated_trainer
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
@@ -78,16 +79,12 @@ ALGORITHM_DEFAULTS = {"contrastive_weight": 5.0}  # of MOON
 
 
 class FaceTerms(NamedTuple):
-    """Keys of a method of faces: four of its margin; FedFR's terms, below `algorithm`.
+    """FedFR's terms, keys of a method below `algorithm`.
 
     The defaults are FedFR's paper's, or the released code's where it says nothing, but
     for `initial_previous_model`, which is ours (the code takes a random network).
     """
 
-    margin_loss: str = "cosface"  # this and the next three: see `face_loss`
-    scale: Positive = 30.0
-    margin: NonNegative = 0.4
-    margin_options: Mapping | None = None
     use_public_data: bool = True  # train on the public classes too, with hard negatives
     hard_negative_threshold: Cosine | None = (
         0.4  # cosine above which they are hard; None: none is
@@ -96,11 +93,9 @@ class FaceTerms(NamedTuple):
     hard_negative_level: Literal["image", "class"] = (
         "image"  # by image, or by class with all its images
     )
-    contrastive_weight: NonNegative = 5.0  # this and the next seven: see `face_loss`
+    contrastive_weight: NonNegative = 5.0  # this and the next five: see `face_loss`
     contrastive_temperature: Positive = 0.5
-    branch: Branch | None = "bce"
-    branch_weight: NonNegative = 10.0
-    branch_options: Mapping | None = None
+    branch: str | Mapping | None = "bce"
     converter: Literal["linear", "bottleneck"] = "linear"
     detach_branch: bool = False
     branch_reweighting: Literal["corrected", "official"] | None = None
@@ -111,16 +106,16 @@ class FaceTerms(NamedTuple):
     # N(0, 0.01^2) and the pretrained head.
     init_head_from_class_means: bool = False
     # Cosine above which the server pushes the classes of a cohort's clients apart after
-    # a round; None does not. Its options are `steps`, `learning_rate`, `momentum` and
-    # `weight_decay` of `spread`.
-    spreadout: Cosine | None = None
-    spreadout_options: Mapping | None = None
+    # a round, or {"threshold": it, and `steps`, `learning_rate`, `momentum` and
+    # `weight_decay` of `spread`}; None does not.
+    spreadout: Cosine | Mapping | None = None
     # `epochs` of a last round, and the keywords of `build_face_adaptation`; None for
     # none.
     adaptation: Mapping | None = None
 
 
-MARGIN, TERMS = FaceTerms._fields[:4], FaceTerms._fields[4:]
+TERMS = FaceTerms._fields
+LOSS_TERMS = tuple(name for name in TERMS if name in keywords(face_loss))
 PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
@@ -178,8 +173,6 @@ def build_method(
         }
         return face_method(section, options, model, federation, seed=seed, **counts)
     inherited = dict(pretraining)
-    if "margin_loss" in options:
-        inherited.pop("margin_options", None)  # of another loss
     return call(section, Training, {**inherited, **options})
 
 
@@ -197,7 +190,7 @@ def face_method(
     """Build a federated face method, FedFR unless `algorithm` is set.
 
     Args:
-      options: keys of `FaceTerms`, `distill`, and those of every task.
+      options: keys of `Method`, with `FaceTerms` below `algorithm`.
       num_classes: M, the most identities of any client.
       num_clients: of the population.
       num_public: public classes.
@@ -207,32 +200,33 @@ def face_method(
       ValueError: for an unknown option, one out of range, or options that exclude each
         other.
     """
-    algorithm, settings, options = algorithm_of(section, options, "fedfr")
-    told = open_distill(section, options.pop("distill", None), model)
-    takes_terms = "frozen" in keywords(ALGORITHMS[algorithm])
+    name, settings = algorithm_of(section, options, "fedfr")
+    options = dict(options)
+    teacher = open_distill(section, options.pop("distill", None), model)
+    takes_terms = "reference_features" in keywords(ALGORITHMS[name])
     is_packed = takes_terms and not options.keys() & NAMED_LEAVES
     known = TERMS if takes_terms else ()
     unset = {} if takes_terms else PLAIN._asdict()
-    margin = {key: options.pop(key) for key in MARGIN if key in options}
     given = {key: settings.pop(key) for key in known if key in settings}
     with naming(f"config.{section}"):
-        margin = check_values(f"config.{section}.", margin, kinds_of(FaceTerms))
-        terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given, **margin})
-        _check_exclusions(terms, settings.get("share", True), options)
-        options["algorithm"] = {"name": algorithm, **settings}
-        rule = build_rule(
-            terms.margin_loss, terms.scale, terms.margin, terms.margin_options
-        )
+        check_removed(settings)
+        terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given})
+        _check_exclusions(terms, options)
+        options["algorithm"] = {"name": name, **settings}
+        loss = options.get("loss", "")
+        rule = build_rule(loss)
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
-        of = _context(terms, rule, model, told, num_classes, num_clients, num_public)
+        of = _context(
+            terms, loss, rule, model, teacher, num_classes, num_clients, num_public
+        )
         of = of._replace(
-            keys=MARGIN,
+            keys=("distill",),
             terms_keys=known,
             algorithm_defaults=ALGORITHM_DEFAULTS,
             defaults=_defaults(options),
+            federation=federation,
             seed=seed,
         )
-        of = of._replace(federation=federation)
         if takes_terms:
             offers = _offers(terms, rule, model, is_packed)
             of = of._replace(facts={**of.facts, **offers})
@@ -242,8 +236,8 @@ def face_method(
             # A client's own work after the last round, which the server never sees.
             plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
             last = last_round(terms.adaptation, section, plain, of, model)
-        if apart := spread_apart(terms.spreadout, terms.spreadout_options):
-            algorithm = fedface(algorithm, apart, num_clients=num_clients)
+        if spreads := spread_apart(terms.spreadout):
+            algorithm = fedface(algorithm, spreads, num_clients=num_clients)
     if is_packed:
         algorithm = pack_variables(algorithm, at=BACKBONE)
         last = last and last._replace(
@@ -255,7 +249,7 @@ def face_method(
         final_adaptation=last,
     )
     return FaceMethod(
-        trainer, terms.init_head_from_class_means and terms.use_public_data, told
+        trainer, terms.init_head_from_class_means and terms.use_public_data, teacher
     )
 
 
@@ -268,9 +262,10 @@ def _defaults(options: Mapping) -> Mapping:
 
 def _context(
     terms: FaceTerms,
+    loss: str | Mapping,
     rule: Margin | None,
     model: Model,
-    told: Distill | None,
+    teacher: Distill | None,
     num_classes: int,
     num_clients: int,
     num_public: int,
@@ -279,12 +274,12 @@ def _context(
     draw_own = init_local(
         num_classes,
         model.embedding_dim,
-        branch=terms.branch,
+        branch=branch_settings(terms.branch)["name"],
         converter=terms.converter,
         std=0.0 if terms.init_head_from_class_means else 0.01,
         others=learned(rule, num_classes),
     )
-    loss_of = _loss_of(terms, told, num_clients)
+    loss_of = _loss_of(terms, loss, teacher, num_clients)
 
     def start(variables: PyTree) -> PyTree:
         own = jax.eval_shape(draw_own, jax.random.key(0))
@@ -307,7 +302,7 @@ def _context(
         apply=client_features(model, converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
-        loss_of=lambda known: loss_of(of_backbone(known)),
+        loss_of=lambda section, loss, known: loss_of(of_backbone(known)),
         num_rows=0,
         mesh=None,
         facts={"num_clients": num_clients, "model": classifier(model)},
@@ -321,25 +316,13 @@ def _context(
     )
 
 
-def _loss_of(terms: FaceTerms, told: Distill | None, num_clients: int) -> Callable:
+def _loss_of(
+    terms: FaceTerms, loss: str | Mapping, teacher: Distill | None, num_clients: int
+) -> Callable:
     """Build model -> loss of a client, with distillation if there is a teacher."""
-    loss_of = partial(
-        face_loss,
-        margin_loss=terms.margin_loss,
-        scale=terms.scale,
-        margin=terms.margin,
-        margin_options=terms.margin_options,
-        contrastive_weight=terms.contrastive_weight,
-        contrastive_temperature=terms.contrastive_temperature,
-        branch=terms.branch,
-        branch_weight=terms.branch_weight,
-        branch_options=terms.branch_options,
-        converter=terms.converter,
-        detach_branch=terms.detach_branch,
-        branch_reweighting=terms.branch_reweighting,
-        num_clients=num_clients,
-    )
-    return partial(with_distillation, loss_of, told=told) if told else loss_of
+    own = {name: getattr(terms, name) for name in LOSS_TERMS}
+    loss_of = partial(face_loss, loss=loss, num_clients=num_clients, **own)
+    return partial(with_distillation, loss_of, told=teacher) if teacher else loss_of
 
 
 def _offers(
@@ -363,7 +346,9 @@ def _offers(
 
     return {
         "identities": True,
-        "frozen": previous_features(embed) if terms.contrastive_weight else None,
+        "reference_features": previous_features(embed)
+        if terms.contrastive_weight
+        else None,
         "prepare": prepare,
         "initial_previous_model": drawn
         if terms.initial_previous_model == "random"
@@ -372,47 +357,37 @@ def _offers(
     }
 
 
-def _check_exclusions(terms: FaceTerms, share: bool, options: Mapping) -> None:
+def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
     """Raise ValueError for options that exclude each other."""
-    how = options.get("batch_stats", "average")
     is_random = terms.initial_previous_model == "random"
-    if not share and is_random:
-        raise ValueError(
-            "initial_previous_model must be 'global' with share=False, got 'random'."
-        )
-    for name, value in (
-        ("adaptation", terms.adaptation),
-        ("spreadout", terms.spreadout),
-    ):
-        if not share and value is not None:
-            raise ValueError(f"share must be True with {name}, got False.")
     if terms.adaptation is not None and terms.branch is not None:
         raise ValueError(f"branch must be None with adaptation, got {terms.branch!r}.")
-    if how != "average" and not share:
-        raise ValueError(f"share must be True with batch_stats {how}, got False.")
-    if how == "local" and (terms.adaptation is not None or is_random):
+    is_local = options.get("batch_stats", "average") == "local"
+    if is_local and (terms.adaptation is not None or is_random):
         raise ValueError(
-            "batch_stats must be average or random_client with adaptation, or a "
-            "initial_previous_model that "
-            "is random, got 'local'."
+            "batch_stats must be average or random_client with adaptation or a random "
+            "initial_previous_model, got 'local'."
         )
 
 
-def spread_apart(margin: float | None, options: Mapping | None) -> Callable | None:
-    """Build `spread` of `fedface` for a margin; None without one.
+def spread_apart(spreadout: float | Mapping | None) -> Callable | None:
+    """Build `spread` of `fedface` from the key `spreadout`; None without one.
 
     Raises:
-      ValueError: for an option that `spread` does not have, one out of range, or any
-        without a margin.
+      ValueError: for an option that `spread` does not have, or one out of range.
     """
-    options = {} if options is None else options
-    kinds = {} if margin is None else kinds_of(spread)
-    passed = ("weights", "margin", "class_mask")
-    kinds = {name: kind for name, kind in kinds.items() if name not in passed}
-    options = check_settings("spreadout_options", options, kinds)
-    if margin is None:
+    if spreadout is None:
         return None
-    return lambda heads, **mask: spread(heads, margin=margin, **options, **mask)[0]
+    is_number = not isinstance(spreadout, Mapping)
+    settings = {"threshold": spreadout} if is_number else dict(spreadout)
+    kinds = {"threshold": Cosine, **kinds_of(spread)}
+    for name in ("weights", "margin", "class_mask"):
+        del kinds[name]
+    settings = check_settings("spreadout", settings, kinds)
+    if "threshold" not in settings:
+        raise ValueError("spreadout needs the key threshold, the cosine.")
+    settings["margin"] = settings.pop("threshold")
+    return lambda heads, **mask: spread(heads, **settings, **mask)[0]
 
 
 def last_round(
@@ -435,7 +410,7 @@ def last_round(
 
 
 def previous_features(embed: Callable) -> Callable:
-    """Build `frozen` of `fedfr`: features of the global and the previous model."""
+    """Build `reference_features` of `fedfr`, of the global and the previous model."""
     return partial(frozen_features, embed)
 
 

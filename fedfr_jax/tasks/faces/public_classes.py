@@ -344,10 +344,7 @@ def build_public_loss(
     else:
         make = partial(
             face_loss,
-            margin_loss=settings.margin_loss,
-            scale=settings.scale,
-            margin=settings.margin,
-            margin_options=settings.margin_options,
+            loss=settings.loss,
             interclass_filtering_threshold=settings.interclass_filtering_threshold,
         )
     if told:
@@ -365,8 +362,7 @@ def class_parallel_public_loss(rule: Margin | None, settings: Training) -> Calla
     """
     if rule is None or rule.loss is not softmax:
         raise ValueError(
-            "margin_loss must be a softmax with class_parallel, got "
-            f"{settings.margin_loss!r}."
+            f"loss must be a softmax with class_parallel, got {settings.loss!r}."
         )
     return partial(
         class_parallel_loss,
@@ -385,6 +381,4 @@ def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
 
 def margin_rule(settings: Training) -> Margin | None:
     """Margin of a central training; None for class_hinge."""
-    return build_rule(
-        settings.margin_loss, settings.scale, settings.margin, settings.margin_options
-    )
+    return build_rule(settings.loss)

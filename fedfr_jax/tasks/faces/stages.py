@@ -44,8 +44,8 @@ from fedfr_jax.tasks.faces.public_classes import (
     public_population,
     public_training,
 )
+from fedfr_jax.tasks.methods import with_numbers
 from fedfr_jax.tasks.model import build_network
-from fedfr_jax.tasks.options import with_numbers
 from fedfr_jax.types import (
     DataUsage,
     Experiment,

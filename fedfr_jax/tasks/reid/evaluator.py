@@ -42,9 +42,9 @@ from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.ranges import BatchSize, Count, Whole
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
-from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.tasks.local_training import local_from_settings
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
-from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.tasks.reid.loss import loss_of_method
 from fedfr_jax.types import (
     Algorithm,
     Augment,
@@ -280,8 +280,8 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
 
 
 class LocalTrainingConfig(NamedTuple):
-    """Keys of config.evaluation.local_training, besides those of `local_of` and
-    loss.
+    """Keys of config.evaluation.local_training, besides a method's LOCAL_KEYS and
+    `loss`.
     """
 
     epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
@@ -295,7 +295,7 @@ def build_client_training(
     config.evaluation.local_training.
 
     Args:
-      settings: those two, and keys of `local_of` and of `reid_loss`.
+      settings: those two, and a method's LOCAL_KEYS and `loss`.
 
     Raises:
       ValueError: for an unknown key, a number out of its range, or several processes.
@@ -310,9 +310,8 @@ def build_client_training(
     names = [k for k in LocalTrainingConfig._fields if k in settings]
     own = {k: settings.pop(k) for k in names}
     epochs, identities = call(section, LocalTrainingConfig, own)
-    of_loss = {k: settings.pop(k) for k in keywords(reid_loss) if k in settings}
-    loss = call(section, reid_loss, of_loss, model)
-    local = call(section, local_of, settings, loss)
+    loss = loss_of_method(f"{section}.loss", settings.pop("loss", ""), model)
+    local = local_from_settings(section, settings, loss)
     return build_finetuning(local), epochs, identities
 
 

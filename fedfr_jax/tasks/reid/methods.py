@@ -1,8 +1,7 @@
 """Methods of re-identification: federated or central.
 
-Keys beside those of `tasks.trainers` and of `reid_loss`:
-  personal: the classifier unless it is said; "." for clients that train alone.
-  identities: P of batches that hold P identities with as many images each.
+The key `personal` of a method is the classifier unless it is set; "." for clients that
+train alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +18,12 @@ from fedfr_jax.federated.settings import AUTO, Federation
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.ranges import Whole
-from fedfr_jax.schema import call, naming
+from fedfr_jax.schema import check_values, naming
 from fedfr_jax.tasks.data import by_conv_implementation
 from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
 from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
-from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.tasks.reid.loss import loss_of_method
 from fedfr_jax.tasks.trainers import (
     MethodContext,
     build_trainer,
@@ -33,14 +32,6 @@ from fedfr_jax.tasks.trainers import (
     with_initial_weights,
 )
 from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, PyTree
-
-
-class Batches(NamedTuple):
-    """Keys of a method besides those of its loss."""
-
-    identities_per_batch: Whole = (
-        0  # P of batches of P identities with as many images each
-    )
 
 
 class Parts(NamedTuple):
@@ -126,7 +117,8 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     model = model_of(settings, parts.input_shape, num_classes)
     of = method_context(
         model,
-        reid_loss,
+        loss_of_method,
+        keys=("identities_per_batch",),
         num_clients=parts.split.num_clients,
         num_rows=len(parts.split.train),
         mesh=parts.mesh,
@@ -173,9 +165,10 @@ def trainer_of(
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"
-    own = {key: options.pop(key) for key in Batches._fields if key in options}
-    identities = call(f"methods.{name}", Batches, own).identities_per_batch
+    identities = options.get("identities_per_batch", 0)
     if options.get("kind") == "central":
+        batches = {"identities_per_batch": options.pop("identities_per_batch", 0)}
+        check_values(f"{section}.", batches, {"identities_per_batch": Whole})
         if "augment" in options:
             options["augment"] = fill_statistics(options["augment"], parts.statistics)
         trainer = build_trainer(name, options, everybody)

@@ -9,18 +9,44 @@ import optax
 from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import NonNegative
-from fedfr_jax.schema import checked
+from fedfr_jax.schema import call, check_keys, checked
+from fedfr_jax.tasks.methods import named
 from fedfr_jax.types import Model
 
 
-@checked
+def segmentation_loss(section: str, given: str | Mapping, model: Model) -> Callable:
+    """Build a client's loss from the key `loss` of a method.
+
+    Args:
+      given: cross_entropy, the default, or one of LOSSES that takes logits; or
+        {"name": ..., settings}. All have `class_weights`.
+      model: gives logits [B, H, W, M].
+    """
+    settings = named(given, "cross_entropy")
+    weights = {k: settings.pop(k) for k in ("class_weights",) if k in settings}
+    values_of = entropies
+    if settings["name"] == "cross_entropy":
+        check_keys(f"config.{section}", settings, ("name", "class_weights"))
+    else:
+        values_of = pixel_losses(build_output_loss(settings, model.embedding_dim))
+    return call(section, mean_pixel_loss, weights, model, values_of)
+
+
 def pixel_cross_entropy(
+    model: Model, *, class_weights: tuple[NonNegative, ...] = ()
+) -> Callable:
+    """Mean pixel cross entropy: `mean_pixel_loss` of it."""
+    return mean_pixel_loss(model, entropies, class_weights=class_weights)
+
+
+@checked
+def mean_pixel_loss(
     model: Model,
+    values_of: Callable,
     *,
     class_weights: tuple[NonNegative, ...] = (),
-    loss: str | Mapping = "",
 ) -> Callable:
-    """Mean pixel cross entropy over the valid examples, as `LocalTraining.loss`.
+    """Mean loss of pixels over the valid examples, as `LocalTraining.loss`.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
     `types.VOID` or -1, count for nothing; a batch without a pixel that counts has the
@@ -28,16 +54,15 @@ def pixel_cross_entropy(
 
     Args:
       model: gives logits [B, H, W, M].
+      values_of: (logits [B, H, W, M], classes [B, H, W]) -> [B, H, W].
       class_weights: a pixel counts by that of its class, >= 0, M of them; () counts
         all alike. As in PyTorch, the mean is over the weights of the pixels.
-      loss: one of LOSSES that is of outputs, or {"name": ..., settings}, in the place
-        of cross-entropy.
 
     Returns:
       loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
 
     Raises:
-      ValueError: for weights that are not one per class, or all 0, or an unfit loss.
+      ValueError: for weights that are not one per class, or all 0.
     """
     num_classes = model.embedding_dim
     weights = class_weights or (1.0,) * num_classes
@@ -46,10 +71,6 @@ def pixel_cross_entropy(
             f"class_weights must have {num_classes} entries, one per class and not all "
             f"0, got {class_weights}."
         )
-
-    values_of = (
-        pixel_losses(build_output_loss(loss, num_classes)) if loss else entropies
-    )
 
     def loss_fn(variables, batch, key):
         logits, stats = model.apply(variables, batch.images, True, key=key)

@@ -34,7 +34,7 @@ from fedfr_jax.tasks.segmentation.evaluator import (
     palette,
     prediction_images,
 )
-from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
+from fedfr_jax.tasks.segmentation.loss import segmentation_loss
 from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.tasks.trainers import (
     MethodContext,
@@ -144,7 +144,7 @@ def build_trainers(
     def context_of(network):
         return method_context(
             build_segmenter(network, source),
-            pixel_cross_entropy,
+            segmentation_loss,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,

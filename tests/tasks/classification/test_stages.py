@@ -478,7 +478,7 @@ ROWS = [
         "optimizer must be the name of an optax optimizer",
     ),
     ({**RATE, "batch_stats": "frozen"}, "batch_stats must be one of .*'frozen'"),
-    ({**RATE, "label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\)"),
+    ({**RATE, "loss": {"label_smoothing": 1.0}}, r"label_smoothing must .* \[0, 1\)"),
     ({**RATE, "kind": "center"}, "kind must be one of .*, got 'center'"),
     ({"kind": "central", "margin": 0.1}, "must have keys of .*got 'margin'"),
     ({"kind": "central", "epochs": 0}, "epochs must be at least 1, got 0"),
@@ -496,7 +496,10 @@ ROWS = [
     ),
     ({"kind": "central", "gate_weight": 2.0}, "must have keys of .*got 'gate_weight'"),
     ({"kind": "central", "batch_size": 129}, r"batch_size must be at most 128"),
-    ({"kind": "central", "label_smoothing": 1.0}, "label_smoothing must lie in"),
+    (
+        {"kind": "central", "loss": {"label_smoothing": 1.0}},
+        "loss.label_smoothing must",
+    ),
     ({**RATE, "personal_epochs": 1}, "personal_epochs needs personal leaves"),
     (
         {**RATE, "personal": "classifier", "personal_epochs": -1},

@@ -16,10 +16,10 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces import stages
 from fedfr_jax.tasks.faces.methods import face_method, methods_of
-from fedfr_jax.tasks.options import keywords
 from fedfr_jax.types import Experiment, Model, PyTree, Source
 
 
@@ -91,7 +91,7 @@ def nested(options: Mapping) -> dict:
     name = options.get("algorithm", "fedfr")
     if not isinstance(name, str) or options.get("kind") == "central":
         return dict(options)
-    own = TERMS | {*keywords(ALGORITHMS.get(name, fedfr))} - {"frozen", "momentum"}
+    own = TERMS | {*keywords(ALGORITHMS.get(name, fedfr))} - {"momentum"}
     settings = {key: value for key, value in options.items() if key in own}
     others = {key: value for key, value in options.items() if key not in own}
     return {**others, "algorithm": {"name": name, **settings}}

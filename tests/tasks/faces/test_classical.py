@@ -193,7 +193,7 @@ def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     still = {**PLAIN, "learning_rate": 0.0}
     stats = lambda rows: unpack(given.previous(rows)["batch_stats"])["mean"]
     generic = lambda run: run[0].trainer.global_model(run[1])
-    _, _, alone, _ = run(task, {**still, "share": False}, rounds=2)
+    _, _, alone, _ = run(task, {**still, "personal": "."}, rounds=2)
     own = run(task, {**still, "batch_stats": "local"}, rounds=2)
     assert_close(stats(own[2]), stats(alone))  # as if there were nobody else
     assert_close(generic(own)["batch_stats"], BACKBONE["batch_stats"])
@@ -299,10 +299,7 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
             "init_per_client needs personal leaves",
         ),
         ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
-        (
-            {"batch_stats": "random_client", "share": False},
-            "share must be True with batch",
-        ),
+        ({"algorithm": {"name": "fedfr", "share": False}}, 'have personal="."'),
         (
             {"batch_stats": "local", "branch": None, "adaptation": {}},
             "be average or random_client",
@@ -316,7 +313,12 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
         ({"algorithm": "fedavg", "num_clusters": 2}, "got 'num_clusters'"),
         ({"algorithm": "fedavg", "weighting": "size"}, "weighting must be one of"),
         ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "if mu is set"),
-        ({"algorithm": "fedavg", "margin_loss": "l2"}, "margin_loss must be one of"),
+        ({"algorithm": "fedavg", "loss": "l2"}, "loss must be one of"),
+        ({"margin_loss": "cosface"}, r"got 'margin_loss' \(renamed to loss.name\)"),
+        (
+            {"algorithm": {"name": "fedfr", "branch_weight": 1.0}},
+            r"got 'branch_weight' \(renamed to branch.weight\)",
+        ),
         (
             {"algorithm": "ifca", "num_clusters": 0},
             "num_clusters must be at least 1, got 0",

@@ -125,15 +125,10 @@ def test_the_rate_drops_where_the_released_code_drops_it():
 
 # Where a row's options go; none has a default's value.
 LOSS = {
-    "margin_loss": "elasticface",
-    "margin_options": {"std": 0.1},
-    "scale": 20.0,
-    "margin": 0.3,
+    "loss": {"name": "elasticface", "std": 0.1, "scale": 20.0, "margin": 0.3},
     "contrastive_weight": 2.0,
     "contrastive_temperature": 0.7,
-    "branch": "cosface",
-    "branch_weight": 3.0,
-    "branch_options": {"margin": 0.1},
+    "branch": {"name": "cosface", "weight": 3.0, "margin": 0.1},
     "converter": "bottleneck",
     "detach_branch": True,
     "branch_reweighting": "corrected",

@@ -15,19 +15,16 @@ from fedfr_jax.losses.spreadout import spread, spreadout_sum
 from fedfr_jax.tasks.faces import evaluator
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
-from fedfr_jax.tasks.faces.loss import face_loss
+from fedfr_jax.tasks.faces.loss import branch_settings, face_loss, margin_settings
 from fedfr_jax.tasks.faces.methods import ALGORITHM_DEFAULTS, DEFAULTS, FaceTerms
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
 from tests.tasks.faces.given import nested
 
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
-COSFACE = {"margin_loss": "cosface", "scale": 30.0, "margin": 0.4}
-OPTIONS = {"margin_options": None}
-BRANCH = {"branch_weight": 10.0, "converter": "linear", "detach_branch": False}
+COSFACE = {"name": "cosface", "scale": 30.0, "margin": 0.4}
+BRANCH = {"converter": "linear", "detach_branch": False}
 EXPECTED = {
     FaceTerms: {
-        **COSFACE,
-        **OPTIONS,
         **BRANCH,
         "use_public_data": True,
         "hard_negative_threshold": 0.4,
@@ -35,23 +32,19 @@ EXPECTED = {
         "contrastive_weight": 5.0,
         "contrastive_temperature": 0.5,
         "branch": "bce",
-        "branch_options": None,
         "branch_reweighting": None,
         "initial_previous_model": "global",
         "hard_negative_level": "image",
         "init_head_from_class_means": False,
         "spreadout": None,
-        "spreadout_options": None,
         "adaptation": None,
     },
     face_loss: {
-        **COSFACE,
-        **OPTIONS,
         **BRANCH,
+        "loss": "cosface",
         "contrastive_weight": 0.0,
         "contrastive_temperature": 0.5,
         "branch": None,
-        "branch_options": None,
         "branch_reweighting": None,
         "num_clients": 0,
         "interclass_filtering_threshold": None,
@@ -76,7 +69,7 @@ EXPECTED = {
     },
     build_face_adaptation: {
         **SGD,
-        **COSFACE,
+        "loss": "cosface",
         "kind": "finetune",
         "learning_rate": 1e-3,
         "alpha": 0.95,
@@ -105,8 +98,7 @@ EXPECTED = {
         "weight_decay": 5e-4,
         "learning_rate_multipliers": None,
         "clip_norm": 0.0,
-        **COSFACE,
-        **OPTIONS,
+        "loss": "",
         "interclass_filtering_threshold": None,
         "flip_probability": 0.5,
         "augment": (),
@@ -153,21 +145,22 @@ SHARED = {"learning_rate": 2e-3}
 FEDAVG = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 ADAPT = {"epochs": 5}
 ROWS = {
-    "local": {**SHARED, **FEDAVG, "share": False},
+    "local": {**SHARED, **FEDAVG, "personal": "."},
     "fedavg": {**SHARED, **FEDAVG},
     "fedface": {
-        **{**SHARED, **FEDAVG, "margin_loss": "class_hinge", "margin": 0.1},
+        **{**SHARED, **FEDAVG, "loss": {"name": "class_hinge", "margin": 0.1}},
         **{
             "init_head_from_class_means": True,
-            "spreadout": 0.3,
-            "spreadout_options": {"steps": 10},
+            "spreadout": {"threshold": 0.3, "steps": 10},
         },
     },
     "spreadout": {**SHARED, **FEDAVG, "spreadout": 0.4},
-    "local_equal": {**SHARED, **FEDAVG, "share": False, "local_epochs": (6, 5)},
+    "local_equal": {**SHARED, **FEDAVG, "personal": ".", "local_epochs": (6, 5)},
     "fedavg_equal": {**SHARED, **FEDAVG, "local_epochs": (6, 5)},
     "local_negatives": {
-        **{**SHARED, "contrastive_weight": 0.0, "branch": None, "share": False},
+        **{**SHARED, "contrastive_weight": 0.0, "branch": None},
+        "public_classes_update": "frozen",
+        "personal": "^(?!params/phi)",
     },
     "branch_only": {**SHARED, "use_public_data": False, "contrastive_weight": 0.0},
     "no_images": {**SHARED, "use_public_data": False},
@@ -177,7 +170,7 @@ ROWS = {
     "contrastive": {**SHARED, "branch": None},
     "finetune": {**SHARED, "branch": None, "adaptation": {**ADAPT, "kind": "finetune"}},
     "distill": {**SHARED, "branch": None, "adaptation": {**ADAPT, "kind": "distill"}},
-    "cosface_branch": {**SHARED, "branch": "cosface", "branch_weight": 1.0},
+    "cosface_branch": {**SHARED, "branch": {"name": "cosface", "weight": 1.0}},
     "fedfr": SHARED,
     "central": {"kind": "central", "epochs": 3},
 }
@@ -201,6 +194,8 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
         "learning_rate": 1e-3,
         "decay_epochs": (8, 6, 4, 3),  # 0.75 of the epochs of each round
     }
+    assert margin_settings("") == COSFACE
+    assert branch_settings("bce") == {"name": "bce", "weight": 10.0}
     assert ALGORITHM_DEFAULTS == {"contrastive_weight": 5.0}
     assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol
 
@@ -243,7 +238,6 @@ PAPER_ROW = {
     "decay_epochs": (8, 6, 4, 3),
     "hard_negative_threshold": 0.4,
     "contrastive_weight": 5.0,
-    "branch_weight": 10.0,
 }
 RATE = {"learning_rate": 1e-3, "decay_epochs": (3, 3, 2)}
 DEMO = {
@@ -276,7 +270,7 @@ def test_the_papers_config_and_the_demo_by_value():
     assert rows["fedfr"] == nested(PAPER_ROW)
     assert rows["fedavg"] == nested({**PAPER_ROW, **FEDAVG})
     assert rows["fedavg_equal"]["local_epochs"] == (15, 12, 9, 6)
-    assert rows["cosface_branch"]["algorithm"]["branch_weight"] == 1.0
+    assert rows["cosface_branch"]["algorithm"]["branch"]["weight"] == 1.0
     assert rows["finetune"]["algorithm"]["adaptation"] == {
         **ADAPT,
         "learning_rate": 1e-3,

@@ -114,7 +114,7 @@ def by_hand(variables, batch, weight, is_labeled, scale=64.0, margin=0.4):
 
 
 def loss_of(one, **others):
-    make = lambda model: face_loss(model, scale=64.0, margin=0.4, **others)
+    make = lambda model: face_loss(model, loss={"scale": 64.0}, **others)
     return d.with_distillation(make, linear(), one)
 
 
@@ -129,7 +129,7 @@ def test_the_loss_is_cosface_and_nine_times_the_angular_distance():
         total,
         rtol=1e-5,
     )
-    alone = face_loss(linear(), scale=64.0, margin=0.4)(variables, batch, None)[0]
+    alone = face_loss(linear(), loss={"scale": 64.0})(variables, batch, None)[0]
     without = loss_of(told(weight=0.0))(variables, batch, None)[0]
     assert_array_equal(without, alone)
 
@@ -364,7 +364,7 @@ def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
 
 def magface(cache, folder, grid=(1, 1), **keys):
     """Variables after a training of which a third of the labels are not used."""
-    more = {"margin_loss": "magface", **keys}
+    more = {"loss": "magface", **keys}
     return pretrained(
         semi_supervised(cache, grid, more, unlabeled_fraction=0.3), folder
     )

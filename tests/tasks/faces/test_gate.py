@@ -54,7 +54,7 @@ def batch_of(seed, count=32, *, is_labeled=True):
 
 
 def loss_with(weight):
-    settings = Training(gate_weight=weight, scale=8.0)
+    settings = Training(gate_weight=weight, loss={"scale": 8.0})
     return build_public_loss(network(), None, settings, make_mesh(1))
 
 

@@ -42,8 +42,9 @@ def problem(seed=0):
     return params, batch
 
 
-def branch_term(params, batch, **options):
-    loss = face_loss(MODEL, branch_weight=1.0, **options)
+def branch_term(params, batch, branch, *, loss="cosface", detach=False, **options):
+    branch = {"name": branch, "weight": 1.0, **options}
+    loss = face_loss(MODEL, branch=branch, loss=loss, detach_branch=detach)
 
     @jax.jit
     def term(params, batch):
@@ -81,10 +82,10 @@ def test_cosface_on_all_is_the_softmax_over_own_and_public_classes():
             for c, y, is_valid in zip(cosine, labels, IS_VALID, strict=True)
             if is_valid
         ]
-        options = {"branch_options": {"scale": scale, "margin": margin}}
+        options = {"scale": scale, "margin": margin}
         actual = branch_term(params, batch, branch="cosface_all", **options)
         np.testing.assert_allclose(actual, np.mean(each), rtol=1e-5)
-    default = branch_term(params, batch, branch="cosface_all", scale=8.0, margin=0.1)
+    default = branch_term(params, batch, "cosface_all", loss=options)
     np.testing.assert_allclose(default, actual, rtol=1e-6)
 
 
@@ -131,7 +132,7 @@ def test_without_public_classes_both_cosface_branches_are_one():
 @pytest.mark.parametrize("is_detached", [False, True])
 def test_cosface_on_all_trains_phi_unless_it_is_detached(is_detached):
     params, batch = problem()
-    options = {"branch": "cosface_all", "detach_branch": is_detached}
+    options = {"branch": "cosface_all", "detach": is_detached}
     slopes = jax.jit(jax.grad(lambda p: branch_term(p, batch, **options)))(params)
     for name in ("backbone", "phi"):
         assert np.abs(slopes[name]).max() > 1e-4 or is_detached
@@ -154,7 +155,7 @@ def test_the_options_of_the_binary_branch_reach_it():
         (1 - share) / r * softplus(r * (adjusted + m) + bias),
     )
     options = {"scale": r, "margin": m, "t": t, "positive_weight": share}
-    actual = branch_term(params, batch, branch="bce", branch_options=options)
+    actual = branch_term(params, batch, "bce", **options)
     np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
     assert abs(actual - branch_term(params, batch, branch="bce")) > 1e-2
 
@@ -168,17 +169,17 @@ def test_the_uniface_branch_is_binary_over_own_classes_with_thresholds_of_their_
     above = np.clip(logits, -scale, scale)
     losses = np.where(is_own, np.logaddexp(0, -above), others * np.logaddexp(0, above))
     options = {"scale": scale, "margin": margin, "negative_weight": others}
-    actual = branch_term(params, batch, branch="uniface", branch_options=options)
+    actual = branch_term(params, batch, "uniface", **options)
     np.testing.assert_allclose(actual, losses.sum(1)[IS_VALID].mean(), rtol=1e-5)
     default = branch_term(params, batch, branch="uniface")
     own = {"scale": 64.0, "margin": 0.4, "negative_weight": 1.0}
-    told = branch_term(params, batch, branch="uniface", branch_options=own)
+    told = branch_term(params, batch, "uniface", **own)
     np.testing.assert_array_equal(default, told)
 
 
 def test_fedface_pulls_features_to_class_embeddings_that_stay():
     params, batch = problem()
-    loss = face_loss(MODEL, margin_loss="class_hinge", margin=0.1)
+    loss = face_loss(MODEL, loss={"name": "class_hinge", "margin": 0.1})
     value = lambda params: loss({"params": params, "batch_stats": {}}, batch, None)[0]
     found, gradient = jax.jit(jax.value_and_grad(value))(params)
     features = unit(batch.images @ params["backbone"])
@@ -192,14 +193,14 @@ def test_fedface_pulls_features_to_class_embeddings_that_stay():
         {"branch": "cosface"},
         {"branch_reweighting": "corrected", "num_clients": 2},
     ):
-        with pytest.raises(ValueError, match="margin_loss must be a softmax"):
-            face_loss(MODEL, margin_loss="class_hinge", **other)
+        with pytest.raises(ValueError, match="loss must be a softmax"):
+            face_loss(MODEL, loss="class_hinge", **other)
 
 
 def test_a_mended_reweight_counts_public_classes_once_for_each_other_client():
     params, batch = problem()
     options = {"branch_reweighting": "corrected", "num_clients": 4}
-    loss = face_loss(MODEL, margin_loss="cosface", scale=8.0, margin=0.1, **options)
+    loss = face_loss(MODEL, loss={"scale": 8.0, "margin": 0.1}, **options)
     found, _ = loss({"params": params, "batch_stats": {}}, batch, None)
     weights = np.concatenate([params["head"][:OWN], params["phi"]])
     cosine = unit(batch.images @ params["backbone"]) @ unit(weights).T

@@ -18,7 +18,7 @@ from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
 RATE = {"learning_rate": 1e-3, "weight_decay": 0.0}
-CURRICULAR = {"margin_loss": "curricularface", "margin_options": {"ema_rate": 1.0}}
+CURRICULAR = {"loss": {"name": "curricularface", "ema_rate": 1.0}}
 
 
 def linear_model():
@@ -76,17 +76,17 @@ def played(experiment, variables, folder, row):
 
 
 def test_a_central_row_of_another_loss_has_its_own_options():
-    given = {"margin_loss": "adaface", "margin_options": {"ema_rate": 0.1}}
+    given = {"loss": {"name": "adaface", "ema_rate": 0.1}}
     row = lambda **own: build_method(
         "row", {"kind": "central", **own}, given, linear_model(), None
     )
-    assert row(scale=9.0).margin_options == {"ema_rate": 0.1}
-    assert row(margin_loss="magface").margin_options is None
+    assert row(epochs=9).loss == given["loss"]
+    assert row(loss="magface").loss == "magface"
 
 
 def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_path):
     row = {**base.FEDAVG, **RATE, **CURRICULAR}
-    experiment = built({"fedavg": row}, margin_loss="adaface")
+    experiment = built({"fedavg": row}, loss="adaface")
     central, variables = pretrained(experiment, tmp_path / "a")
     kept = variables["batch_stats"][NUMBERS]
     start = LOSSES["adaface"]().state
@@ -120,7 +120,7 @@ def test_any_algorithm_carries_numbers_and_keeps_what_is_learned(tmp_path, stati
         **RATE,
     }
     experiment = built(
-        {"t": {**classical, **CURRICULAR}, "b": {**classical, "margin_loss": "uniface"}}
+        {"t": {**classical, **CURRICULAR}, "b": {**classical, "loss": "uniface"}}
     )
     start = {
         "params": {"backbone": {"kernel": np.eye(2, 3, dtype=np.float32)}, "phi": None},
@@ -166,7 +166,7 @@ def test_packed_networks_keep_the_same_numbers_and_draw_with_the_steps_key():
             "is_valid": jnp.arange(6) < 5,
         }
     )
-    loss = face_loss(on_unpacked(model), margin_loss="adaface", branch="uniface")
+    loss = face_loss(on_unpacked(model), loss="adaface", branch="uniface")
 
     @jax.jit
     def of(backbone, key):

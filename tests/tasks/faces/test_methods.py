@@ -10,6 +10,7 @@ import pytest
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -47,7 +48,7 @@ ROWS = {
         "hard_negative_threshold": 0.0,
         "init_head_from_class_means": True,
     },
-    "local only": {**PLAIN, "share": False},
+    "local only": {**PLAIN, "personal": "."},
     "fedface": {**PLAIN, "spreadout": 0.0},
     "finetune": {**ADDED, "adaptation": {"kind": "finetune", "epochs": 2}},
     "distill": {**ADDED, "adaptation": {"kind": "distill", "epochs": 2}},
@@ -266,18 +267,17 @@ def test_the_first_previous_network_is_the_global_or_a_random_one(task):
 def test_a_client_trained_alone_never_meets_the_others(task):
     alone = ROWS["local only"]
     _, server, rows, _ = run(task, alone, rounds=2)
-    np.testing.assert_array_equal(
-        given.backbone(server)["params"]["kernel"], BACKBONE["params"]["kernel"]
-    )
+    assert_same(method_of(alone).generic(server), BACKBONE)
     # Two rounds of FedAvg with nobody else around are the same training.
     _, _, shared, _ = run(task, PLAIN, rounds=1)
     _, _, first, _ = run(task, alone, rounds=1)
-    assert_same(first, shared)
+    assert_same(given.own(first), given.own(shared))
+    assert_same(given.previous(first), unpack(given.previous(shared)))
     # The next round begins where the client's own network ended.
     _, _, kept, _ = run(task, alone, rounds=2, local_epochs=(2, 0))
     assert_same(given.previous(kept), given.previous(first))
     _, _, second, _ = run(task, PLAIN, rounds=2)
-    assert differs(given.previous(rows), given.previous(second))
+    assert differs(given.previous(rows), unpack(given.previous(second)))
 
 
 def test_class_level_takes_whole_classes_by_phi(task):
@@ -420,10 +420,10 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
     options = {"scale": 8.0, "alpha": 0.9, "temperature": 2.0}
     loss = distillation_loss(MODEL, knowledge_distillation, **options)
     variables = {"params": {"backbone": BACKBONE["params"], "head": head}}
-    frozen = SimpleNamespace(previous_features=lambda batch: taught)
+    reference = SimpleNamespace(previous_features=lambda batch: taught)
     variables["batch_stats"] = {}
-    told = {"frozen": frozen, "teacher_head": teacher_head}
-    found, _ = loss(variables, batch, None, **told)
+    teacher = {"reference": reference, "teacher_head": teacher_head}
+    found, _ = loss(variables, batch, None, **teacher)
 
     student = 8 * unit(images.reshape(5, -1) @ BACKBONE["params"]["kernel"])
     student = student @ unit(head[:3]).T
@@ -476,57 +476,33 @@ def test_backbone_features_ignore_the_branch(task):
             "adaptation must have keys of .'alpha', 'epochs'",
         ),
         ({"hard_negative_level": "pixel"}, "hard_negative_level must be one of"),
-        (
-            {**PLAIN, "share": False, "initial_previous_model": "random"},
-            "must be 'global'",
-        ),
         ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
         (
             {"branch_reweighting": "corrected"},
             "num_clients must be at least 1 with branch_reweighting, got 0",
         ),
+        ({"branch": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
+        ({"branch": {"name": "cosface", "t": 3}}, ".'margin', 'scale'., got"),
+        ({"branch": "softmax"}, "branch must be one of .*'bce'.*, got 'softmax'"),
+        ({"branch": 3}, "branch must be a text or a mapping or none, got 3"),
+        ({"branch": {"name": "uniface", "t": 3}}, "'negative_weight', 's"),
+        ({"loss": "adaface", "branch": "cosface"}, "without state or parameters"),
+        ({"loss": {"name": "adaface", "h": 0.0}}, "h must be positi"),
+        ({"loss": {"name": "class_hinge", "h": 1}}, "loss must have keys of .*got 'h'"),
         (
-            {**PLAIN, "share": False, "adaptation": {}},
-            "share must be True with adaptation",
-        ),
-        ({**PLAIN, "share": False, "spreadout": 0.4}, "must be True with spreadout"),
-        ({"branch_options": {"r": 30}}, "of .'margin', 'positive_weight', .*got 'r'"),
-        ({"branch": "cosface", "branch_options": {"t": 3}}, ".'margin', 'scale'., got"),
-        (
-            {**PLAIN, "branch_options": {"t": 3}},
-            "branch_options must have keys of .., ",
-        ),
-        ({"branch_options": 3}, "branch_options must be a mapping or none, got 3"),
-        ({"branch": "uniface", "branch_options": {"t": 3}}, "'negative_weight', 's"),
-        (
-            {"margin_loss": "adaface", "branch": "cosface"},
-            "without state or parameters",
-        ),
-        ({"margin_loss": "adaface", "margin_options": {"h": 0.0}}, "h must be positi"),
-        ({"margin_loss": "class_hinge", "margin_options": {"h": 1}}, "keys of .., got"),
-        (
-            {
-                "margin_loss": "uniface",
-                "branch_reweighting": "corrected",
-                "num_clients": 3,
-            },
-            "margin_loss must be a softmax",
+            {"loss": "uniface", "branch_reweighting": "corrected", "num_clients": 3},
+            "loss must be a softmax",
         ),
         (
-            {**PLAIN, "adaptation": {"margin_loss": "adaface"}},
-            "adaptation.margin_loss must be a softmax",
+            {**PLAIN, "adaptation": {"loss": "adaface"}},
+            "adaptation.loss must be a softmax",
         ),
         (
-            {"spreadout_options": {"steps": 3}},
-            "spreadout_options must have keys of .., ",
+            {"spreadout": {"steps": 3}, "num_clients": 3},
+            "spreadout needs the key threshold",
         ),
         (
-            {
-                **PLAIN,
-                "spreadout": 0.4,
-                "num_clients": 3,
-                "spreadout_options": {"r": 1},
-            },
+            {**PLAIN, "spreadout": {"threshold": 0.4, "r": 1}, "num_clients": 3},
             "must have keys of .'learning_rate', 'momentum', 'steps', ",
         ),
     ],
@@ -553,22 +529,22 @@ def test_options_that_exclude_each_other_are_refused(options, message):
         ({"learning_rate": -0.1}, "learning_rate must be at least 0, got -0.1."),
         ({"momentum": 1.5}, "momentum must lie in [0, 1), got 1.5."),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0."),
-        ({"scale": 0.0}, "scale must be positive, got 0.0."),
-        ({"margin": -0.4}, "margin must be at least 0, got -0.4."),
+        ({"loss": {"scale": 0.0}}, "loss.scale must be positive, got 0.0."),
+        ({"loss": {"margin": -0.4}}, "loss.margin must be at least 0, got -0.4."),
         ({"contrastive_weight": -5}, "contrastive_weight must be at least 0, got -5."),
-        ({"branch_weight": -10}, "branch_weight must be at least 0, got -10."),
+        ({"branch": {"weight": -10}}, "branch.weight must be at least 0, got -10."),
         ({"spreadout": 2.0}, "spreadout must lie in [-1, 1], got 2.0."),
         (
-            {"branch_options": {"t": 0.5}},
-            "branch_options.t must be at least 1, got 0.5.",
+            {"branch": {"t": 0.5}},
+            "branch.t must be at least 1, got 0.5.",
         ),
         (
-            {"branch_options": {"positive_weight": 70}},
-            "branch_options.positive_weight must lie in [0, 1], got 70.",
+            {"branch": {"positive_weight": 70}},
+            "branch.positive_weight must lie in [0, 1], got 70.",
         ),
         (
-            {"spreadout": 0.4, "spreadout_options": {"steps": -1}},
-            "spreadout_options.steps must be at least 0, got -1.",
+            {"spreadout": {"threshold": 0.4, "steps": -1}},
+            "spreadout.steps must be at least 0, got -1.",
         ),
         (
             {"branch": None, "adaptation": {"epochs": -3}},
@@ -599,7 +575,8 @@ def test_an_unknown_key_names_its_row_once(task):
 def test_the_options_of_the_spread_out_reach_the_server(task):
     row = {**ROWS["fedface"], "weight_decay": 0.0}
     options = {"steps": 3, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.1}
-    _, server, rows, _ = run(task, {**row, "spreadout_options": options}, rounds=1)
+    spreadout = {"threshold": 0.0, **options}
+    _, server, rows, _ = run(task, {**row, "spreadout": spreadout}, rounds=1)
     mask = np.arange(3)[None] < np.array(SIZES)[:, None]
     heads = given.own(rows)["head"].reshape(-1, DIM)
     expected, _ = spread(heads, margin=0.0, class_mask=mask.reshape(-1), **options)

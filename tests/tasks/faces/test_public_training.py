@@ -84,7 +84,7 @@ def test_a_federated_stage_starts_from_classes_that_were_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "margin_loss, options",
+    "name, options",
     [
         ("curricularface", {}),
         ("magface", {}),
@@ -93,19 +93,19 @@ def test_a_federated_stage_starts_from_classes_that_were_cut(tmp_path):
     ],
 )
 def test_running_numbers_and_lengths_of_features_are_those_of_the_whole_batch(
-    tmp_path, margin_loss, options
+    tmp_path, name, options
 ):
-    settings = {"margin_loss": margin_loss, "margin_options": options, "scale": 8.0}
+    settings = {"loss": {"name": name, "scale": 8.0, **(options or {})}}
     plain = pretrained(tmp_path / "plain", **settings)
     cut = pretrained(tmp_path / "cut", (4, 1), **CUT, **settings)
     close(cut, plain)
 
 
 def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
-    settings = {"interclass_filtering_threshold": 0.2, "scale": 8.0}
+    settings = {"interclass_filtering_threshold": 0.2, "loss": {"scale": 8.0}}
     plain = pretrained(tmp_path / "plain", **settings)
     close(pretrained(tmp_path / "cut", (4, 1), **CUT, **settings), plain)
-    of_all = pretrained(tmp_path / "of all", scale=8.0)
+    of_all = pretrained(tmp_path / "of all", loss={"scale": 8.0})
     change = plain["params"]["phi"] - of_all["params"]["phi"]
     assert np.abs(change).max() > 1e-3
 
@@ -149,7 +149,7 @@ def test_a_setting_out_of_its_range_is_refused(wrong, says):
     [
         ({"sharding": (("kernels", "zero3"),)}, "such as .*backbone/kernel"),
         ({"frozen": "nothing"}, "config.pretrain.frozen: .*such as .*backbone/kernel"),
-        ({**CUT, "margin_loss": "uniface"}, "margin_loss must be a softmax"),
+        ({**CUT, "loss": "uniface"}, "loss must be a softmax"),
     ],
 )
 def test_what_does_not_fit_the_network_is_refused_before_training(wrong, says):

@@ -12,8 +12,9 @@ from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load
 from fedfr_jax.federated.algorithms.kd import kd
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call
-from fedfr_jax.tasks.options import keywords, local_of
+from fedfr_jax.schema import call, keywords
+from fedfr_jax.tasks.local_training import build_local
+from fedfr_jax.tasks.methods import Method
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig
 
 SETS = "msmt17 duke market cuhk03 prid2011 cuhk01 viper 3dpes ilids"
@@ -64,7 +65,7 @@ def test_the_network_is_resnet_50_with_a_neck_of_512_and_only_a_classifier_of_on
 def test_rates_are_a_tenth_below_the_neck_and_never_decay(config, round):
     """The released scheduler is made anew every round and never comes to step 40."""
     row = {key: config["methods"]["fedpav"][key] for key in TRAINING}
-    local = local_of(lambda *_: 0.0, **row)
+    local = build_local(call("methods.fedpav", Method, row), lambda *_: 0.0)
     names = ("stem", "stage4", "neck", "classifier")
     params = {name: {"kernel": jnp.array([2.0])} for name in names}
     gradient = jax.tree.map(lambda x: jnp.array([3.0]), params)

@@ -36,7 +36,7 @@ ROWS = {
                 "distill_learning_rate": 0.01,
             }
         },
-        **{"triplet_weight": 1.0, "identities_per_batch": 2},
+        **{"loss": {"triplet_weight": 1.0}, "identities_per_batch": 2},
     },
     "clusters": {"algorithm": "finch"},
     "merged": {
@@ -274,7 +274,10 @@ def test_moon_trains_with_its_term(tmp_path):
             {"partition": {"name": "by_camera", "public": {"max_images": 3}}},
             "config.partition.public must have a fraction or a source",
         ),
-        ({"methods": {"x": {**RATE, "triplet_metric": "l1"}}}, "triplet_metric must"),
+        (
+            {"methods": {"x": {**RATE, "loss": {"triplet_metric": "l1"}}}},
+            "triplet_metric must",
+        ),
         (
             {
                 "methods": {"x": {**RATE, "local_epochs": 1}},
@@ -303,8 +306,8 @@ def test_moon_trains_with_its_term(tmp_path):
         ],
         *[
             (
-                {"methods": {"x": {**RATE, "triplet_margin": value}}},
-                "^config.methods.x.triplet_margin must be (at least 0|below 2)",
+                {"methods": {"x": {**RATE, "loss": {"triplet_margin": value}}}},
+                "^config.methods.x.loss.triplet_margin must be (at least 0|below 2)",
             )
             for value in (-1, 1e300)
         ],

@@ -18,7 +18,7 @@ ROW = {
     "algorithm": "fedmargin",
     "learning_rate": 0.3,
     "frozen": {"all_but_blocks": 2},
-    "class_weights": (1.0, 2.0, 1.0),
+    "loss": {"class_weights": (1.0, 2.0, 1.0)},
     "local_epochs": 2,
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
+from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy, segmentation_loss
 from fedfr_jax.types import IGNORE_INDEX, Model
 
 CLASSES, SHAPE = 3, (4, 5, 2)
@@ -58,8 +58,9 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
     number = lambda: lambda logits, target: target * logits.shape[1] / CLASSES
     monkeypatch.setitem(LOSSES, "number", number)
     batch, weights = batch_of(2), (1.0, 2.0, 3.0)
+    given = {"name": "number", "class_weights": weights}
     with jax.numpy_dtype_promotion("standard"):
-        loss = pixel_cross_entropy(MODEL, loss="number", class_weights=weights)
+        loss = segmentation_loss("x", given, MODEL)
         value, (_, metrics) = loss(VARIABLES, batch, None)
     mask = np.asarray(batch.targets["mask"])[:2]
     counts = np.array([(mask == c).sum() for c in range(CLASSES)]) * weights

@@ -8,14 +8,11 @@ import pytest
 
 from fedfr_jax.cli import describe
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.tasks.options import (
-    algorithm_maker,
-    algorithm_of,
-    check_method_keys,
-    local_of,
-    with_numbers,
-)
+from fedfr_jax.schema import call
+from fedfr_jax.tasks.local_training import build_local
+from fedfr_jax.tasks.methods import Method, algorithm_of, read_method, with_numbers
 from fedfr_jax.tasks.renamed import VARIANTS
+from fedfr_jax.tasks.trainers import algorithm_maker
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [
@@ -47,7 +44,8 @@ def loss_fn(variables, batch, key):
 
 
 def local(**settings):
-    return local_of(loss_fn, **{"learning_rate": RATE, **settings})
+    method = call("methods.x", Method, {"learning_rate": RATE, **settings})
+    return build_local(method, loss_fn)
 
 
 def steps(optimizer):
@@ -216,15 +214,20 @@ def test_a_row_names_a_known_algorithm(name):
         algorithm_of("methods.x", {"algorithm": name}, "fedavg")
     row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "momentum": 0.9}
     found = algorithm_of("methods.x", row, "fedavg")
-    assert found == ("fedprox", {"mu": 0.5}, {"momentum": 0.9})
-    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {}, {})
+    assert found == ("fedprox", {"mu": 0.5})
+    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {})
 
 
 def test_keys_of_the_algorithm_stand_below_it():
     """A key that stood beside it before says where it is."""
-    check_method_keys("methods.x", {"momentum": 0.9}, {"momentum"}, {"mu", "momentum"})
+    rate = {"learning_rate": 0.1}
+    method = read_method("methods.x", {**rate, "momentum": 0.9}, (), {"momentum"})
+    assert method == Method(learning_rate=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=r"got 'mu' \(moved to algorithm.mu\)"):
-        check_method_keys("methods.x", {"mu": 0.1}, {"momentum"}, {"mu"})
+        read_method("methods.x", {**rate, "mu": 0.1}, (), {"mu"})
+    old = {**rate, "label_smoothing": 0.1}
+    with pytest.raises(ValueError, match=r"\(renamed to loss.label_smoothing\)"):
+        read_method("methods.x", old, (), ())
     row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "learning_rate": 0.1}
     numbers = {"algorithm.mu": 1.0, "learning_rate": 0.2}
     expected = {"algorithm": {"name": "fedprox", "mu": 1.0}, "learning_rate": 0.2}
