@@ -59,7 +59,7 @@ def at_values(config, rows: list[str], setting: str, values: list[str]):
 
     A row is called after its value, "_" for a dot, as keys of a config hold none.
     """
-    from fedfr_jax.tasks.options import with_numbers  # which imports JAX
+    from fedfr_jax.tasks.methods import with_numbers  # which imports JAX
 
     config = config.copy_and_resolve_references()
     own = {row: config.methods[row].to_dict() for row in rows}

@@ -86,7 +86,8 @@ class MethodContext(NamedTuple):
     apply: Callable  # (variables that a client deploys, images) -> output, compiled
     initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
     shapes: PyTree  # of them
-    # (section, the key `loss` of a method, model) -> loss of `LocalTraining`
+    # (model, *, settings) -> loss of `LocalTraining`; the settings are keys of a method
+    # below `loss`
     loss_of: Callable
     num_rows: int  # training images of all clients together
     mesh: Mesh | None
@@ -96,6 +97,9 @@ class MethodContext(NamedTuple):
     # need another loss
     losses: Mapping[str, Callable] = MappingProxyType({})
     terms: Mapping[str, Callable] = TERMS
+    loss_name: str = ""  # of `loss_of` in a config, where it has others beside it
+    # {"name" of LOSSES, settings} -> (model) -> loss; None: the task has one loss
+    other_losses: Callable | None = None
     defaults: Mapping = MappingProxyType({})  # of keys of a federated method
     keys: Collection[str] = ()  # of TASK_KEYS of a method, those that the task knows
     terms_keys: Collection[str] = ()  # of an algorithm that the task itself reads
@@ -312,7 +316,7 @@ def factory_and_loss(
         own = {k: v for k, v in settings.items() if k in keywords(loss_of)}
         return functools.partial(call, f"{section}.algorithm", loss_of, own)
 
-    loss_of = functools.partial(of.loss_of, f"{section}.loss", method.loss)
+    loss_of = loss_of_method(section, method.loss, of)
     if needed:
         if method.loss:
             raise ValueError(
@@ -323,6 +327,22 @@ def factory_and_loss(
     for term in terms:
         loss_of = with_own_settings(functools.partial(term, loss_of))
     return make, loss_of(of.model)
+
+
+def loss_of_method(
+    section: str, given: str | Mapping, of: MethodContext
+) -> Callable[[Model], Callable]:
+    """Build model -> loss of a client from the key `loss` of a method."""
+    settings = named(given, of.loss_name)
+    if settings["name"] == of.loss_name:
+        del settings["name"]
+        return functools.partial(call, f"{section}.loss", of.loss_of, settings)
+    if of.other_losses is None:
+        raise ValueError(
+            f"loss must be the settings {sorted(keywords(of.loss_of))} of the task's "
+            f"only loss, got {given!r}."
+        )
+    return of.other_losses(settings)
 
 
 def algorithm_maker(
@@ -421,7 +441,7 @@ def central_trainer(
     options = dict(options)
     check_keys(f"config.{section}", options, {*Training._fields} - {*OF_FACES})
     with naming(f"config.{section}"):
-        loss = of.loss_of(f"{section}.loss", options.pop("loss", ""), of.model)
+        loss = loss_of_method(section, options.pop("loss", ""), of)(of.model)
     training = call(section, Training, options)
     check_training(training, section, of.num_rows, of.mesh)
     check_patterns(training, section, lambda: of.shapes["params"], of.mesh)

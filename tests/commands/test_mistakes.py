@@ -251,7 +251,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "methods.fedfr.algorithm={'name':'fedfr','contrastive_temperature':1e-320}",
             "contrastive_temperature must be positive in float32, got 1e-320",
         ),
-        ("pretrain.margin=-1.0", "config.pretrain.margin must lie in [0, 10], got -1."),
+        (
+            "pretrain.loss={'margin':-1.0}",
+            "config.pretrain: loss.margin must be at least 0, got -1.0",
+        ),
         (
             "model.embedding_dim=-1",
             "config.model.embedding_dim must lie in [1, 65536], got -1",

@@ -51,8 +51,8 @@ MUTANTS = [
             ("(mask < num_classes) & batch.is_valid[:, None, None]", "mask >= 0"),
             ("one_hot @ jnp.array(weights, values.dtype)", "one_hot.sum(-1)"),
             (
-                "pixel_losses(build_output_loss(settings, model.embedding_dim))",
-                "entropies",
+                "mean_pixel_loss(model, pixel_losses(loss), **weights)",
+                "mean_pixel_loss(model, entropies, **weights)",
             ),
             ("batch.images, True,", "batch.images, False,"),
         ],

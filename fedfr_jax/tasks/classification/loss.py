@@ -11,28 +11,9 @@ from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.ranges import BelowOne, Cosine
-from fedfr_jax.schema import call, checked
+from fedfr_jax.schema import checked
 from fedfr_jax.tasks.contrastive import check_features
-from fedfr_jax.tasks.methods import named
 from fedfr_jax.types import Batch, Model
-
-
-def classification_loss(section: str, given: str | Mapping, model: Model) -> Callable:
-    """Build a client's loss from the key `loss` of a method.
-
-    Args:
-      given: cross_entropy, the default, or one of LOSSES that takes logits; or
-        {"name": ..., settings}.
-      model: gives logits [B, M].
-
-    Returns:
-      loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
-    """
-    settings = named(given, "cross_entropy")
-    if settings["name"] != "cross_entropy":
-        return mean_loss(model, build_output_loss(settings, model.embedding_dim))
-    del settings["name"]
-    return call(section, cross_entropy, settings, model)
 
 
 @checked
@@ -44,6 +25,17 @@ def cross_entropy(model: Model, *, label_smoothing: BelowOne = 0.0) -> Callable:
       label_smoothing: share of every label that is spread over all classes, in [0, 1).
     """
     return mean_loss(model, partial(with_smoothing, label_smoothing=label_smoothing))
+
+
+def loss_on_outputs(settings: Mapping) -> Callable[[Model], Callable]:
+    """Build model -> loss of a client, the mean of a loss of LOSSES that takes logits.
+
+    Args:
+      settings: {"name": ..., keywords of the loss}.
+    """
+    return lambda model: mean_loss(
+        model, build_output_loss(settings, model.embedding_dim)
+    )
 
 
 def mean_loss(model: Model, values_of: Callable) -> Callable:

@@ -17,7 +17,11 @@ from fedfr_jax.tasks.classification.evaluators import (
     build_evaluators,
     split_clients,
 )
-from fedfr_jax.tasks.classification.loss import class_pull, classification_loss
+from fedfr_jax.tasks.classification.loss import (
+    class_pull,
+    cross_entropy,
+    loss_on_outputs,
+)
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -117,7 +121,9 @@ def build_trainers(
         }
         return method_context(
             model,
-            classification_loss,
+            cross_entropy,
+            loss_name="cross_entropy",
+            other_losses=loss_on_outputs,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,

@@ -213,7 +213,7 @@ def face_method(
         terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given})
         _check_exclusions(terms, options)
         options["algorithm"] = {"name": name, **settings}
-        loss = options.get("loss", "")
+        loss = options.pop("loss", "")
         rule = build_rule(loss)
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
         of = _context(
@@ -302,7 +302,7 @@ def _context(
         apply=client_features(model, converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
-        loss_of=lambda section, loss, known: loss_of(of_backbone(known)),
+        loss_of=lambda known: loss_of(of_backbone(known)),
         num_rows=0,
         mesh=None,
         facts={"num_clients": num_clients, "model": classifier(model)},
@@ -320,7 +320,7 @@ def _loss_of(
     terms: FaceTerms, loss: str | Mapping, teacher: Distill | None, num_clients: int
 ) -> Callable:
     """Build model -> loss of a client, with distillation if there is a teacher."""
-    own = {name: getattr(terms, name) for name in LOSS_TERMS}
+    own = {k: v for k, v in terms._asdict().items() if k in LOSS_TERMS}
     loss_of = partial(face_loss, loss=loss, num_clients=num_clients, **own)
     return partial(with_distillation, loss_of, told=teacher) if teacher else loss_of
 

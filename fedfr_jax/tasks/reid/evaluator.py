@@ -44,7 +44,7 @@ from fedfr_jax.schema import call
 from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
 from fedfr_jax.tasks.local_training import local_from_settings
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
-from fedfr_jax.tasks.reid.loss import loss_of_method
+from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import (
     Algorithm,
     Augment,
@@ -310,7 +310,7 @@ def build_client_training(
     names = [k for k in LocalTrainingConfig._fields if k in settings]
     own = {k: settings.pop(k) for k in names}
     epochs, identities = call(section, LocalTrainingConfig, own)
-    loss = loss_of_method(f"{section}.loss", settings.pop("loss", ""), model)
+    loss = call(f"{section}.loss", reid_loss, settings.pop("loss", {}), model)
     local = local_from_settings(section, settings, loss)
     return build_finetuning(local), epochs, identities
 

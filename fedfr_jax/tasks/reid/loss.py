@@ -1,6 +1,6 @@
 """Re-identification loss of a client: identity and triplet terms."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import jax.numpy as jnp
@@ -9,16 +9,8 @@ from fedfr_jax.losses.label_smoothing import smoothed_cross_entropy
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import triplet
 from fedfr_jax.ranges import BelowOne, NonNegative
-from fedfr_jax.schema import call, check_choice, checked
-from fedfr_jax.tasks.methods import named
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
-
-
-def loss_of_method(section: str, given: str | Mapping, model: Model) -> Callable:
-    """Build a client's loss from a method's key `loss`: settings of `reid_loss`."""
-    settings = named(given, "reid")
-    check_choice(f"config.{section}.name", settings.pop("name"), ("reid",))
-    return call(section, reid_loss, settings, model)
 
 
 @checked

@@ -23,7 +23,7 @@ from fedfr_jax.tasks.data import by_conv_implementation
 from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
 from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
-from fedfr_jax.tasks.reid.loss import loss_of_method
+from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.trainers import (
     MethodContext,
     build_trainer,
@@ -117,7 +117,7 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     model = model_of(settings, parts.input_shape, num_classes)
     of = method_context(
         model,
-        loss_of_method,
+        reid_loss,
         keys=("identities_per_batch",),
         num_clients=parts.split.num_clients,
         num_rows=len(parts.split.train),

@@ -9,27 +9,24 @@ import optax
 from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import NonNegative
-from fedfr_jax.schema import call, check_keys, checked
-from fedfr_jax.tasks.methods import named
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
-def segmentation_loss(section: str, given: str | Mapping, model: Model) -> Callable:
-    """Build a client's loss from the key `loss` of a method.
+def loss_on_outputs(settings: Mapping) -> Callable[[Model], Callable]:
+    """Build model -> loss of a client, the mean of a loss of LOSSES that takes logits.
 
     Args:
-      given: cross_entropy, the default, or one of LOSSES that takes logits; or
-        {"name": ..., settings}. All have `class_weights`.
-      model: gives logits [B, H, W, M].
+      settings: {"name": ..., keywords of the loss, perhaps "class_weights"}.
     """
-    settings = named(given, "cross_entropy")
+    settings = dict(settings)
     weights = {k: settings.pop(k) for k in ("class_weights",) if k in settings}
-    values_of = entropies
-    if settings["name"] == "cross_entropy":
-        check_keys(f"config.{section}", settings, ("name", "class_weights"))
-    else:
-        values_of = pixel_losses(build_output_loss(settings, model.embedding_dim))
-    return call(section, mean_pixel_loss, weights, model, values_of)
+
+    def loss_of(model: Model) -> Callable:
+        loss = build_output_loss(settings, model.embedding_dim)
+        return mean_pixel_loss(model, pixel_losses(loss), **weights)
+
+    return loss_of
 
 
 def pixel_cross_entropy(

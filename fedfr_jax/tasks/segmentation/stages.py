@@ -34,7 +34,7 @@ from fedfr_jax.tasks.segmentation.evaluator import (
     palette,
     prediction_images,
 )
-from fedfr_jax.tasks.segmentation.loss import segmentation_loss
+from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
 from fedfr_jax.tasks.start_weights import check_pretrain
 from fedfr_jax.tasks.trainers import (
     MethodContext,
@@ -144,7 +144,9 @@ def build_trainers(
     def context_of(network):
         return method_context(
             build_segmenter(network, source),
-            segmentation_loss,
+            pixel_cross_entropy,
+            loss_name="cross_entropy",
+            other_losses=loss_on_outputs,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,

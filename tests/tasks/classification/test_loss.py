@@ -1,7 +1,6 @@
 """Cross-entropy against numpy, and the examples that do not count."""
 
 import types
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ import pytest
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.tasks.classification.loss import (
     class_pull,
-    classification_loss,
     cross_entropy,
+    loss_on_outputs,
 )
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.types import Model
@@ -92,9 +91,9 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
     mean = ((batch.labels - logits.argmax(1)) ** 2.0)[:3].mean()
     given = {"name": "wrong", "power": 2.0}
     with jax.numpy_dtype_promotion("standard"):
-        loss = classification_loss("x", given, model_of())
+        loss = loss_on_outputs(given)(model_of())
         value, (_, metrics) = loss(variables(), batch, None)
-        own_loss = partial(classification_loss, "x", given)
+        own_loss = loss_on_outputs(given)
         moon = with_contrastive_loss(own_loss, with_features(), contrastive_weight=0.0)
         same, _ = moon(
             variables(), batch, None, received=variables(), previous=variables()
@@ -102,7 +101,7 @@ def test_a_registered_loss_takes_the_place_of_cross_entropy(monkeypatch):
     np.testing.assert_allclose([value, same], mean, rtol=1e-6)
     np.testing.assert_allclose(metrics["accuracy"], expected(batch, 0.0)[1])
     with pytest.raises(ValueError, match="loss must have keys of .'power'., got 'lab"):
-        classification_loss("x", {**given, "label_smoothing": 0.1}, model_of())
+        loss_on_outputs({**given, "label_smoothing": 0.1})(model_of())
 
 
 def test_padding_changes_neither_loss_nor_gradient():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy, segmentation_loss
+from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
 from fedfr_jax.types import IGNORE_INDEX, Model
 
 CLASSES, SHAPE = 3, (4, 5, 2)
@@ -60,7 +60,7 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
     batch, weights = batch_of(2), (1.0, 2.0, 3.0)
     given = {"name": "number", "class_weights": weights}
     with jax.numpy_dtype_promotion("standard"):
-        loss = segmentation_loss("x", given, MODEL)
+        loss = loss_on_outputs(given)(MODEL)
         value, (_, metrics) = loss(VARIABLES, batch, None)
     mask = np.asarray(batch.targets["mask"])[:2]
     counts = np.array([(mask == c).sum() for c in range(CLASSES)]) * weights
