@@ -24,6 +24,7 @@ from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.loss import build_rule
+from fedfr_jax.tasks.method_algorithm import NESTED
 from fedfr_jax.tasks.methods import LOCAL_KEYS, Method, named
 from fedfr_jax.tasks.reid.data import SCENARIOS
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig as Retrieving
@@ -31,7 +32,7 @@ from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public_data import PublicDataConfig
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
-from fedfr_jax.tasks.trainers import NESTED, OF_FACES
+from fedfr_jax.tasks.trainers import OF_FACES
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent

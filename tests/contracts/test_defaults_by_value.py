@@ -20,8 +20,8 @@ from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.schema import keywords
+from fedfr_jax.tasks.method_algorithm import algorithm_maker
 from fedfr_jax.tasks.methods import LOCAL_KEYS, Method
-from fedfr_jax.tasks.trainers import algorithm_maker
 from fedfr_jax.types import Source
 from tests.contracts import test_algorithms as contracts
 from tests.contracts.rows import FACTS, required

@@ -115,7 +115,7 @@ MUTANTS = [
         [("number < whole.min_clients", "False")],
     ),
     Mutants(
-        "fedfr_jax/tasks/trainers.py",
+        "fedfr_jax/tasks/method_algorithm.py",
         STAGES,
         [(DRAWN, "if False else None")],
     ),

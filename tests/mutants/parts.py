@@ -46,10 +46,10 @@ MUTANTS = [
         [(EACH, TAKEN)],
     ),
     Mutants(
-        "fedfr_jax/tasks/trainers.py",
+        "fedfr_jax/tasks/method_algorithm.py",
         "tasks/classification/test_rows.py tasks/reid/test_stages.py",
         [
-            ("        check_batch_stats(of.shapes)", "        pass"),
+            ("        check_batch_stats(context.shapes)", "        pass"),
         ],
     ),
     Mutants(

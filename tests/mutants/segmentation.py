@@ -115,7 +115,7 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/tasks/trainers.py",
+        "fedfr_jax/tasks/method_algorithm.py",
         f"{MASKS}test_fedmargin.py",
         [("local = freeze_leaves(local, frozen)", "pass")],
     ),

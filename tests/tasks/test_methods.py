@@ -10,9 +10,9 @@ from fedfr_jax.cli import describe
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.local_training import build_local
+from fedfr_jax.tasks.method_algorithm import algorithm_maker
 from fedfr_jax.tasks.methods import Method, algorithm_of, read_method, with_numbers
 from fedfr_jax.tasks.renamed import VARIANTS
-from fedfr_jax.tasks.trainers import algorithm_maker
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [

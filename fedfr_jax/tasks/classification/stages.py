@@ -30,15 +30,10 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
+from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import (
-    MethodContext,
-    method_context,
-    remake_of,
-    stage_of,
-    trainers_and_context,
-)
+from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -68,10 +63,12 @@ def classification(settings: Mapping) -> Experiment:
     num_clients = len(parts.train_offsets) - 1
     check_federation(federation, num_clients)
     mesh = build_mesh(federation)
-    trainers, of = build_trainers(settings, source, parts, mesh)
+    trainers, context = build_trainers(settings, source, parts, mesh)
     how, is_images = build_preprocessing(settings, source), is_image(source.input_shape)
     plain = normalization(how) if is_images else None
-    judge = build_evaluators(settings["evaluation"], of.model, of.shapes, plain)
+    judge = build_evaluators(
+        settings["evaluation"], context.model, context.shapes, plain
+    )
     needed = parts.train, parts.test, unseen.train, unseen.test
     most = should_stream(federation, source, needed, mesh)
     drop_last = federation.drop_last
@@ -102,7 +99,7 @@ def classification(settings: Mapping) -> Experiment:
         batching=feed,
         federation=federation,
         seed=seed,
-        with_hyperparameters=remake_of(settings["methods"], of),
+        with_hyperparameters=remake_of(settings["methods"], context),
     )
 
 

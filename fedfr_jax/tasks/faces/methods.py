@@ -60,9 +60,10 @@ from fedfr_jax.tasks.faces.loss import (
     with_margin_state,
     with_start,
 )
+from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import algorithm_of
 from fedfr_jax.tasks.renamed import check_removed
-from fedfr_jax.tasks.trainers import MethodContext, federated_trainer
+from fedfr_jax.tasks.trainers import federated_trainer
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
@@ -216,10 +217,10 @@ def face_method(
         loss = options.pop("loss", "")
         rule = build_rule(loss)
         model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
-        of = _context(
+        context = _context(
             terms, loss, rule, model, teacher, num_classes, num_clients, num_public
         )
-        of = of._replace(
+        context = context._replace(
             keys=("distill",),
             terms_keys=known,
             algorithm_defaults=ALGORITHM_DEFAULTS,
@@ -229,13 +230,13 @@ def face_method(
         )
         if takes_terms:
             offers = _offers(terms, rule, model, is_packed)
-            of = of._replace(facts={**of.facts, **offers})
-        trainer = federated_trainer(section, options, of)
+            context = context._replace(facts={**context.facts, **offers})
+        trainer = federated_trainer(section, options, context)
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
             # A client's own work after the last round, which the server never sees.
             plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
-            last = last_round(terms.adaptation, section, plain, of, model)
+            last = last_round(terms.adaptation, section, plain, context, model)
         if spreads := spread_apart(terms.spreadout):
             algorithm = fedface(algorithm, spreads, num_clients=num_clients)
     if is_packed:
@@ -245,7 +246,7 @@ def face_method(
         )
     trainer = trainer._replace(
         algorithm=algorithm,
-        global_model=lambda server: of.network(algorithm.global_model(server)),
+        global_model=lambda server: context.network(algorithm.global_model(server)),
         final_adaptation=last,
     )
     return FaceMethod(
@@ -280,6 +281,7 @@ def _context(
         others=learned(rule, num_classes),
     )
     loss_of = _loss_of(terms, loss, teacher, num_clients)
+    loss_of(model)  # a wrong setting is found here, under the method's name
 
     def start(variables: PyTree) -> PyTree:
         own = jax.eval_shape(draw_own, jax.random.key(0))
@@ -391,7 +393,11 @@ def spread_apart(spreadout: float | Mapping | None) -> Callable | None:
 
 
 def last_round(
-    settings: Mapping, section: str, options: Mapping, of: MethodContext, model: Model
+    settings: Mapping,
+    section: str,
+    options: Mapping,
+    context: MethodContext,
+    model: Model,
 ) -> FinalAdaptation:
     """Build the final adaptation, of `epochs` (default 5), which keeps the server.
 
@@ -404,7 +410,7 @@ def last_round(
     settings = {"epochs": 5, **check_settings("adaptation", settings, kinds)}
     epochs = settings.pop("epochs")
     around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
-    algorithm = federated_trainer(section, options, of, around).algorithm
+    algorithm = federated_trainer(section, options, context, around).algorithm
     still = algorithm._replace(server_update=lambda server, result: server)
     return FinalAdaptation(still, epochs)
 

@@ -20,14 +20,13 @@ from fedfr_jax.models.weights import read_weights
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import check_values, naming
 from fedfr_jax.tasks.data import by_conv_implementation
+from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
 from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.trainers import (
-    MethodContext,
     build_trainer,
-    method_context,
     with_implementations,
     with_initial_weights,
 )
@@ -87,12 +86,12 @@ def trainers_of(
     network = with_name("reid", settings["model"])
 
     def made(network):
-        def of(classes):
+        def context(classes):
             context = context_of(network, parts, classes)
             return with_initial_weights(context, settings)
 
-        clients = of(int(parts.split.num_classes.max()))
-        everybody = of(int(parts.people.max()) + 1)
+        clients = context(int(parts.split.num_classes.max()))
+        everybody = context(int(parts.people.max()) + 1)
         return {
             name: trainer_of(name, options, clients, everybody, parts)
             for name, options in settings["methods"].items()
@@ -115,7 +114,7 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     settings = dict(settings)
     weights = settings.pop("weights", "")
     model = model_of(settings, parts.input_shape, num_classes)
-    of = method_context(
+    context = method_context(
         model,
         reid_loss,
         keys=("identities_per_batch",),
@@ -127,17 +126,17 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
         task="reid",
         federation=parts.federation,
     )
-    neck = of.shapes["params"].get("neck", {})
+    neck = context.shapes["params"].get("neck", {})
     if neck and "fc" not in neck:  # a bnneck
-        others = {k: v for k, v in of.facts.items() if k != "equal_features"}
-        of = of._replace(facts=others)
+        others = {k: v for k, v in context.facts.items() if k != "equal_features"}
+        context = context._replace(facts=others)
     apply = jax.jit(
         lambda variables, x: model.apply_with_features(variables, x, False)[1]
     )
     if weights:
-        given = pretrained(of.initial(), weights)
-        of = of._replace(initial=lambda: given)
-    return of._replace(apply=apply)
+        given = pretrained(context.initial(), weights)
+        context = context._replace(initial=lambda: given)
+    return context._replace(apply=apply)
 
 
 def pretrained(variables: PyTree, path: str) -> PyTree:

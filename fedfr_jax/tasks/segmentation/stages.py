@@ -27,6 +27,7 @@ from fedfr_jax.tasks.data import (
     with_report,
 )
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
+from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.segmentation.evaluator import (
     EvaluationSet,
@@ -36,13 +37,7 @@ from fedfr_jax.tasks.segmentation.evaluator import (
 )
 from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import (
-    MethodContext,
-    method_context,
-    remake_of,
-    stage_of,
-    trainers_and_context,
-)
+from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
     CentralTrainer,
     Dataset,
@@ -86,7 +81,7 @@ def segmentation(settings: Mapping) -> Experiment:
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
     mesh = build_mesh(federation)
-    trainers, of = build_trainers(settings, source, parts, mesh)
+    trainers, context = build_trainers(settings, source, parts, mesh)
     most = should_stream(federation, source, (parts.train, parts.test), mesh)
     train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
     how = build_preprocessing(settings, source)
@@ -97,7 +92,9 @@ def segmentation(settings: Mapping) -> Experiment:
         task=Task(
             dataset=train,
             population=build_population(parts, len(source.masks.class_names)),
-            evaluators=build_evaluators(evaluating, judged, of, source, feed, mesh),
+            evaluators=build_evaluators(
+                evaluating, judged, context, source, feed, mesh
+            ),
             **with_report(
                 {**facts, "pixel_classes": list(source.masks.class_names)},
                 f"Images by the label of the whole:\n{format_class_report(facts)}",
@@ -112,7 +109,7 @@ def segmentation(settings: Mapping) -> Experiment:
         batching=build_batching(federation, drop_last=federation.drop_last),
         federation=federation,
         seed=settings["seed"],
-        with_hyperparameters=remake_of(settings["methods"], of),
+        with_hyperparameters=remake_of(settings["methods"], context),
     )
 
 
@@ -180,22 +177,24 @@ def build_segmenter(settings: Mapping, source: Source) -> Model:
 def build_evaluators(
     evaluating: EvaluationConfig,
     judged: EvaluationSet,
-    of: MethodContext,
+    context: MethodContext,
     source: Source,
     feed: Batching,
     mesh: Mesh,
 ) -> dict[str, Evaluator]:
     """Build the evaluators: IoU, representation, and images at the end."""
     evaluators = SegmentationEvaluator(judged, mesh, feed).evaluators
-    of_features = check_settings(evaluating.representation, of.model, of.shapes)
+    of_features = check_settings(
+        evaluating.representation, context.model, context.shapes
+    )
     if of_features is not None:
-        given = of.model, judged.table, mesh, feed
+        given = context.model, judged.table, mesh, feed
         evaluators["representation"] = representation(*given, **of_features)
     if evaluating.num_visualized:
         colors = source.masks.class_colors
         colors = palette(len(judged.classes)) if colors is None else colors
         colors, count = np.array(colors, np.uint8), evaluating.num_visualized
         evaluators["pictures"] = prediction_images(
-            of.model, judged, feed, colors, count
+            context.model, judged, feed, colors, count
         )
     return with_target(evaluators, "mIoU", evaluating.target_miou)
