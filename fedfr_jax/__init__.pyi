@@ -98,8 +98,12 @@ from fedfr_jax.runs.trackers import SINKS as SINKS
 from fedfr_jax.runs.trackers import register_sink as register_sink
 from fedfr_jax.tasks import TASKS as TASKS
 from fedfr_jax.tasks import register_task as register_task
+from fedfr_jax.types import Aggregator as Aggregator
 from fedfr_jax.types import Algorithm as Algorithm
+from fedfr_jax.types import ClientOutput as ClientOutput
 from fedfr_jax.types import LocalTraining as LocalTraining
 from fedfr_jax.types import Model as Model
+from fedfr_jax.types import Source as Source
+from fedfr_jax.types import Summary as Summary
 
 __version__: str

@@ -23,7 +23,7 @@ class Method(NamedTuple):
     their family, or {"name": ..., settings}.
     """
 
-    # --- Local training. The optimizer is made anew in every round, its momentum 0.
+    # Local training: the optimizer is made anew in every round, its momentum 0.
     learning_rate: NonNegative
     # Epochs after which the rate falls to a tenth, within a round: one number, or one
     # for each round, of which the last stays; 0 for never.
@@ -38,10 +38,12 @@ class Method(NamedTuple):
     # is a learning rate of their own; other leaves have factor 1.
     learning_rate_multipliers: Mapping[str, NonNegative] = MappingProxyType({})
     local_epochs: ByRound | None = None  # of a round, instead of the federation's
-    # --- Algorithm and loss
     algorithm: str | Mapping = ""  # "" for the task's: fedfr for faces, else fedavg
-    loss: str | Mapping = ""  # "" for the task's, see `fedfr describe sections`
-    # --- Parameters and statistics
+    # Of faces a margin loss of `fedfr describe losses`, cosface unless named, with
+    # "scale" 30 and "margin" 0.4 unless they are set. Else settings of the task's loss,
+    # see `fedfr describe sections methods.loss.classification`; classification and
+    # segmentation take losses on logits by name too.
+    loss: str | Mapping = ""
     # Leaves that stay with clients: a regular expression over leaf paths, or one of
     # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
     personal: str | Mapping = ""
@@ -53,7 +55,6 @@ class Method(NamedTuple):
     personal_epochs: Whole = 0
     # local: a client's own; random_client: those of one client of the cohort.
     batch_stats: Literal["average", "local", "random_client"] = "average"
-    # --- Aggregation, privacy, bad clients
     # Links between the clients' updates and their mean, first to last, see
     # `fedfr describe aggregation`.
     aggregation: str | Mapping | Sequence = ()
@@ -67,10 +68,9 @@ class Method(NamedTuple):
     # is not bad, "min_kept": share of a cohort below which the run stops}; None stops
     # at updates that are not finite.
     on_bad_update: str | Mapping | None = None
-    # --- Of one task
-    # Of faces: a teacher, see tasks/faces/distillation.py.
+    # Of faces only: a teacher, see tasks/faces/distillation.py.
     distill: Mapping | None = None
-    # Of re-identification: P of batches of P identities with as many images each; 0:
+    # Of re-identification only: P of batches of P identities with as many images each; 0:
     # batches as they come.
     identities_per_batch: Whole = 0
 
