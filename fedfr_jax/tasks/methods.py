@@ -70,8 +70,8 @@ class Method(NamedTuple):
     on_bad_update: str | Mapping | None = None
     # Of faces only: a teacher, see tasks/faces/distillation.py.
     distill: Mapping | None = None
-    # Of re-identification only: P of batches of P identities with as many images each; 0:
-    # batches as they come.
+    # Of re-identification only: P of batches of P identities with as many images each;
+    # 0: batches as they come.
     identities_per_batch: Whole = 0
 
 
