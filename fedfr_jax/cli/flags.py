@@ -226,7 +226,7 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     a section's own key that is set stands for itself from then on.
 
     Raises:
-      ValueError: for a section that does not exist, listing those that do.
+      ValueError: for a section or a method that does not exist, listing those that do.
     """
     *sections, key = path.split(".")
     place, section = "config", config
@@ -234,6 +234,9 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
         if sections and isinstance(section.get(name), str):  # a name without settings
             named = ConfigDict({"name": section[name]})
             set_key(config, f"{place}.{name}".removeprefix("config."), named)
+        if name not in section and place not in ("config", "config.methods"):
+            with section.unlocked():
+                section[name] = ConfigDict()  # settings of a part, such as a loss
         if name not in section or (sections and not _is_section(section[name])):
             known = [k for k in section if _is_section(section[k])] if sections else []
             what, known = ("sections", known) if known else ("keys", list(section))

@@ -455,3 +455,19 @@ def test_a_system_that_does_not_say_which_cores_are_ours_counts_all(monkeypatch)
     distributed.use_every_core(environment, num_processes=2)
     assert f"{distributed.DEVICES_FLAG}=3" in environment["XLA_FLAGS"]
     assert distributed.num_cores() == 6
+
+
+def test_a_part_that_a_method_does_not_have_yet_is_set_by_its_settings():
+    config = ConfigDict({"methods": {"fedfr": {"algorithm": "fedfr"}}, "pretrain": {}})
+    flags.set_key(config, "methods.fedfr.loss.margin", 0.3)
+    flags.set_key(config, "methods.fedfr.algorithm.branch.weight", 3.0)
+    flags.set_key(config, "pretrain.loss.scale", 64.0)
+    algorithm = {"name": "fedfr", "branch": {"weight": 3.0}}
+    assert config.to_dict() == {
+        "methods": {"fedfr": {"algorithm": algorithm, "loss": {"margin": 0.3}}},
+        "pretrain": {"loss": {"scale": 64.0}},
+    }
+    with pytest.raises(ValueError, match="config.methods must have sections .'fedfr'"):
+        flags.set_key(config, "methods.fedrf.loss.margin", 0.3)
+    with pytest.raises(ValueError, match="config must have sections .*mean methods"):
+        flags.set_key(config, "method.fedfr.loss.margin", 0.3)
