@@ -341,7 +341,8 @@ class Client(NamedTuple):
     shared: PyTree  # what `prepare` made for this round
     # [] int32: rounds since `round`, in which it has begun; 0 but in asynchronous runs
     staleness: jax.Array | int = 0
-    steps_per_loop: int = 1  # static: steps of a counted loop; 1: there is none
+    # static: steps of the counted loops, falling; (): the loop ends with the client
+    steps_per_loop: tuple[int, ...] = ()
 
 
 class Participation(NamedTuple):

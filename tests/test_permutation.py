@@ -1,10 +1,12 @@
 """Keyed permutations of [0, n), on the host and in jit."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfr_jax.data import permutation
 from fedfr_jax.data.permutation import permute, permute_on_host
 
 
@@ -24,6 +26,15 @@ def test_device_permutation_is_a_bijection_and_leaves_padding(n, key):
     places = np.asarray(permute(jnp.uint32(key), index, jnp.int32(n)))
     np.testing.assert_array_equal(np.sort(places[:n]), np.arange(n))
     np.testing.assert_array_equal(places[n:], np.arange(n, 208))
+
+
+def test_a_gpus_walk_of_known_length_is_the_same_permutation(monkeypatch):
+    index, key = jnp.arange(300, dtype=jnp.int32), jnp.uint32(5)
+    sizes = jnp.array([1, 2, 3, 7, 10, 50, 101, 257, 273, 289, 300], jnp.int32)
+    places = lambda: jax.jit(jax.vmap(lambda n: permute(key, index, n)))(sizes)
+    walked = places()
+    monkeypatch.setattr(permutation, "platform", lambda: "cuda")
+    np.testing.assert_array_equal(places(), walked)
 
 
 def test_every_place_is_about_equally_likely():

@@ -6,8 +6,9 @@
 Nothing runs: compilers say what a device needs, which collectives there are and, on a
 TPU, how long a turn of every loop takes. Data are black images of a set's counts. Stops
 with exit code 1 where a program does not compile, does not fit its device or has more
-collectives or kernels than its plan. Beside it stands the memory that `fedfr plan` says
-without a compiler; --plan asks that alone, of the rows that are kept. Writes
+collectives or kernels than its plan, or a loop in a counted local step for which a GPU
+would ask the host. Beside it stands the memory that `fedfr plan` says without a
+compiler; --plan asks that alone, of the rows that are kept. Writes
 results/accelerators.json and the table of docs/explanation/accelerators.md.
 """
 
@@ -287,6 +288,9 @@ def faults_of(program: Program, found: dict) -> list[str]:
         if count > program.most[part]:
             most = program.most[part]
             faults.append(f"{count} collectives in {part}, planned {most}")
+    counted = [x for x in found.values() if x.get("steps_per_loop") and x.get("step")]
+    if any(x["step"].get("open_loops") for x in counted):
+        faults.append("a step of a counted loop has a loop that asks the host")
     kernels = max((x.get("step") or {}).get("kernels", 0) for x in found.values())
     if program.most_kernels is not None and kernels > program.most_kernels:
         faults.append(f"{kernels} kernels in step, planned {program.most_kernels}")

@@ -8,6 +8,8 @@ trained at once), bfloat16 or float32 (TF32 where the device has it) and impleme
 of convolutions, the most telling first; `gib` is what the compiler sets aside.
 Cells of steps_per_loop 1 have no counted loops, which "auto" takes on a GPU; those with
 rounds_per_call above 1 play that many rounds in one call.
+emnist_sizes: the same with clients of unequal size, which take loops of two lengths.
+cifar10: BlazeFL's benchmark, of which five rounds are the job: `job_seconds`.
 iresnet50 also has one data-parallel network with the same total batch.
 r50_93k, r100_93k: a central step with CosFace over 93,431 classes; MFU counts 6
 operations per multiply-add of backbone and classes, nothing that is computed again.
@@ -30,7 +32,14 @@ import numpy as np
 import ours
 import workloads
 from gpu_references import data_parallel, first_line
-from lease_works import EMBEDDING, SMOKE_EMBEDDING, WORKS, size_of, work_of
+from lease_works import (
+    EMBEDDING,
+    SMOKE_EMBEDDING,
+    WORKS,
+    size_of,
+    sizes_of,
+    work_of,
+)
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
@@ -43,6 +52,7 @@ from fedfr_jax.types import Cohort
 
 ROUNDS = 3  # timed, after one that is not
 PARITY_ROUNDS, PARITY_CLIENTS = 3, 4
+JOB_ROUNDS = 5  # of BlazeFL's benchmark
 STEPS = ("r50_93k", "r100_93k")
 
 
@@ -52,7 +62,8 @@ class Cell(NamedTuple):
     lanes: int
     dtype: str = "float32"  # of the convolutions
     conv_implementation: str = "xla"
-    steps_per_loop: int | str = "auto"  # of a counted local loop; 1: none
+    # Of counted local loops; 1: none.
+    steps_per_loop: int | tuple[int, ...] | str = "auto"
     rounds_per_call: int = 1
 
 
@@ -70,6 +81,18 @@ CELLS = {
         Cell(256, BF16, "im2col"),
         Cell(1),
     ),
+    "emnist_sizes": (
+        Cell(64),
+        Cell(64, steps_per_loop=1),
+        Cell(64, steps_per_loop=2),
+        Cell(64, steps_per_loop=(16, 4, 1)),
+    ),
+    "cifar10": (
+        Cell(100, rounds_per_call=5),
+        Cell(100),
+        Cell(25, rounds_per_call=5),
+        Cell(100, BF16, rounds_per_call=5),
+    ),
     "resnet18": (
         Cell(8, BF16),
         Cell(8, BF16, steps_per_loop=1),
@@ -82,7 +105,7 @@ CELLS = {
     "iresnet50": (Cell(1, BF16), Cell(4, BF16), Cell(4, BF16, "im2col"), Cell(1)),
 }
 SMOKE_CELLS = (
-    Cell(2, BF16, "im2col", steps_per_loop=2),
+    Cell(2, BF16, "im2col", steps_per_loop=(2, 1)),
     Cell(2, conv_implementation="im2col", rounds_per_call=2),
 )
 
@@ -129,6 +152,8 @@ def make_data(work: workloads.Workload) -> workloads.Data:
 
 def network_settings(name: str, work: workloads.Workload, is_smoke: bool) -> dict:
     """Of the factory of the work's network."""
+    if name == "cifar10":  # twice the operations of BlazeFL's two 5x5 convolutions
+        return {"widths": (6, 16), "embedding_dim": 120}
     if work.model == "cnn":
         return {}
     blocks, widths = size_of(name, is_smoke)
@@ -152,6 +177,7 @@ def build(name: str, work: workloads.Workload, data, cell: Cell):
         "clients_per_device": cell.lanes,
         "mesh": make_mesh(1),
         "steps_per_loop": cell.steps_per_loop,
+        "sizes": sizes_of(name, work),
     }
     return ours.build(work, data, (algorithm, variables, logits, feed), **options)[:2]
 
@@ -215,6 +241,7 @@ def measure(name: str, work: workloads.Workload, data, cell: Cell) -> dict:
         "compile_seconds": compiled,
         "gib": needs.temp_size_in_bytes / 2**30,
         "loss": float(metrics["loss"].mean()),
+        **({"job_seconds": JOB_ROUNDS * seconds} if name == "cifar10" else {}),
     }
 
 

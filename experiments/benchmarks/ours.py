@@ -101,15 +101,18 @@ def faces(work, model=None):
     return trainer.algorithm, start, None, feed
 
 
-def build(work, data, made=None, **options):
+def build(work, data, made=None, sizes=None, **options):
     """(simulation, server, logits or None).
 
     Args:
+      sizes: [N] images of each client; None for the workload's own number.
       made: what `classifier` or `faces` gives; None for the workload's own.
       options: of `simulation`, such as clients_per_device.
     """
     algorithm, variables, logits, feed = made or maker(work)(work)
     num_rows = work.population * work.examples
+    if sizes is None:
+        sizes = np.full(work.population, work.examples)
     sim = simulation.build_simulation(
         algorithm,
         feed,
@@ -117,7 +120,7 @@ def build(work, data, made=None, **options):
             data.images.reshape(num_rows, *work.input_shape), data.labels.reshape(-1)
         ),
         Population(
-            np.arange(work.population + 1) * work.examples,
+            np.concatenate([[0], np.cumsum(sizes)]),
             np.full(work.population, work.num_classes, np.int32),
         ),
         cohort_size=work.cohort,

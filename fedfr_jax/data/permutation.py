@@ -10,6 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.mesh import GPUS, platform
+
+# Enough to end inside: of up to 289 numbers at most 16 of the walked cycle lie outside,
+# of more the chance to need another step is below 1e-19.
+WALKS = 16
 STEPS = np.arange(6, dtype=np.uint32) * np.uint32(0x9E3779B9)  # of the network
 
 
@@ -55,7 +60,11 @@ def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
     mixed = lambda i, digit: _mix(digit ^ salts[i]) % (b if i % 2 else a)
     walk = lambda x: jnp.where(x < size, x, _feistel(x, mixed, a, b))
     start = _feistel(jnp.where(inside, x, 0), mixed, a, b)
-    end = jax.lax.while_loop(lambda x: jnp.any(x >= size), walk, start)
+    if platform() in GPUS:  # which would ask the host after each step of the walk
+        end = jax.lax.fori_loop(0, WALKS, lambda _, x: walk(x), start, unroll=True)
+        inside &= end < size
+    else:
+        end = jax.lax.while_loop(lambda x: jnp.any(x >= size), walk, start)
     return jnp.where(inside, end, x).astype(jnp.int32)
 
 

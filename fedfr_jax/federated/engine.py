@@ -332,7 +332,7 @@ def round_functions(
     max_local: int,
     kind: type | DeviceData | StreamedData = DeviceData,
     shards: int | None = None,
-    steps_per_loop: int = 1,
+    steps_per_loop: tuple[int, ...] = (),
 ) -> Round:
     """Build the functions of a round; no client has more than `max_local` examples.
 
@@ -530,7 +530,7 @@ def train_slot(
     held,
     round,
     key,
-    steps_per_loop=1,
+    steps_per_loop=(),
 ):
     """Run `train_client` for one slot, with the client's key derived from the run's."""
     parts = algorithm, feed, max_local, server, row, slot, extra, held, round
@@ -548,7 +548,7 @@ def train_client(
     held,
     round,
     key,
-    steps_per_loop=1,
+    steps_per_loop=(),
 ):
     """Train the client of one slot; an idle slot contributes zeros.
 

@@ -8,8 +8,9 @@ long as the longest lane, and finished lanes keep parameters, momentum and runni
 statistics untouched because their carry is selected, not multiplied.
 
 A GPU waits for the host in every turn of such a loop, which alone knows whether there
-is another one. There each turn is a loop of a fixed number of steps, of which those
-behind the client's last are selected away: the same bits.
+is another one. There a turn is a loop of a fixed number of steps, a long one while the
+longest lane has as many steps left and then short ones; steps behind a client's last
+are selected away: the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.custom_batching import custom_vmap
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
@@ -284,8 +286,8 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
 
 
 def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps,
-    `client.steps_per_loop` of them in a loop whose length the compiler knows.
+    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps, in
+    loops of `client.steps_per_loop` steps whose length the compiler knows.
 
     Returns:
       (carry, metrics), where each metric is the mean over steps (0 for a client without
@@ -302,17 +304,49 @@ def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, Py
     _, metrics = jax.eval_shape(body, jnp.int32(0), carry)
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     ongoing = lambda progress: progress.step < client.num_steps
+    start = LoopState(jnp.int32(0), carry, sums)
 
-    def advance_many(progress: LoopState) -> LoopState:
-        def one(_, progress):
-            return trees.where(ongoing(progress), advance(progress), progress)
+    def advance_ongoing(_, progress: LoopState) -> LoopState:
+        return trees.where(ongoing(progress), advance(progress), progress)
 
-        return jax.lax.fori_loop(0, client.steps_per_loop, one, progress)
-
-    turn = advance if client.steps_per_loop == 1 else advance_many
-    end = jax.lax.while_loop(ongoing, turn, LoopState(jnp.int32(0), carry, sums))
+    if client.steps_per_loop:
+        end = in_counted_loops(advance_ongoing, start, client)
+    else:
+        end = jax.lax.while_loop(ongoing, advance, start)
     means = trees.divide(end.sums, jnp.maximum(end.step, 1))
     return end.carry, {**means, "steps": end.step.astype(jnp.float32)}
+
+
+@custom_vmap
+def most_steps(num_steps: jax.Array) -> jax.Array:
+    """Most of the steps [] of all lanes, the same number in each of them."""
+    return num_steps
+
+
+@most_steps.def_vmap
+def _most_of_lanes(num_lanes, is_batched, num_steps):
+    del num_lanes, is_batched
+    return num_steps.max(0), False
+
+
+def in_counted_loops(advance: Callable, progress: PyTree, client: Client) -> PyTree:
+    """Run `advance: (_, progress) -> progress` until the longest lane has ended.
+
+    Loops of each length of `client.steps_per_loop`, falling, take what the longer ones
+    have left; the last one takes the rest, and some steps in vain.
+    """
+    most = most_steps(client.num_steps)
+    state = jnp.int32(0), progress
+    for length in client.steps_per_loop:
+        least = 1 if length == client.steps_per_loop[-1] else length
+        is_due = lambda state, least=least: most - state[0] >= least
+
+        def turn(state, length=length):
+            done, progress = state
+            return done + length, jax.lax.fori_loop(0, length, advance, progress)
+
+        state = jax.lax.while_loop(is_due, turn, state)
+    return state[1]
 
 
 def total_rate(local: LocalTraining, client: Client) -> jax.Array:

@@ -19,6 +19,8 @@ import numpy as np
 from fedfr_jax.data.permutation import permute_on_host
 
 MAX_STEPS_PER_LOOP = 64  # beyond, what the host costs is little beside the steps
+HOST_COST = 0.1  # steps that a GPU loses when it asks the host for another turn
+LEAST_GAIN = 0.02  # of a second length, with which the step is compiled once more
 
 
 def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
@@ -55,18 +57,36 @@ def random_client(ids: np.ndarray, seed: int, round: int) -> int:
     return int(np.sort(ids)[draw])
 
 
-def choose_steps_per_loop(num_steps: np.ndarray, waste: float = 0.05) -> int:
-    """Steps of a counted loop, in [1, 64]: fewest loops, then fewest steps in vain.
+def choose_steps_per_loop(num_steps: np.ndarray) -> tuple[int, ...]:
+    """Lengths of counted loops, falling: one or two in [1, 64], or () for none.
+
+    Those with the fewest steps, where a turn of a loop counts `HOST_COST` steps.
 
     Args:
       num_steps: [n] of clients.
-      waste: by which share of their steps clients may be lengthened.
     """
-    counts = np.arange(1, MAX_STEPS_PER_LOOP + 1)
-    loops = np.array([(-(-num_steps // count)).sum() for count in counts])
-    executed = counts * loops
-    fits = executed <= (1 + waste) * num_steps.sum()
-    return int(counts[fits][np.lexsort((executed[fits], loops[fits]))[0]])
+    lengths = range(1, MAX_STEPS_PER_LOOP + 1)
+    cost = np.full((len(lengths), len(lengths)), np.inf)
+    for long in lengths:
+        for short in lengths[:long]:
+            executed, turns = count_loops(num_steps, (long, short))
+            cost[long - 1, short - 1] = executed + HOST_COST * turns
+    single, (long, short) = cost.diagonal(), np.divmod(cost.argmin(), len(lengths))
+    if cost.min() < (1 - LEAST_GAIN) * single.min():
+        return int(long) + 1, int(short) + 1
+    best = int(single.argmin()) + 1
+    return (best,) if best > 1 else ()
+
+
+def count_loops(num_steps: np.ndarray, lengths: tuple[int, ...]) -> tuple[int, int]:
+    """(steps, loops) that clients or waves of `num_steps` [n] run, see `run_steps`."""
+    executed = turns = 0
+    for length in lengths:
+        is_last = length == lengths[-1]
+        loops = -(-num_steps // length) if is_last else num_steps // length
+        executed, turns = executed + length * loops.sum(), turns + loops.sum()
+        num_steps = num_steps - length * loops
+    return int(executed), int(turns)
 
 
 class Schedule(NamedTuple):

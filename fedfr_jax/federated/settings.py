@@ -37,8 +37,9 @@ class Federation(NamedTuple):
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     # auto: with implementation and devices measured once, and kept.
     clients_per_device: Count | Literal["auto"] = 1
-    # Local steps of a loop whose length the compiler knows; 1: none; auto: on GPUs.
-    steps_per_loop: Count | Literal["auto"] = AUTO
+    # Local steps of loops whose length the compiler knows, such as (8, 1); 1: none;
+    # auto: on GPUs.
+    steps_per_loop: Count | tuple[Count, ...] | Literal["auto"] = AUTO
     reproducible_sum: bool = False  # same bits on any number of devices
     num_partial_sums: Count = 8  # of reproducible sums, best a multiple of the devices
     model_shards: Count = 1  # devices that hold one network's parameters together

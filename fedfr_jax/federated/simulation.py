@@ -251,7 +251,7 @@ def build_simulation(
     stragglers: Stragglers = Stragglers(),  # noqa: B008 (a constant)
     systems: Systems = Systems(),  # noqa: B008 (a constant)
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
-    steps_per_loop: Count | Literal["auto"] = AUTO,
+    steps_per_loop: Count | tuple[Count, ...] | Literal["auto"] = AUTO,
 ) -> Simulation:
     """Check the parts of a simulation, and combine them.
 
@@ -272,8 +272,8 @@ def build_simulation(
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
       sampling: how a round's clients are drawn.
-      steps_per_loop: local steps of a loop whose length the compiler knows, 1 for none;
-        "auto" takes those on GPUs, so many that few steps are run in vain.
+      steps_per_loop: local steps of loops whose length the compiler knows: a length, or
+        several that fall, 1 for none; "auto" takes those on GPUs that fit the clients.
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
@@ -290,8 +290,7 @@ def build_simulation(
         given, local_epochs = local_epochs, epochs_by_round(local_epochs)
         check_stragglers(stragglers, int(np.min(given)), cohort_size)
     source = place_data(mesh, table)
-    if steps_per_loop == AUTO:
-        steps_per_loop = steps_of_loops(mesh, feed, population, local_epochs)
+    lengths = lengths_of_loops(steps_per_loop, mesh, feed, population, local_epochs)
     return Simulation(
         algorithm=algorithm,
         batching=feed,
@@ -310,7 +309,7 @@ def build_simulation(
             max_local=int(population.sizes_descending[0]),
             kind=source,
             shards=fixed,
-            steps_per_loop=steps_per_loop,
+            steps_per_loop=lengths,
         ),
         key=meshes.put_global(jax.random.key(seed), meshes.replicated(mesh)),
         stragglers=stragglers,
@@ -319,16 +318,25 @@ def build_simulation(
         sampling=sampling,
         accountant=accountant_of(algorithm, sampling, num_clients),
         inner_algorithm=inner,
-        steps_per_loop=steps_per_loop,
+        steps_per_loop=lengths,
     )
 
 
-def steps_of_loops(
-    mesh: Mesh, feed: Batching, population: Population, local_epochs: Callable
-) -> int:
-    """Steps of counted loops where they pay, on GPUs, from some clients and rounds."""
+def lengths_of_loops(
+    steps_per_loop: Count | tuple[Count, ...] | Literal["auto"],
+    mesh: Mesh,
+    feed: Batching,
+    population: Population,
+    local_epochs: Callable,
+) -> tuple[int, ...]:
+    """Lengths of counted loops, falling: those given, or on GPUs those that fit some
+    clients and rounds; () for none.
+    """
+    if steps_per_loop != AUTO:
+        lengths = tuple(np.ravel(steps_per_loop).tolist())
+        return () if lengths == (1,) else lengths
     if mesh.devices.flat[0].platform not in meshes.GPUS:
-        return 1
+        return ()
     ids = np.unique(np.linspace(0, population.num_clients - 1, 1024).astype(np.int64))
     each = feed.steps_per_epoch(population.sizes(ids))
     epochs = [np.asarray(local_epochs(number)) for number in range(16)]

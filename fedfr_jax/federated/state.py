@@ -41,7 +41,7 @@ class Simulation(NamedTuple):
     accountant: Accountant | None = None  # of the algorithm's privacy
     # `algorithm` without the world that its clients live in, see `systems/state.py`
     inner_algorithm: Algorithm | None = None
-    steps_per_loop: int = 1  # of local training, see `local.run_steps`
+    steps_per_loop: tuple[int, ...] = ()  # of local training, see `local.run_steps`
 
     @property
     def device_data(self) -> Dataset | Stream:

@@ -187,21 +187,21 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
     }
 
 
-def stage_steps_per_loop(experiment: Experiment, name: str) -> int:
-    """Local steps of a stage's counted loops; 1 of a central one."""
+def stage_steps_per_loop(experiment: Experiment, name: str) -> tuple[int, ...]:
+    """Local steps of a stage's counted loops; () of a central one."""
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
-        return 1
+        return ()
     return _simulation(experiment, trainer).steps_per_loop
 
 
 def compile_programs(
-    program: jax.stages.Lowered, num_devices: int, steps_per_loop: int = 1
+    program: jax.stages.Lowered, num_devices: int, steps_per_loop: tuple[int, ...] = ()
 ) -> dict:
     """Compile a program; return the compiler's numbers: memory, cost, time.
 
     Args:
-      steps_per_loop: local steps of its counted loops.
+      steps_per_loop: local steps of its counted loops, falling.
 
     Returns:
       compile_seconds; fits; gib: of a device, by what it is for, `needed` in all;
@@ -219,7 +219,7 @@ def compile_programs(
         return {"fits": False, "says": _used(str(error))}
     seconds = time.perf_counter() - start
     memory, text = memory_gib(found.memory_analysis()), hlo.parse(found.as_text())
-    step = hlo.count_step(text, num_devices, steps_per_loop)
+    step = hlo.count_step(text, num_devices, max(steps_per_loop, default=1))
     limit = mesh.memory()  # None of a CPU
     estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
     return {

@@ -54,6 +54,8 @@ class Counts(NamedTuple):
     convolutions: int  # a TPU makes convolutions of matrix products too
     collectives: dict[str, int]
     megabytes: dict[str, float]  # of the whole arrays that these make, on a device
+    # Loops whose length only the run knows: a GPU asks the host in each turn of them.
+    open_loops: int = 0
 
 
 def parse(text: str) -> Program:
@@ -120,11 +122,14 @@ def _counts(program, name, num_devices) -> Counts:
             sizes[kind] += times * _bytes(line, kind, num_devices) / 1e6
         elif _is_convolution(line):
             kinds["convolutions"] += times
+        elif line.name == "while" and _turns(program, line) is None:
+            kinds["open_loops"] += times
         if kind in KERNELS and not is_fused:
             kinds["kernels"] += times
     return Counts(
         kernels=kinds.pop("kernels", 0),
         convolutions=kinds.pop("convolutions", 0),
+        open_loops=kinds.pop("open_loops", 0),
         collectives=dict(kinds),
         megabytes={kind: round(size, 6) for kind, size in sizes.items()},
     )

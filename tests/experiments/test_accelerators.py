@@ -61,6 +61,15 @@ def test_a_step_of_more_kernels_than_planned_is_at_fault(accelerators):
     assert measured <= planned < 1.03 * measured
 
 
+def test_a_counted_step_that_asks_the_host_is_at_fault(accelerators):
+    program = accelerators.Program("", "row", ())
+    row = {**found({}), "steps_per_loop": [5, 1]}
+    row["step"] = {**row["step"], "open_loops": 1}
+    (fault,) = accelerators.faults_of(program, {"round": row})
+    assert "asks the host" in fault
+    assert not accelerators.faults_of(program, {"round": {**row, "steps_per_loop": []}})
+
+
 def test_the_table_has_a_line_for_each_program(accelerators):
     programs = {"round": found({"all-reduce": 1})}
     programs["finish"] = {"fits": False, "says": "Used much"}

@@ -89,9 +89,11 @@ def test_a_smoke_run_fills_every_case(lease, bare, tmp_path):
         rows[row["case"]].append(row)
     here, there = rows["parity"]
     assert here["loss"] == pytest.approx(there["loss"], rel=1e-6)
-    for name in ("emnist", "resnet18", "iresnet50"):
+    for name in ("emnist", "emnist_sizes", "cifar10", "resnet18", "iresnet50"):
         assert [row["dtype"] for row in rows[name][:2]] == ["bfloat16", "float32"]
         assert all(row["clients_per_second"] > 0 for row in rows[name][:2])
+    assert all(row["job_seconds"] > 0 for row in rows["cifar10"])
+    for name in ("emnist", "resnet18", "iresnet50"):
         torch = rows[f"{name}_torch"]
         assert torch and ("loss" in torch[0] or "torch" in torch[0]["failure"])
     assert rows["iresnet50"][2]["system"] == "data parallel"

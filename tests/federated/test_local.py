@@ -15,7 +15,7 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.pfedme import pfedme
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.local import build_local_training, sgd
+from fedfr_jax.federated.local import build_local_training, run_steps, sgd
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -24,7 +24,8 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.types import LocalTraining
+from fedfr_jax.plan import hlo
+from fedfr_jax.types import Client, LocalTraining
 from tests.federated import toys
 
 ROUNDS, STEPS = 2, 3
@@ -473,3 +474,21 @@ def test_only_the_leaves_that_decay_says_are_pulled_to_zero():
     steps, _ = optimizer.update(zeros, optimizer.init(params), params)
     np.testing.assert_allclose(steps["kernel"], -0.1)  # rate x decay x 2
     np.testing.assert_array_equal(steps["bias"], 0)
+
+
+def test_counted_loops_have_lengths_that_the_compiler_knows():
+    """Lanes of 7 and 5 steps: a long loop, then two short ones, one step in vain."""
+    empty = Client(**dict.fromkeys(Client._fields))
+
+    def steps(num_steps, lengths):
+        client = empty._replace(num_steps=num_steps, steps_per_loop=lengths)
+        body = lambda step, x: (0.5 * jnp.sin(x) + step.astype(x.dtype), {"x": x})
+        return run_steps(body, jnp.ones(()), client)
+
+    lanes = jnp.array([7, 5], jnp.int32)
+    run = jax.jit(jax.vmap(steps, (0, None)), static_argnums=1)
+    jax.tree.map(np.testing.assert_array_equal, run(lanes, (4, 2)), run(lanes, ()))
+    program = hlo.parse(run.lower(lanes, (4, 2)).compile().as_text())
+    loops = [x for lines in program.lines.values() for x in lines if x.name == "while"]
+    turns = [hlo._turns(program, line) for line in loops]
+    assert sorted(filter(None, turns)) == [2, 4] and turns.count(None) == 2

@@ -79,7 +79,7 @@ def test_canonical_bits_do_not_depend_on_the_order_of_arrival():
 
 @as_a_run
 def test_counted_loops_have_the_bits_of_loops_that_end_with_the_client():
-    counted = play_canonical("fedfr", 2, 2, steps_per_loop=3)
+    counted = play_canonical("fedfr", 2, 2, steps_per_loop=(3, 2))
     assert digest(counted) == digest(play_canonical("fedfr", 2, 2))
 
 

@@ -11,6 +11,7 @@ from experiments.benchmarks.skew import busiest, least, zipf_steps
 from fedfr_jax.federated.schedule import (
     build_schedule,
     choose_steps_per_loop,
+    count_loops,
     random_client,
     sample_cohort,
 )
@@ -42,11 +43,27 @@ def test_the_first_client_of_a_cohort_is_drawn_anew_in_every_round():
     assert first != [random_client(ids, 1, round) for round in range(200)]
 
 
-def test_a_counted_loop_is_as_long_as_few_steps_in_vain_allow():
-    assert choose_steps_per_loop(np.array([25, 50, 200])) == 25
-    assert choose_steps_per_loop(np.array([1, 2, 40])) == 2  # 44 of 43 steps
-    assert choose_steps_per_loop(np.array([1, 3, 3])) == 1
-    assert choose_steps_per_loop(np.array([10**6])) == 64
+def test_counted_loops_fit_the_clients_and_a_second_length_pays_for_itself():
+    assert choose_steps_per_loop(np.array([25, 50, 200])) == (25,)
+    assert choose_steps_per_loop(np.array([1, 2, 40])) == (40, 1)
+    assert choose_steps_per_loop(np.array([1, 3, 3])) == (3, 1)
+    assert choose_steps_per_loop(np.array([10**6])) == (64,)
+    assert choose_steps_per_loop(np.array([1, 1])) == ()
+
+
+def test_long_loops_leave_the_rest_to_short_ones():
+    steps = np.array([37, 8, 3])
+    assert count_loops(steps, (8, 2)) == (32 + 6 + 8 + 4, 4 + 3 + 1 + 2)
+    assert count_loops(steps, (8,)) == (40 + 8 + 8, 5 + 1 + 1)
+    # Clients like EMNIST's writers: few steps in vain, half the loops of one length.
+    sizes = np.random.default_rng(0).normal(200, 80, 1024).clip(20, 400)
+    steps = np.ceil(sizes / 20).astype(np.int64)
+    waves = np.sort(steps)[::-1][::64]
+    lengths = choose_steps_per_loop(steps)
+    executed, turns = count_loops(waves, lengths)
+    assert (
+        len(lengths) == 2 and executed < 1.02 * waves.sum() and turns < waves.sum() / 3
+    )
 
 
 @pytest.mark.parametrize("population", [10**6, 10**9])

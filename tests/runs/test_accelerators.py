@@ -164,6 +164,7 @@ def test_a_step_counts_its_loops_as_often_as_they_turn():
     step, whole = hlo.count_step(program, 8), hlo.count_program(program, 8)
     assert (step.convolutions, step.kernels) == (5, 6)
     assert step.collectives == {"all-gather": 5, "reduce-scatter": 1}
+    assert (step.open_loops, whole.open_loops) == (0, 1)
     assert step.megabytes == {"all-gather": 5 * 128 / 1e6, "reduce-scatter": 32 / 1e6}
     assert whole.collectives == {**step.collectives, "all-reduce": 1}
     assert whole.megabytes["all-reduce"] == 16 / 1e6
