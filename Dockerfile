@@ -25,6 +25,8 @@ RUN --mount=from=wheel,source=/wheel,target=/wheel \
     esac \
     && pip install --no-cache-dir --constraint /lock/requirements.txt \
       "$jax" "$(ls /wheel/*.whl)[$EXTRAS]"
+# Where GKE puts the driver of GPUs; elsewhere the folder is missing, and nothing is lost.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64
 RUN useradd --create-home --uid 1000 fedfr && install --directory --owner=fedfr /workspace
 USER 1000
 WORKDIR /workspace

@@ -1,9 +1,12 @@
-"""A run on a Ray cluster, by Ray Train's JaxTrainer, a process per worker.
+"""A run on a Ray cluster, by Ray Train's JaxTrainer, a process per host.
 
 WORKDIR=gs://bucket/runs/smoke python deploy/ray_jax_trainer.py
 
-NUM_WORKERS are the hosts of TPU slices (with TOPOLOGY and ACCELERATOR_TYPE), or GPUs.
-Ray connects the workers before the loop: `fedfr train` needs no flags for it.
+It needs Ray 2.53 or later (before, JaxTrainer knew no GPUs), and on all nodes
+fedfr_jax[remote] with the JAX of their devices. NUM_WORKERS are hosts: of GPUS each, or
+with TOPOLOGY and ACCELERATOR_TYPE those of TPU slices, of TPUS each. Ray connects the
+workers before the loop: `fedfr train` needs no flags for it. It ends workers without
+notice: a run that is preempted resumes from its last checkpoint.
 """
 
 import os
@@ -23,17 +26,26 @@ def train(config):
 
 
 def scaling() -> ScalingConfig:
-    """The workers that the variables ask for."""
+    """The workers that the variables ask for: one on each host, with all its devices.
+
+    Ray numbers a worker's GPUs from 0, so that two on one host would share them.
+    """
     num_workers = int(os.environ.get("NUM_WORKERS", "2"))
     topology = os.environ.get("TOPOLOGY")
     if not topology:
-        return ScalingConfig(num_workers=num_workers, use_gpu=True)
+        gpus = int(os.environ.get("GPUS", "8"))
+        return ScalingConfig(
+            num_workers=num_workers,
+            use_gpu=True,
+            resources_per_worker={"GPU": gpus},
+            placement_strategy="STRICT_SPREAD",
+        )
     return ScalingConfig(
         num_workers=num_workers,
         use_tpu=True,
         topology=topology,
         accelerator_type=os.environ.get("ACCELERATOR_TYPE", "TPU-V6E"),
-        resources_per_worker={"TPU": 4},
+        resources_per_worker={"TPU": int(os.environ.get("TPUS", "4"))},
     )
 
 

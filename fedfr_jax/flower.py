@@ -434,28 +434,37 @@ def ask(
     from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
     where, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
-    messages = []
+    messages, asked = [], {}
     for client, task in server.tasks(cohort, number).items():
         if client in where:
             words = {**task._asdict(), "key": task.key.tolist()}
             content = RecordDict({"task": ConfigRecord(words), "server": arrays})
             group = {"group_id": str(number + 1)}
+            asked[client] = where[client]
             message = Message(content, where[client], MessageType.TRAIN, **group)
             messages.append(message)
-    replies, found = [], {}
+    replies, found, reasons = [], {}, {}
     if messages:
         replies = nodes.grid.send_and_receive(messages, timeout=timeout)
     for reply in replies:
+        client = nodes.known.get(reply.metadata.src_node_id)  # None: the SuperLink
         if reply.has_error():
-            say(f"a client did not answer: {reason(reply)}", number)
+            reasons[client] = reason(reply)
             continue
-        client = nodes.known[reply.metadata.src_node_id]
         content = reply.content
         try:
             sent = ClientReply(_from_record(content["update"]), content["metrics"])
             found[client] = server.unpack(client, sent)
         except (KeyError, ValueError) as error:  # of another app or network
-            say(f"client {client} is left out: {error}", number)
+            reasons[client] = str(error)
+    for client in sorted(asked.keys() - found.keys()):
+        late = f"no answer within {timeout:g} s"
+        why = reasons.get(client, reasons.get(None, late))
+        say(
+            f"client {client} is left out ({why}). See its SuperNode's log, and start "
+            "that again if it has ended; the round goes on.",
+            number,
+        )
     if len(cohort.asked) and not found:
         raise RuntimeError(
             f"No client of round {number + 1} has answered within {timeout:g} s. See "

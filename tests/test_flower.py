@@ -2,8 +2,9 @@
 what needs none of it runs; `make test-flower` has an environment of its own."""
 
 import contextlib
-import importlib.util
+import importlib
 import pathlib
+import subprocess
 from importlib import metadata
 
 import jax
@@ -98,7 +99,7 @@ def test_rounds_through_flowers_messages_are_those_of_the_simulation(name, capsy
     contract.assert_close(jax.device_get(state), expected)
     printed = capsys.readouterr().out
     if gone is not None:
-        assert "Round 2: a client did not answer: the node is offline" in printed
+        assert f"Round 2: client {gone} is left out (the node is offline). " in printed
     assert "Round 3 of 3: " in printed
 
 
@@ -116,16 +117,48 @@ def test_a_round_that_nobody_answers_and_nodes_that_are_nobody_are_one_line(caps
         flower.train_rounds(given, grid, 1, timeout=0)
 
 
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    """examples/real_clients.py, with the app that it starts importable."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield importlib.import_module("real_clients")
+
+
+METHODS = ("fedavg", "scaffold", "fedper", "fedfr", "quantized", "private")
+
+
 @needs_flower
 @pytest.mark.slow
-def test_real_processes_on_the_loopback_train_the_network_of_the_simulation():
+def test_real_processes_on_the_loopback_train_the_network_of_the_simulation(examples):
     """A SuperLink, three SuperNodes, and a process for each message."""
-    folder = pathlib.Path(__file__).parent.parent / "examples"
-    spec = importlib.util.spec_from_file_location("real", folder / "real_clients.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        assert module.main("scaffold", rounds=2) < 1e-5
+    differences = examples.main(*METHODS, rounds=3)
+    assert set(differences) == set(METHODS) and max(differences.values()) < 1e-5
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_one_line_that_says_what_to_do(examples, tmp_path):
+    """Its client leaves in the middle; the others end the run."""
+    import loopback
+
+    with loopback.running(tmp_path, 3) as (environment, processes):
+        command = loopback.run_command(examples.APP, method="fedavg")
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as run:
+            printed = []
+            for line in run.stdout:
+                printed.append(line)
+                if "Round 1 of 3: 3 of 3 clients" in line:
+                    processes[-1].kill()
+    said = "".join(printed)
+    assert run.returncode == 0 and "Round 3 of 3: 2 of 3 clients" in said
+    (line,) = (line for line in printed if "is left out" in line)
+    assert "client 2" in line and "start that again" in line
 
 
 @pytest.mark.parametrize("version", [None, "1.17.0", "2.0.1"])

@@ -9,6 +9,8 @@ from sklearn.datasets import load_digits
 
 import fedfr_jax as ff
 from fedfr_jax import flower
+from fedfr_jax.tasks.faces.frozen_features import ComputedFeatures
+from fedfr_jax.tasks.faces.loss import face_loss
 
 NUM_CLIENTS = 3
 
@@ -22,7 +24,7 @@ def own_digits(client):
 
 
 def methods():
-    """({name: algorithm}, variables that all start from)."""
+    """{name: (algorithm, variables that it starts from)}."""
     model = ff.MODELS["mlp"]((64,), hidden_dim=32, num_classes=10)
 
     def loss(variables, batch, key):
@@ -33,7 +35,7 @@ def methods():
     training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.1)
     fedavg = ff.fedavg(training)
     noise = {"clip_norm": 1.0, "noise_multiplier": 0.5, "delta": 0.01}
-    found = {
+    algorithms = {
         "fedavg": fedavg,
         "scaffold": ff.scaffold(training, num_clients=NUM_CLIENTS),
         "fedper": ff.with_personal_layers(fedavg, "params/classifier"),
@@ -42,7 +44,30 @@ def methods():
         ),
         "private": ff.privacy.private(fedavg, cohort_size=NUM_CLIENTS, **noise),
     }
-    return found, model.init(jax.random.key(0))
+    variables = model.init(jax.random.key(0))
+    found = {name: (algorithm, variables) for name, algorithm in algorithms.items()}
+    return {**found, "fedfr": fedfr_generic()}
+
+
+def fedfr_generic():
+    """FedFR's generic part: CosFace over a client's own classes and the public ones,
+    and the contrastive term against the backbone that it trained last.
+    """
+    backbone = ff.MODELS["mlp"]((64,), hidden_dim=32, num_classes=16)
+
+    def features(variables, x):
+        return backbone.apply(variables, x, False)[0]
+
+    def frozen(shared, previous, client):
+        return ComputedFeatures(features, shared, previous)
+
+    loss = face_loss(backbone, contrastive_weight=5.0)
+    training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.02)
+    fedfr = ff.fedfr(training, frozen=frozen)
+    start = backbone.init(jax.random.key(0))
+    classes = 0.1 * jax.random.normal(jax.random.key(1), (14, 16))
+    params = {"backbone": start["params"], "head": classes[:10], "phi": classes[10:]}
+    return ff.with_personal_layers(fedfr, "params/head"), {**start, "params": params}
 
 
 OPTIONS = {"batch_size": 20, "local_epochs": 2, "seed": 1}
@@ -50,8 +75,7 @@ OPTIONS = {"batch_size": 20, "local_epochs": 2, "seed": 1}
 
 def build(config):
     """The deployment that the run's config asks for, the same on both sides."""
-    algorithms, variables = methods()
-    algorithm = algorithms[config["method"]]
+    algorithm, variables = methods()[config["method"]]
     given = {**OPTIONS, "num_clients": NUM_CLIENTS}
     return flower.build_deployment(algorithm, own_digits, variables, **given)
 

@@ -73,11 +73,15 @@ def wait_for(port, process):
     raise RuntimeError(f"the SuperLink has ended, with code {process.returncode}.")
 
 
-def run(app, environment, **config):
-    """`flwr run` of the app's folder until its end; prints the server's log."""
+def run_command(app, **config):
+    """Words of `flwr run` for the app's folder, with the server's log."""
     words = [
         f'{k}="{x}"' if isinstance(x, str) else f"{k}={x}" for k, x in config.items()
     ]
     command = [BIN / "flwr", "run", app, "loopback", "--stream"]
-    chosen = ["--run-config", " ".join(words).replace("_", "-")]
-    subprocess.run([*command, *chosen], env=environment, check=True)
+    return [*command, "--run-config", " ".join(words).replace("_", "-")]
+
+
+def run(app, environment, **config):
+    """`flwr run` of the app's folder until its end; prints the server's log."""
+    subprocess.run(run_command(app, **config), env=environment, check=True)

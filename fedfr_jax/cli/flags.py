@@ -292,7 +292,7 @@ def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
     if is_url(values.workdir):
         raise ValueError(
             f"{command}: --workdir must be a folder of this machine, got "
-            f"{values.workdir}. `fedfr train` and `fedfr evaluate` take a bucket."
+            f"{values.workdir}. Only `fedfr train` and `fedfr evaluate` take a bucket."
         )
     path = os.path.abspath(values.workdir)
     if os.path.exists(path) and not os.path.isdir(path):

@@ -1,6 +1,8 @@
 """Serve the pages of a folder of runs, live, in a browser."""
 
-import pathlib
+import sys
+import threading
+import time
 import webbrowser
 
 from fedfr_jax.cli.flags import add_switch, count, new_parser, parse_flags
@@ -8,9 +10,12 @@ from fedfr_jax.cli.flags import add_switch, count, new_parser, parse_flags
 ABOUT = """\
 Serve the list of a folder's runs and their reports, which renew themselves while the
 runs train. Only this machine reaches the pages; with another --host an address with a
-token is printed, which a browser needs once. Nothing can be changed through them.
+token is printed, which a browser needs once. Nothing can be changed through them. Of a
+folder in a bucket the runs are fetched every minute.
 
-  fedfr serve runs/"""
+  fedfr serve runs/
+  fedfr serve gs://my-bucket/runs"""
+FETCHED = 60.0  # seconds between two looks into a bucket
 
 
 def main(argv: list[str]) -> None:
@@ -32,14 +37,34 @@ def main(argv: list[str]) -> None:
     )
     add_switch(parser, "open", "open the list in a browser")
     values = parse_flags(parser, argv)
-    folder = pathlib.Path(values.folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
+    from fedfr_jax.runs.remote import fetch_runs
+    from fedfr_jax.runs.scratch import is_url
     from fedfr_jax.viewer.server import serve
 
+    folder = fetch_runs(values.folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
+    if is_url(values.folder):
+        keep_fetching(values.folder)
+
     def started(address: str) -> None:
-        print(f"{address}  (runs in {folder}; Ctrl-C stops)", flush=True)
+        print(f"{address}  (runs in {values.folder}; Ctrl-C stops)", flush=True)
         if values.open and not webbrowser.open(address):
             print("No browser was found: open the address in one.", flush=True)
 
     serve(folder, host=values.host, port=values.port, started=started)
+
+
+def keep_fetching(url: str) -> None:
+    """Fetch the runs of a bucket again and again, until the process ends."""
+    from fedfr_jax.runs.remote import fetch_runs
+
+    def fetch():
+        while True:
+            time.sleep(FETCHED)
+            try:
+                fetch_runs(url)
+            except OSError as error:  # the pages show what was there before
+                print(error, file=sys.stderr, flush=True)
+
+    threading.Thread(target=fetch, daemon=True).start()

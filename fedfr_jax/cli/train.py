@@ -204,16 +204,18 @@ def train_in(
     chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
     text = kept_text(values.config)
     folder, copy = run.path, run.mirror and run.mirror.upload
-    with claim_on_all_processes(
-        folder,
-        text,
-        experiment.stages,
-        is_fresh=bool(values.overwrite),
-        restart=values.restart or (),
-        begun=chosen,
-        agree=agreement(experiment.task, values.data_changed),
+    with (
+        claim_on_all_processes(
+            folder,
+            text,
+            experiment.stages,
+            is_fresh=bool(values.overwrite),
+            restart=values.restart or (),
+            begun=chosen,
+            agree=agreement(experiment.task, values.data_changed),
+        ),
+        run.shared(),
     ):
-        run.share()
         run_experiment(
             experiment._replace(stages=chosen),
             folder,

@@ -16,6 +16,8 @@ from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
 from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
+from fedfr_jax.runs.remote import fetch, is_model
+from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import check_choice, check_values, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.places import with_paths
@@ -23,6 +25,9 @@ from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
 
 # Python's literals that have no place in the JSON that a run keeps of its config.
 UNKEPT = (bytes, bytearray, complex, set, frozenset, types.EllipsisType)
+# Paths of runs, which may be URLs of runs in buckets.
+RUNS = r"(pretrain|methods/[^/]+)/(init|distill/teacher/weights)"
+RUNS += r"|evaluation/representation/reference"
 ROW = r"\w[\w@=+ -]*"
 ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
 SECTIONS = (
@@ -109,7 +114,8 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     Raises:
       ValueError: for anything wrong in the config or the data, before any compile.
     """
-    settings = sections(config)
+    local = lambda path: str(fetch(path, is_model)) if is_url(path) else path
+    settings = with_paths(sections(config), local, only=RUNS)
     experiment = TASKS[settings["task"]](settings)
     task = experiment.task._replace(name=settings["task"])
     experiment = experiment._replace(task=task)

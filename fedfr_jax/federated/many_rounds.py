@@ -19,7 +19,7 @@ from fedfr_jax.federated.client import column
 from fedfr_jax.federated.engine import CallInputs, Round, empty_prepared
 from fedfr_jax.federated.finite import check_finite, check_rows
 from fedfr_jax.federated.privacy.accountant import check_round
-from fedfr_jax.federated.programs import GIB, check_memory_on_call
+from fedfr_jax.federated.programs import GIB, check_memory_on_call, on_mesh
 from fedfr_jax.federated.simulation import (
     RoundLog,
     checked_metrics,
@@ -222,6 +222,28 @@ def train_call(
             (extra, first, key, hyper),
         )
         return server, tuple(meshes.fetch(found))
+
+
+def call_shapes(sim: Simulation, round_shapes: tuple, most: int) -> tuple:
+    """Arguments of `Round.run_rounds` as shapes, for `lower`.
+
+    Args:
+      round_shapes: of `programs.round_arguments`.
+      most: n, rounds of a call.
+    """
+    server, rows, slots, order, table, (extra, number, key, hyper) = round_shapes
+    cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
+    shape = lambda x, *axes: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype)
+    num_rows = min(most * sim.num_places, sim.population.num_clients)
+    of_client = lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[3:]), x.dtype)
+    slots = shape(slots, most)
+    places = jax.ShapeDtypeStruct(slots.shape[:-1], slots.dtype)
+    inputs = CallInputs(
+        *meshes.shapes_at((slots, places), (cut, cut)),
+        on_mesh(sim.mesh, shape(order, most)),
+    )
+    rows = on_mesh(sim.mesh, jax.tree.map(of_client, rows))
+    return server, rows, number, inputs, table, (extra, number, key, hyper)
 
 
 def store_call(

@@ -17,6 +17,8 @@ from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.lowering import lowered
+from fedfr_jax.federated.many_rounds import call_shapes
+from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
 from fedfr_jax.federated.simulation import cohort_of_round
 from fedfr_jax.federated.state import Simulation
@@ -24,6 +26,7 @@ from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
 from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
+from fedfr_jax.runs.loop import Intervals
 from fedfr_jax.runs.stage_setup import build_stage_simulation
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
 
@@ -31,8 +34,9 @@ Programs = dict[str, jax.stages.Lowered]
 
 
 def stage_programs(experiment: Experiment, name: str) -> Programs:
-    """Lower a stage's programs: `step` of a central stage, `round` of a federated
-    one, or its `segment` and `finish` if examples are streamed.
+    """Lower a stage's programs: `step` of a central stage, `round` of a federated one,
+    `rounds` of one with several in a call, `segment` and `finish` if examples are
+    streamed.
     """
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
@@ -41,7 +45,14 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
         first = functools.partial(trainer.init, jax.random.key(experiment.seed))
         return {"step": epochs.lower(first, trainer.dataset)}
     sim = _simulation(experiment, trainer)
-    return round_programs(sim, server_shapes(experiment, name, sim))
+    server, federation = server_shapes(experiment, name, sim), experiment.federation
+    period = Intervals(
+        federation.evaluate_every,
+        federation.checkpoint_every,
+        federation.rounds_per_call,
+    )
+    most = period.longest_call(affordable_rounds(sim.accountant, federation.rounds))
+    return round_programs(sim, server, most)
 
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
@@ -79,8 +90,11 @@ def end_shapes(experiment: Experiment, name: str) -> PyTree:
     return variables
 
 
-def round_programs(sim: Simulation, server: PyTree) -> Programs:
+def round_programs(sim: Simulation, server: PyTree, most: int = 1) -> Programs:
     """Lower the programs of a round of `sim`, from the server's shapes.
+
+    Args:
+      most: rounds of a call.
 
     Raises:
       jax.errors.JAXTypeError: where the algorithm's `prepare` asks for values.
@@ -107,6 +121,9 @@ def round_programs(sim: Simulation, server: PyTree) -> Programs:
         key=sim.key,
         hyper=sim.hyper,
     )
+    if most > 1:
+        run = sim.programs.run_rounds
+        return {"rounds": lowered(run, *call_shapes(sim, arguments, most))}
     if not sim.data.is_streamed:
         return {"round": lowered(sim.programs.run_whole, *arguments)}
     return _segment_programs(sim, *arguments)

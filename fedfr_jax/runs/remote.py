@@ -2,12 +2,14 @@
 
 A run works in its copy, a folder of the user's cache. With every checkpoint the files
 that have changed go to the bucket, and after them MANIFEST.json, which names all files
-of the run: what was uploaded in part is not in it, and counts for nothing. Whoever
-opens the run makes a copy of what it names. The large files of a client-state store
-stay on the disk; they are made again from its log, see `federated.row_log`.
+of the run with their digests: what was uploaded in part is not in it, and counts for
+nothing. Whoever opens the run makes a copy of what it names, and checks it. The large
+files of a client-state store stay on the disk; they are made again from its log, see
+`federated.row_log`.
 
 Buckets have no locks. Who starts last writes its name into the manifest; an earlier
-process finds it there and ends at its next checkpoint.
+process finds it there and ends at its next checkpoint. While a process trains, it
+writes the time into HEARTBEAT.
 
 JAX is not needed here, and fsspec is imported where a path is a URL.
 """
@@ -24,12 +26,14 @@ from typing import Any, NamedTuple
 
 from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.json_files import parse_json
-from fedfr_jax.runs import locks
-from fedfr_jax.runs.scratch import copy_folder, is_url
+from fedfr_jax.runs import heartbeat, locks
+from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
 
-MANIFEST = "MANIFEST.json"
+MANIFEST, HEARTBEAT = "MANIFEST.json", "HEARTBEAT"
 CHECK, NEW = ".write-check", f"{MANIFEST}.new"
-LEFT = (CHECK, NEW)  # what a process that is killed may leave beside it
+LEFT = (CHECK, NEW, HEARTBEAT)  # what a process that is killed may leave beside it
+TRIES = 5  # of a download, while another process writes the run
+DOWNLOADED = ".download"  # in a copy, files until they are checked
 MARK = "copy of a run in a bucket\n"  # what the lock of a copy says
 LARGE = ("rows.bin", "stamps.bin")  # of a store
 PARTIAL = (".tmp", "-tmp")  # names of what is being written end so
@@ -74,22 +78,50 @@ class Mirror:
         """Download `wanted` files to the local copy; delete files not in the bucket.
 
         Raises:
-          OSError: when the bucket cannot be read.
+          OSError: when the bucket cannot be read, or a file is not what the manifest
+            says; all others are in the copy then.
         """
-        files = (self._read_manifest() or {}).get("files", {})
-        here = self.files()
-        for path in here.keys() - files.keys():
-            (self.folder / path).unlink()
-        lacking = {
-            path: entry
+        for tries_left in reversed(range(TRIES)):
+            manifest = self._read_manifest() or {}
+            try:
+                return self._download(manifest, wanted)
+            except OSError:
+                if not tries_left or self._read_manifest() == manifest:
+                    raise  # nobody has written the run meanwhile
+
+    def _download(self, manifest: Mapping[str, Any], wanted: Callable) -> None:
+        files, here = manifest.get("files", {}), self.files()
+        lacking = [
+            path
             for path, entry in files.items()
             if wanted(path) and not _is_same(here, path, entry)
-        }
-        with explained(self.url, "read"):
-            self._get([*lacking])
-        for path, entry in lacking.items():
-            os.utime(self.folder / path, (entry["modified"],) * 2)
+        ]
+        with _empty_folder(self.folder / DOWNLOADED) as folder:
+            with explained(self.url, "read"):
+                self._get(lacking, folder)
+            wrong = [path for path in lacking if not self._keep(path, manifest)]
+        if wrong:
+            raise OSError(
+                f"{self.url}/{wrong[0]} must have its sha256 in {MANIFEST}, got other "
+                "bytes (damaged, or changed by hand). Put back an older version of it, "
+                f"or the file in {self.folder} of the machine that wrote it; all other "
+                "files are in that folder here."
+            )
+        for path in here.keys() - files.keys():
+            (self.folder / path).unlink()
         _remove_empty(self.folder)
+
+    def _keep(self, path: str, manifest: Mapping[str, Any]) -> bool:
+        """Move a downloaded file to its place, if the manifest names its content."""
+        new, place = self.folder / DOWNLOADED / path, self.folder / path
+        found = self._entry(new)
+        for entry in _versions(manifest, path):
+            if entry["sha256"] == found["sha256"]:
+                os.utime(new, (entry["modified"],) * 2)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                new.replace(place)
+                return True
+        return False
 
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
@@ -100,6 +132,17 @@ class Mirror:
             with explained(self.url, "written"):
                 self._write_manifest(manifest)
         self._upload(manifest)
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Within the block the bucket says that a process trains the run."""
+        with heartbeat.beating(self._fs, f"{self._root}/{HEARTBEAT}"):
+            yield
+
+    def is_running(self) -> bool:
+        """Whether a process has said within the last minutes that it trains the run."""
+        with explained(self.url, "read"):
+            return heartbeat.is_beating(self._fs, f"{self._root}/{HEARTBEAT}")
 
     def upload(self) -> None:
         """Upload changes of the local copy to the bucket.
@@ -121,18 +164,35 @@ class Mirror:
         """Upload single files to the bucket, without claiming the run."""
         manifest, here = self._read_manifest() or {}, self.files()
         found = {name: here[name] for name in names if name in here}
-        with explained(self.url, "written"):
-            self._put([*found])
-            self._write_manifest({**manifest, "files": manifest["files"] | found})
+        files = manifest["files"] | found
+        self._put_named(manifest, found, {**manifest, "files": files})
 
     def _upload(self, manifest: Mapping[str, Any]) -> None:
         known, here = manifest.get("files", {}), self.files()
-        changed = [path for path in here if not _is_same(known, path, here[path])]
-        with explained(self.url, "written"):
-            self._put(changed)
-            self._write_manifest({"writer": self._writer, "files": here})
-            if gone := [*known.keys() - here.keys()]:
+        changed = {x: of for x, of in here.items() if not _is_same(known, x, of)}
+        self._put_named(manifest, changed, {"writer": self._writer, "files": here})
+        if gone := [*known.keys() - here.keys()]:
+            with explained(self.url, "written"):
                 self._remove(gone)
+
+    def _put_named(
+        self, before: Mapping[str, Any], files: Mapping[str, dict], after: Mapping
+    ) -> None:
+        """Upload files between the manifest of before and that of after.
+
+        Until the latter is there, what is at the name of a replaced file may be either:
+        the manifest says so, for whoever reads meanwhile or resumes after a kill.
+        """
+        replaced = {x: of for x, of in files.items() if x in before.get("files", {})}
+        with explained(self.url, "written"):
+            if replaced:
+                either = dict(before.get("replaced", {}))
+                for path, entry in replaced.items():
+                    either[path] = [*either.get(path, ()), entry]
+                writer = after.get("writer")
+                self._write_manifest({**before, "writer": writer, "replaced": either})
+            self._put([*files])
+            self._write_manifest({k: x for k, x in after.items() if k != "replaced"})
 
     def files(self) -> dict[str, dict]:
         """Return {path: manifest entry} of the local copy's files."""
@@ -179,12 +239,12 @@ class Mirror:
         names = (name.rpartition("/")[2] for name in found)
         return [name for name in names if name not in LEFT]
 
-    def _get(self, paths: list[str]) -> None:
+    def _get(self, paths: list[str], folder: pathlib.Path) -> None:
         for path in paths:
-            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if paths:
             there = [f"{self._root}/{path}" for path in paths]
-            self._fs.get(there, [str(self.folder / path) for path in paths])
+            self._fs.get(there, [str(folder / path) for path in paths])
 
     def _put(self, paths: list[str]) -> None:
         if paths:
@@ -206,6 +266,22 @@ class Mirror:
 def _is_same(entries: Mapping[str, dict], path: str, entry: Mapping) -> bool:
     """Whether a file's digest is that of `entry`; times may differ."""
     return path in entries and entries[path]["sha256"] == entry["sha256"]
+
+
+def _versions(manifest: Mapping[str, Any], path: str) -> list[dict]:
+    """Entries that a file in the bucket may have, several while it is replaced."""
+    return [manifest["files"][path], *manifest.get("replaced", {}).get(path, ())]
+
+
+@contextlib.contextmanager
+def _empty_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder that is empty at the begin of the block, and gone after it."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_empty(folder: pathlib.Path) -> None:
@@ -261,17 +337,23 @@ class RunFolder(NamedTuple):
         """Whether the path is this process' own copy of a run in a bucket."""
         return self.mirror is not None
 
-    def share(self) -> None:
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
         """Claim a run in a bucket before writing; then other processes download it."""
         from fedfr_jax import mesh
 
         if self.mirror is None:
+            yield
             return
         with mesh.first_process_first("bucket"):
             if mesh.is_first_process():
                 self.mirror.claim()
             else:
                 refresh(self.mirror)
+        with contextlib.ExitStack() as stack:
+            if mesh.is_first_process():
+                stack.enter_context(self.mirror.beating())
+            yield
 
 
 @contextlib.contextmanager
@@ -346,7 +428,16 @@ def _fetch_copy(
         locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
     ):
         refresh(mirror) if wanted is None else mirror.download(wanted)
+        mark_running(mirror)
     return mirror
+
+
+def mark_running(mirror: Mirror) -> None:
+    """Say in a copy for reading whether the run in the bucket trains at present."""
+    if mirror.is_running():
+        (mirror.folder / RUNNING).touch()
+    else:
+        (mirror.folder / RUNNING).unlink(missing_ok=True)
 
 
 def is_reported(path: str) -> bool:
@@ -390,12 +481,17 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
     if not is_url(folder):
         return pathlib.Path(folder)
     url, place = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
-    names = _find_runs(url)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    for name in names:
-        inner = f"{url}/{name}" if name else url
-        Mirror(inner, place / name).download(is_reported)
+    place.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(locks.lock_to_write(place.parent, MARK, waits=True)):
+        names = _find_runs(url)
+        for path in place.rglob("config.json"):
+            if path.parent not in {place / name for name in names}:
+                shutil.rmtree(path.parent)  # of a run that is gone
+        for name in names:
+            mirror = Mirror(f"{url}/{name}" if name else url, place / name)
+            mirror.folder.mkdir(parents=True, exist_ok=True)
+            mirror.download(is_reported)
+            mark_running(mirror)
     return place
 
 
@@ -407,6 +503,7 @@ def _find_runs(url: str) -> list[str]:
         fs, root = fsspec.core.url_to_fs(url)
     found = []
     with explained(url, "read"):
+        fs.invalidate_cache()  # or a list stays as it was
         for depth in range(DEPTH + 1):
             pattern = "/".join([root, *["*"] * depth, MANIFEST])
             found += fs.glob(pattern)

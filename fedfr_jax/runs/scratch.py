@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 
+RUNNING = ".running"  # in a copy, while the run in the bucket trains
+
 
 def is_url(path: str | os.PathLike) -> bool:
     """Whether a path is a URL, such as of a bucket.
@@ -23,8 +25,21 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
       use: of what kind the copy is: "run" is written to.
     """
     url = url.rstrip("/")
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = url.rpartition("/")[2] or "run"
     kind = use if not process else f"{use}-{process}"
-    return pathlib.Path(root) / "fedfr_jax" / "buckets" / digest / kind / name
+    return _copies() / digest / kind / name
+
+
+def _copies() -> pathlib.Path:
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root).absolute() / "fedfr_jax" / "buckets"
+
+
+def lasting_name(folder: pathlib.Path) -> str:
+    """A name of a folder that every start of a run has: its path; of a copy of a run in
+    a bucket that below all copies, which is the same on every machine.
+    """
+    path = folder.absolute()
+    is_copy = path.is_relative_to(_copies())
+    return str(path.relative_to(_copies()) if is_copy else path)

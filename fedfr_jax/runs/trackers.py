@@ -23,6 +23,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import schema
 from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.scratch import lasting_name
 from fedfr_jax.runs.sinks import JsonlSink, Sink
 from fedfr_jax.runs.terminal import NO_FACTS, StageFacts, open_view
 
@@ -46,8 +47,8 @@ class StageRun(NamedTuple):
     @property
     def id(self) -> str:
         """Identifier, the same for every start of the run."""
-        path = str(self.folder.absolute())
-        return hashlib.sha256(path.encode()).hexdigest()[:16]
+        name = lasting_name(self.folder)
+        return hashlib.sha256(name.encode()).hexdigest()[:16]
 
     @property
     def config(self) -> dict:

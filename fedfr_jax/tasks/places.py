@@ -48,11 +48,14 @@ def absolute(path: str) -> str:
     return type(path)(os.path.abspath(os.path.expanduser(path)))
 
 
-def with_paths(config: Mapping, change: Callable[[str], str] = absolute) -> dict:
-    """Copy a config with its paths changed."""
+def with_paths(
+    config: Mapping, change: Callable[[str], str] = absolute, only: str = ".*"
+) -> dict:
+    """Copy a config with its paths changed, those whose keys match `only`, as a/b."""
     config = _copied(config)
     for keys, path in [*paths_in(config)]:
-        _section(config, keys)[keys[-1]] = change(path)
+        if re.fullmatch(only, "/".join(keys)):
+            _section(config, keys)[keys[-1]] = change(path)
     return config
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.runs import locks
+from fedfr_jax.runs.scratch import RUNNING
 
 CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.jsonl"
 MAX_DEPTH = 4  # folders below the one whose runs are listed
@@ -161,6 +162,8 @@ def _rows(path: pathlib.Path, problems: list[str]) -> list[dict]:
 
 
 def _state(folder: pathlib.Path) -> str:
+    if (folder / RUNNING).is_file():
+        return "running"
     try:
         locks.lock_to_read(folder).__exit__(None, None, None)
     except locks.RunInUse:

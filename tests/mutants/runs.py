@@ -87,7 +87,11 @@ MUTANTS = [
                 '        if manifest.get("writer") != self._writer:\n',
                 "        if False:\n",
             ),
-            ("            if gone := [", "            if gone := 0 and ["),
+            ("        if gone := [", "        if gone := 0 and ["),
+            (
+                '            if entry["sha256"] == found["sha256"]:\n',
+                "            if True:\n",
+            ),
         ],
     ),
     Mutants(

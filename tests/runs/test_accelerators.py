@@ -11,6 +11,7 @@ import pytest
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import place_examples
+from fedfr_jax.federated.many_rounds import load_call, train_call
 from fedfr_jax.federated.simulation import (
     assign,
     cohort_of_round,
@@ -75,6 +76,35 @@ def test_the_program_from_shapes_is_the_program_of_the_run():
     begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
     wanted = sim.programs.run_whole.lower(*begun.in_one_call(server))
     assert found.as_text() == wanted.as_text()
+
+
+class Lowered(Exception):
+    """Stands for a program that was lowered and need not run."""
+
+
+def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
+    federation = {**CLASSES["federation"], "rounds": 4, "rounds_per_call": 2}
+    settings = {**CLASSES, "federation": {**federation, "checkpoint_every": 2}}
+    with here():
+        found = stage_programs(build(settings), "fedavg")
+    real = build(settings)
+    trainer = real.stages["fedavg"].trainer
+    table = place_examples(real.task.dataset, real.mesh)
+    sim = build_stage_simulation(real, trainer, table, TuningChoice())
+    server = start_simulation(sim, trainer.init_variables(None))
+    texts = []
+
+    def lower(*arguments):
+        texts.append(sim.programs.run_rounds.lower(*arguments).as_text())
+        raise Lowered
+
+    programs = types.SimpleNamespace(
+        run_rounds=types.SimpleNamespace(lower=lower, needs={})
+    )
+    call = load_call(sim, open_store(sim, server), 0, 2, most=2)
+    with pytest.raises(Lowered):
+        train_call(sim, programs, server, call, sim.key, sim.hyper)
+    assert list(found) == ["rounds"] and [found["rounds"].as_text()] == texts
 
 
 def test_a_central_step_takes_the_memory_of_the_state_that_it_would_be_given():

@@ -21,6 +21,7 @@ from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.experiment import evaluate
 from fedfr_jax.runs.lifecycle import Lifecycle, RunInterrupted
 from fedfr_jax.runs.restore import check_end
 from fedfr_jax.runs.sinks import JsonlSink
@@ -102,12 +103,21 @@ def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     store, rounds = loop.open_store(sim, server), []
     trace = TraceSink(tmp_path, range(2, 4), next=0)
     watch = lambda step, _: rounds.append(trace.is_tracing)
-    to = loop.RunOutputs(store, None, lambda *_: {}, [watch, trace])
+    to = loop.RunOutputs(store, None, lambda *_: evaluate({}, None), [watch, trace])
+    to = to._replace(period=loop.Intervals(evaluate_every=1))
     loop.train(sim, server, to, 0, 4)
     assert rounds == [False, True, True, False]
     (found,) = tmp_path.rglob("*.xplane.pb")
     written = found.read_bytes()
-    for name in (b"sample", b"prepare", b"gather", b"train"):  # of the host
+    for name in (
+        b"sample",
+        b"prepare",
+        b"gather",
+        b"train",
+        b"evaluate",
+    ):  # of the host
+        assert name in written
+    for name in (b"/gather/", b"/train/", b"/aggregate/"):  # of the devices
         assert name in written
 
 
@@ -366,6 +376,7 @@ def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
 REFUSED = """
 import sys, jax.numpy as jnp
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.experiment import evaluate
 
 wide = lambda size: {f"w{i}": jnp.zeros((4, size)) for i in range(20)}
 Checkpointer(sys.argv[1]).save(1, wide(4))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import fsspec
 import jax
@@ -13,9 +14,13 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs import remote
+from fedfr_jax.config.build import build
+from fedfr_jax.runs import heartbeat, remote
 from fedfr_jax.runs.remote import Mirror
 from fedfr_jax.runs.scratch import copy_folder
+from fedfr_jax.runs.trackers import StageRun
+from fedfr_jax.viewer import server
+from fedfr_jax.viewer.runs_table import read_runs
 
 CONFIG = '''"""Noise of three classes on four clients, who keep their last layer."""
 
@@ -112,7 +117,7 @@ def trained(config, tmp_path_factory):
     """URL of a run that was killed on two machines and has ended on a third: with a
     checkpoint that was uploaded and not named, and before one was."""
     root = tmp_path_factory.mktemp("trained")
-    bucket, kills = f"memory:/{root}/run", [(3, "_write_manifest"), (3, "_put")]
+    bucket, kills = f"memory:/{root}/run", [(5, "_write_manifest"), (3, "_put")]
     for name, kill in zip("abc", [*kills, None], strict=True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(root / name))
@@ -161,6 +166,62 @@ def finished(local, machine, bucket):
     mirror = Mirror(bucket, local)
     mirror.claim()
     return bucket
+
+
+def test_a_file_of_other_bytes_is_named_and_all_others_are_in_the_copy(
+    finished, machine
+):
+    name, files = "fedper/metrics.jsonl", fsspec.filesystem("memory")
+    whole = files.cat_file(f"{finished}/{name}")
+    files.pipe_file(f"{finished}/{name}", whole[1:])
+    machine("second")
+    with pytest.raises(OSError, match=f"{name} must have its sha256 in MANIFEST.json"):
+        remote.fetch(finished)
+    copy = copy_folder(finished, use="read")
+    assert (copy / "config.json").is_file() and not (copy / name).exists()
+    files.pipe_file(f"{finished}/{name}", whole)
+    assert (remote.fetch(finished) / name).read_bytes() == whole
+
+
+def test_a_run_counts_as_running_while_its_process_says_so(finished, machine, capsys):
+    def state():
+        assert main(["runs", finished, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        return row["state"]
+
+    mirror = Mirror(finished, copy_folder(finished))
+    with mirror.beating():
+        assert state() == "running"
+    assert state() == "finished"
+    killed = str(time.time() - 2 * heartbeat.SILENT).encode()
+    fsspec.filesystem("memory").pipe_file(f"{finished}/{remote.HEARTBEAT}", killed)
+    assert state() == "finished"
+
+
+def test_a_tracker_knows_a_run_on_every_machine(machine):
+    def number(url):
+        return StageRun(copy_folder(url) / "fedper").id
+
+    first = number("s3://runs/a")
+    machine("second")
+    assert number("s3://runs/a") == first != number("s3://runs/b")
+
+
+def test_a_config_and_the_server_of_pages_take_the_url_of_a_run(
+    trained, config, machine, capsys, monkeypatch
+):
+    words = [f"--config.pretrain.init={trained}", "--workdir=runs/a", "--print-config"]
+    assert main(["train", config, *words]) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["pretrain"]["init"] == trained
+    with pytest.raises(
+        ValueError, match=f"{copy_folder(trained, use='read')}/fedper has"
+    ):
+        build({k: x for k, x in kept.items() if k != "sha256"})  # it has been read
+    seen = []
+    monkeypatch.setattr(server, "serve", lambda folder, **_: seen.append(folder))
+    assert main(["serve", trained.rpartition("/")[0]]) == 0
+    assert [run.name for run in read_runs(*seen)] == ["run"]
 
 
 def test_readers_take_the_url_of_a_run(trained, machine, tmp_path, capsys, monkeypatch):
