@@ -12,7 +12,7 @@ from fedfr_jax.losses.label_smoothing import smoothed_cross_entropy
 from fedfr_jax.losses.margin import softmax_cross_entropy
 from fedfr_jax.losses.triplet import distances, triplet
 
-ALL = jnp.ones(16, bool)
+ALL = np.ones(16, bool)
 
 
 def mean_triplet(features, labels, **settings):
@@ -21,7 +21,7 @@ def mean_triplet(features, labels, **settings):
 
 
 def single(x):
-    return jnp.asarray(x, jnp.int32 if x.dtype.kind == "i" else jnp.float32)
+    return x.astype(np.int32 if x.dtype.kind == "i" else np.float32)
 
 
 def close(actual, expected, tolerance=1e-5):
@@ -36,7 +36,7 @@ def close(actual, expected, tolerance=1e-5):
 )
 def test_triplets_are_fastreids(golden, case, margin):
     arrays, is_far = golden("reid_losses"), case == "far"
-    features = single(arrays["features"]) * (4 if is_far else 1)
+    features = single(arrays["features"]) * np.float32(4 if is_far else 1)
     case = "weighted_euclid" if is_far else case
     kind = "soft" if margin is None else "m03"
     name = f"tri_{case}_{kind}" + "_x4" * is_far
@@ -51,13 +51,23 @@ def test_triplets_are_fastreids(golden, case, margin):
 def test_a_lone_row_is_its_own_positive_without_a_gradient(golden):
     arrays = golden("reid_losses")
     features, labels = (single(arrays[k]) for k in ("features", "labels_singleton"))
-    value, gradient = jax.jit(jax.value_and_grad(mean_triplet))(features, labels)
+
+    @jax.jit
+    def run(features):
+        far = mean_triplet(2000 * features, labels, margin=None)
+        return (
+            jax.value_and_grad(mean_triplet)(features, labels),
+            far,
+            distances(1000 * features),
+        )
+
+    (value, gradient), far, apart = run(features)
     name = "tri_hard_euclid_m03_singleton"
     close(value, arrays[f"{name}/loss"])
     close(gradient, arrays[f"{name}/grad_features"], 1e-4)
-    own = np.diag(distances(1000 * features))  # nothing of rounding is left
+    own = np.diag(apart)  # nothing of rounding is left
     np.testing.assert_allclose(own, 1e-6, rtol=1e-5)
-    assert np.isfinite(mean_triplet(2000 * features, labels, margin=None))
+    assert np.isfinite(far)
 
 
 def test_padding_is_no_anchor_no_positive_and_no_negative():
@@ -78,7 +88,7 @@ def test_padding_is_no_anchor_no_positive_and_no_negative():
     near = np.where(same, np.inf, apart).min(1)
     np.testing.assert_allclose(value, np.maximum(0.3 + far - near, 0).mean(), 1e-5)
     assert np.all(np.asarray(gradient)[10:] == 0)
-    _, counts = triplet(clean, jnp.zeros(16, jnp.int32), jnp.asarray(is_valid))
+    _, counts = jax.jit(triplet)(clean, np.zeros(16, np.int32), is_valid)
     assert not counts.any()  # of one label there is no triplet
 
 
@@ -107,23 +117,32 @@ def test_smoothing_over_all_classes_is_a_mixture(golden):
     arrays = golden("reid_losses")
     features, weight = single(arrays["features"]), single(arrays["cls_weight"])
     logits = features @ weight.T + single(arrays["cls_bias"])[None]
-    values = smoothed_cross_entropy(logits, single(arrays["labels"]), smoothing=0.1)
+    smoothed = jax.jit(partial(smoothed_cross_entropy, smoothing=0.1))
+    values = np.asarray(smoothed(logits, single(arrays["labels"])))
     wanted = arrays["ce_eps01_torch_label_smoothing_REF/loss"]
     np.testing.assert_allclose(values.mean(), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("spread", ["all", "others"])
 def test_masked_classes_are_as_if_they_were_not_there(spread):
-    logits = jax.random.normal(jax.random.key(0), (5, 7))
-    labels, mask = jnp.arange(5, dtype=jnp.int32) % 4, jnp.arange(7) < 4
+    logits = np.random.default_rng(0).standard_normal((5, 7), "float32")
+    labels, mask = np.arange(5, dtype=np.int32) % 4, np.arange(7) < 4
     given = {"smoothing": 0.2, "spread": spread}
-    masked = jax.jit(lambda x: smoothed_cross_entropy(x, labels, mask, **given))
-    wanted = jax.jit(partial(smoothed_cross_entropy, **given))(logits[:, :4], labels)
-    np.testing.assert_allclose(masked(logits), wanted, rtol=1e-6)
-    gradient = jax.jit(jax.grad(lambda x: masked(x).sum()))(logits)
+
+    @jax.jit
+    def run(logits):
+        masked, pull = jax.vjp(
+            lambda x: smoothed_cross_entropy(x, labels, mask, **given), logits
+        )
+        wanted = smoothed_cross_entropy(logits[:, :4], labels, **given)
+        none = smoothed_cross_entropy(logits, labels, mask, smoothing=0.0)
+        plain = softmax_cross_entropy(logits, labels, mask)
+        return (masked, wanted), pull(jnp.ones(5))[0], (none, plain)
+
+    values, gradient, without = run(logits)
+    np.testing.assert_allclose(*values, rtol=1e-6)
     assert np.all(np.asarray(gradient)[:, 4:] == 0) and np.isfinite(gradient).all()
-    none = smoothed_cross_entropy(logits, labels, mask, smoothing=0.0)
-    np.testing.assert_allclose(none, softmax_cross_entropy(logits, labels, mask), 1e-6)
+    np.testing.assert_allclose(*without, 1e-6)
 
 
 def test_both_losses_behind_a_bnneck_are_bag_of_tricks(golden):

@@ -1,5 +1,7 @@
 """Every implementation of the convolution computes the same function."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.models import winograd
 from fedfr_jax.models.conv import IMPLEMENTATIONS, Conv, convolve
+from tests.federated.toys import others_are_slow
 
 # kernel size, stride, padding, input height and width
 CASES = [
@@ -31,12 +34,27 @@ def _arrays(case, leading=()):
 
 
 def _value_and_gradients(x, kernel, implementation, options):
-    def run(x, kernel):
-        conv = lambda *a: convolve(*a, implementation=implementation, **options)
-        y, pull = jax.vjp(conv, x, kernel)
-        return y, pull(jnp.cos(y))
+    conv = lambda *a: convolve(*a, implementation=implementation, **options)
+    y, pull = jax.vjp(conv, x, kernel)
+    return y, pull(jnp.cos(y))
 
-    return jax.jit(run)(x, kernel)
+
+def _of_each(x, kernel, options, implementations=IMPLEMENTATIONS):
+    """{implementation: (y, gradients)}, of one program."""
+
+    @jax.jit
+    def run(*arrays):
+        return {
+            name: _value_and_gradients(*arrays, name, options)
+            for name in implementations
+        }
+
+    return run(x, kernel)
+
+
+def _assert_close(got, want, **tolerances):
+    close = lambda a, b: np.testing.assert_allclose(a, b, **tolerances)
+    jax.tree.map(close, got, want)
 
 
 def _naive(x, kernel, stride, padding):
@@ -49,103 +67,95 @@ def _naive(x, kernel, stride, padding):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_implementation_is_the_sum_over_windows(case, implementation):
+def test_every_implementation_is_the_sum_over_windows_with_the_gradients_of_xla(case):
     x, kernel, options = _arrays(case)
-    y = jax.jit(lambda *a: convolve(*a, implementation=implementation, **options))(
-        x, kernel
-    )
-    np.testing.assert_allclose(y, _naive(x, kernel, **options), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("implementation", ["im2col", "winograd"])
-def test_implementations_have_the_gradients_of_xla(case, implementation):
-    x, kernel, options = _arrays(case)
-    want = _value_and_gradients(x, kernel, "xla", options)
-    got = _value_and_gradients(x, kernel, implementation, options)
-    atol = (
-        4e-5 if implementation == "winograd" else 1e-5
-    )  # the largest numbers are near 10
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol), got, want
-    )
+    found = _of_each(x, kernel, options)
+    want = _naive(x, kernel, **options)
+    for y, _ in found.values():
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+    for name, atol in (("im2col", 1e-5), ("winograd", 4e-5)):
+        # The largest numbers are near 10.
+        _assert_close(found[name], found["xla"], rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("case", CASES[1:4])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_vmap_over_kernels_equals_a_loop(case, implementation):
+def test_vmap_over_kernels_equals_a_loop(case):
     x, kernel, options = _arrays(case, leading=(3,))
-    step = lambda x, kernel: _value_and_gradients(x, kernel, implementation, options)
-    got = jax.jit(jax.vmap(step))(x, kernel)
-    for i in range(3):
-        want = _value_and_gradients(x[i], kernel[i], "xla", options)
-        jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-5),
-            got,
-            want,
-        )
+
+    @jax.jit
+    def run(x, kernel):
+        of = lambda name: lambda *a: _value_and_gradients(*a, name, options)
+        together = [jax.vmap(of(name))(x, kernel) for name in IMPLEMENTATIONS]
+        return together, [of("xla")(x[i], kernel[i]) for i in range(3)]
+
+    together, alone = run(x, kernel)
+    want = jax.tree.map(lambda *a: np.stack(a), *alone)
+    for got in together:
+        _assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "im2col"])
-def test_forward_mode_agrees_with_reverse_mode(implementation):
+def test_forward_mode_agrees_with_reverse_mode():
     x, kernel, options = _arrays(CASES[1])
 
-    fn = lambda k: jnp.sum(
-        jnp.sin(convolve(x, k, implementation=implementation, **options))
-    )
-    tangent = jnp.ones_like(kernel)
-    _, slope = jax.jvp(fn, (kernel,), (tangent,))
-    np.testing.assert_allclose(slope, jnp.sum(jax.jit(jax.grad(fn))(kernel)), rtol=1e-4)
+    @functools.partial(jax.jit, static_argnums=1)
+    def slopes(kernel, name):
+        conv = lambda k: convolve(x, k, implementation=name, **options)
+        fn = lambda k: jnp.sum(jnp.sin(conv(k)))
+        _, slope = jax.jvp(fn, (kernel,), (jnp.ones_like(kernel),))
+        return slope, jnp.sum(jax.grad(fn)(kernel))
+
+    for implementation in ("xla", "im2col"):
+        np.testing.assert_allclose(*slopes(kernel, implementation), rtol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_half_precision_stays_half_and_close(implementation):
+def test_half_precision_stays_half_and_close():
     x, kernel, options = _arrays(CASES[0])
-    half = [a.astype(jnp.bfloat16) for a in (x, kernel)]
-    y = convolve(*half, implementation=implementation, **options)
-    assert y.dtype == jnp.bfloat16
-    want = convolve(x, kernel, implementation="xla", **options)
-    np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.05, atol=0.2)
+
+    @jax.jit
+    def run(*arrays):
+        return [
+            convolve(*arrays, implementation=name, **options)
+            for name in IMPLEMENTATIONS
+        ]
+
+    want = _naive(x, kernel, **options)
+    for y in run(*(np.asarray(a).astype(jnp.bfloat16) for a in (x, kernel))):
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float32(y), want, rtol=0.05, atol=0.2)
 
 
 @pytest.mark.parametrize("case", [CASES[0], *CASES[4:]])
 def test_winograd_is_exact_but_for_rounding(case):
     with jax.enable_x64(True):
         x, kernel, options = _arrays(case)
-        x, kernel = x.astype(jnp.float64), kernel.astype(jnp.float64)
-        want = _value_and_gradients(x, kernel, "xla", options)
-        got = _value_and_gradients(x, kernel, "winograd", options)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
-            got,
-            want,
-        )
+        arrays = [np.float64(a) for a in (x, kernel)]
+        found = _of_each(*arrays, options, ("xla", "winograd"))
+        _assert_close(found["winograd"], found["xla"], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [(70, 9), (9, 70), (70, 131)])
-@pytest.mark.parametrize("padding", [0, 1, 2])
+LARGE = {((70, 9), 0), ((9, 70), 1), ((70, 131), 2)}  # each size and padding
+
+
+@pytest.mark.parametrize(
+    "size, padding",
+    others_are_slow(LARGE, [(70, 9), (9, 70), (70, 131)], [0, 1, 2]),
+)
 def test_winograd_of_large_images_goes_part_by_part(size, padding):
     x, kernel, options = _arrays((3, 1, padding, *size))
     assert max(size) - 2 > winograd.LARGEST
-    want = _value_and_gradients(x, kernel, "xla", options)
-    got = _value_and_gradients(x, kernel, "winograd", options)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-            a, b, rtol=1e-4, atol=4e-5 * abs(b).max()
-        ),
-        got,
-        want,
+    found = _of_each(x, kernel, options, ("xla", "winograd"))
+    close = lambda a, b: np.testing.assert_allclose(
+        a, b, rtol=1e-4, atol=4e-5 * abs(b).max()
     )
+    jax.tree.map(close, *(jax.device_get(found[x]) for x in ("winograd", "xla")))
 
 
 def test_winograd_rounds_little_with_many_channels():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 8, 8, 256), np.float32)
     kernel = rng.standard_normal((3, 3, 256, 8), np.float32)
-    y = convolve(
-        jnp.asarray(x), jnp.asarray(kernel), padding=1, implementation="winograd"
-    )
+    conv = functools.partial(convolve, padding=1, implementation="winograd")
+    y = np.asarray(jax.jit(conv)(x, kernel))
     error = y - _naive(x.astype(np.float64), kernel, stride=1, padding=1)
     assert np.sqrt(np.mean(np.square(error)) / y.var()) < 2e-6
 
@@ -204,17 +214,26 @@ def test_auto_goes_by_the_default_backend_where_a_mesh_does_not_name_its_devices
 
 def test_conv_computes_in_its_dtype_with_float32_parameters():
     module = Conv(4, padding=1, use_bias=True, dtype="bfloat16")
-    y, variables = module.init_with_output(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
+    x = jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)
+    y, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), x)
     assert y.dtype == jnp.bfloat16 and y.shape == (1, 4, 4, 4)
     assert variables["params"]["kernel"].dtype == jnp.float32
 
 
 def test_auto_is_one_of_the_implementations_and_the_default():
     x, kernel, options = _arrays(CASES[1])
-    got = convolve(x, kernel, implementation="auto", **options)
-    np.testing.assert_array_equal(got, convolve(x, kernel, **options))
-    want = convolve(x, kernel, implementation="xla", **options)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+    @jax.jit
+    def run(*arrays):
+        told = [
+            convolve(*arrays, implementation=name, **options)
+            for name in ("auto", "xla")
+        ]
+        return *told, convolve(*arrays, **options)
+
+    auto, xla, default = run(x, kernel)
+    np.testing.assert_array_equal(auto, default)
+    np.testing.assert_allclose(auto, xla, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_implementation_lists_the_known_ones():

@@ -19,13 +19,17 @@ from fedfr_jax.models.norm import (
     prelu,
 )
 
-X = jnp.array([[1.0, 10.0], [2.0, 10.0], [3.0, 10.0], [6.0, 10.0]])  # means 3, 10
+X = np.float32([[1, 10], [2, 10], [3, 10], [6, 10]])  # means 3, 10
 
 
 def _train(module, x):
-    variables = module.init(jax.random.key(0), x, train=False)
-    y, updated = module.apply(variables, x, train=True, mutable=["batch_stats"])
-    return y, moved(variables["batch_stats"], updated["batch_stats"]), variables
+    @jax.jit
+    def run(x):
+        variables = module.init(jax.random.key(0), x, train=False)
+        y, updated = module.apply(variables, x, train=True, mutable=["batch_stats"])
+        return y, moved(variables["batch_stats"], updated["batch_stats"]), variables
+
+    return jax.device_get(run(x))
 
 
 def test_running_variance_takes_the_unbiased_variance_and_the_batch_the_biased_one():
@@ -53,13 +57,18 @@ def test_a_constant_channel_gives_zero_and_finite_gradients():
 
 def test_evaluation_uses_the_running_statistics():
     module = BatchNorm()
-    params = {"scale": jnp.array([2.0, 1.0]), "bias": jnp.array([0.0, 5.0])}
-    stats = {"mean": jnp.array([1.0, 8.0]), "var": jnp.array([4.0, 1.0])}
+    params = {"scale": np.float32([2, 1]), "bias": np.float32([0, 5])}
+    stats = {"mean": np.float32([1, 8]), "var": np.float32([4, 1])}
     variables = {"params": params, "batch_stats": stats}
-    y = module.apply(variables, X, train=False)
+
+    @jax.jit
+    def run(variables):
+        given = {**variables, "inverse": inverses(stats)}  # a network's, all at once
+        return [module.apply(x, X, train=False) for x in (variables, given)]
+
+    y, found = run(variables)
     np.testing.assert_allclose(y[3], [5.0, 7.0], rtol=1e-5)
-    given = {**variables, "inverse": inverses(stats)}  # a network's, all at once
-    np.testing.assert_allclose(module.apply(given, X, train=False), y, rtol=1e-6)
+    np.testing.assert_allclose(found, y, rtol=1e-6)
 
 
 def test_a_negative_variance_shows_where_a_network_has_all_inverses_at_once_too():
@@ -76,12 +85,12 @@ def test_statistics_of_other_layers_are_refused():
 def test_a_frozen_scale_is_no_parameter():
     y, _, variables = _train(BatchNorm(use_scale=False), X)
     assert set(variables["params"]) == {"bias"}
-    np.testing.assert_allclose(jnp.std(y[:, 0]), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.std(y[:, 0]), 1, rtol=1e-5)
 
 
 def test_statistics_of_half_precision_inputs_are_float32():
     # bfloat16 cannot tell 1000 from 1001: its own sums would lose the variance.
-    x = (1000 + 8 * jnp.arange(8.0)).astype(jnp.bfloat16).reshape(8, 1)
+    x = (1000 + 8 * np.arange(8.0)).astype(jnp.bfloat16).reshape(8, 1)
     y, stats, _ = _train(BatchNorm(), x)
     assert y.dtype == jnp.bfloat16 and stats["var"].dtype == jnp.float32
     want = np.var(np.asarray(x, np.float32), ddof=1)
@@ -108,10 +117,9 @@ def test_the_gradient_is_that_of_the_formula():
         return unit * scale.reshape(shape) + bias.reshape(shape)
 
     with jax.enable_x64(True):
-        keys = jax.random.split(jax.random.key(0), 4)
-        z = 3 + jax.random.normal(keys[0], (4, 3, 2, 5), jnp.float64)
-        scale, bias = (jax.random.normal(k, (5,), jnp.float64) for k in keys[1:3])
-        pull = jax.random.normal(keys[3], z.shape, jnp.float64)
+        normal = np.random.default_rng(0).normal
+        z, pull = normal(3, size=(4, 3, 2, 5)), normal(size=(4, 3, 2, 5))
+        scale, bias = normal(size=(2, 5))
         total = lambda f: lambda *args: (pull * f(*args)).sum()
         own = total(lambda *args: normalize(*args, 1e-5)[0])
         got = jax.jit(jax.grad(own, (0, 1, 2)))(z, scale, bias)
@@ -121,8 +129,8 @@ def test_the_gradient_is_that_of_the_formula():
 
 
 def test_moments_of_one_pass_are_those_of_two_far_from_zero_too():
-    z = 1000 + jax.random.normal(jax.random.key(0), (64, 8, 8, 3))
-    mean, var, centered = in_one_pass(z, NO_GROUP)
+    z = 1000 + np.random.default_rng(0).standard_normal((64, 8, 8, 3), "float32")
+    mean, var, centered = jax.jit(lambda z: in_one_pass(z, NO_GROUP))(z)
     exact = np.asarray(z, np.float64)
     np.testing.assert_allclose(mean, exact.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(var, exact.var((0, 1, 2)), rtol=1e-4)
@@ -131,18 +139,22 @@ def test_moments_of_one_pass_are_those_of_two_far_from_zero_too():
     )
     over = StatsGroup(2, lambda x: jax.lax.pmean(x, "parts"))
     parts = z.reshape(2, 32, 8, 8, 3)
-    found = jax.vmap(lambda z: in_one_pass(z, over)[:2], axis_name="parts")(parts)
+    of_parts = jax.vmap(lambda z: in_one_pass(z, over)[:2], axis_name="parts")
+    found = jax.jit(of_parts)(parts)
     np.testing.assert_allclose(found[0][1], mean, rtol=1e-6)
     np.testing.assert_allclose(found[1][0], var, rtol=1e-3)
 
 
 def test_the_gradient_of_prelu_is_that_of_each_of_its_operations():
-    x, dy = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
-    slope = jnp.linspace(-0.5, 0.5, 5)
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 4, 5), "float32")
+    slope = np.linspace(-0.5, 0.5, 5, dtype="float32")
     plain = lambda x, slope: jnp.where(x > 0, x, slope[None, None] * x)
-    _, pull = jax.vjp(prelu, x, slope)
-    _, want = jax.vjp(plain, x, slope)
-    chex.assert_trees_all_close(pull(dy), want(dy), rtol=1e-5)
+
+    @jax.jit
+    def pulled(*given):
+        return [jax.vjp(f, *given)[1](dy) for f in (prelu, plain)]
+
+    chex.assert_trees_all_close(*pulled(x, slope), rtol=1e-5)
 
 
 def _grouped(x, groups):
@@ -163,14 +175,16 @@ def test_group_norm_is_that_of_every_image_and_group(groups):
     x = rng.normal(3, 2, (2, 4, 5, 6)).astype(np.float32)
     params = {"scale": rng.normal(size=6), "bias": rng.normal(size=6)}
     params = {name: x.astype(np.float32) for name, x in params.items()}
-    got = GroupNorm(groups).apply({"params": params}, x, train=True)
+    apply = jax.jit(lambda *given: GroupNorm(groups).apply(*given, train=True))
+    got = apply({"params": params}, x)
     want = _grouped(x, groups) * params["scale"] + params["bias"]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_group_norm_has_no_statistics_and_computes_them_in_float32():
-    x = (1000 + 8 * jnp.arange(8.0)).astype(jnp.bfloat16).reshape(1, 4, 2)
-    y, variables = GroupNorm(1).init_with_output(jax.random.key(0), x, train=True)
+    x = (1000 + 8 * np.arange(8.0)).astype(jnp.bfloat16).reshape(1, 4, 2)
+    init = jax.jit(lambda *given: GroupNorm(1).init_with_output(*given, train=True))
+    y, variables = init(jax.random.key(0), x)
     assert set(variables) == {"params"} and y.dtype == jnp.bfloat16
     want = _grouped(np.asarray(x, np.float32), 1)
     np.testing.assert_allclose(y.astype(jnp.float32), want, rtol=0.01)

@@ -47,9 +47,7 @@ def _loop(variables, x, train, length):
     return x, jax.tree.map(lambda *a: jnp.stack(a), *stats)
 
 
-@pytest.mark.parametrize(
-    ("length", "scan"), [(1, True), (2, True), (3, True), (3, False)]
-)
+@pytest.mark.parametrize(("length", "scan"), [(1, True), (3, True), (3, False)])
 def test_a_stack_is_its_blocks_one_after_the_other(length, scan):
     module = Stack(length, scan)
     variables = _variables(module)
@@ -68,7 +66,11 @@ def test_a_stack_is_its_blocks_one_after_the_other(length, scan):
 
     both = (jax.jit(ends, static_argnums=0)(function) for function in (run, want))
     chex.assert_trees_all_close(*both, rtol=1e-4, atol=1e-4)
-    frozen = {**variables, "inverse": inverses(variables["batch_stats"])}
-    y = jax.jit(lambda x: module.apply(frozen, x, train=False))(X)
-    loop = jax.jit(lambda x: _loop(variables, x, False, length)[0])(X)
-    chex.assert_trees_all_close(y, loop, rtol=1e-4, atol=1e-4)
+
+    @jax.jit
+    def evaluated(x):
+        frozen = {**variables, "inverse": inverses(variables["batch_stats"])}
+        y = module.apply(frozen, x, train=False)
+        return y, _loop(variables, x, False, length)[0]
+
+    chex.assert_trees_all_close(*evaluated(X), rtol=1e-4, atol=1e-4)

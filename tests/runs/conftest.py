@@ -17,3 +17,15 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(figures, "save", keep)
     return found
+
+
+@pytest.fixture
+def shown(drawn, monkeypatch):
+    """`drawn`, each figure laid out in full but not written: a fifth of the time."""
+
+    def lay_out(figure, path):
+        figure.draw_without_rendering()
+        return [path.with_suffix(f".{kind}") for kind in ("png", "pdf")]
+
+    monkeypatch.setattr(figures, "write", lay_out)
+    return drawn

@@ -90,6 +90,8 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
         return spent * len(cohort.ids)
 
     monkeypatch.setattr(autotune, "seconds", fake)
+    told = lambda sim, *_: str(sim.algorithm is other.algorithm)
+    monkeypatch.setattr(autotune, "lowered_text", told)
     last = experiment_module.final_simulation
     adapting = []
     monkeypatch.setattr(
@@ -181,7 +183,7 @@ def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
 def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
     tmp_path, monkeypatch
 ):
-    algorithm, variables = toys.fedfr_toy()
+    algorithm, variables = toys.fedavg_toy(personal="head")
     trainer = FederatedTrainer(
         algorithm,
         init_variables=lambda before: variables,

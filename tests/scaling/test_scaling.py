@@ -130,7 +130,9 @@ def test_bigfaces_points_have_these_exponents(metric, series):
         squares = fit(POWER, sizes, own.errors, delta=1e3).coefficients.exponents[0]
         assert squares == pytest.approx(expected, rel=0.01)
         found = fit(POWER, sizes, own.errors)
-        low, high = interval(replicates(found, sizes).coefficients.exponents)
+        low, high = interval(
+            replicates(found, sizes, draws=DRAWS).coefficients.exponents
+        )
         assert low < squares < high
         assert found.rms < 0.025
 
