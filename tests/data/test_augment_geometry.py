@@ -28,7 +28,7 @@ from tests.data.pictures import (
 
 def test_mirroring_twice_is_the_identity():
     inputs, targets = examples(4)
-    always = functools.partial(batched, horizontal_flip(probability=1), None)
+    always = jax.jit(functools.partial(batched, horizontal_flip(probability=1), None))
     once = always(inputs, targets)
     np.testing.assert_array_equal(once[0]["image"], inputs["image"][:, :, ::-1])
     np.testing.assert_array_equal(once[1]["mask"], targets["mask"][:, :, ::-1])
@@ -95,25 +95,29 @@ def scipy_warp(image, motion, order, outside):
     return np.stack(planes, axis=-1)
 
 
+@jax.jit
+def warped(drawn, image, mask):
+    """(motion, the image, its bytes, the mask) under the motion of drawn numbers."""
+    motion = geometry.build_affine(*drawn)
+    x, y = geometry.origins(motion, *mask.shape)
+    of = lambda image: geometry.interpolate(image, x, y, 77.0)
+    images = of(image), of(image.astype(np.uint8))
+    return motion, *images, geometry.nearest(mask, x, y, 255)
+
+
 @pytest.mark.parametrize("shape", [(28, 28, 1), (20, 32, 3)])
 @pytest.mark.parametrize("seed", range(3))
 def test_warps_are_scipys(shape, seed):
     rng = np.random.default_rng(seed)
     drawn = rng.uniform(-1, 1, 5) * [1.0, 0.3, 0.3, 4, 4] + [0, 0, 1, 0, 0]
-    motion = geometry.build_affine(*(jnp.float32(value) for value in drawn))
-    image = picture(shape, seed).astype(np.float32)
-    x, y = geometry.origins(motion, *shape[:2])
-    interpolate = jax.jit(geometry.interpolate, static_argnums=3)
-    ours = interpolate(jnp.asarray(image), x, y, 77.0)
+    image, mask = picture(shape, seed).astype(np.float32), picture(shape[:2], seed) % 9
+    found = jax.device_get(warped(list(drawn.astype(np.float32)), image, mask))
+    motion, ours, in_bytes, of_mask = found
     # 1e-5 of a pixel is up to 255e-5 of a value.
     np.testing.assert_allclose(ours, scipy_warp(image, motion, 1, 77.0), atol=2e-2)
-    in_bytes = interpolate(jnp.asarray(image.astype(np.uint8)), x, y, 77.0)
-    np.testing.assert_allclose(in_bytes, np.asarray(ours), atol=0.51)
-
-    mask = picture(shape[:2], seed) % 9
-    ours = np.asarray(geometry.nearest(jnp.asarray(mask), x, y, 255))
+    np.testing.assert_allclose(in_bytes, ours, atol=0.51)
     theirs = scipy_warp(mask[..., None], motion, 0, 255)[..., 0]
-    assert (ours == theirs).mean() > 0.998  # ties within float32 of half a pixel
+    assert (of_mask == theirs).mean() > 0.998  # ties within float32 of half a pixel
 
 
 def test_a_motion_shears_scales_and_turns():

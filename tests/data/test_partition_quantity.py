@@ -27,7 +27,7 @@ def test_sizes_fall_as_a_power_of_the_rank_beyond_the_least(skew):
 
 
 def test_lognormal_sizes_have_the_deviation_that_is_asked_for():
-    labels = labels_of([10**6] * 2)
+    labels = labels_of([10**5] * 2)
     split = quantity_skew(labels, num_clients=2000, distribution="lognormal", skew=0.7)
     sizes = np.diff(split.train_offsets) + np.diff(split.test_offsets)
     assert np.log(sizes).std() == pytest.approx(0.7, rel=0.05)
