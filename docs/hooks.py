@@ -95,11 +95,11 @@ PASSED |= {"loss", "model", "task", "mesh", "seen", "num_classes", "kwargs", "se
 
 def members() -> str:
     """Every family that a config can name, with a table of keys for each member."""
-    from fedfr_jax.cli.describe import FAMILIES, VARIANTS, summary
+    from fedfr_jax.cli.describe import VARIANTS, load_families, summary
 
     parts = []
-    families = sorted(FAMILIES.items(), key=lambda item: item[0] != "sections")
-    for family, get_members in families:
+    families = sorted(load_families().items(), key=lambda item: item[0] != "sections")
+    for family, found in families:
         parts.append(f"## {family.replace('_', ' ').capitalize()}")
         if family == "variants":
             rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]
@@ -107,7 +107,7 @@ def members() -> str:
                 table(("method", "entry of config.methods", "what it is"), rows)
             )
             continue
-        for name, member in sorted(get_members().items()):
+        for name, member in sorted(found.items()):
             parts.append(f"### {name}\n\n{summary(member)}")
             if keys := keys_of(member):
                 parts.append(table(("key", "default", "meaning"), keys))

@@ -20,8 +20,8 @@ from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import ClientPartition
 from fedfr_jax.data.stream import Stream, example_shape, stream
-from fedfr_jax.federated.client import EqualRows, Population, client_key
-from fedfr_jax.federated.client import first_personal_key as first_key
+from fedfr_jax.federated.client import EqualRows, Population
+from fedfr_jax.federated.inference import client_models
 from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.simulation import (
@@ -35,7 +35,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
 from fedfr_jax.ranges import Count
-from fedfr_jax.schema import check_keys, check_values, checked, kinds_of
+from fedfr_jax.schema import check_keys, checked
 from fedfr_jax.tasks.classification.evaluators import Accuracy
 from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
@@ -58,10 +58,6 @@ class FederatedDataset(NamedTuple):
             or {name: [T, ...]}, which a loss finds in `batch.inputs`.
           y: [T] whole numbers from 0, the classes.
           client_ids: [T] client of each example, numbers or names.
-
-        Raises:
-          ValueError: when the three differ in length, or a number of x or y is none
-            that a network can be trained on.
         """
         x, y, client_ids = inputs_of(x), class_labels("y", y), np.asarray(client_ids)
         num_inputs = {len(leaf) for leaf in jax.tree.leaves(x)}
@@ -89,12 +85,7 @@ class FederatedDataset(NamedTuple):
     def from_partition(
         cls, x, y, split: ClientPartition
     ) -> tuple["FederatedDataset", "FederatedDataset"]:
-        """Build the training and test sets of a partition such as `dirichlet(y, ...)`.
-
-        Raises:
-          ValueError: as `from_client_ids`, or for labels that are not of the split's
-            classes.
-        """
+        """Build the training and the test set of a partition, such as `dirichlet`'s."""
         parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
         num_clients = len(split.train_offsets) - 1
         num_classes = np.broadcast_to(np.int32(split.num_classes), num_clients)
@@ -113,8 +104,7 @@ class FederatedDataset(NamedTuple):
     def from_reader(
         cls, read: Callable, labels, *, num_clients: int, num_classes: int
     ) -> "FederatedDataset":
-        """Build a data set that is read when needed, with equally many examples per
-        client.
+        """Build a data set that is read when needed, with equal clients.
 
         Client i owns the i-th of `num_clients` equal parts of the examples. No array
         has an entry per client, so that memory is that of a cohort.
@@ -123,10 +113,6 @@ class FederatedDataset(NamedTuple):
           read: rows [n] int64 -> [n, ...] what networks see, from another thread.
           labels: [T] int. Those that do not fit memory may be int32 of a memory map, or
             one for all: `np.broadcast_to(np.int32(0), T)`.
-
-        Raises:
-          ValueError: unless all clients have as many examples, and labels are whole
-            numbers in [0, num_classes).
         """
         labels = class_labels("labels", labels, num_classes)
         each, left = divmod(len(labels), max(num_clients, 1))
@@ -160,11 +146,7 @@ def take_rows(x: PyTree, rows: np.ndarray) -> PyTree:
 
 
 def examples(x) -> np.ndarray:
-    """Check that `x` [T, ...] is an array of finite numbers.
-
-    Raises:
-      ValueError: for anything else, and for nan or infinity, with the first example.
-    """
+    """Check that `x` [T, ...] is an array of finite numbers."""
     x = np.asarray(x)
     if x.ndim < 1 or x.dtype.kind not in "fiub":
         raise ValueError(f"x must be numbers of shape [T, ...], got {target_kind(x)}.")
@@ -183,11 +165,7 @@ def examples(x) -> np.ndarray:
 
 
 def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
-    """Check labels [T], return them as int32 in [0, num_classes).
-
-    Raises:
-      ValueError: for anything else: one-hot rows, text, fractions, other classes.
-    """
+    """Check labels [T], return them as int32 in [0, num_classes)."""
     y = np.asarray(y)
     if y.ndim != 1:
         raise ValueError(
@@ -208,7 +186,7 @@ def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
     limit = 2**31 - 1 if num_classes is None else num_classes
     if least < 0 or most >= limit:
         got = least if least < 0 else most
-        raise ValueError(f"{name} must lie in [0, {limit}), got {got}.")
+        raise ValueError(f"{name} must be in [0, {limit}), got {got}.")
     return y if y.dtype == np.int32 else y.astype(np.int32)
 
 
@@ -219,13 +197,10 @@ def target_kind(x: np.ndarray) -> str:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown option of `build_simulation`, or one of a
-    wrong type.
-    """
+    """Raise ValueError for an option that `build_simulation` does not have."""
     known = inspect.signature(build_simulation).parameters
     names = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
     check_keys("options of init", options, [name for name in names if name != "mesh"])
-    check_values("", options, kinds_of(build_simulation))
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
@@ -262,25 +237,20 @@ def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
     if not sim.batching.steps_per_epoch(largest):
         raise ValueError(
             "batch_size with drop_last=True must be at most the largest client's "
-            f"{largest} examples, got {sim.batching.batch_size}. Lower batch_size "
-            f"or set "
-            "drop_last=False."
+            f"{largest} examples, got {sim.batching.batch_size}. Lower batch_size or "
+            "set drop_last=False."
         )
 
 
 def check_fits(run, apply: Callable, data) -> None:
-    """Raise ValueError for data unlike the run's, or with more classes than the
-    logits.
-    """
+    """Raise ValueError for data unlike the run's, or with other classes."""
     of_run, of_data = describe_data(run.sim.data.dataset), describe_data(data.dataset)
     if of_run != of_data:
         raise ValueError(
             f"examples of data must be {of_run}, as those of the run, got {of_data}."
         )
     seen = model_inputs(as_trained(run.sim.batching, run.sim.data.dataset))
-    with_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-    batch = jax.tree.map(with_axis, seen)
-    logits = jax.eval_shape(apply, run.variables, batch)
+    logits = jax.eval_shape(apply, run.variables, trees.shapes(seen, 1))
     if logits.ndim != 2:
         raise ValueError(f"apply must give logits [B, M], got shape {logits.shape}.")
     if (most := int(data.dataset.labels.max())) >= logits.shape[1]:
@@ -452,34 +422,20 @@ def evaluate(
         )
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
     check_fits(run, apply, data)
-    judge = Accuracy(data.dataset, data.population.offsets, mesh, batching)
+    accuracy = Accuracy(data.dataset, data.population.offsets, mesh, batching)
     has_rows = bool(jax.tree.leaves(run.store.template))
-    of_client = client_models(run) if has_rows else None
+    models = run.sim.algorithm, run.server, run.sim.key, run.store, mesh
+    of_client = client_models(*models)[0] if has_rows else None
     networks = TrainedModels(run.variables, apply, of_client, apply)
-    own = judge.personalized(networks)
+    own = accuracy.personalized(networks)
     generic = {}
     if run.sim.algorithm.has_global_model:
-        generic = judge.generic(networks).metrics
+        generic = accuracy.generic(networks).metrics
     return {
         **generic,
         "accuracy_of_clients": own.metrics["accuracy"],
         "per_client": own.per_client["accuracy"],
     }
-
-
-def client_models(run: RunState) -> Callable[[int], PyTree]:
-    """Build client -> variables of its personalized model."""
-    algorithm, server = run.sim.algorithm, run.server
-
-    def of_client(client):
-        rows, is_new = run.store.gather(np.array([client]))
-        row = jax.tree.map(lambda x: x[0], rows)
-        if is_new[0]:  # never drawn: what it would start from
-            own = first_key(client_key(run.sim.key, client))
-            row = algorithm.init_personal(own, server)
-        return algorithm.personalize(server, row)
-
-    return of_client
 
 
 def _check_newest(run: RunState) -> None:
@@ -501,12 +457,7 @@ def _npz(path: str | os.PathLike) -> pathlib.Path:
 
 
 def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
-    """Write the run's state to an .npz file, for `resume`: server, clients, round
-    number.
-
-    Raises:
-      ValueError: when a round was played from this run.
-    """
+    """Write the run's state to an .npz file, for `resume`."""
     _check_newest(run)
     path = _npz(path)
     ids = run.store.touched()
@@ -535,7 +486,7 @@ def is_saved(path: str | os.PathLike) -> bool:
 def resume(run: RunState, path: str | os.PathLike) -> RunState:
     """Load the state that `save` wrote, into a run from an equal `init`.
 
-    A run that has played rounds stays as it is: the loaded one has rows of its own, in
+    A run that has trained rounds stays as it is: the loaded one has rows of its own, in
     a temporary folder.
 
     Raises:

@@ -43,13 +43,12 @@ from fedfr_jax.types import Experiment, PyTree, TrainedModels
 
 
 def backbone_of(variables, template) -> PyTree | None:
-    """Find a model's variables like `template` within deployed variables; None if
-    absent.
-    """
-    names = lambda tree: {
-        trees.path_name(p): jnp.shape(x)
-        for p, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    """Find variables like `template` within deployed variables; None: absent."""
+
+    def names(tree):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {trees.path_name(path): jnp.shape(x) for path, x in leaves}
+
     wanted = names(jax.eval_shape(by_block_name, template))
     if names(by_block_name(variables)) == wanted:
         return variables
@@ -144,9 +143,7 @@ def _network(
     apply: Callable,
     about: Mapping[str, str],
 ) -> TrainedModel:
-    """Wrap a client's model, with `config` as its description if it builds this
-    model.
-    """
+    """Wrap a client's model, with `config` if that builds this model."""
     task, own = experiment.task, None
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
@@ -166,28 +163,20 @@ def _network(
 
 
 def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc | None:
-    """ROC of the run's evaluation on unseen identities; None if the task does not
-    verify pairs of images.
-    """
-    judge = experiment.task.evaluators.get("generic")
-    curves = (
-        judge.evaluate(TrainedModels(variables, apply, None, apply)).curves
-        if judge
-        else {}
-    )
-    return curves.get("roc")
+    """ROC of the run's evaluation on unseen identities; None: no verification."""
+    evaluator = experiment.task.evaluators.get("generic")
+    if evaluator is None:
+        return None
+    models = TrainedModels(variables, apply, None, apply)
+    return evaluator.evaluate(models).curves.get("roc")
 
 
 def read_only(settings: Mapping) -> dict:
-    """Config sections with caches read-only and without teachers, for a trained model.
-
-    Raises:
-      ValueError: for a TensorFlow data set that would have to be prepared first.
-    """
+    """Config sections of a trained model: read-only caches, and no teachers."""
     keep = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("evaluation"), Mapping):
-        judged = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
-        keep["evaluation"] = judged
+        evaluation = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
+        keep["evaluation"] = evaluation
     if isinstance(settings.get("pretrain"), Mapping):
         keep["pretrain"] = _untaught(settings["pretrain"], settings)
     if isinstance(rows := settings.get("methods"), Mapping):

@@ -104,7 +104,7 @@ def checked(function: Callable) -> Callable:
     ...     return momentum
     >>> sgd(momentum=2.0)
     Traceback (most recent call last):
-    ValueError: momentum must lie in [0, 1), got 2.0.
+    ValueError: momentum must be in [0, 1), got 2.0.
     """
     signature = inspect.signature(function)
     kinds = {name: x for name, x in kinds_of(function).items() if _is_setting(x)}
@@ -308,7 +308,7 @@ def _interval_rule(bounds: Interval, is_above: bool, value: Any) -> str:
         return f"be at least {bounds.ge}"
     low = "(0" if bounds.ge in (TINY, None) else f"[{bounds.ge}"
     high = f"{bounds.lt})" if bounds.le is None else f"{bounds.le}]"
-    return f"lie in {low}, {high.replace(str(2**32), '2**32')}"
+    return f"be in {low}, {high.replace(str(2**32), '2**32')}"
 
 
 def _constraints(kind: Any) -> Iterator[Any]:

@@ -162,6 +162,13 @@ def num_bytes(tree: PyTree) -> int:
     )
 
 
+def shapes(tree: PyTree, *leading: int) -> PyTree:
+    """Shapes of the leaves of `tree`, behind `leading` axes."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), tree
+    )
+
+
 def difference(a: PyTree, b: PyTree) -> str | None:
     """Describe the first leaf in which two trees differ in name, shape or dtype."""
 

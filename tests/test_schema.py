@@ -67,13 +67,13 @@ def test_whatever_a_factory_makes_of_its_settings_is_one_line(settings, message)
         (Positive, 0, "be positive"),
         (Positive | tuple[Positive, ...], (1.0, -2.0), "be positive"),
         (Positive, 1e-40, "be positive in float32"),
-        (PositiveShare, 0, "lie in (0, 1]"),
-        (BelowOne, jnp.float32(1.0), "lie in [0, 1)"),
+        (PositiveShare, 0, "be in (0, 1]"),
+        (BelowOne, jnp.float32(1.0), "be in [0, 1)"),
         (Count, 2**31, "be below 2**31"),
         (Count | None, 0, "be at least 1"),
         (Count | None, "0", "be a whole number or none"),
         (ByRound, (), "have an entry"),
-        (Seed, 2**32, "lie in [0, 2**32)"),
+        (Seed, 2**32, "be in [0, 2**32)"),
         (Mapping[str, NonNegative] | None, {"stem": -1}, "be at least 0"),
         (Literal["a", "b"] | None, "c", "be one of ['a', 'b'] or none"),
     ],
@@ -89,7 +89,7 @@ def test_a_function_that_is_checked_says_the_same_as_a_config():
 
     assert sgd(None, momentum=np.float32(0.5)) == (None, 0.5, "nag")
     for settings, message in (
-        ({"momentum": 1}, r"momentum must lie in \[0, 1\), got 1.$"),
+        ({"momentum": 1}, r"momentum must be in \[0, 1\), got 1.$"),
         (
             {"kind": "heavi"},
             r"kind must be one of .*, got 'heavi' \(did you mean heavy",

@@ -44,9 +44,6 @@ def run_in(
     Args:
       words: what follows `python`.
       environment: variables; those of JAX and XLA that are set here do not count.
-
-    Raises:
-      OSError: when the environment cannot be made.
     """
     python = environment_python(extra)
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
@@ -60,11 +57,7 @@ def run_in(
 
 
 def environment_python(extra: str) -> pathlib.Path:
-    """Interpreter of the environment with `jax[extra]`, which is created in minutes.
-
-    Raises:
-      OSError: when the disk is too full, or pip fails, with its errors.
-    """
+    """Interpreter of the environment with `jax[extra]`, which is created in minutes."""
     base, wanted = _interpreter(), [f"jax[{extra}]", *_dependencies()]
     pins = PINS.read_text() if PINS.is_file() else ""
     parent = os.environ.get("FEDFR_ACCELERATORS")
@@ -95,9 +88,7 @@ def _dependencies() -> list[str]:
 
 
 def _interpreter() -> str:
-    """Python 3.12, for which the newest JAX is built, or else the current
-    interpreter.
-    """
+    """Python 3.12, for which the newest JAX is built, or the current interpreter."""
     known = shutil.which("python3.12")
     test = lambda: subprocess.run([known, "-c", ""], capture_output=True)
     works = known and test().returncode == 0
@@ -188,9 +179,7 @@ def saving(values: argparse.Namespace) -> Iterator[None]:
 
 
 def without_images(config: ml_collections.ConfigDict) -> Experiment:
-    """Build the config's experiment with black images, with the same
-    `data_placement`.
-    """
+    """Build the config's experiment with black images, same `data_placement`."""
     settings = sections(config)
     black = without_files(settings)
     where = settings["federation"].get("data_placement", "auto")

@@ -20,15 +20,11 @@ and --input_shape name another one, such as --model='{"name": "iresnet", "depth"
 def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr convert", ABOUT, epilog="")
-    parser.add_argument("--input", metavar="FILE", help="file to read")
-    parser.add_argument(
-        "--output", metavar="FILE", help="file to write: .safetensors, .npz or .pt"
-    )
-    parser.add_argument(
-        "--key", default="", help="name of the weights, in a file of several models"
-    )
-    parser.add_argument("--model", type=_parse_model, metavar="JSON")
-    parser.add_argument("--input_shape", type=_parse_shape, metavar="H,W,C")
+    parser.flag("--input", "FILE", "file to read")
+    parser.flag("--output", "FILE", "file to write: .safetensors, .npz or .pt")
+    parser.flag("--key", "KEY", "weights to read from several", default="")
+    parser.flag("--model", "JSON", "model of the weights", type=_parse_model)
+    parser.flag("--input_shape", "H,W,C", "shape of its images", type=_parse_shape)
     values = parse_flags(parser, argv)
     source = name_images(values.input, "input", parser.prog)
     target = name_images(values.output, "output", parser.prog)

@@ -11,12 +11,7 @@ results are. Further words are those of fedfr train, such as --config.seed=1."""
 def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr demo", ABOUT, epilog="")
-    parser.add_argument(
-        "--workdir",
-        default="runs/demo",
-        metavar="DIR",
-        help="run directory (default runs/demo)",
-    )
+    parser.flag("--workdir", "DIR", "run directory", default="runs/demo")
     own = [word for word in argv if word.startswith(("--workdir", "-h", "--help"))]
     values = parse_flags(parser, own)
     others = [word for word in argv if word not in own]

@@ -12,9 +12,9 @@ ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
 defaults) and one line; with a member's name print its whole documentation, without a
 family all names. The library itself passes input_shape, labels, cosine, local, loss,
-model, task, mesh, seen and num_classes. "sections" are the config's own: what may stand
+model, task, mesh, seen and num_classes. "sections" are the config's own: what may be
 in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
-of reid, "encoders" of the segmenter; keys of "algorithms" stand below a method's key
+of reid, "encoders" of the segmenter; keys of "algorithms" are below a method's key
 algorithm, {{"name": ..., key: value}}; "aggregation" has the links of the key of that
 name in a row of methods, "attacks" are for the key attack; "server_optimizers" go with
 every algorithm that has such a key. "variants" are methods of the literature that are
@@ -38,29 +38,33 @@ def main(argv: list[str]) -> None:
     parser.add_argument("family", nargs="?")
     parser.add_argument("member", nargs="?")
     values = parse_flags(parser, argv)
+    families = load_families()
     if values.family is None:
-        for family, members in FAMILIES.items():
-            words = f"{family}: {', '.join(sorted(members()))}"
+        for family, members in families.items():
+            words = f"{family}: {', '.join(sorted(members))}"
             print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
-        return
-    if values.family not in FAMILIES and values.member is None:
-        for family in _families(values.family):
-            main([family, values.family])
-        return
-    check_choice("describe: family", values.family, FAMILIES)
-    if values.family == "variants":
-        _print_variants(values.member)
-        return
-    members = FAMILIES[values.family]()
-    if values.member is None:
-        for name in sorted(members):
-            print(
-                f"{signature_text(name, members[name])}\n    {summary(members[name])}"
-            )
-        return
-    check_choice("describe: member", values.member, sorted(members))
-    member = members[values.member]
-    print(f"{signature_text(values.member, member)}\n\n{documentation(member)}")
+    elif values.family not in FAMILIES and values.member is None:
+        for family in _families_with(values.family, families):
+            print_members(family, families[family], values.family)
+    else:
+        check_choice("describe: family", values.family, FAMILIES)
+        print_members(values.family, families[values.family], values.member)
+
+
+def print_members(family: str, members: Mapping, name: str | None) -> None:
+    """Print a line for each member of a family, or all about one of them."""
+    if name is not None:
+        check_choice("describe: member", name, sorted(members))
+    if family == "variants":
+        for known in members if name is None else [name]:
+            row, text = members[known]
+            print(f'"{known}": {row}\n    {text}')
+    elif name is None:
+        for known, member in sorted(members.items()):
+            print(f"{signature_text(known, member)}\n    {summary(member)}")
+    else:
+        member = members[name]
+        print(f"{signature_text(name, member)}\n\n{documentation(member)}")
 
 
 def print_disclosures(config: Mapping) -> None:
@@ -75,29 +79,15 @@ def print_disclosures(config: Mapping) -> None:
             print(format_disclosure(name, found), end="\n\n", flush=True)
 
 
-def _families(name: str) -> list[str]:
-    """Families with a member `name`, to find it without its family.
-
-    Raises:
-      ValueError: for a name that no family has, with a near one.
-    """
-    members = {family: list(of()) for family, of in FAMILIES.items()}
-    if found := [family for family, names in members.items() if name in names]:
+def _families_with(name: str, families: Mapping[str, Mapping]) -> list[str]:
+    """Families with a member `name`, to find it without its family."""
+    if found := [family for family, members in families.items() if name in members]:
         return found
-    every = [*FAMILIES, *(name for names in members.values() for name in names)]
+    every = [*families, *(name for members in families.values() for name in members)]
     raise ValueError(
         f"describe: family must be one of {list(FAMILIES)} or a member of one, got "
         f"{name!r}{hint(name, every)}."
     )
-
-
-def _print_variants(name: str | None) -> None:
-    """Print ready-made method entries to copy into a config."""
-    if name is not None:
-        check_choice("describe: member", name, sorted(VARIANTS))
-    for known, (row, text) in VARIANTS.items():
-        if name in (None, known):
-            print(f'"{known}": {row}\n    {text}')
 
 
 def signature_text(name: str, function: Callable) -> str:
@@ -134,40 +124,37 @@ def _text(parameter: inspect.Parameter) -> str:
     return default.__name__ if inspect.isroutine(default) else repr(default)
 
 
-def _models() -> Mapping[str, Callable]:
-    from fedfr_jax.models import MODELS
-
-    return MODELS
-
-
-def _sources() -> Mapping[str, Callable]:
-    from fedfr_jax.data.sources import SOURCES
-
-    return SOURCES
-
-
-def _partitions() -> Mapping[str, Callable]:
+def load_families() -> dict[str, Mapping[str, Callable]]:
+    """Members of FAMILIES; imported when asked for, as most of them import JAX."""
+    from fedfr_jax.data.augment import AUGMENTS
     from fedfr_jax.data.partition import PARTITIONS
-
-    return PARTITIONS
-
-
-def _algorithms() -> Mapping[str, Callable]:
+    from fedfr_jax.data.sources import SOURCES
+    from fedfr_jax.federated.aggregation import AGGREGATORS
     from fedfr_jax.federated.algorithms import ALGORITHMS
-
-    return ALGORITHMS
-
-
-def _losses() -> Mapping[str, Callable]:
+    from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+    from fedfr_jax.federated.attacks import ATTACKS
     from fedfr_jax.losses import LOSSES
-
-    return LOSSES
-
-
-def _tasks() -> Mapping[str, Callable]:
+    from fedfr_jax.models import MODELS
+    from fedfr_jax.models.segmenter import ENCODERS
     from fedfr_jax.tasks import TASKS
+    from fedfr_jax.tasks.reid.data import SCENARIOS
 
-    return TASKS
+    return {
+        "models": MODELS,
+        "encoders": ENCODERS,
+        "sources": SOURCES,
+        "partitions": PARTITIONS,
+        "scenarios": SCENARIOS,
+        "algorithms": ALGORITHMS,
+        "aggregation": AGGREGATORS,
+        "attacks": ATTACKS,
+        "server_optimizers": SERVER_OPTIMIZERS,
+        "losses": LOSSES,
+        "tasks": TASKS,
+        "augments": AUGMENTS,
+        "sections": _sections(),
+        "variants": VARIANTS,
+    }
 
 
 def _sections() -> Mapping[str, Callable]:
@@ -201,42 +188,6 @@ def _sections() -> Mapping[str, Callable]:
         "evaluation.segmentation": stages.EvaluationConfig,
         "evaluation.reid": evaluator.EvaluationConfig,
     }
-
-
-def _augments() -> Mapping[str, Callable]:
-    from fedfr_jax.data.augment import AUGMENTS
-
-    return AUGMENTS
-
-
-def _scenarios() -> Mapping[str, Callable]:
-    from fedfr_jax.tasks.reid.data import SCENARIOS
-
-    return SCENARIOS
-
-
-def _encoders() -> Mapping[str, Callable]:
-    from fedfr_jax.models.segmenter import ENCODERS
-
-    return ENCODERS
-
-
-def _attacks() -> Mapping[str, Callable]:
-    from fedfr_jax.federated.attacks import ATTACKS
-
-    return ATTACKS
-
-
-def _aggregators() -> Mapping[str, Callable]:
-    from fedfr_jax.federated.aggregation import AGGREGATORS
-
-    return AGGREGATORS
-
-
-def _servers() -> Mapping[str, Callable]:
-    from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-
-    return SERVER_OPTIMIZERS
 
 
 # Methods that are settings of another: a row, beside learning_rate, and what it is.
@@ -288,20 +239,6 @@ VARIANTS = {
         "Clients share nothing: everything is personal.",
     ),
 }
-# Imported when it is asked for, as most of them import JAX.
-FAMILIES = {
-    "models": _models,
-    "encoders": _encoders,
-    "sources": _sources,
-    "partitions": _partitions,
-    "scenarios": _scenarios,
-    "algorithms": _algorithms,
-    "aggregation": _aggregators,
-    "attacks": _attacks,
-    "server_optimizers": _servers,
-    "losses": _losses,
-    "tasks": _tasks,
-    "augments": _augments,
-    "sections": _sections,
-    "variants": lambda: VARIANTS,
-}
+FAMILIES = ("models", "encoders", "sources", "partitions", "scenarios", "algorithms")
+FAMILIES += ("aggregation", "attacks", "server_optimizers", "losses", "tasks")
+FAMILIES += ("augments", "sections", "variants")

@@ -31,7 +31,7 @@ EXTRAS = {
     "torch": ("torch", "PyTorch checkpoints"),
 }
 CORE = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
-MIN_FREE_GIB = 2  # of memory and of the disk, below which a run is told to be tight
+MIN_FREE_GIB = 2  # of memory and of the disk, below which a run may not fit
 GPU_TOOLS = {"nvidia-smi": "cuda12", "rocm-smi": "rocm"}
 GIB = 2**30
 

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr embed", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
-    parser.add_argument("--output", metavar="NPZ", help="file to write")
+    parser.flag("--output", "NPZ", "file to write")
     values = parse_flags(parser, argv)
     path = name_images(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)

@@ -25,9 +25,7 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr enroll", ABOUT, epilog="")
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
-    parser.add_argument(
-        "--gallery", metavar="NPZ", help="gallery file to write or to add to"
-    )
+    parser.flag("--gallery", "NPZ", "gallery file to write or to add to")
     values = parse_flags(parser, argv)
     path = pathlib.Path(name_images(values.gallery, "gallery", parser.prog))
     network = load_weights(values, parser.prog)
@@ -50,10 +48,6 @@ def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
 
     A folder that holds all pictures, each in a folder of its own person, is passed
     over, as archives have one around what they hold.
-
-    Raises:
-      ValueError: when one folder holds pictures and all folders of pictures too: its
-        own could be one person's or a stray one.
 
     >>> identities_of_files(["Ada/1.jpg", "Bo.jpg"], True)
     ['Ada', 'Bo']

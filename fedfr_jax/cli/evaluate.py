@@ -17,8 +17,8 @@ from fedfr_jax.cli.flags import (
 )
 
 ABOUT = """\
-Judge the checkpoints of the run in --workdir again, by the config that the run keeps
-unless --config is given; --config.evaluation.key=value changes how they are judged."""
+Evaluate the checkpoints of the run in --workdir again, by the config that the run has
+unless --config is given; --config.evaluation.key=value changes an evaluation."""
 
 
 def main(argv: list[str]) -> None:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
 
 
 def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Judge the run in `folder` again."""
+    """Evaluate the run in `folder` again."""
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.locks import lock_to_read
     from fedfr_jax.runs.restore import evaluate_experiment

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr export", ABOUT, epilog="")
     define_weights(parser)
-    parser.add_argument("--output", metavar="FILE", help="file to write")
+    parser.flag("--output", "FILE", "file to write")
     values = parse_flags(parser, argv)
     path = name_images(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)

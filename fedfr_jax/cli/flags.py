@@ -28,7 +28,7 @@ sections of a config, whose keys are the arguments of the function that they con
   model        name and settings of a network (fedfr describe models)
   pretrain     epochs, batch size and optimizer of the training before the rounds
   federation   rounds, cohort, local epochs, batch size, lanes, devices
-  evaluation   what the networks are judged by
+  evaluation   what the models are evaluated by
   methods      rows of the result (fedfr describe algorithms)
 A wrong key is an error that lists the known ones; fedfr configs lists the configs."""
 
@@ -39,11 +39,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise ValueError(f"{self.prog}: {message}.")
 
+    def flag(self, name: str, metavar: str, help: str, **options) -> None:
+        """Add a flag with a value, in the order of `--help`, which adds the default."""
+        default = options.get("default")
+        shown = f" (default {default})" if default not in (None, (), "") else ""
+        self.add_argument(name, metavar=metavar, help=help + shown, **options)
+
 
 def new_parser(prog: str, description: str, *, epilog: str = SECTIONS) -> Parser:
-    """Create a parser without flags, which prints `description` and `epilog`
-    unchanged.
-    """
+    """Create a parser without flags; `description` and `epilog` are printed as is."""
     return Parser(
         prog=prog,
         description=description,
@@ -55,19 +59,16 @@ def new_parser(prog: str, description: str, *, epilog: str = SECTIONS) -> Parser
 
 def define(parser: Parser, *, needs_workdir: bool = True) -> None:
     """Add --config and --workdir."""
-    parser.add_argument(
+    parser.flag(
         "--config",
-        metavar="NAME",
-        help="a Python file with get_config(), or a shipped config (fedfr configs); "
-        "NAME:WORD hands it a word; "
-        "--config.section.key=value changes a key; without it the config that the "
-        "work folder keeps",
+        "NAME",
+        "a Python file with get_config(), or a shipped config (fedfr configs); "
+        "NAME:WORD passes it a word; --config.section.key=value changes a key; without "
+        "it the config that the run directory has",
     )
     needed = " (needed)" if needs_workdir else ""
-    parser.add_argument(
-        "--workdir",
-        metavar="DIR",
-        help=f"folder of the run, or the URL of one in a bucket{needed}",
+    parser.flag(
+        "--workdir", "DIR", f"folder of the run, or the URL of one in a bucket{needed}"
     )
 
 
@@ -137,11 +138,7 @@ def join_processes(values: argparse.Namespace) -> None:
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Parse `argv`, the words after the command; `config` becomes a ConfigDict.
-
-    Raises:
-      ValueError: one line for an unknown flag, file or key, with the known ones.
-    """
+    """Parse `argv`, the words after the command; `config` becomes a ConfigDict."""
     changes = [word for word in argv if word.startswith("--config.")]
     for word in changes:
         if "=" not in word:
@@ -223,10 +220,7 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     """Set the key at the dotted `path`; `build` checks the last name and the value.
 
     What refers to a key of the config follows it, such as `partition.seed` the `seed`;
-    a section's own key that is set stands for itself from then on.
-
-    Raises:
-      ValueError: for a section or a method that does not exist, listing those that do.
+    a section's own key that is set no longer follows.
     """
     *sections, key = path.split(".")
     place, section = "config", config
@@ -282,11 +276,7 @@ def run_location(values: argparse.Namespace, command: str) -> str | pathlib.Path
 
 
 def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
-    """The --workdir on this machine.
-
-    Raises:
-      ValueError: without one, or for a name that checkpoints cannot have.
-    """
+    """The --workdir on this machine."""
     if not values.workdir:
         raise ValueError(f"{command}: needs --workdir=DIR, the folder of the run.")
     if is_url(values.workdir):

@@ -26,18 +26,11 @@ def main(argv: list[str]) -> None:
     define_weights(parser)
     define_images(parser, "a folder, a .zip, or files")
     define_threshold(parser)
-    parser.add_argument("--gallery", metavar="NPZ", help="gallery file of fedfr enroll")
-    parser.add_argument(
-        "--top_k",
-        type=count,
-        default=1,
-        metavar="K",
-        help="names per image (default 1)",
-    )
-    ways = ["numpy", "faiss"]
+    parser.flag("--gallery", "NPZ", "gallery file of fedfr enroll")
+    parser.flag("--top_k", "K", "names per image", type=count, default=1)
     parser.add_argument(
         "--search_backend",
-        choices=ways,
+        choices=["numpy", "faiss"],
         default="numpy",
         help="library that searches the gallery, exact in both (default numpy)",
     )

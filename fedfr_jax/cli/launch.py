@@ -40,38 +40,17 @@ ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} s
 def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr launch", ABOUT, epilog="")
-    parser.add_argument(
-        "--processes_per_host",
-        type=count,
-        default=2,
-        metavar="N",
-        help="number of processes on this machine (default 2)",
-    )
-    parser.add_argument(
-        "--num_hosts",
-        type=count,
-        default=1,
-        metavar="N",
-        help="number of machines (default 1)",
-    )
-    parser.add_argument(
-        "--host_index",
-        type=count,
-        default=0,
-        metavar="I",
-        help="index of this machine, from 0 (default 0)",
-    )
-    parser.add_argument(
-        "--coordinator",
-        metavar="HOST[:PORT]",
-        help="address of the first host",
-    )
-    parser.add_argument(
+    here = "number of processes on this machine"
+    parser.flag("--processes_per_host", "N", here, type=count, default=2)
+    parser.flag("--num_hosts", "N", "number of machines", type=count, default=1)
+    parser.flag("--host_index", "I", "index of this machine", type=count, default=0)
+    parser.flag("--coordinator", "HOST[:PORT]", "address of the first host")
+    parser.flag(
         "--port",
-        type=count,
-        metavar="N",
-        help="port of the first host, without one in --coordinator (default 8482, as "
+        "N",
+        "port of the first host, without one in --coordinator (default 8482, as "
         "JAX's; on one machine a free one)",
+        type=count,
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="command to start, and its flags"
@@ -102,11 +81,7 @@ def main(argv: list[str]) -> None:
 
 
 def coordinator_address(host: str | None, port: int | None) -> str:
-    """HOST:PORT of the first process; None is this machine, a port of JAX's own choice
-    on others and a free one here.
-
-    Raises:
-      ValueError: for a port that there is not, or two of them.
+    """HOST:PORT of the first process: JAX's port, or on this machine a free one.
 
     >>> coordinator_address("host0", None), coordinator_address("host0:12345", None)
     ('host0:8482', 'host0:12345')
@@ -137,7 +112,7 @@ def launch(
 ) -> None:
     """Run `command` as processes `ids` of `total`, until all have ended.
 
-    Each is told --coordinator, --num_processes and --process_id, as `join` needs them,
+    Each is given --coordinator, --num_processes and --process_id, as `join` needs them,
     and ends with this process, however it ends: a pipe is its input.
 
     Args:
@@ -258,9 +233,7 @@ def _first_failure(codes: dict[int, int | None]) -> int:
 def _exit_text(
     failed: int, code: int, total: int, command: list[str], *, is_alone: bool
 ) -> str:
-    """Message of a failed process, and how to resume; `is_alone`: all run on this
-    host.
-    """
+    """Message of a failed process, and how to resume; `is_alone`: one host."""
     code = 128 - code if 128 < code < 160 else code  # it has said that it was stopped
     how = f"code {code}" if code > 0 else f"signal {-code}"
     says = f"process {failed} of {total} ended with {how}; the others "

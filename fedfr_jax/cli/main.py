@@ -29,7 +29,7 @@ fedfr <command> --help lists a command's flags and the sections of a config.
   --config.section.key=value
                    changes a key, e.g. --config.federation.rounds=8; the keys of a
                    section are the arguments of the function that it configures
-                   (fedfr describe models, sources, algorithms, ...); what may stand in
+                   (fedfr describe models, sources, algorithms, ...); what may be in
                    a section or a row of methods: fedfr describe sections
   --workdir=DIR    folder of a run: checkpoints, results, plots
   --version        print the version"""

@@ -15,6 +15,7 @@ from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.report import ABOUT as ASSUMED
 from fedfr_jax.plan.report import format_stage
 from fedfr_jax.plan.stages import as_numbers, plan_stage
+from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.text import printable
 from fedfr_jax.types import Experiment
@@ -30,13 +31,12 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr plan", ABOUT)
     define(parser, needs_workdir=False)
-    parser.add_argument(
+    parser.flag(
         "--device",
+        "NAME",
+        "h200, h100, a100, v100, v5e, v5p or v6e, or cpu for this machine; a grid such "
+        "as v5p:4x4x8 or h200:1x1x8 says how many, v5e:16x16:2 two slices",
         default="h200",
-        metavar="NAME",
-        help="h200 (the default), h100, a100, v100, v5e, v5p or v6e; a grid such as "
-        "v5p:4x4x8 or h200:1x1x8 says how many, v5e:16x16:2 two slices; cpu: this "
-        "machine",
     )
     add_switch(
         parser,
@@ -45,29 +45,22 @@ def main(argv: list[str]) -> None:
         "installed for it (docs/explanation/accelerators.md); with --device=cpu for "
         "this machine",
     )
-    parser.add_argument(
+    parser.flag(
         "--save",
-        metavar="FOLDER",
-        help="folder to keep the programs of --compile in, for fedfr train --compiled; "
+        "FOLDER",
+        "folder to keep the programs of --compile in, for fedfr train --compiled; "
         "of TPUs and cpu, as for GPUs kernels are timed on the device",
     )
-    parser.add_argument(
-        "--num_devices", type=count, metavar="N", help="number of devices (default 1)"
-    )
-    parser.add_argument(
-        "--methods",
-        type=names,
-        metavar="A,B",
-        help="methods to plan (default all), pretrained is the pretraining",
-    )
-    parser.add_argument(
+    parser.flag("--num_devices", "N", "number of devices (default 1)", type=count)
+    parser.flag("--methods", "A,B", "stages to plan (default all)", type=names)
+    parser.flag(
         "--assume_hard_negatives",
-        type=count,
-        metavar="N",
-        help="number of hard negatives per client (default as many as it can select, "
+        "N",
+        "number of hard negatives per client (default as many as it can select, "
         "at most as many as the largest client has images)",
+        type=count,
     )
-    parser.add_argument("--json", metavar="FILE", help="file to write the numbers to")
+    parser.flag("--json", "FILE", "file to write the numbers to")
     values = parse(parser, argv)
     from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_words
     from fedfr_jax.plan.report import format_programs
@@ -125,21 +118,15 @@ def plan(
     rows: Sequence[str] = (),
     hard_negatives: int | None = None,
 ) -> dict:
-    """Print the plan of a config; return {"device", "devices", "stages": {name:
-    numbers}}.
+    """Print a config's plan; {"device", "devices", "stages": {name: numbers}}.
 
     Args:
       rows: stages; none: all.
-
-    Raises:
-      ValueError: as `build`, and for an unknown device or row.
     """
     sheet = get_device(device)
     experiment, table = blind_experiment(config, devices)
     for name in rows:
-        if name not in experiment.stages:
-            known = sorted(experiment.stages)
-            raise ValueError(f"--methods must be among {known}, got {name!r}.")
+        check_choice("--methods", name, experiment.stages)
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}
@@ -163,11 +150,7 @@ def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
 
 
 def use_virtual(devices: int) -> None:
-    """Let JAX use `devices` virtual CPU devices.
-
-    Raises:
-      ValueError: when JAX has other devices already.
-    """
+    """Let JAX use `devices` virtual CPU devices."""
     if devices < 1:
         raise ValueError(f"--num_devices must be at least 1, got {devices}.")
     try:

@@ -36,19 +36,11 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr prepare", ABOUT)
     define(parser, needs_workdir=False)
-    parser.add_argument(
-        "--pack", metavar="FOLDER", help="folder for the decoded images"
-    )
+    parser.flag("--pack", "FOLDER", "folder for the decoded images")
     add_switch(parser, "checksums", "compare the checksums of the packed data set")
-    parser.add_argument(
-        "--detector",
-        metavar="ONNX",
-        help="file of OpenCV's YuNet, which finds faces (opencv-python)",
-    )
-    parser.add_argument("--landmarks", metavar="CSV", help="file of landmarks to write")
+    parser.flag("--detector", "ONNX", "file of OpenCV's YuNet, which finds faces")
+    parser.flag("--landmarks", "CSV", "file of landmarks to write")
     values = parse(parser, argv)
-    pass
-
     prepare(
         values.config,
         values.workdir,
@@ -68,8 +60,7 @@ def prepare(
     detector: str | None = None,
     landmarks: str | None = None,
 ) -> dict:
-    """Open, inspect and split the config's data; print and (with a workdir) save a
-    report.
+    """Open, inspect and split the config's data; print a report, and save it.
 
     Args:
       folder: where to pack the images first, None for nowhere.

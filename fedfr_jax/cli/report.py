@@ -19,11 +19,10 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr report", ABOUT, epilog="")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories")
-    parser.add_argument(
+    parser.flag(
         "--output",
-        metavar="HTML",
-        help="file to write (default report.html in the run; of several, and of a "
-        "bucket's, here)",
+        "HTML",
+        "file to write (default report.html, in the run if there is one on this disk)",
     )
     add_switch(parser, "open", "open the page in a browser")
     values = parse_flags(parser, argv)

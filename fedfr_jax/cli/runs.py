@@ -21,18 +21,10 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr runs", ABOUT, epilog="")
     parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
     parser.add_argument("words", nargs="*", metavar="WORD", help="filters")
-    parser.add_argument(
-        "--sort",
-        default="name",
-        metavar="COLUMN",
-        help="name, state, age, seconds, round or a metric (default name)",
-    )
-    parser.add_argument(
-        "--metric",
-        default="",
-        metavar="METRIC",
-        help="metric to show, as evaluator/metric (default the first)",
-    )
+    columns = "name, state, age, seconds, round or a metric"
+    parser.flag("--sort", "COLUMN", columns, default="name")
+    metric = "metric to show, as evaluator/metric (default the first)"
+    parser.flag("--metric", "METRIC", metric, default="")
     add_switch(parser, "json", "print a JSON list, with all metrics")
     values = parse_flags(parser, argv)
     from fedfr_jax.runs.remote import fetch_runs

@@ -10,7 +10,7 @@ ABOUT = """\
 Fit scaling laws to TABLE: the folder of a sweep, a .csv, .json or .jsonl file of rows,
 or bigface, the points that BigFace published. A row has the parameters of a run
 (params_backbone, params_with_head, params_active), perhaps num_images, num_identities,
-num_images_seen and flops, a column that is judged, and perhaps a name and a series.
+num_images_seen and flops, a column to fit, and perhaps a name and a series.
 
 A pure power law, a saturating and a joint one are fitted; AICc chooses. Printed, and
 written to --workdir, are the laws with 90 % intervals, what the other runs say of the
@@ -25,46 +25,29 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr scaling", ABOUT, epilog="")
     parser.add_argument("table", metavar="TABLE", nargs="?")
-    judged = parser.add_mutually_exclusive_group()
-    judged.add_argument(
+    fitted = parser.add_mutually_exclusive_group()
+    fitted.add_argument(
         "--error", metavar="COLUMN", help="column to fit, smaller is better"
     )
-    judged.add_argument(
+    fitted.add_argument(
         "--score", metavar="COLUMN", help="column to fit, in [0, 1), larger is better"
     )
     parser.add_argument("--series", default="series", metavar="COLUMN")
-    parser.add_argument(
-        "--data_column",
-        default="num_images",
-        metavar="COLUMN",
-        help="column with the amount of data D (default num_images)",
-    )
-    parser.add_argument(
-        "--compare",
-        type=names,
-        default=(),
-        metavar="A,B",
-        help="two series: the plot has arrows from A to B",
-    )
-    parser.add_argument(
+    amount = "column with the amount of data D"
+    parser.flag("--data_column", "COLUMN", amount, default="num_images")
+    arrows = "two series: the plot has arrows from A to B"
+    parser.flag("--compare", "A,B", arrows, type=names, default=())
+    parser.flag(
         "--budgets",
+        "F,G",
+        f"budgets in operations, or {H200_DAY} (always: powers of ten near the runs')",
         type=budgets,
         default=(),
-        metavar="F,G",
-        help=f"budgets in operations, or {H200_DAY} (always: powers of ten near the "
-        "runs')",
     )
-    parser.add_argument(
-        "--num_resamples",
-        type=count,
-        default=200,
-        metavar="N",
-        help="bootstrap samples of the intervals (default 200)",
-    )
-    parser.add_argument(
-        "--seed", type=count, default=0, help="seed of the intervals (default 0)"
-    )
-    parser.add_argument("--workdir", metavar="DIR", help="folder for tables and plots")
+    samples = "bootstrap samples of the intervals"
+    parser.flag("--num_resamples", "N", samples, type=count, default=200)
+    parser.flag("--seed", "N", "seed of the intervals", type=count, default=0)
+    parser.flag("--workdir", "DIR", "folder for tables and plots")
     values = parse_flags(parser, argv)
     if values.table is None or not (values.error or values.score):
         raise ValueError(

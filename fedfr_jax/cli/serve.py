@@ -22,19 +22,9 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr serve", ABOUT, epilog="")
     parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default 127.0.0.1)",
-    )
-    parser.add_argument(
-        "--port",
-        type=count,
-        default=8000,
-        metavar="N",
-        help="port to listen on (default 8000; 0 takes a free one)",
-    )
+    parser.flag("--host", "ADDRESS", "address to listen on", default="127.0.0.1")
+    port = "port to listen on; 0 takes a free one"
+    parser.flag("--port", "N", port, type=count, default=8000)
     add_switch(parser, "open", "open the list in a browser")
     values = parse_flags(parser, argv)
     from fedfr_jax.runs.remote import fetch_runs

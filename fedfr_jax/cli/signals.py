@@ -86,8 +86,10 @@ def exiting_on_signals(
 def ending_after_a_round(
     words: Sequence[str], seconds: float
 ) -> Iterator[Callable[[], bool]]:
-    """Within the block the first SIGTERM asks for the end, which comes by itself so
-    many seconds later, or with any other signal; yields whether it was asked for."""
+    """Yield whether the first SIGTERM within the block has asked for the end.
+
+    The end comes by itself so many seconds later, or at once with another signal.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set  # Python lets no other thread answer signals
@@ -109,8 +111,7 @@ def ending_after_a_round(
 
 
 def _next_signal(reading: int, seconds: float | None = None) -> int | None:
-    """The next of SIGNALS; 0 when none comes in time, None when nobody writes any
-    more."""
+    """The next of SIGNALS; 0 when none comes in time, None at the pipe's end."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if end is None else max(end - time.monotonic(), 0)
@@ -166,8 +167,7 @@ def describe_resume(words: Sequence[str]) -> list[str]:
 
 
 def find_run(words: Sequence[str]) -> argparse.Namespace:
-    """--workdir, --grace_seconds, --overwrite and --restart of a command, read as it
-    reads them.
+    """Parse --workdir, --grace_seconds, --overwrite and --restart of a command.
 
     Its own parser is not asked, as a signal may come before commands are loaded.
     """
@@ -187,9 +187,7 @@ def _seconds(text: str) -> float:
 
 
 def newest_checkpoint(workdir: str) -> str:
-    """Describe the newest complete checkpoint of the run in `workdir`; "" without
-    one.
-    """
+    """Describe the newest complete checkpoint of the run in `workdir`."""
     if "://" in workdir:
         from fedfr_jax.runs.scratch import copy_folder
 

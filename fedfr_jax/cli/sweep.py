@@ -105,11 +105,7 @@ def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:
-    """Store the config that all runs share; raise ValueError if it differs from before.
-
-    Raises:
-      ValueError: naming the first key that differs; for a folder of other things.
-    """
+    """Store the config that all runs share, or raise ValueError if it differs."""
     from fedfr_jax import digest_json
     from fedfr_jax.cli.flags import KEPT
     from fedfr_jax.runs import sweep
@@ -220,9 +216,6 @@ def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> N
     """Store the digest of the images; raise ValueError if they differ from other runs'.
 
     Runs whose values are of keys of config.data have images of their own.
-
-    Raises:
-      ValueError: when images have changed since an earlier run of the sweep.
     """
     from fedfr_jax.cli.sweep_grid import digest
     from fedfr_jax.runs import data_digest

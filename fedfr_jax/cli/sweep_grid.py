@@ -31,9 +31,6 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
 
     >>> parse_axis("seed=[1, 2]"), parse_axis("model.a,model.b=[(1, 'x'), (2, 'y')]")
     ((('seed',), [1, 2]), (('model.a', 'model.b'), [(1, 'x'), (2, 'y')]))
-
-    Raises:
-      ValueError: for anything else, or values that are not one per key.
     """
     name, equals, text = word.partition("=")
     keys = tuple(key.strip().removeprefix("config.") for key in name.split(","))
@@ -54,11 +51,7 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
 
 
 def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
-    """Build a run for every combination of the axes' values, the last axis fastest.
-
-    Raises:
-      ValueError: for a section that the config does not have, or a key given twice.
-    """
+    """Build a run for every combination of the axes' values, the last axis fastest."""
     axes = [parse_axis(word) for word in words]
     keys = [key for names, _ in axes for key in names]
     if len({*keys}) < len(keys):

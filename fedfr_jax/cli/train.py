@@ -41,57 +41,56 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr train", ABOUT)
     define(parser)
     add_switch(parser, "overwrite", "empty the work folder first")
-    parser.add_argument(
+    parser.flag(
         "--restart",
-        type=names,
-        metavar="A,B",
-        help="stages (methods, or pretrained) to train again from their beginning, "
+        "A,B",
+        "stages (methods, or pretrained) to train again from their beginning, "
         "with those that start from them; the others stay",
+        type=names,
     )
     define_data_changed(parser)
-    parser.add_argument(
+    parser.flag(
         "--methods",
-        type=names,
-        metavar="A,B",
-        help="methods to train, with the stages that they start from (default all); "
+        "A,B",
+        "methods to train, with the stages that they start from (default all); "
         "the result table has no others",
+        type=names,
     )
-    parser.add_argument(
+    parser.flag(
         "--profile",
+        "A:B",
+        "rounds A to B of each method, epochs of central stages, to write a trace "
+        "of into the stage's tensorboard folder, for xprof",
         type=rounds,
         default=(),
-        metavar="A:B",
-        help="rounds A to B of each method, epochs of central stages, to write a trace "
-        "of into the stage's tensorboard folder, for xprof",
     )
-    parser.add_argument(
+    parser.flag(
         "--from",
+        "RUN",
+        "run directory whose config is trained again, instead of --config",
         dest="source",
-        metavar="RUN",
-        help="run directory whose config is trained again, instead of --config",
     )
     add_switch(parser, "print-config", "print the config as JSON, and train nothing")
-    parser.add_argument(
+    parser.flag(
         "--sinks",
-        type=names,
-        metavar="A,B",
-        help="trackers that get the numbers of rounds and clients: csv, tensorboard, "
+        "A,B",
+        "trackers that get the numbers of rounds and clients: csv, tensorboard, "
         "wandb, trackio, mlflow (default tensorboard)",
+        type=names,
     )
     add_switch(parser, "quiet", "print errors and results alone")
-    parser.add_argument(
+    parser.flag(
         "--compiled",
-        metavar="FOLDER",
-        help="programs that fedfr plan --compile --save has kept for these devices, "
+        "FOLDER",
+        "programs that fedfr plan --compile --save has kept for these devices, "
         "this config and this JAX; others are refused",
     )
-    parser.add_argument(
+    parser.flag(
         "--grace_seconds",
+        "S",
+        "seconds from SIGTERM to the end, to save the round; 0 ends at once",
         type=seconds,
         default=GRACE,
-        metavar="S",
-        help="seconds that the first SIGTERM leaves to end the round and save it "
-        f"(default {GRACE}); 0 ends at once",
     )
     define_processes(parser)
     values = parse(parser, argv)
@@ -102,11 +101,7 @@ def main(argv: list[str]) -> None:
 
 
 def rounds(text: str) -> range:
-    """Parse A:B as rounds A to B, counted from 1.
-
-    Raises:
-      argparse.ArgumentTypeError: for another text.
-    """
+    """Parse A:B as rounds A to B, counted from 1."""
     words = text.split(":")
     if len(words) == 2 and all(word.isdecimal() for word in words):
         first, last = map(int, words)
@@ -153,11 +148,7 @@ def train(values: argparse.Namespace, location) -> None:
 
 @contextlib.contextmanager
 def compiled(values: argparse.Namespace) -> Iterator:
-    """The experiment, whose programs are looked for in --compiled within the block.
-
-    Raises:
-      ValueError: where the folder has programs for something else.
-    """
+    """The experiment, whose programs are looked for in --compiled within the block."""
     from fedfr_jax.config.build import build
 
     if not values.compiled:

@@ -10,60 +10,39 @@ from fedfr_jax.text import printable
 
 def define_weights(parser: Parser) -> None:
     """Add --weights, --method and --client."""
-    parser.add_argument(
+    parser.flag(
         "--weights",
-        metavar="PATH",
-        help="run directory, its folder of a stage, or a file of weights (fedfr "
-        "export)",
+        "PATH",
+        "run directory, its folder of a stage, or a file of weights (fedfr export)",
     )
-    parser.add_argument(
-        "--method", metavar="METHOD", help="method of the run (default the last)"
-    )
-    parser.add_argument(
-        "--client",
-        type=count,
-        metavar="I",
-        help="client whose personalized model is used (default the global model)",
-    )
+    parser.flag("--method", "METHOD", "method of the run (default the last)")
+    client = "client whose personalized model is used (default the global model)"
+    parser.flag("--client", "I", client, type=count)
     define_data_changed(parser)
 
 
 def define_images(parser: Parser, what: str) -> None:
     """Add images, --landmarks and --detector."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help=what)
-    parser.add_argument(
+    parser.flag(
         "--landmarks",
-        metavar="CSV",
-        help="columns name, x1, y1 ... x5, y5: eyes, nose, corners of the mouth; faces "
-        "are aligned by them",
+        "CSV",
+        "to align faces by: columns name, x1, y1 ... x5, y5 of eyes, nose and mouth",
     )
-    parser.add_argument(
-        "--detector",
-        metavar="ONNX",
-        help="file of OpenCV's YuNet, which finds the landmarks (opencv-python)",
-    )
+    detector = "file of OpenCV's YuNet, which finds the landmarks"
+    parser.flag("--detector", "ONNX", detector)
 
 
 def define_threshold(parser: Parser) -> None:
     """Add --far and --threshold."""
-    parser.add_argument(
-        "--far",
-        type=float,
-        default=1e-3,
-        help="false accept rate, by the evaluation of the model's run (default 1e-3)",
-    )
-    parser.add_argument(
-        "--threshold", type=float, help="least cosine of one person, instead of --far"
-    )
+    rate = "false accept rate, by the evaluation of the model's run"
+    parser.flag("--far", "RATE", rate, type=float, default=1e-3)
+    least = "least cosine of one person, instead of --far"
+    parser.flag("--threshold", "COSINE", least, type=float)
 
 
 def load_weights(values: argparse.Namespace, command: str):
-    """Load the model that the flags name.
-
-    Raises:
-      ValueError: when they name none, or an image or list that does not exist, before
-        the model is loaded.
-    """
+    """Load the model that the flags name."""
     if not values.weights:
         raise ValueError(
             f"{command}: needs --weights=PATH, a run directory or a file of weights."

@@ -22,9 +22,7 @@ CHUNK_SIZE = 2**16  # clients that are looked at together
 
 
 class DeviceExamples(NamedTuple):
-    """Examples that a lane can access, and the index of a batch's examples among
-    them.
-    """
+    """Examples that a lane can access, and how a batch finds its own among them."""
 
     dataset: Dataset  # of [R, ...]
     # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
@@ -189,9 +187,7 @@ def column(packed: np.ndarray, name: str) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray | jax.Array) -> SlotInputs:
-    """Unpack the slots [..., 11 or 13] of `pack` to fields, on the host or within
-    jit.
-    """
+    """Unpack the slots [..., 11 or 13] of `pack`, on the host or within jit."""
     slots = SlotInputs(*(packed[..., i] for i in range(packed.shape[-1])))
     slots = slots._replace(
         is_new=slots.is_new > 0, is_random_client=slots.is_random_client > 0

@@ -90,7 +90,7 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
 
 def _trace(sim, server, row) -> ClientTrace | None:
     """Run `trace_client` for a simulation; None if `prepare` cannot be traced."""
-    server = _shapes(plain_server(server))
+    server = trees.shapes(plain_server(server))
     extra = _extra(sim, server)
     if extra is None:
         return None
@@ -114,12 +114,12 @@ def trace_client(
       max_local: examples of the largest client.
       server, row, extra: arrays or shapes; `row` is of one client.
       table: examples [T, ...], of which only what follows the first axis is looked at.
-
-    Raises:
-      ValueError: for a private algorithm whose clients send what is not covered.
     """
-    one = jax.tree.map(lambda x: _shape(x, (1, *x.shape[1:])), table)
-    arguments = _shapes((server, extra.shared, row)), one
+
+    def first(x):
+        return jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+
+    arguments = trees.shapes((server, extra.shared, row)), jax.tree.map(first, table)
 
     def client(given, dataset):
         server, shared, row = given
@@ -160,10 +160,8 @@ def _first_client(batching, max_local, dataset, extra):
     slot = SlotInputs(
         *(jnp.int32(number.get(name, 0)) for name in SlotInputs._fields[:-2])
     )
-    return client_view(
-        *(batching, max_local, jax.random.key(0), slot, extra),
-        *(all_rows(dataset), jnp.int32(0)),
-    )
+    inputs = jax.random.key(0), slot, extra, all_rows(dataset), jnp.int32(0)
+    return client_view(batching, max_local, *inputs)
 
 
 def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
@@ -194,17 +192,8 @@ def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
 def _table(sim: Simulation) -> Dataset:
     """Shapes of the examples [T, ...]."""
     if sim.data.is_streamed:
-        add_axis = lambda x: _shape(x, (1, *x.shape))
-        return jax.tree.map(add_axis, sim.device_data.example)
-    return _shapes(sim.device_data)
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(_shape, tree)
-
-
-def _shape(x, shape=None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape if shape is None else shape, x.dtype)
+        return trees.shapes(sim.device_data.example, 1)
+    return trees.shapes(sim.device_data)
 
 
 def _bytes(leaves) -> int:

@@ -90,10 +90,10 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
             client = union_view(feed, rows, count, held, round)
             return client.batch_from(position, jnp.int32(0))
 
-        total = sum_over(
-            lambda batch: value_fn(variables, batch, jax.random.key(round)),
-            *(read, first, jnp.minimum(first + size, count)),
-        )
+        def value(batch):
+            return value_fn(variables, batch, jax.random.key(round))
+
+        total = sum_over(value, read, first, jnp.minimum(first + size, count))
         return meshes.sum_over_clients(mesh, total)
 
     def over_devices(kind):

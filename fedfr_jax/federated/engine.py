@@ -1,35 +1,23 @@
-"""One federated round as pure functions: devices, waves, lanes, steps, sums.
-
-Clients trained wave by wave on one device: a scan over waves, lanes side by side.
-
-Sums over clients that have the same bits on any number of devices.
-
-A fixed number of shards, whatever the devices, is summed each in the order of its
-clients, and the shards' sums are added by a fixed pairwise tree: one model of memory
-per shard.
-
-Between devices the shards' sums travel twice, however many leaves they have: every
-device is sent all shards' sums of a part of the numbers, adds them up, and sends the
-part's sum to all: a reduce-scatter and an all-gather, the order of additions fixed.
-
-One federated round, compiled.
+"""One federated round as pure functions, compiled.
 
     shard_map over client devices > scan over waves > vmap over lanes > steps
 
 The engine alone knows axes: an algorithm is written for one client, and the engine
-hands it a `Client` whose batches are gathered from the examples on the device.
+passes it a `Client` whose batches are gathered from the examples on the device.
 Weights of padding lanes are selected away, sums over clients are at least float32, and
-what a client draws is a function of (seed, round, client, step), so neither the
+a client's randomness is a function of (seed, round, client, step), so neither the
 number of devices nor that of lanes changes who sees what.
 
-A round is cut along its waves into segments, each trained on a table with the examples
-that it needs; sums travel from segment to segment, one per shard, and are added up at
-the end. A data set that is on the devices needs one segment, and the whole round is one
-compiled call.
+A round is divided along its waves into segments, each trained on the examples that it
+needs; the sums of one go on in the next. A data set on the devices needs one segment,
+and the whole round is one compiled call.
 
-Clients are dealt to shards; a shard is a scan on one device. By default there is a
-shard per device and one psum; reproducible sums are in `sums.py`. Means
-multiply by a reciprocal, see `trees.divided`.
+By default each device has one sum over its clients, and one psum adds them. Sums that
+are reproducible on any number of devices have V partial sums instead: each adds its
+clients in order, and a fixed pairwise tree adds the partial sums. These travel twice,
+however many leaves there are: a device receives all partial sums of a part of the
+numbers, adds them, and sends the result to all, a reduce-scatter and an all-gather with
+a fixed order of additions. Means multiply by a reciprocal, see `trees.divide`.
 """
 
 import math
@@ -60,15 +48,21 @@ from fedfr_jax.federated.finite import all_finite
 from fedfr_jax.federated.lowering import Program, compiler_options
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
-from fedfr_jax.types import ClientOutput, Prepared, PyTree, RoundResult
+from fedfr_jax.types import (
+    Algorithm,
+    Client,
+    ClientOutput,
+    Prepared,
+    PyTree,
+    RoundResult,
+)
 
 # Places are never negative; where that is not said, JAX prepares for it at each use.
 IN_BOUNDS = {"allow_negative_indices": False}
 
 
 def over_waves(one, inputs, total):
-    """Scan over waves [1, W, L, ...]; returns (sum over clients, outputs of that
-    shape).
+    """Scan over waves [1, W, L, ...]: (sum over clients, outputs of that shape).
 
     The sum goes on from `total`.
     """
@@ -140,18 +134,18 @@ def sum_over_clients(one, inputs, slots: SlotInputs, totals):
     is_busy = (slots.client[0] >= 0).any(1)
     turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
     owner = slots.partial_sum[0].max(1)  # 0 where a lane is idle
-    get = lambda x, i: jax.lax.dynamic_index_in_dim(
-        x[0], i, keepdims=False, **IN_BOUNDS
-    )
-    put = lambda x, new, i: jax.lax.dynamic_update_index_in_dim(
-        x, new, i, 0, **IN_BOUNDS
-    )
+
+    def get(x, i):
+        return jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **IN_BOUNDS)
+
+    def put(x, new, i):
+        return jax.lax.dynamic_update_index_in_dim(x, new, i, 0, **IN_BOUNDS)
 
     def wave(i, carry):
         totals, rows, outputs = carry
         own = jax.tree.map(lambda x: get(x, i), others)
-        played = train_wave(one, rows, i, *own)
-        summary, output, rows = jax.lax.optimization_barrier(played)
+        trained = train_wave(one, rows, i, *own)
+        summary, output, rows = jax.lax.optimization_barrier(trained)
         totals = _add_at(totals, owner[i], sums.over_lanes(summary))
         outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
         return totals, rows, outputs
@@ -179,15 +173,15 @@ def _add_at(whole, i, x):
 
 
 def sum_over_devices(mesh: Mesh, total, shards: int):
-    """Sum the first `shards` of `total`, [V', ...] sharded over `clients`, on every
-    device.
-    """
-    if mesh.shape[meshes.CLIENTS] == 1 or mesh.shape[meshes.MODEL] > 1:
+    """Sum the first `shards` of `total` [V', ...], sharded over `clients`."""
+    count = mesh.shape[meshes.CLIENTS]
+    if count == 1 or mesh.shape[meshes.MODEL] > 1:
         return pairwise(jax.tree.map(lambda x: x[:shards], total), shards)
-    of_device = lambda total: _add_partial_sums(
-        total, shards, mesh.shape[meshes.CLIENTS]
-    )
-    add = meshes.over_client_devices(mesh, of_device, P(meshes.CLIENTS), P())
+
+    def on_device(total):
+        return _add_partial_sums(total, shards, count)
+
+    add = meshes.over_client_devices(mesh, on_device, P(meshes.CLIENTS), P())
     return add(total)
 
 
@@ -205,9 +199,9 @@ def _add_partial_sums(total, shards: int, count: int):
     spread = lambda x: jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
     numbers = [i for i, shape in enumerate(shapes) if not shape]
     others = [i for i, shape in enumerate(shapes) if shape]
-    told = _packed(whole, [leaves[i] for i in numbers])
+    shared = _packed(whole, [leaves[i] for i in numbers])
     sent = _packed(spread, [_to_chunks(leaves[i], count) for i in others])
-    found = dict(zip(numbers + others, told + sent, strict=True))
+    found = dict(zip(numbers + others, shared + sent, strict=True))
     own = structure.unflatten(found[i][:shards] for i in range(len(leaves)))
     found = jax.tree.leaves(pairwise(own, shards))
     for i in others:
@@ -236,9 +230,7 @@ def _packed(send, arrays):
 
 
 def pairwise(tree, count: int):
-    """Sum over the leading axis [count, ...] by a pairwise tree that depends on
-    `count`.
-    """
+    """Sum over the leading axis [count, ...] by a fixed pairwise tree."""
     while count > 1:
         half = count // 2
         part = lambda low, high, x=tree: jax.tree.map(lambda y: y[low:high], x)
@@ -350,11 +342,20 @@ def round_functions(
 
     def lane(server, table, shared):
         extra, round, key, hyper = shared
-        return lambda row, slot: train_slot(
-            *(make(hyper), feed, max_local, server, row, slot, extra),
-            *(kind.device_examples(table, slot.start), round, key),
-            steps_per_loop=steps_per_loop,
-        )
+
+        def train(row, slot):
+            algorithm = make(hyper)
+            examples = kind.device_examples(table, slot.start)
+
+            def view(key):
+                inputs = key, slot, extra, examples, round
+                client = client_view(feed, max_local, *inputs)
+                return client._replace(steps_per_loop=steps_per_loop)
+
+            own_key = client_key(key, slot.client)
+            return train_client(algorithm, own_key, server, row, slot, view, round)
+
+        return train
 
     def device(total, server, rows, slots, table, shared):
         one, slots = lane(server, table, shared), unpack(slots)
@@ -398,9 +399,7 @@ def round_functions(
 def build_one_call(
     start: Callable, run: Callable, finish: Callable, take: Callable, put: Callable
 ) -> Round:
-    """Build the `Round` of these functions; `take` and `put` are those of
-    `row_access`.
-    """
+    """Build the `Round` of these functions; for `take` and `put` see `row_access`."""
 
     def whole(server, rows, slots, order, table, shared):
         segment = rows, slots, table, shared
@@ -475,9 +474,7 @@ def _first(x):
 
 
 def next_server(algorithm, server, total, output, order, shared):
-    """Finish the aggregation, order outputs [A, w, L, ...] by cohort, update the
-    server.
-    """
+    """Finish the aggregation of outputs [A, w, L, ...], and update the server."""
     extra, round, key, _ = shared
     in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
     # As numbers, they are summed with the others in one all-reduce.
@@ -519,51 +516,30 @@ def next_server(algorithm, server, total, output, order, shared):
     return server, {**metrics, IS_FINITE: is_finite}
 
 
-def train_slot(
-    algorithm,
-    feed,
-    max_local,
-    server,
-    row,
-    slot,
-    extra,
-    held,
-    round,
-    key,
-    steps_per_loop=(),
-):
-    """Run `train_client` for one slot, with the client's key derived from the run's."""
-    parts = algorithm, feed, max_local, server, row, slot, extra, held, round
-    return train_client(*parts, client_key(key, slot.client), steps_per_loop)
-
-
 def train_client(
-    algorithm,
-    feed,
-    max_local,
-    server,
-    row,
-    slot,
-    extra,
-    held,
-    round,
-    key,
-    steps_per_loop=(),
-):
-    """Train the client of one slot; an idle slot contributes zeros.
+    algorithm: Algorithm,
+    key: jax.Array,
+    server: PyTree,
+    row: PyTree,
+    slot: SlotInputs,
+    view: Callable[[jax.Array], Client],
+    round: jax.Array,
+) -> tuple[PyTree, LaneOutput]:
+    """Train the client of one slot: (sums, output); an idle slot's sums are zeros.
 
     Args:
-      key: the client's key.
+      key: the client's.
+      row: its personal state, unless it is new.
+      view: key of this round and client -> the client, see `client_view`.
     """
     fresh = lambda: algorithm.init_personal(first_personal_key(key), server)
     personal = jax.lax.cond(slot.is_new, fresh, lambda: row)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 1), round)
-    client = client_view(feed, max_local, round_key, slot, extra, held, round)
-    client = client._replace(steps_per_loop=steps_per_loop)
+    client = view(round_key)
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)
-    check_covered(algorithm, output, extra.shared)
+    check_covered(algorithm, output, client.shared)
     aggregator = algorithm.aggregator or weighted_mean()
     with jax.named_scope("aggregate"):
         summary, found = aggregator.summarize(
@@ -602,12 +578,10 @@ def without_absent(lane: LaneOutput, is_received: jax.Array) -> LaneOutput:
     sent = lane.per_client, lane.metrics, lane.weight, lane.kept
     sent = trees.where(is_received, sent, sums.zero_sums(sent))
     per_client, metrics, weight, kept = sent
-    return LaneOutput(
-        personal=lane.personal,
+    return lane._replace(
         per_client=per_client,
         metrics=metrics,
         weight=weight,
-        is_finite=lane.is_finite,
         kept=kept,
         is_received=is_received,
     )

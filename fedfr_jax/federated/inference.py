@@ -15,14 +15,16 @@ from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.lowering import compiler_options
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
-from fedfr_jax.types import PyTree, model_inputs
+from fedfr_jax.types import Algorithm, PyTree, model_inputs
 
 
 def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
-    """Build the features of a data set's rows, in chunks sharded over the client
-    devices.
+    """Build the features of a data set's rows, sharded over the client devices.
 
     Args:
       embed: (variables, images [B, H, W, C]) -> [B, D].
@@ -132,6 +134,35 @@ def embed_views(
     one = lambda i: embed(variables, view(i))
     views = jnp.arange(num_views, dtype=jnp.int32)
     return jnp.moveaxis(jax.lax.map(one, views), 0, 1)
+
+
+def client_models(
+    algorithm: Algorithm, server: PyTree, key: jax.Array, store: Store, mesh: Mesh
+) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
+    """Build client -> its personalized model, and number -> that of an unseen client.
+
+    Args:
+      key: of the run.
+    """
+    server, key = put_on_mesh(mesh, (server, key))
+
+    def first_state(client):
+        own = first_personal_key(client_key(key, client))
+        return algorithm.init_personal(own, server)
+
+    def of_client(client):
+        states, is_new = store.gather(np.array([client]))
+        state = jax.tree.map(lambda x: x[0], states)
+        state = meshes.put_global(state, meshes.replicated(mesh))
+        if is_new[0]:  # never sampled: what it would start from
+            state = first_state(client)
+        return algorithm.personalize(server, state)
+
+    def of_new(number):
+        state = first_state(store.population + number)
+        return algorithm.personalize(server, state)
+
+    return of_client, of_new
 
 
 def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:

@@ -99,9 +99,7 @@ class LoopState(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """State of local training: variables without a collection "local", optimizer
-    state.
-    """
+    """State of local training: variables without "local", and optimizer state."""
 
     variables: PyTree
     opt_state: PyTree
@@ -115,8 +113,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay_mask: str = "",
 ) -> Callable:
-    """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, momentum, learning
-    rate.
+    """PyTorch's SGD as `LocalTraining.optimizer`: coupled decay, momentum, rate.
 
     Args:
       momentum: in [0, 1).
@@ -168,16 +165,8 @@ def round_decay(
 def learning_rate_at(
     local: LocalTraining, client: Client, step: jax.Array
 ) -> jax.Array:
-    """Learning rate [] of a client's step.
-
-    Raises:
-      ValueError: when `local` has no rate, its optimizer having one of its own.
-    """
+    """Learning rate [] of a client's step."""
     rate = local.learning_rate
-    if rate is None:
-        raise ValueError(
-            "learning_rate must be a number or a function of (round, epoch), got None."
-        )
     if callable(rate):
         rate = rate(client.round, client.step_to_epoch(step))
     return jnp.asarray(rate, jnp.result_type(float))
@@ -193,9 +182,7 @@ def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
 
 
 def init_state(local: LocalTraining, variables: PyTree, client: Client) -> TrainState:
-    """Initial training state: `variables` without "local", and a new optimizer
-    state.
-    """
+    """Initial training state: `variables` without "local", a new optimizer state."""
     params, first = variables["params"], jnp.int32(0)
     optimizer = optimizer_at(
         local, params, lambda: learning_rate_at(local, client, first)
@@ -263,9 +250,6 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
     Returns:
       train(key, variables, client, **round_args) -> (variables, metrics), where each
       metric is the mean over steps (0 for a client without a step) beside `steps`.
-
-    Raises:
-      ValueError: when the optimizer and the learning rate do not go together.
     """
     if callable(local):
         return local
@@ -286,8 +270,9 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
 
 
 def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, PyTree]:
-    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps, in
-    loops of `client.steps_per_loop` steps whose length the compiler knows.
+    """Fold `body: (step [], carry) -> (carry, metrics)` over the client's own steps.
+
+    They are in loops of `client.steps_per_loop` steps, whose length the compiler knows.
 
     Returns:
       (carry, metrics), where each metric is the mean over steps (0 for a client without

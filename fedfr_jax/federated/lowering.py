@@ -22,11 +22,11 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
     What XLA_FLAGS sets stays, but the canonical bits are always asked for.
     """
     level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
-    told = os.environ.get("XLA_FLAGS", "")
+    flags = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {level: ENOUGH} if is_cpu and level not in told else {}
+    options = {level: ENOUGH} if is_cpu and level not in flags else {}
     if shards is not None:
-        others = re.findall(rf"--{disabled}=(\S+)", told)[-1:]
+        others = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
         options[disabled] = ",".join([*others, SAME_BITS])
     return options
 

@@ -27,8 +27,7 @@ SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
 
 def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
-    """Shardings over `model` for each large leaf of `tree` (arrays or
-    ShapeDtypeStructs).
+    """Shardings over `model` for each large leaf of `tree`, arrays or shapes.
 
     Args:
       leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
@@ -49,17 +48,16 @@ def put_on_mesh(mesh: Mesh, server: PyTree) -> PyTree:
 
 
 def row_placement(mesh: Mesh, rows: PyTree, *, is_stacked: bool = False) -> PyTree:
-    """Shardings of a segment's client states [A, w, L, ...], A over `clients`; with
-    a member axis, [A, S, w, L, ...], for a sweep.
+    """Shardings of a segment's client states [A, w, L, ...], A over `clients`.
+
+    A sweep's have a member axis, [A, S, w, L, ...].
     """
     members = [None] if is_stacked else []
     return placement(mesh, rows, meshes.CLIENTS, *members, None, None)
 
 
 def unshard(tree: PyTree) -> PyTree:
-    """Gather `tree` on every device of its client; unchanged outside a sharded
-    round.
-    """
+    """Gather `tree` on every device of its client; unchanged if nothing is sharded."""
     if not _is_sharded():
         return tree
     return jax.tree.map(lambda x: with_sharding_constraint(x, P()), tree)
@@ -83,14 +81,10 @@ def gather(model: Model) -> Model:
 
 
 def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
-    """Shard the state and batches of an algorithm, `make`: hyper -> Algorithm, over
-    `model`.
+    """Shard an algorithm's state and batches over `model`; make: hyper -> Algorithm.
 
     The server of the next round lies as that of this one, or the round would be
     compiled again.
-
-    Raises:
-      ValueError: when the axis does not divide the batch.
     """
     shards = mesh.shape[meshes.MODEL]
     if shards == 1:

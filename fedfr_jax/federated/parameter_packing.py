@@ -87,9 +87,7 @@ def pack_networks(tree: PyTree, at: str = "") -> PyTree:
 
 
 def pack(tree: PyTree) -> PyTree:
-    """Pack a collection to `PackedVariables`; unchanged with few small leaves or two
-    dtypes.
-    """
+    """Pack a collection to `PackedVariables` if it has many small leaves."""
     leaves, structure = jax.tree.flatten(tree)
     small = [x for x in leaves if _is_small(x.shape)]
     if len(small) < MIN_LEAVES or len({x.dtype for x in small}) > 1:

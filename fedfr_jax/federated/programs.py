@@ -1,19 +1,14 @@
 """Programs of a round: lowering from shapes, and device memory checks.
 
-Whether a round fits a device: asked before it compiles and before it first runs.
+Before the first compile only the least that a round can need is known: its client
+states, and a model for each lane. The compiler then reports what else a round takes;
+what is on the device already (server, examples, arguments) is not counted again. The
+devices of a CPU share the machine's free memory, and so do the processes of a run on
+one machine. All processes check together, and what one of them lacks is an error in
+all: else the others would wait for it forever.
 
-Before the first compile only the least that a round can need is known: its personal
-rows, and a network of its own for each lane. The compiler then tells what else a round
-takes; what lies on the device already (server, table, arguments) is in use and not
-asked for again. The devices of a CPU share what the machine has available, and so do
-the processes of a run that are on one machine. All processes ask together, and what one
-of them lacks all are refused: else the others would wait for it for ever.
-
-A round's arguments as shapes: what it is lowered from before there are any.
-
-What clients are handed depends on what the server selects for them; the shapes do not.
-So the first round is compiled on a thread of its own while the server prepares the
-first cohort.
+Shapes do not depend on what the server prepares for a cohort, so the first round is
+compiled on a thread of its own meanwhile.
 """
 
 import contextlib
@@ -173,10 +168,7 @@ def compiled_beside(
     Only for the first block, which ends when both are done, even if it fails. Nothing
     is compiled where the server prepares nothing or what JAX cannot trace, for a
     stream, whose shapes are known as it is read, and in a run of several processes.
-    What the compiler refuses fails again, and is told, when the round is called.
-
-    Raises:
-      MemoryError: when a round cannot fit, see `check_memory`.
+    A compiler error is raised again, and reported, when the round is called.
     """
     arguments = _arguments(sim, server, store, cohort)
     if arguments is None:
@@ -269,9 +261,8 @@ def round_arguments(
         np.ones(cohort_size, np.int64), num_devices=devices, lanes=lanes, shards=shards
     )
     waves = plan.slots.size // (devices * lanes)
-    laid = lambda x: jax.ShapeDtypeStruct((devices, waves, lanes, *x.shape), x.dtype)
-    rows = jax.tree.map(laid, row)
-    slots = laid(jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32))
+    columns = jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32)
+    rows, slots = trees.shapes((row, columns), devices, waves, lanes)
     order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     extra = extra._replace(num_added=())  # the slots say it

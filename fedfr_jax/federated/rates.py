@@ -69,10 +69,11 @@ def check_state(local: LocalTraining, state: PyTree) -> None:
 
 def _check_no_schedule(state: PyTree) -> None:
     """Raise ValueError for an optimizer with an optax schedule."""
-    is_schedule = lambda x: (
-        isinstance(x, optax.ScaleByScheduleState)
-        or (hasattr(x, "hyperparams_states") and bool(x.hyperparams_states))
-    )
+
+    def is_schedule(x):
+        is_injected = hasattr(x, "hyperparams_states") and bool(x.hyperparams_states)
+        return isinstance(x, optax.ScaleByScheduleState) or is_injected
+
     if any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
         raise ValueError(
             "optimizer must have a constant rate within a round, got an optax "

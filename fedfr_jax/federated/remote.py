@@ -26,6 +26,7 @@ from fedfr_jax.federated.client import (
     Population,
     SlotInputs,
     client_key,
+    client_view,
     listed_rows,
 )
 from fedfr_jax.federated.engine import (
@@ -165,10 +166,12 @@ def client_round(given: Deployment) -> Callable:
     """Build (server, personal, slot, table, round, key) -> (sums, `LaneOutput`)."""
 
     def run(server, personal, slot, table, round, key):
-        return train_client(
-            *(given.algorithm, given.batching, table.num_examples, server, personal),
-            *(slot, empty_prepared(1), listed_rows(table, jnp.int32(0)), round, key),
-        )
+        def view(key):
+            examples = listed_rows(table, jnp.int32(0))
+            inputs = key, slot, empty_prepared(1), examples, round
+            return client_view(given.batching, table.num_examples, *inputs)
+
+        return train_client(given.algorithm, key, server, personal, slot, view, round)
 
     return run
 

@@ -107,8 +107,7 @@ class RowLog:
                 path.unlink()
 
     def add(self, round: int, select: Callable) -> None:
-        """Add the client states that are new since the newest file, for `round`'s
-        checkpoint.
+        """Add the client states since the newest file, for `round`'s checkpoint.
 
         Args:
           select: (after, until) -> ids [n] and stamps [n] int32 of the newest rows

@@ -52,9 +52,7 @@ class Sampling(NamedTuple):
         return cohort / self.group_size(population, cohort)
 
     def max_cohort(self, population: int, cohort: int) -> int:
-        """Largest number of clients in a round: K, or the capacity of a Poisson
-        cohort.
-        """
+        """Largest number of clients in a round: K, or a Poisson cohort's capacity."""
         if not self.is_poisson:
             return cohort
         size = self.group_size(population, cohort)
@@ -64,12 +62,7 @@ class Sampling(NamedTuple):
 
 
 def check_sampling(sampling: Sampling, population: int, cohort: int) -> None:
-    """Check that such cohorts can be sampled.
-
-    Raises:
-      ValueError: for a cohort that is empty or larger than the
-        population or its groups, or a capacity below the cohort.
-    """
+    """Check that such cohorts can be sampled."""
     check_fields("sampling.", sampling)
     if not 0 < cohort <= population:
         raise ValueError(

@@ -1,14 +1,10 @@
-"""Client scheduling: sampled cohorts, waves of similar length, longest first.
+"""Client scheduling: sampled cohorts, and waves of similar length, longest first.
 
-Who trains in a round: a keyed permutation of the population, cut into cohorts.
-
-Which shard trains which client when: waves of equals, longest processing time first.
-
-A wave of L lanes runs as many steps as its longest client, so clients are cut into
+A wave of L lanes runs as many steps as its longest client, so clients are divided into
 waves by falling number of steps, which is the least that waves can take together. Whole
-waves are dealt to shards, the longest first, each to the least loaded shard that has a
-place left (Graham 1969). A device runs one shard, or several of a number that does not
-depend on the devices.
+waves are assigned to shards, the longest first, each to the least loaded shard that has
+a place left (Graham 1969). A device runs one shard, or several of a number that does
+not depend on the devices.
 """
 
 import heapq
@@ -28,15 +24,7 @@ def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.nda
 
     Within an epoch of floor(N / K) rounds nobody is drawn twice; each epoch has its
     own permutation, a function of (seed, epoch).
-
-    Raises:
-      ValueError: when the cohort is empty or larger than the population.
     """
-    if not 0 < cohort <= population:
-        raise ValueError(
-            f"cohort_size must lie in [1, {population}], the number of clients, got "
-            f"{cohort}."
-        )
     if cohort == population:
         return np.arange(population)
     epoch, turn = divmod(round, population // cohort)
@@ -137,9 +125,7 @@ def build_schedule(
 
 
 def _assign(length: np.ndarray, shards: int, places: int) -> tuple:
-    """Shard and index [n] of waves of descending `length`, to the least loaded
-    shard.
-    """
+    """Shard and index [n] of waves of descending `length`: the least loaded shard."""
     if shards == 1:
         return 0, slice(len(length))
     # Among equals by reversed bits, so that a device's shards do not come together.

@@ -36,9 +36,6 @@ def secure_sum(
       codes: [K, P] int32 of all clients.
       has_dropped: [K] bool, who is gone after masks are agreed and before codes arrive.
       threshold: shares that reveal a secret, at most the survivors.
-
-    Raises:
-      ValueError: when fewer clients survive.
     """
     number, size = codes.shape
     survivors = np.flatnonzero(~np.asarray(has_dropped))
@@ -119,9 +116,7 @@ def unmask(
 
 
 def share_secret(secret: int, threshold: int, number: int, rng) -> list[int]:
-    """Shamir's shares at x = 1, ..., number; any `threshold` of them give the
-    secret.
-    """
+    """Shamir's shares at x = 1, ..., number; any `threshold` give the secret."""
     coefs = [secret, *rng.integers(0, PRIME, threshold - 1).tolist()]
     return [polynomial(coefs, x) for x in range(1, number + 1)]
 

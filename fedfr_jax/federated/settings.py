@@ -64,9 +64,7 @@ class Federation(NamedTuple):
         return Stragglers(self.straggler_fraction, self.drop_stragglers)
 
     def build_systems(self, num_clients: int) -> Systems:
-        """Build the clients' systems (devices, availability); empty without
-        settings.
-        """
+        """Build the clients' systems (devices, availability), empty by default."""
         if not self.systems:
             return Systems()
         cohort_size = self.cohort_size or num_clients
@@ -98,11 +96,7 @@ def build_sampling(given: str | Mapping) -> Sampling:
 
 
 def build_mesh(federation: Federation) -> Mesh:
-    """Build the mesh of all devices, with `model_shards` of them for each network.
-
-    Raises:
-      ValueError: when there are fewer.
-    """
+    """Build the mesh of all devices, with `model_shards` of them for each network."""
     with naming("config.federation.model_shards"):
         return make_mesh(num_model_shards=federation.model_shards)
 

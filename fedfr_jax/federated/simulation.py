@@ -1,9 +1,4 @@
-"""A round on the host: sample, prepare, schedule, train, store.
-
-A round's segments: brought to the devices and trained one after the other.
-
-A round as the host sees it: sample, prepare, schedule, train, put rows away.
-"""
+"""A round on the host: sample, prepare, schedule, train, store."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -179,9 +174,6 @@ def train_segments(
     Returns:
       (server, personal rows [A', ...] of each segment and metrics {name: [K]} in host
       memory).
-
-    Raises:
-      MemoryError: when it does not fit a device, see `check_memory_on_call`.
     """
     if begun.size.segments == 1:
         with check_memory_on_call(sim, programs.run_whole) as whole:
@@ -207,9 +199,7 @@ def train_segments(
 
 
 def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
-    """Concatenate the segments' client states [A', w, L, ...] to a round's [V', W,
-    L, ...].
-    """
+    """Concatenate segments' client states [A', w, L, ...] to [V', W, L, ...]."""
 
     def in_one(*x):
         x = np.concatenate(x, axis=1)[:, : layout.num_waves] if len(x) > 1 else x[0]
@@ -345,19 +335,21 @@ def lengths_of_loops(
 
 
 def check_rows_of_clients(population: Population, num_rows: int) -> None:
-    """Raise ValueError unless each client has some of the table's rows."""
+    """Raise ValueError unless each client has some of the data set's rows."""
     first = 0
     for sizes in population.size_chunks():
         if (sizes <= 0).any():
             empty = (first + np.flatnonzero(sizes <= 0)[:5]).tolist()
-            raise ValueError(f"every client must own an image, got none for {empty}.")
+            raise ValueError(
+                f"every client must have an example, got none for {empty}."
+            )
         first += len(sizes)
     if (last := population.offsets[-1]) > num_rows:
         raise ValueError(
-            f"clients' rows must lie in the table's {num_rows}, got {last}."
+            f"clients' rows must be among the data set's {num_rows}, got {last}."
         )
     if num_rows >= 2**31:
-        raise ValueError(f"a table must have less than 2^31 rows, got {num_rows}.")
+        raise ValueError(f"a data set must have less than 2^31 rows, got {num_rows}.")
 
 
 def epochs_by_round(local_epochs: int | tuple[int, ...]) -> Callable:
@@ -385,11 +377,7 @@ def open_store(sim: Simulation, server: PyTree, folder=None, **resume) -> Store:
 def simulate_round(
     sim: Simulation, server: PyTree, store: Store, round: int
 ) -> tuple[PyTree, RoundLog]:
-    """Train one round: (server after it, log); client states go to the store.
-
-    Raises:
-      FloatingPointError: see `store_personal_state`.
-    """
+    """Train one round: (server after it, log); client states go to the store."""
     has_world = isinstance(server, WithWorld)
     with region("sample"):
         if has_world:
@@ -403,11 +391,6 @@ def simulate_round(
 def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
     """(cohort of a round, systems state at its end), if clients take time."""
     systems, world = sim.systems, jax.device_get(server.world)
-    if systems.profiles is not None and systems.work is None:
-        raise ValueError(
-            "systems.work must be set when systems.profiles is, got None. Call "
-            "with_counted_work(sim, server) first."
-        )
     steps_of = lambda ids, round: local_steps(sim, ids, round)
     if systems.asynchronous is not None:
         begin = begin_client(systems, sim.seed, sim.population.num_clients, steps_of)
@@ -437,11 +420,7 @@ def end_round(
 
 
 def with_counted_work(sim: Simulation, server: PyTree) -> Simulation:
-    """Count the work of clients, if their rounds take time.
-
-    Raises:
-      ValueError: for an algorithm that prepares what cannot be traced.
-    """
+    """Count the work of clients, if their rounds take time."""
     if sim.systems.profiles is None:
         return sim
     key, inner = jax.random.key(sim.seed), sim.inner_algorithm
@@ -478,9 +457,6 @@ def run_cohort(
     """Train a round with the given clients, each once and in any order.
 
     Canonical sums take them in the order of their ids, and so is the outcome.
-
-    Raises:
-      ValueError: when the round would overspend the privacy budget.
     """
     check_round(sim.accountant, cohort.round)
     sim.data.input_wait()  # before this round
@@ -540,9 +516,7 @@ def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
 def train_cohort(
     sim: Simulation, server: PyTree, work: RoundInputs, round: int
 ) -> tuple[PyTree, tuple]:
-    """Train: (server, (client states [V', W, L, ...], metrics {name: [K]}) on the
-    host).
-    """
+    """Train: (server, (client states [V', W, L, ...], metrics {name: [K]}))."""
     check_memory(sim, server, work.rows)
     with region("gather"):
         begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
@@ -664,9 +638,7 @@ def store_personal_state(
 
 
 def checked_metrics(found: dict, cohort: Cohort, min_kept: float) -> dict:
-    """Metrics of a round's {name: [K]}, after checks that they and the updates are
-    finite.
-    """
+    """Metrics of a round {name: [K]}, checked to be finite, as updates are."""
     metrics = {name: x for name, x in found.items() if name != IS_FINITE}
     check_metrics(metrics, cohort.ids, cohort.round)
     check_updates(found[IS_FINITE], cohort.ids, cohort.round)

@@ -50,9 +50,7 @@ class Simulation(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Largest number of clients in a round: K, with over-selection, or a Poisson
-        capacity.
-        """
+        """Largest number of clients in a round, over-selection included."""
         asked = self.systems.num_asked(self.cohort_size)
         return self.sampling.max_cohort(self.population.num_clients, asked)
 

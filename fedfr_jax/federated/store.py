@@ -1,44 +1,27 @@
-"""Client-state store: personal state of all clients, on disk.
+"""Client-state store: the personal states of all N clients, on disk.
 
-A number that tells whether a store's stamps are those that a checkpoint saw.
+A row is one client's flattened personal tree. Each client has three places for it in a
+sparse file, `rows.bin`, and a stamp for each in `stamps.bin` (1 + the round that wrote
+it, 0 for none). A write never touches what the last two checkpoints see, so a run that
+is killed at any moment and resumed at either, at round R, reads exactly the rows of
+round R: later stamps do not count. Nothing is written until a client takes part, and
+memory does not grow with N. When a stage has ended, `keep_newest` frees all versions
+but the newest. Where a row is empty, a client has one stamp, of its first round.
 
-It is a sum over clients of their newest stamps, so a round changes it by its cohort
-alone. What later rounds write does not change the seal of a round: the newest stamp
-before a checkpoint stays for as long as that checkpoint may be resumed.
-
-The files of a store: of which clients and rows they are, and whether they are there.
-
-`layout.txt` names population and leaves, `rows.bin` and `stamps.bin` have one size from
-their first moment on.
-
-Rows in a sparse file, each followed by a checksum of its bytes and of its key.
-
-A key says whose row it is and of which round, so that a row of another place or time is
-as wrong as one with a flipped bit.
-
-Personal rows on their way to the store.
-
-The personal rows of all N clients, on disk, three versions each while they train.
-
-A row is one client's flattened personal tree. Each client has three places in a sparse
-file and a stamp for each (1 + the round that wrote it, 0 for nothing); a write never
-touches what the last two checkpoints see, so a run that is killed at any moment and
-resumed at either, at round R, reads exactly the rows of round R: stamps after R do not
-count. Nothing is written until a client takes part, and memory does not grow with N.
-When a stage has ended, `keep_newest` frees all versions but the newest.
-Where a row is empty a client has one stamp, of the first round that it took part in.
-
-A row has a checksum, and the stamps that a checkpoint sees have a number in seals.txt:
-what is damaged or lost is refused, never read as something else or as a new client.
+A row ends in a checksum of its bytes, its client and its round, and `seals.txt` has a
+checksum of the stamps that each checkpoint sees: a sum over clients of their newest
+stamps, so a round changes it by its cohort alone. What is damaged or lost is refused,
+never read as something else or as a new client. `layout.txt` names population and
+leaves.
 
 One thread writes while the next round is prepared and trained; until a round's rows are
 on disk they are read from memory. An error of the writer is raised by the next call.
 
 Processes of one run share the folder: each writes rows of its own clients, at places
 that all of them know, because all keep the stamps of all rows. The first one alone
-writes the stamps down, so that no two hosts change the same page of a file. Writers of
-rows share a lock, since no two write at the same place; whoever opens the store
-takes it alone, so that nothing of an earlier run is written after it was forgotten.
+writes the stamps, so that no two hosts change the same page of a file. Writers of rows
+share a lock, since no two write at the same place; opening the store takes it alone, so
+that nothing of an earlier run is written after it was dropped.
 """
 
 import contextlib
@@ -79,13 +62,12 @@ def checksum_keys(ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
 def drop_after(
     stamps: np.ndarray, round: int, starts: Iterable[int] | None = None
 ) -> np.uint64:
-    """Remove stamps [N, versions] later than `round`; return the checksum of the
-    others.
+    """Remove stamps [N, versions] after `round`; return the others' checksum.
 
     Args:
       starts: of the blocks of clients that may have stamps; None is all blocks.
     """
-    seal = np.zeros(1, np.uint64)  # arrays wrap around without a warning
+    checksum = np.zeros(1, np.uint64)  # arrays wrap around without a warning
     for start in range(0, len(stamps), BLOCK) if starts is None else starts:
         part = stamps[start : start + BLOCK]
         late = part > round
@@ -93,32 +75,31 @@ def drop_after(
             part[late] = 0
         if part.any():
             ids = np.arange(start, start + len(part))
-            seal += checksum_keys(ids, part.max(axis=1)).sum()
-    return seal[0]
+            checksum += checksum_keys(ids, part.max(axis=1)).sum()
+    return checksum[0]
 
 
 def update_checksums(
-    seal: np.uint64, ids: np.ndarray, before: np.ndarray, after: np.ndarray
+    checksum: np.uint64, ids: np.ndarray, before: np.ndarray, after: np.ndarray
 ):
     """Update the store's checksum when the newest stamps of `ids` change."""
     change = checksum_keys(ids, after) - checksum_keys(ids, before)
-    return np.append(change, seal).sum()
+    return np.append(change, checksum).sum()
 
 
-def read_seals(path: pathlib.Path) -> dict[int, np.uint64]:
+def read_checksums(path: pathlib.Path) -> dict[int, np.uint64]:
     """Read {round: checksum}; {} if the file is missing or damaged."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
-        return {
-            int(round): np.uint64(int(seal)) for round, seal in map(str.split, lines)
-        }
+        pairs = map(str.split, lines)
+        return {int(round): np.uint64(int(checksum)) for round, checksum in pairs}
     except (FileNotFoundError, ValueError, OverflowError):
         return {}
 
 
-def write_seals(path: pathlib.Path, seals: dict[int, np.uint64]) -> None:
+def write_checksums(path: pathlib.Path, checksums: dict[int, np.uint64]) -> None:
     """Write the checksums atomically, to disk."""
-    lines = (f"{round} {seal}\n" for round, seal in seals.items())
+    lines = (f"{round} {checksum}\n" for round, checksum in checksums.items())
     write_text(path, "".join(lines))
 
 
@@ -143,17 +124,15 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
 
 
 def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
-    """Raise ValueError unless `folder` has a `name.bin` with the given size for each
-    name.
-    """
+    """Raise ValueError unless `folder` has `name.bin` of the size for each name."""
     for name, size in sizes.items():
         path = folder / f"{name}.bin"
         found = path.stat().st_size if path.exists() else 0
         if found != size:
-            raise count_lost(folder, f"{path.name} of {found} bytes, not {size}")
+            raise lost_states(folder, f"{path.name} of {found} bytes, not {size}")
 
 
-def count_lost(folder: pathlib.Path, got: str) -> ValueError:
+def lost_states(folder: pathlib.Path, got: str) -> ValueError:
     """Build the error for lost client states, with what to do."""
     return ValueError(
         f"{folder} must hold the personal rows as written, got {got}. Rows are lost: "
@@ -196,8 +175,7 @@ def _allocate(file, size: int) -> None:
 
 
 def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
-    """Yield the first rows of the chunks of `block` rows in which a sparse file has
-    data.
+    """Yield the first row of each chunk of `block` rows with data in a sparse file.
 
     A file system that knows no holes has data everywhere.
     """
@@ -260,11 +238,7 @@ class StateFile:
         self.put(block, places)
 
     def put(self, block: np.ndarray, places: np.ndarray) -> None:
-        """Write `block` [n, row bytes], checksums included, as it is.
-
-        Raises:
-          OSError: when a row cannot be written whole.
-        """
+        """Write `block` [n, row bytes], checksums included, as it is."""
         put = lambda part, start: os.pwrite(self._file, part, start)
         for row, place in zip(block, places.tolist(), strict=True):
             if not _in_full(put, row, place * self.row_bytes):
@@ -331,11 +305,7 @@ def _in_full(move: Callable, row: np.ndarray, start: int) -> bool:
 
 
 def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
-    """Pack `rows` [count, ...] to bytes [count, row_bytes], with space for a checksum.
-
-    Raises:
-      ValueError: when they are longer or shorter.
-    """
+    """Pack `rows` [count, ...] to bytes [count, row_bytes], a checksum included."""
     parts = [
         np.ascontiguousarray(np.asarray(leaf)).reshape(count, -1).view(np.uint8)
         for leaf in jax.tree.leaves(rows)
@@ -435,11 +405,13 @@ class Store:
             modes = self._is_kept, is_read_only
             self._file = open_stamps(path, population, VERSIONS, *modes)
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
-            self._seal = drop_after(self._stamps, resume_round, self._written_blocks())
-            kept = read_seals(self._folder / CHECKSUMS)
-            if is_resumed and kept.get(resume_round) != self._seal:
+            self._checksum = drop_after(
+                self._stamps, resume_round, self._written_blocks()
+            )
+            kept = read_checksums(self._folder / CHECKSUMS)
+            if is_resumed and kept.get(resume_round) != self._checksum:
                 got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
-                raise count_lost(self._folder, got)
+                raise lost_states(self._folder, got)
         # From here on a cohort's own pages come into memory, and not those around.
         self._file.base.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
@@ -460,10 +432,6 @@ class Store:
         """Load the states of clients `ids` [K]: tree of [K, ...], and `is_new` [K].
 
         A new client's row, and that of a negative id, is zero.
-
-        Raises:
-          OSError: when the last `scatter` could not write.
-          ValueError: when a row is not as it was written.
         """
         if not self._leaves:
             return self.template, self._is_new(ids)
@@ -490,8 +458,7 @@ class Store:
     def scatter(
         self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, others=()
     ) -> None:
-        """Write states `rows` (tree of [K, ...]) of `round`, [] or [K], in the
-        background.
+        """Write states `rows`, a tree of [K, ...], of `round` in the background.
 
         Negative ids are skipped; the arrays must not change afterwards. `others` are
         the ids whose rows of this one round other processes write.
@@ -501,7 +468,7 @@ class Store:
           OSError: when the rows before these could not be written, for instance to a
             full disk; the versions before that round stay whole.
         """
-        self._wait()
+        self.settle()
         others = np.asarray(others, np.int64)
         others = others[others >= 0]
         block = pack(rows, len(ids), self._row_bytes)
@@ -519,11 +486,13 @@ class Store:
 
     def settle(self) -> None:
         """Wait until all states are on disk; raises the writer's OSError."""
-        self._wait()
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.written.result()
 
     def flush(self, round: int) -> None:
         """Flush to disk and protect the states, so that `round` can be checkpointed."""
-        self._wait()
+        self.settle()
         self._rows.sync()
         self._file.flush()
         self._protected = (*self._protected, round)[-PROTECTED:]
@@ -531,9 +500,9 @@ class Store:
             self._log.add(round, self._newest_between)
         if self._is_kept:
             path = self._folder / CHECKSUMS
-            earlier = sorted(r for r in read_seals(path).items() if r[0] < round)
-            kept = dict([*earlier[-PROTECTED:], (round, self._seal)])
-            write_seals(path, kept)
+            earlier = sorted(r for r in read_checksums(path).items() if r[0] < round)
+            kept = dict([*earlier[-PROTECTED:], (round, self._checksum)])
+            write_checksums(path, kept)
 
     def keep_newest(self) -> None:
         """Free all versions but the newest, at the end of a stage.
@@ -541,11 +510,13 @@ class Store:
         It can go on from its last checkpoint; one before is refused. Killed at any
         moment, the rows of the last are whole, and the next call frees the rest.
         """
-        self._wait()
+        self.settle()
         if not self._leaves:
             return
         if self._is_kept:
-            write_seals(self._folder / CHECKSUMS, {self._protected[-1]: self._seal})
+            write_checksums(
+                self._folder / CHECKSUMS, {self._protected[-1]: self._checksum}
+            )
         for start in self._written_blocks():
             part = self._stamps[start : start + BLOCK]
             is_old = (part > 0) & (part < part.max(axis=1, keepdims=True))
@@ -555,7 +526,7 @@ class Store:
 
     def touched(self) -> np.ndarray:
         """Ids of clients with a state, ascending, [n] int64."""
-        self._wait()
+        self.settle()
         found = [np.zeros(0, np.int64)]
         for start in self._written_blocks():
             part = self._stamps[start : start + BLOCK]
@@ -586,9 +557,7 @@ class Store:
         return np.concatenate(ids), np.concatenate(found)
 
     def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
-        """States of clients `ids` [n] with the given stamps [n], as bytes [n, row
-        bytes].
-        """
+        """States of clients `ids` [n] with these stamps [n], bytes [n, row bytes]."""
         block = np.zeros((len(ids), self._row_bytes), np.uint8)
         versions = (self._stamps[ids] == stamps[:, None]).argmax(axis=1)
         self._read(block, np.arange(len(ids)), ids, versions, stamps)
@@ -604,18 +573,15 @@ class Store:
         is_new = self._is_new(ids)
         ids, rounds = ids[is_new], rounds[is_new]
         before, self._stamps[ids, 0] = self._stamps[ids, 0], rounds + 1
-        self._seal = update_checksums(self._seal, ids, before, self._stamps[ids, 0])
+        self._checksum = update_checksums(
+            self._checksum, ids, before, self._stamps[ids, 0]
+        )
 
     def _unwritten(self) -> PendingWrite | None:
         """The pending write, or None if all rows are on disk; raises its error."""
         if self._pending and self._pending.written.done():
-            self._wait()
+            self.settle()
         return self._pending
-
-    def _wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.written.result()
 
     def _write(self, ids, block, rounds, others) -> None:
         """Write the states first, then the stamps that make them valid."""
@@ -627,7 +593,7 @@ class Store:
             keys = checksum_keys(everyone, after)
             self._rows.write(block, places[: len(ids)], keys[: len(ids)])
             self._stamps.put(places, after)
-            self._seal = update_checksums(self._seal, everyone, before, after)
+            self._checksum = update_checksums(self._checksum, everyone, before, after)
         finally:
             self._rows.free()
 
@@ -637,14 +603,12 @@ class Store:
         is_whole = self._rows.read(block, rows, ids * VERSIONS + versions, keys)
         if not is_whole.all():
             client = ids[is_whole.argmin()]
-            raise count_lost(
+            raise lost_states(
                 self._folder, f"another row of client {client} in rows.bin"
             )
 
     def _free_places(self, ids, rounds) -> np.ndarray:
-        """Where to write, [K]: the version of this round, else the oldest
-        unprotected one.
-        """
+        """Where to write, [K]: this round's version, else the oldest unprotected."""
         stamps = self._stamps.take(ids, axis=0)
         age, first = stamps.copy(), VERSIONS * np.arange(len(ids))
         for past in self._protected:
@@ -655,11 +619,7 @@ class Store:
 
 
 def restore_rows(folder: pathlib.Path) -> None:
-    """Restore rows.bin and stamps.bin of a store from its log.
-
-    Raises:
-      ValueError: when the log is damaged.
-    """
+    """Restore rows.bin and stamps.bin of a store from its log."""
     logged = [read_rows(path) for path in log_files(folder)]
     for name in ("rows.bin", "stamps.bin"):
         (folder / name).unlink(missing_ok=True)

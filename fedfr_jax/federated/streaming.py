@@ -1,22 +1,16 @@
 """Examples of a round: on every device, or read segment by segment.
 
-What a segment of a round holds: which waves, and where their rows lie.
-
-Shapes come from the largest clients there are, not from those of a round, so nothing
-compiles anew. The exception are added examples whose limit is above the size of the
-largest client: a room for them is kept over the rounds, and a larger one is made, a
-power of two with a quarter to spare, when a round has more.
-
-Where the examples of a round lie: two kinds of table, one contract.
-
-`DeviceData`: a `Dataset` on every device; a round is one segment, whose clients find
+`DeviceData`: a `Dataset` on every device; a round is one segment, and clients find
 their examples at the data set's own rows. `StreamedData`: a `Stream` on the host; a
-segment's table holds on each device the rows of that device's clients, each client's
+segment's data set holds on each device the rows of that device's clients, each client's
 own examples followed by those that the server adds, and is read while the segment
-before trains.
+before it trains. Both have `spec` (how a segment's data set is sharded over the
+devices) and `device_examples` (how a client finds its examples in it).
 
-A kind has, beside its methods, `spec` (how a segment's table is cut over the devices)
-and `held(dataset, start) -> DeviceExamples` (how a client finds its examples in it).
+Shapes come from the largest clients of all, not from those of a round, so nothing is
+compiled anew. The exception are added examples whose limit is above the size of the
+largest client: room for them is kept over the rounds, and enlarged to a power of two
+with a quarter to spare when a round has more.
 """
 
 import math
@@ -305,9 +299,10 @@ class StreamedData:
         """Shapes of a segment's examples."""
         count = size.rows * self.mesh.shape[meshes.CLIENTS]
         place = meshes.over_clients(self.mesh)
-        shape = lambda x: jax.ShapeDtypeStruct(
-            (count, *x.shape), x.dtype, sharding=place
-        )
+
+        def shape(x):
+            return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=place)
+
         return flat_examples(jax.tree.map(shape, self.dataset.example))
 
     def blocks(self, rows: np.ndarray, batch_size: int) -> Iterator[SegmentData]:

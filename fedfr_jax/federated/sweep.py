@@ -1,12 +1,11 @@
 """Vmapped sweeps: several runs in one compiled round, over seeds and hyperparameters.
 
 A member of a sweep is a seed and a pytree of numbers. The round is vmapped over
-(server, rows, cohort, key, hyper); the algorithm is made inside it, of the member's own
-traced numbers, so that learning rate, proximal weight or server rate can all be swept,
-whatever its factory does arithmetic on and not `if`. Each member draws its own cohort
-and keeps its own store: member s plays what `sims[s]` alone would, up to rounding. Of a
-stream, each segment of the round holds every member's rows, those of equal cohorts
-once.
+(server, client states, cohort, key, hyper); the algorithm is built inside it from the
+member's traced numbers, so that a sweep can be over whatever its factory does
+arithmetic on and not `if`. Each member samples its own cohort and keeps its own store:
+member s trains what `sims[s]` alone would, up to rounding. Of streamed examples, each
+segment holds every member's rows, those of equal cohorts once.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,10 +78,6 @@ def sweep(
       hypers: S pytrees of floats, alike in structure.
       seeds: S seeds.
       options: as in `build_simulation`.
-
-    Raises:
-      ValueError: when the numbers of members differ, in a run of several processes, or
-        as `build_simulation` does.
     """
     if not 0 < len(hypers) == len(seeds):
         raise ValueError(
@@ -128,8 +123,7 @@ def sweep(
 
 
 def vmap_members(functions: Round, mesh: Mesh) -> Round:
-    """vmap the functions of a round over S members, on the second axis of sharded
-    inputs.
+    """vmap a round over S members, on the second axis of sharded inputs.
 
     They share a table, in which the slots say where a member's rows lie.
     """
@@ -166,13 +160,7 @@ def member(servers: PyTree, s: int) -> PyTree:
 def run_sweep_round(
     runs: Sweep, servers: PyTree, stores: Sequence[Store], round: int
 ) -> tuple[PyTree, list[RoundLog]]:
-    """Run a round of every member at once: (servers [S, ...], a log for each).
-
-    Raises:
-      ValueError: when the round would overspend a member's privacy budget.
-      MemoryError: when lanes of all members do not fit, see `guarded`.
-      FloatingPointError: see `store_personal_state`.
-    """
+    """Run a round of every member at once: (servers [S, ...], a log for each)."""
     sims, works, cohorts = runs.sims, [], []
     sims[0].data.input_wait()  # before this round
     for s, sim in enumerate(sims):
@@ -213,11 +201,7 @@ def run_sweep_rounds(
     *,
     most: int = 0,
 ) -> tuple[PyTree, list[list[RoundLog]]]:
-    """`simulate_rounds` of every member at once: (servers [S, ...], logs of each).
-
-    Raises:
-      MemoryError, FloatingPointError: as `run_sweep_round`.
-    """
+    """`simulate_rounds` of every member at once: (servers [S, ...], logs of each)."""
     members = list(zip(runs.sims, stores, strict=True))
     calls = [load_call(*one, first, count, most or count) for one in members]
     stacked = calls[0]._replace(

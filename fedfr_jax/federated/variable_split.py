@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import scanned_blocks
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import ClientOutput, PyTree
 
 PERSONAL = "local"
 
@@ -67,6 +67,26 @@ def update_of(end: PyTree, start: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, shared(end), shared(start))
 
 
+def received_variables(key: jax.Array, server: PyTree) -> PyTree:
+    """Personal state of a client that begins with the model it receives."""
+    del key
+    return merge_personal_variables(server.variables)
+
+
+def client_output(
+    start: PyTree, end: PyTree, weight: PyTree, personal: PyTree, metrics, **others
+) -> ClientOutput:
+    """Output of a client that has trained the variables `start` to `end`."""
+    return ClientOutput(
+        update=update_of(end, start),
+        weight=weight,
+        personal=personal,
+        metrics=metrics,
+        personal_variables=personal_variables(end),
+        **others,
+    )
+
+
 def merge_personal_variables(variables: PyTree) -> PyTree:
     """Variables of the model: shared and personal leaves, merged."""
     if PERSONAL not in variables:
@@ -75,9 +95,7 @@ def merge_personal_variables(variables: PyTree) -> PyTree:
 
 
 def split_paths(whole: PyTree, variables: PyTree) -> PyTree:
-    """Split `whole` into shared and personal leaves, in the structure of
-    `variables`.
-    """
+    """Split `whole` into shared and personal leaves, structured as `variables`."""
     parts = select_like(shared(variables), whole)
     if PERSONAL not in variables:
         return parts

@@ -28,15 +28,17 @@ from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.runs.loop import Intervals
 from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.schema import check_choice
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
 
 Programs = dict[str, jax.stages.Lowered]
 
 
 def stage_programs(experiment: Experiment, name: str) -> Programs:
-    """Lower a stage's programs: `step` of a central stage, `round` of a federated one,
-    `rounds` of one with several in a call, `segment` and `finish` if examples are
-    streamed.
+    """Lower a stage's programs: central `step`, federated `round`.
+
+    Several rounds in a call are `rounds`; streamed examples have a `segment` and a
+    `finish` in place of a `round`.
     """
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
@@ -140,9 +142,7 @@ def _resident(sim):
 
 
 def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
-    """Lower a segment with as many waves as the stream's memory holds, and the
-    finish.
-    """
+    """Lower a segment as long as the stream's memory allows, and the finish."""
     del table
     waves, lanes = slots.shape[1:3]
     # As many as a client has of its own; a run makes more room when a round has more.
@@ -185,14 +185,9 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
 
     Args:
       names: of stages; none: all.
-
-    Raises:
-      ValueError: for a stage that the experiment does not have.
     """
     for name in (names := list(names) or list(experiment.stages)):
-        if name not in experiment.stages:
-            known = list(experiment.stages)
-            raise ValueError(f"--methods must be among {known}, got {name!r}.")
+        check_choice("--methods", name, experiment.stages)
     return {
         name: {
             what: compile_programs(

@@ -75,11 +75,11 @@ def central_needs(
     batch = step.arguments[2].rows.shape[0]
     steps = trainer.settings.epochs * (trainer.num_rows // batch)
     variables = step.state.variables
-    judged = jax.eval_shape(trainer.global_model, variables)
+    network_shapes = jax.eval_shape(trainer.global_model, variables)
     network = network_flops(
-        trainer.count_flops, trainer.apply_global, judged, examples.input_shape
+        trainer.count_flops, trainer.apply_global, network_shapes, examples.input_shape
     )
-    rows = trees.count(variables["params"]) - trees.count(judged["params"])
+    rows = trees.count(variables["params"]) - trees.count(network_shapes["params"])
     if trainer.sharded_classes:  # of those that are drawn
         rows = round(rows * max(trainer.settings.class_rates))
     return Requirements(
@@ -136,9 +136,7 @@ def central_step(
 def with_classes(
     trainer: CentralTrainer, variables: PyTree, mesh: Mesh, number: int
 ) -> tuple[PyTree, int]:
-    """Resize the class matrix to `number` classes (0 keeps it); return variables,
-    number.
-    """
+    """Resize the class matrix to `number` classes (0 keeps it): (variables, number)."""
     params, table = variables["params"], trainer.sharded_classes
     number = number or count_classes(trainer, params)
     if CLASS_TABLE not in params:
@@ -163,12 +161,14 @@ def count_classes(trainer: CentralTrainer, params: PyTree) -> int:
 def first_chunk(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
     """(step number, state, examples of a step) as ShapeDtypeStructs."""
     cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
-    shape = lambda x: jax.ShapeDtypeStruct(
-        (batch_size, *x.shape[1:]), x.dtype, sharding=cut
-    )
+
+    def batch_of(x):
+        shape = (batch_size, *x.shape[1:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=cut)
+
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
     rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=cut)
-    return number, state, Chunk(rows, jax.tree.map(shape, examples), number, number)
+    return number, state, Chunk(rows, jax.tree.map(batch_of, examples), number, number)
 
 
 def memory_parts(trainer: CentralTrainer, step: Step) -> tuple[dict[str, float], float]:

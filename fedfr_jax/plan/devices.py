@@ -1,7 +1,7 @@
 """Data sheets of devices: memory, bandwidth, peak and achieved speed.
 
 Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it
-unless told otherwise (TF32 since the A100; one pass of bfloat16 on a TPU), and float32
+by default (TF32 since the A100; one pass of bfloat16 on a TPU), and float32
 with the precision HIGHEST. Links: what a device sends in one direction.
 
 H200: nvidia.com/en-us/data-center/h200; H100 SXM: nvidia.com/en-us/data-center/h100;
@@ -84,11 +84,7 @@ MATRIX, COPIED = 1024, 1 << 27  # side of a product, bytes of a copy, that are t
 
 
 def get_device(name: str) -> Device:
-    """Device by name; "cpu" is this machine with all cores, measured in a second.
-
-    Raises:
-      ValueError: for one that no data sheet is kept of.
-    """
+    """Device by name; "cpu" is this machine with all cores, measured in a second."""
     check_choice("--device", name, sorted([*DEVICES, CPU]))
     return this_machine() if name == CPU else DEVICES[name]
 

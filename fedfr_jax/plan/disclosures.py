@@ -1,8 +1,8 @@
 """Disclosure of each stage: what leaves a client, before anything runs."""
 
-import jax
 import numpy as np
 
+from fedfr_jax import trees
 from fedfr_jax.federated.communication import trace_client
 from fedfr_jax.federated.disclosure import Disclosure, disclose
 from fedfr_jax.plan.federated import round_shapes
@@ -22,10 +22,7 @@ def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
     batching, population = experiment.batching, experiment.task.population
     start, examples = init_stage(experiment, name), count_examples(experiment)
     shapes = round_shapes(experiment, trainer, batching, start, examples)
-    plain = lambda tree: jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree
-    )
     largest = int(population.sizes(np.arange(population.num_clients)).max())
-    given = plain((shapes.server, shapes.row, shapes.extra, shapes.table))
-    trace = trace_client(trainer.algorithm, batching, largest, *given)
+    inputs = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
+    trace = trace_client(trainer.algorithm, batching, largest, *inputs)
     return disclose(trainer.algorithm, trace, shapes.row)

@@ -81,14 +81,10 @@ def without_files(settings: Mapping, say=print) -> dict:
     """Config sections that need no files, for a task to build.
 
     Args:
-      say: is told what stands in for what.
-
-    Raises:
-      ValueError: for a set that is not there and whose size is not known; else as the
-        source.
+      say: prints what replaces what.
     """
     partition = dict(settings["partition"])
-    partition.pop("max_examples", None)  # what stands in may have more images
+    partition.pop("max_examples", None)  # its replacement may have more images
     if public := partition.get("public"):
         partition["public"] = {**public}
         if "source" in public:
@@ -118,19 +114,19 @@ def without_files(settings: Mapping, say=print) -> dict:
 
 def with_dummy_teachers(row: Mapping, student: Mapping, say) -> Mapping:
     """Replace the teacher of a method, or of `pretrain`, by one without weights."""
-    told = row.get("distill")
-    if not isinstance(told, Mapping):
+    distill = row.get("distill")
+    if not isinstance(distill, Mapping):
         return row
-    told = dict(told)
-    if told.get("cache") is not None:
-        told = {**told, "cache": DummyTeacher(), "teacher": None}
-    elif isinstance(teacher := told.get("teacher"), Mapping):
+    distill = dict(distill)
+    if distill.get("cache") is not None:
+        distill = {**distill, "cache": DummyTeacher(), "teacher": None}
+    elif isinstance(teacher := distill.get("teacher"), Mapping):
         if not teacher.get("model"):
-            say("distill.teacher.model is not told: the student stands in for it.")
+            say("distill.teacher.model is not set: the student is used instead.")
         network = {k: v for k, v in student.items() if k not in WEIGHTS}
         network = plain(teacher.get("model") or network)
-        told["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
-    return {**row, "distill": told}
+        distill["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
+    return {**row, "distill": distill}
 
 
 def plain(model: Mapping) -> dict:
@@ -156,7 +152,7 @@ def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
     source = made_up_labels(data, partition)
     say(
         f"{_place(data)} is not there: {len(source.labels):,} made-up images of "
-        f"{len(source.names):,} classes stand in for it."
+        f"{len(source.names):,} classes are used instead."
     )
     return source
 
@@ -224,11 +220,7 @@ def made_up_labels(data: Mapping, partition: Mapping) -> Source:
 
 
 def known_size(data: Mapping) -> KnownSize:
-    """Look up the known size of the section's set.
-
-    Raises:
-      ValueError: where it is not known.
-    """
+    """Look up the known size of the section's set."""
     place = pathlib.Path(str(data.get("path", data.get("data_dir", ""))))
     words = data.get("dataset"), place.stem, place.name, place.parent.name, data["name"]
     for word in words:
@@ -241,9 +233,7 @@ def known_size(data: Mapping) -> KnownSize:
 
 
 def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
-    """Labels [T] int32, equally many per class; for faces as many identities as
-    needed.
-    """
+    """Labels [T] int32, equally many per class; of faces as many as are needed."""
     if partition.get("name") == "ms1m":
         return ms1m_labels(**partition)
     keys = "num_public_ids", "num_unseen_ids"

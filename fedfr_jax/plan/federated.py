@@ -14,10 +14,17 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.client import SlotInputs, all_rows, num_columns
-from fedfr_jax.federated.engine import empty_prepared, train_slot
+from fedfr_jax.federated.client import (
+    SlotInputs,
+    all_rows,
+    client_key,
+    client_view,
+    num_columns,
+)
+from fedfr_jax.federated.engine import empty_prepared, train_client
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.federated.settings import build_sampling
@@ -95,11 +102,13 @@ def federated_needs(
         work.append(DeviceWork(shapes.prepared.kernels, float(federation.rounds)))
     parts = memory_parts(experiment, shapes, *output)
     parts["training, all lanes"] = lanes * client.peak
-    judged = jax.eval_shape(
-        trainer.algorithm.personalize, _plain(shapes.server), _plain(shapes.row)
+    network_shapes = jax.eval_shape(
+        trainer.algorithm.personalize,
+        trees.shapes(shapes.server),
+        trees.shapes(shapes.row),
     )
     network = network_flops(
-        trainer.count_flops, trainer.apply, judged, examples.input_shape
+        trainer.count_flops, trainer.apply, network_shapes, examples.input_shape
     )
     return Requirements(
         devices=experiment.mesh.size,
@@ -108,7 +117,7 @@ def federated_needs(
         work=work,
         images=images,
         forward=forward_flops(network),
-        parameters=count_params(judged),
+        parameters=count_params(network_shapes),
         batch_size=feed.batch_size,
         clients=math.ceil(
             plan_places(experiment) / meshes.device_grid(experiment.mesh)[0]
@@ -142,10 +151,10 @@ def count_rounds(
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
     epochs = np.ravel(federation.epochs_of(trainer))
-    played = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
+    times_of = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
     per_epoch = float(np.mean(feed.steps_per_epoch(sizes + added)))
     work, images, client = [], 0.0, None
-    for passes, times in zip(epochs[: len(played)].tolist(), played, strict=True):
+    for passes, times in zip(epochs[: len(times_of)].tolist(), times_of, strict=True):
         steps = per_epoch * passes
         client = program_cost(
             program, known=with_known_shapes(sizes.mean(), added, steps)
@@ -204,7 +213,7 @@ def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
 
 
 def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
-    """Notes on epsilon after the last round that a private method plays."""
+    """Notes on epsilon after the last round of a private method."""
     federation = experiment.federation
     sampling = build_sampling(federation.sampling)
     num_clients = experiment.task.population.num_clients
@@ -233,11 +242,6 @@ def plan_places(experiment: Experiment) -> int:
     federation, number = experiment.federation, experiment.task.population.num_clients
     asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
     return build_sampling(federation.sampling).max_cohort(number, asked)
-
-
-def _plain(tree):
-    """Shapes without shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def round_shapes(
@@ -284,7 +288,7 @@ def preparation(
         return prepare(server, context._replace(dataset=dataset))
 
     program, extra = jax.make_jaxpr(of_arrays, return_shape=True)(
-        _plain(server), _plain(context.dataset)
+        trees.shapes(server), trees.shapes(context.dataset)
     )
     return extra, program_cost(program, num_devices=meshes.device_grid(context.mesh)[0])
 
@@ -300,16 +304,17 @@ def client_program(
     slot = SlotInputs(*num_columns(False) * [number])
     slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
 
-    def train(slot, server, row, extra, table, round_number, key):
-        return train_slot(
-            *(algorithm, feed, max_local, server, row, slot, extra, all_rows(table)),
-            *(round_number, key),
-        )
+    def train(slot, server, row, extra, table, round, key):
+        def view(key):
+            inputs = key, slot, extra, all_rows(table), round
+            return client_view(feed, max_local, *inputs)
 
-    given = shapes.server, shapes.row, shapes.extra, shapes.table
-    given = jax.tree.map(_plain, given)
+        key = client_key(key, slot.client)
+        return train_client(algorithm, key, server, row, slot, view, round)
+
+    given = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
     return jax.make_jaxpr(train, return_shape=True)(
-        slot, *given, number, _plain(shapes.key)
+        slot, *given, number, trees.shapes(shapes.key)
     )
 
 

@@ -17,7 +17,7 @@ COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
-# What a device is told to start; other instructions are part of these, or free.
+# What a device starts; other instructions are part of these, or free.
 KERNELS = ("fusion", "custom-call", "convolution", "dot", "reduce", "sort", "copy")
 KERNELS += ("scatter", "gather", "dynamic-slice", "dynamic-update-slice", "transpose")
 
@@ -136,9 +136,7 @@ def _counts(program, name, num_devices) -> Counts:
 
 
 def _run(program, name, times=1, is_fused=False):
-    """Yield (instruction, executions, whether within a kernel) of a computation and
-    all that it calls.
-    """
+    """Yield (instruction, executions, whether within a kernel), calls included."""
     for line in program.lines.get(name, ()):
         yield line, times, is_fused
         turns = _turns(program, line) or 1 if line.name == "while" else 1

@@ -112,9 +112,7 @@ def cost_of_steps(steps: list[Step], outs: list[Value], is_whole: bool) -> Progr
 
 
 def _settle(steps: list[Step]) -> None:
-    """Decide which values are stored, what others are computed from, and their last
-    use.
-    """
+    """Decide which values are stored, their sources, and their last use."""
     for step in steps:
         if step.name in FUSED:
             continue
@@ -287,10 +285,11 @@ def _follow(equation, ins, outs) -> None:
         return
     if equation.primitive.name not in (*FUSED, "while"):
         return
-    is_small = lambda x: (
-        math.prod(x.shape) <= MOST_KNOWN
-        and (jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_)
-    )
+
+    def is_small(x):
+        is_whole = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_
+        return is_whole and math.prod(x.shape) <= MOST_KNOWN
+
     if not ins or not all(map(is_small, outs)):
         return
     values = equation.primitive.bind(*(x.known for x in ins), **equation.params)
@@ -357,10 +356,10 @@ def _while(equation, ins, steps, num_devices, is_whole):
     return outs
 
 
-def _turns(test, body, told, consts, moved) -> float | None:
+def _turns(test, body, test_consts, consts, moved) -> float | None:
     """Trip count of a loop that counts up to a number; None if unknown."""
-    known = dict(zip(test.invars, [*told, *moved], strict=True))
-    places = {v: i for i, v in enumerate(test.invars[len(told) :])}
+    known = dict(zip(test.invars, [*test_consts, *moved], strict=True))
+    places = {v: i for i, v in enumerate(test.invars[len(test_consts) :])}
     last = next((e for e in test.eqns if test.outvars[0] in e.outvars), None)
     if last is None or last.primitive.name != "lt":
         return None

@@ -72,9 +72,7 @@ def count_params(variables: PyTree) -> int:
 
 
 def on_device(x) -> float:
-    """Bytes of an array, or ShapeDtypeStruct, on each device that it is sharded
-    over.
-    """
+    """Bytes of an array, or ShapeDtypeStruct, on each of its devices."""
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
     return count_bytes(jax.ShapeDtypeStruct(shape, x.dtype))
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedfr_jax import trees
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import GIB, Device
@@ -103,11 +104,9 @@ class StagePlan(NamedTuple):
 def count_examples(experiment: Experiment) -> Dataset:
     """ShapeDtypeStructs of the stored examples, [T, ...]."""
     table = experiment.task.dataset
-    count = table.num_examples
     if isinstance(table, Stream):
-        shape = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
-        return jax.tree.map(shape, table.example)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), table)
+        return trees.shapes(table.example, table.num_examples)
+    return trees.shapes(table)
 
 
 def plan_stage(

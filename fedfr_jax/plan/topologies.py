@@ -82,11 +82,7 @@ KINDS = {
 
 
 def device_kind(name: str) -> Kind:
-    """Parse the kind of device from a name such as v5p:4x4x8.
-
-    Raises:
-      ValueError: for another kind, or numbers that are no grid.
-    """
+    """Parse the kind of device from a name such as v5p:4x4x8."""
     kind, _, grid = name.partition(":")
     if kind not in KINDS or not re.fullmatch(GRID, grid):
         known = ", ".join(KINDS)
@@ -120,11 +116,7 @@ def num_devices(name: str) -> int:
 
 @contextlib.contextmanager
 def topology(name: str) -> Iterator[None]:
-    """Use the devices of a named topology (`use_described`); needs their compiler.
-
-    Raises:
-      ValueError: for an unknown name, or a grid that there is not.
-    """
+    """Use the devices of a named topology (`use_described`); needs their compiler."""
     kind = device_kind(name)
     one, slices = split_slices(name)
     options = {"topology_name": one}

@@ -5,8 +5,7 @@ import pathlib
 
 
 def set_aside(folder: pathlib.Path, suffix: str) -> pathlib.Path:
-    """Rename `folder` to its name plus `suffix`; an earlier folder of that name is
-    numbered.
+    """Rename `folder` to its name plus `suffix`; an earlier one is numbered.
 
     Returns:
       The new path. Earlier ones are called `<name><suffix>-2`, `-3` and so on.

@@ -1,19 +1,14 @@
 """Autotuning of clients per device, convolutions and number of devices.
 
-`clients_per_device = "auto"` decides how convolutions are computed, on how many devices
-of a CPU, and how many clients train at once on each.
-
-All processes of a run take part in the timed rounds. Of a streamed data set the rows of
-the timed clients are read, and waiting for them does not count.
-
-`tune` times a few steps of real clients with every implementation and 1, 2, 4, ...
-lanes, then the fastest of them on fewer devices, and there with more lanes if fewer
-win. It stores the answer in a JSON file under the user's cache folder, keyed by a
-hash of the lowered rounds (model, algorithm, batch, mesh), the machine and JAX's
-version: whatever changes the programs is measured again. The time of `prepare` does not
-count. A run keeps its choice, because the last bits depend on it; with
-`reproducible_sum` nothing is measured and one lane is used. Of several processes the
-first one's clock and files decide.
+With `clients_per_device = "auto"`, `tune` times a few steps of real clients with every
+implementation of convolutions and 1, 2, 4, ... lanes, then the fastest of them on fewer
+devices of a CPU, and there with more lanes if fewer win. The choice is stored in a JSON
+file under the user's cache folder, by a hash of the lowered rounds (model, algorithm,
+batch, mesh), the machine and JAX's version: whatever changes the programs is measured
+again. Neither `prepare` nor waiting for streamed examples counts. A run keeps its
+choice, because the last bits depend on it; with `reproducible_sum` nothing is measured
+and one lane is used. All processes of a run take part in the timed rounds; the first
+one's clock and files decide.
 """
 
 import contextlib
@@ -50,6 +45,7 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import RoundInputs
 from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.scratch import cache_folder
 from fedfr_jax.types import Cohort, PyTree
 
 STEPS, REPEATS = 4, 3
@@ -64,9 +60,7 @@ def timed_clients(sim: Simulation, count: int) -> Cohort:
 
 
 def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> float:
-    """Seconds of the fastest of a few short rounds; infinite if the lanes do not
-    fit.
-    """
+    """Seconds of the fastest of a few short rounds; infinite if memory runs out."""
     work, spent = short_round(sim, server, store, cohort), []
     for _ in range(REPEATS + 1):
         try:
@@ -98,9 +92,7 @@ def short_round(
 
 
 def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
-    """Hash of everything that the times depend on: the lowered rounds of `sims`, the
-    machine, the compiler, and `others` as text.
-    """
+    """Hash of what the times depend on: lowered rounds, machine, compiler, `others`."""
     mesh, cohort = sims[0].mesh, timed_clients(sims[0], CLIENTS)
     work = short_round(sims[0], server, store, cohort)
     facts = (
@@ -153,9 +145,7 @@ TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
 
 
 class TuningChoice(NamedTuple):
-    """Settings that change the speed of a round, and only the last bits of its
-    result.
-    """
+    """Settings that change the speed of a round, and only its result's last bits."""
 
     conv_implementation: str = "auto"  # of convolutions, see `conv.convolve`
     devices: int = 0  # along `clients`; 0: all
@@ -190,8 +180,9 @@ def tune(
     kept: pathlib.Path | None = None,
     say: Callable = print,
 ) -> tuple[TuningChoice, Simulation]:
-    """Find the fastest choice on this machine, the same in every process: (choice, its
-    simulation, compiled if it has been timed).
+    """Find the fastest choice on this machine: (choice, its simulation).
+
+    All processes get the same; the simulation is compiled if it has been timed.
 
     Args:
       make: the simulation of a setting; called with one lane.
@@ -206,9 +197,11 @@ def tune(
       say: prints the choice in one line, in the first process.
     """
     base = functools.cache(make)
-    make = lambda setting: base(setting._replace(clients_per_device=1))._replace(
-        clients_per_device=setting.clients_per_device
-    )
+
+    def make(setting):
+        sim = base(setting._replace(clients_per_device=1))
+        return sim._replace(clients_per_device=setting.clients_per_device)
+
     first = make(TuningChoice())
     space = build_space(first, tuple(implementations), lanes)
     best = _from_first_process(_read(kept), first, space) if kept else None
@@ -262,9 +255,7 @@ def _note(setting, why, space, say):
 def build_space(
     sim: Simulation, implementations: tuple[str, ...], lanes: tuple[int, ...] = ()
 ) -> TuningSpace:
-    """Build the candidates on the mesh of `sim`; fewer devices only on one process's
-    CPU.
-    """
+    """Build the candidates on the mesh of `sim`; fewer devices only of one CPU."""
     count, num_model_shards = meshes.device_grid(sim.mesh)
     is_whole = not _is_cpu(sim.mesh) or num_model_shards > 1
     halves = tuple(count >> i for i in range(1, count.bit_length()))
@@ -283,9 +274,7 @@ def _is_cpu(mesh):
 
 
 def max_clients_per_device(sim: Simulation, devices: int = 0) -> int:
-    """Number of lanes per shard for which there are clients, on `devices` (0: all)
-    devices.
-    """
+    """Largest number of lanes that the cohort can fill, on `devices` (0: all)."""
     shards = sim.num_partial_sums or devices or meshes.device_grid(sim.mesh)[0]
     return max(sim.cohort_size // shards, 1)
 
@@ -309,9 +298,7 @@ def measure(
         return spent[setting]
 
     def more_lanes(setting):
-        """Try more lanes until they do not fit, are much slower, or twice not
-        faster.
-        """
+        """Try more lanes until they do not fit, are too slow, or twice no faster."""
         own = []
         for count in space.choices_for(first, setting.devices):
             if count < setting.clients_per_device:
@@ -361,9 +348,7 @@ def _from_first_process(
 
 
 def _checked(choice, sim, space):
-    """Cached choice as (index of implementation, devices, lanes); -1 first if
-    invalid.
-    """
+    """Cached choice as (index of implementation, devices, lanes); -1: invalid."""
     known = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
     implementation, devices, lanes = (known[name] for name in TuningChoice._fields)
     if devices == meshes.device_grid(sim.mesh)[0]:
@@ -375,9 +360,8 @@ def _checked(choice, sim, space):
 
 
 def cache_path() -> pathlib.Path:
-    """Path of the cache of choices: in $XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(root) / "fedfr_jax" / "tuned.json"
+    """Path of the cache of choices."""
+    return cache_folder() / "tuned.json"
 
 
 def _read(path: pathlib.Path) -> dict:

@@ -1,12 +1,12 @@
 """Central stages, and class vectors in their checkpoints.
 
-Class vectors in a checkpoint are found by the names of the identities. So training can
+Class vectors in a checkpoint are found by the names of the identities, so training can
 resume on another number of devices, where the class matrix has other padding, and with
-other people: a class keeps its vector and optimizer state; a class that the checkpoint
-lacks is newly initialized.
+other identities: a class keeps its vector and optimizer state, and a class that the
+checkpoint lacks is newly initialized.
 
-To continue with other people than a finished run, copy its `pretrained/checkpoints`
-into a new, empty run directory and start there a config with the new people,
+To continue a finished run with other identities, copy its `pretrained/checkpoints` into
+a new, empty run directory and start there a config with these identities,
 `class_parallel` and more `epochs` than were trained: it resumes at the next epoch.
 """
 
@@ -69,8 +69,7 @@ def add_names(state: PyTree, table: ShardedClasses) -> PyTree:
 def restore(
     checkpointer: Checkpointer, state: PyTree, table: ShardedClasses
 ) -> tuple[int, PyTree] | None:
-    """Restore the newest checkpoint as (step, state sharded as `state`); None without
-    one.
+    """Restore the newest checkpoint as (step, state sharded as `state`), or None.
 
     Args:
       state: of a new training, from which new classes take their rows.
@@ -154,8 +153,7 @@ class _RestoredState(NamedTuple):
 
 
 def _restore(trainer, epochs, folder, seed, **kind) -> _RestoredState:
-    """The state in the newest checkpoint under `folder`, or a new one; `kind` as of
-    `Checkpointer`."""
+    """State in the newest checkpoint under `folder`, or a new one."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints", **kind)

@@ -34,9 +34,6 @@ def difference(folder: pathlib.Path) -> str | None:
     """First listed file that has changed; None if all match their SHA-256.
 
     Files that the list does not name, such as a file manager's, are nobody's damage.
-
-    Raises:
-      OSError: when a file is there and cannot be read.
     """
     try:
         lines = (folder / SUMS).read_bytes().splitlines()
@@ -176,8 +173,7 @@ class Checkpointer:
     def restore(
         self, template: PyTree, free: Callable[[str], bool] = lambda name: False
     ) -> tuple[int, PyTree] | None:
-        """Restore the newest checkpoint that all processes can read: (step, like
-        `template`).
+        """Restore the newest checkpoint that is readable: (step, like `template`).
 
         Args:
           free: path name of a leaf -> whether it comes in the shape that it was saved
@@ -235,9 +231,7 @@ class Checkpointer:
         self._manager.close()
 
     def _set_aside(self, steps):
-        """Rename damaged checkpoints, in the first process, so that no run uses
-        them.
-        """
+        """Rename damaged checkpoints, in the first process."""
         if not steps:
             return
         with meshes.first_process_first("damaged checkpoints"):

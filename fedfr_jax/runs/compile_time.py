@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.scratch import cache_folder
 
 MAX_ENTRIES = 300  # programs that are remembered, the newest
 
@@ -46,9 +47,7 @@ class CompileTimer:
                 note(f"compiling{about}")
 
     def record(self, seconds: float) -> None:
-        """Store the compile time: seconds of the first call beyond those of the
-        second.
-        """
+        """Store the compile time: what the first call takes more than the second."""
         if not self._notes or len(self._seconds) == 2:
             return
         self._seconds.append(seconds)
@@ -63,9 +62,8 @@ def _key(facts) -> str:
 
 
 def path() -> pathlib.Path:
-    """Path of the stored seconds: in $XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(root) / "fedfr_jax" / "first_calls.json"
+    """Path of the stored seconds."""
+    return cache_folder() / "first_calls.json"
 
 
 def _read() -> dict[str, float]:

@@ -95,11 +95,7 @@ def write(digest: Digest, path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> Digest:
-    """Read a digest from a file.
-
-    Raises:
-      ValueError: naming the file when it is damaged.
-    """
+    """Read a digest from a file."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
@@ -127,9 +123,7 @@ def _describe(text):
 
 
 def difference(kept: Digest, now: Digest) -> str:
-    """Describe the changes between two digests, by count and first names; "" if
-    equal.
-    """
+    """Describe the changes between two digests, by count and names; "": equal."""
     lists = {}
     old = new = np.arange(len(kept.names))
     if kept.names != now.names:
@@ -149,9 +143,7 @@ def difference(kept: Digest, now: Digest) -> str:
 
 
 def _changes(kept, now, old, new) -> Iterator:
-    """Yield (change, mask [m], text of an image) for the images `old` that are now
-    `new`.
-    """
+    """Yield (change, mask [m], text of an image) of images `old`, now `new`."""
     yield (
         "relabeled",
         kept.identities[old] != now.identities[new],
@@ -226,10 +218,6 @@ def check(
       folders: of stages; those without a checkpoint do not count.
       changed: ACCEPT prints what has changed and goes on.
       is_kept: whether what is accepted is what the stages are trained on from now on.
-
-    Raises:
-      ValueError: naming the first stage whose data have changed, and what has; or one
-        without a digest, see `_check_unrecorded`.
     """
     trained = [folder for folder in folders if is_trained(folder)]
     now = digest_task(task) if trained else None

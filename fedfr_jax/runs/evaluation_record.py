@@ -78,9 +78,7 @@ def _numbers(values) -> list[float | None]:
 
 
 def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
-    """{"count", "ids", "values"} and quantiles [101]; for many clients only the
-    worst.
-    """
+    """{"count", "ids", "values"} and quantiles [101]; of many clients the worst."""
     values = np.asarray(values, np.float64)
     ids = np.flatnonzero(np.isfinite(values))
     if not len(ids):

@@ -12,13 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 import rich.console
-from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.federated.client import client_key, first_personal_key
 from fedfr_jax.federated.communication import count_communication
+from fedfr_jax.federated.inference import client_models
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.privacy.accountant import Accountant, affordable_rounds
 from fedfr_jax.federated.store import Store
@@ -68,23 +66,22 @@ def with_costs(
     begun: StageState,
     rounds: int,
 ) -> dict[str, Evaluation]:
-    """Add rounds to target, and the evaluation "communication", to a stage's
-    evaluations.
+    """Add rounds to target and the evaluation "communication" to evaluations.
 
     Args:
-      rows: of the stage's metrics.jsonl; where it has lost some, no round to a target
-        is told, and a line says so.
+      rows: of the stage's metrics.jsonl; where it has lost some, rounds to a target are
+        left out, and a line says so.
       rounds: of the whole stage.
     """
-    told = dict(found)
+    added = dict(found)
     if lost := set(range(1, rounds + 1)) - {row["round"] for row in rows}:
         _note_lost(lost)
     else:
         for name, of in found.items():
             reached = rounds_to_target(name, evaluators[name], rows, of)
-            told[name] = of._replace(metrics={**of.metrics, **reached})
+            added[name] = of._replace(metrics={**of.metrics, **reached})
     sent = communication(begun, rounds)
-    return {**told, "communication": Evaluation(sent)} if sent else told
+    return {**added, "communication": Evaluation(sent)} if sent else added
 
 
 def _note_lost(rounds: set[int]) -> None:
@@ -195,11 +192,11 @@ def run_experiment(
         lifecycle = lifecycle._replace(times=times)
         found = run_stages(experiment, workdir, clock, logging, lifecycle)
     seconds = clock.note(times.seconds)
-    summary = {"methods": finite_numbers(found), "seconds": seconds}
+    summary = {"methods": metrics_by_stage(found), "seconds": seconds}
     summary |= {**goodput(times.seconds, seconds), **named_config(workdir)}
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
-    rows = {name: methods_of_run(workdir / name) for name in found}
+    rows = {name: read_metrics(workdir / name) for name in found}
     facts = experiment.task.data_report
     paths = report.draw(found, rows, workdir, facts=facts, say=show)
     pictures = [path for path in paths if path.suffix == ".png"]
@@ -209,13 +206,13 @@ def run_experiment(
     return summary
 
 
-def methods_of_run(folder: pathlib.Path) -> list[dict]:
+def read_metrics(folder: pathlib.Path) -> list[dict]:
     """Lines of a stage's metrics.jsonl."""
     path = folder / "metrics.jsonl"
     return read_jsonl(path) if path.exists() else []
 
 
-def finite_numbers(found: Mapping[str, Evaluations]) -> dict:
+def metrics_by_stage(found: Mapping[str, Evaluations]) -> dict:
     """{stage: {evaluator: {metric: value}}}."""
     return {
         stage: {name: dict(of.metrics) for name, of in evaluations.items()}
@@ -238,9 +235,8 @@ def run_stages(
     data_digest.keep(experiment.task, folders)
     wanted = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
-        run = (
-            run_central if isinstance(stage.trainer, CentralTrainer) else run_federated
-        )
+        is_central = isinstance(stage.trainer, CentralTrainer)
+        run = run_central if is_central else run_federated
         before = ends.get(stage.init_from_stage)
         end, found[name] = run(
             experiment, stage.trainer, before, workdir / name, logging, lifecycle
@@ -265,7 +261,7 @@ def run_central(
     """Train or read a central stage: (its variables, evaluations)."""
     del before
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
-    is_new = len(methods_of_run(folder)) < end
+    is_new = len(read_metrics(folder)) < end
     variables = train_central(
         trainer, mesh, folder, seed=seed, logging=logging, lifecycle=lifecycle
     )
@@ -307,22 +303,14 @@ def run_federated(
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
-    """Train a method from `before`, or read it if finished: (global model,
-    evaluations).
-    """
+    """Train a method, or read it if finished: (global model, evaluations)."""
     federation, evaluators = experiment.federation, experiment.task.evaluators
     begun = start_stage(
         experiment, trainer, before, folder, is_mirrored=lifecycle.is_mirrored
     )
     sim, first, last = begun.sim, begun.first, begun.last_round
     server, store = begun.server, begun.store
-    view = lambda server: trained_models(experiment, trainer, sim, server, store)
     rounds = affordable_rounds(sim.accountant, federation.rounds)
-    period = loop.Intervals(
-        federation.evaluate_every,
-        federation.checkpoint_every,
-        federation.rounds_per_call,
-    )
     parts = [(sim, first, rounds)]
     if last:
         parts.append((final_simulation(sim, last), max(first, rounds), rounds + 1))
@@ -341,14 +329,13 @@ def run_federated(
             facts=StageFacts(sim.cohort_size, sim.batching.batch_size),
         ) as sinks,
     ):
-        judge = evaluators_during_training(experiment, trainer, sim)
         to = loop.RunOutputs(
             store,
             begun.checkpointer,
-            judge,
+            evaluators_during_training(experiment, trainer, sim),
             sinks,
             clients,
-            period,
+            loop.intervals(federation),
             lifecycle,
             training_flops(trainer),
         )
@@ -356,12 +343,13 @@ def run_federated(
             server = loop.train(part, server, to, first_round, num_rounds)
         store.keep_newest()  # the last checkpoint is whole
         with lifecycle.timed("evaluation"):
-            found = saved_and_evaluated(experiment, trainer, view(server), folder)
+            models = trained_models(experiment, trainer, sim, server, store)
+            found = saved_and_evaluated(experiment, trainer, models, folder)
     begun.checkpointer.close()
-    if first < end:  # what is judged in rounds is there already
+    if first < end:  # what is evaluated during training is there already
         late = {x: of for x, of in found.items() if not evaluators[x].during_training}
         show_at_end(folder, end - 1, with_prefix(late), logging)
-    found = with_costs(found, evaluators, methods_of_run(folder), begun, rounds)
+    found = with_costs(found, evaluators, read_metrics(folder), begun, rounds)
     found |= privacy_spent(sim.accountant, rounds)
     server = plain_server(server)
     network = trainer.global_model(server) if trainer.global_model else None
@@ -371,17 +359,15 @@ def run_federated(
 def evaluators_during_training(
     experiment: Experiment, trainer: FederatedTrainer, sim
 ) -> Callable:
-    """Build (server, store) -> {"evaluator/metric": value} of the evaluators during
-    training.
-    """
+    """Build (server, store) -> {"evaluator/metric": value} during training."""
     evaluators = experiment.task.evaluators.items()
     between = {name: of for name, of in evaluators if of.during_training}
 
-    def judge(server, store):
+    def evaluate_models(server, store):
         networks = trained_models(experiment, trainer, sim, server, store)
         return with_prefix(evaluate(between, networks))
 
-    return judge
+    return evaluate_models
 
 
 def with_prefix(found: Evaluations) -> dict[str, float]:
@@ -398,42 +384,15 @@ def trained_models(
 ) -> TrainedModels:
     """The global model and every client's model, on the whole mesh."""
     mesh, server = experiment.mesh, plain_server(server)
-    variables, of_client, of_new = None, None, None
+    variables = of_client = of_new = None
     if trainer.global_model:
         variables = put_on_mesh(mesh, trainer.global_model(server))
     if jax.tree.leaves(store.template) or variables is None:
-        of_client, of_new = client_models(mesh, trainer, server, sim.key, store)
+        parts = trainer.algorithm, server, sim.key, store, mesh
+        of_client, of_new = client_models(*parts)
     return TrainedModels(
         variables, trainer.apply_global, of_client, trainer.apply, of_new
     )
-
-
-def client_models(
-    mesh: Mesh, trainer: FederatedTrainer, server: PyTree, key: jax.Array, store: Store
-) -> tuple[Callable[[int], PyTree], Callable[[int], PyTree]]:
-    """Variables of models: client -> its own, number -> that of an unseen client.
-
-    The former is what a client's personal row says.
-    """
-    server, key = put_on_mesh(mesh, (server, key))
-
-    def first_row(client):
-        own = first_personal_key(client_key(key, client))
-        return trainer.algorithm.init_personal(own, server)
-
-    def of_client(client):
-        rows, is_new = store.gather(np.array([client]))
-        row = jax.tree.map(lambda x: x[0], rows)
-        row = meshes.put_global(row, meshes.replicated(mesh))
-        if is_new[0]:  # never drawn: what it would start from
-            row = first_row(client)
-        return trainer.algorithm.personalize(server, row)
-
-    def of_new(number):
-        row = first_row(store.population + number)
-        return trainer.algorithm.personalize(server, row)
-
-    return of_client, of_new
 
 
 @contextlib.contextmanager

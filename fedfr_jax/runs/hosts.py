@@ -53,11 +53,7 @@ def sum_over_devices(mesh: Mesh) -> int:
 
 
 def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
-    """Describe each process in a line, and the test sum in another.
-
-    Raises:
-      OSError: when a process sees other devices, or got another sum.
-    """
+    """Describe each process in a line, and the test sum in another."""
     clients, shards = meshes.device_grid(mesh)
     right = mesh.size * (mesh.size + 1) // 2
     wrong = [i for i, host in enumerate(hosts) if host.total != right]

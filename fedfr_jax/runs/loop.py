@@ -1,9 +1,9 @@
 """The loop over federated rounds.
 
-round r: play -> store, sinks, evaluation (when due), checkpoint (when due). Several
-rounds are played in one call where a run asks for it. The state
-of a run is (server, store); a run that is killed and started again continues from its
-last whole checkpoint and ends with the numbers of an uninterrupted one.
+A round is trained, then logged, evaluated and checkpointed when due; several rounds are
+trained in one call if the run asks for it. The state of a run is (server, store): a run
+that is killed and started again continues from its last complete checkpoint, and ends
+with the numbers of an uninterrupted one.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.many_rounds import simulate_rounds
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     RoundLog,
     Simulation,
@@ -38,9 +39,7 @@ from fedfr_jax.types import PyTree
 
 
 class Intervals(NamedTuple):
-    """Intervals, in rounds, of evaluation and checkpoints; 0 is only after the last
-    round.
-    """
+    """Rounds between evaluations, and between checkpoints; 0: after the last only."""
 
     evaluate_every: int = 0
     checkpoint_every: int = 1
@@ -50,6 +49,15 @@ class Intervals(NamedTuple):
         """Number of rounds in the longest call of a stage of `num_rounds`."""
         every = self.evaluate_every, self.checkpoint_every
         return max(min(self.rounds_per_call, num_rounds, *filter(None, every)), 1)
+
+
+def intervals(federation: Federation) -> Intervals:
+    """Intervals of a config's federation."""
+    return Intervals(
+        federation.evaluate_every,
+        federation.checkpoint_every,
+        federation.rounds_per_call,
+    )
 
 
 def is_due(every: int, round: int, last: int) -> bool:
@@ -77,7 +85,7 @@ class RestoredRun(NamedTuple):
     server: PyTree
     store: Store
     checkpointer: Checkpointer
-    next_round: int  # the round to play next
+    next_round: int  # the round to train next
 
 
 def resume(
@@ -88,15 +96,11 @@ def resume(
     is_read_only: bool = False,
     is_mirrored: bool = False,
 ) -> RestoredRun:
-    """State at the newest complete checkpoint under `folder`, or the given initial
-    state.
+    """State at the newest complete checkpoint under `folder`, or the initial one.
 
     Args:
       is_read_only: there is a checkpoint, and nothing is written.
       is_mirrored: the folder is this process' own copy of a run in a bucket.
-
-    Raises:
-      ValueError: when what is on disk belongs to another run.
     """
     checkpointer = Checkpointer(
         folder / "checkpoints", is_read_only=is_read_only, is_mirrored=is_mirrored
@@ -118,12 +122,7 @@ def resume(
 def train(
     sim: Simulation, server: PyTree, to: RunOutputs, first_round: int, num_rounds: int
 ) -> PyTree:
-    """Train rounds first_round..num_rounds-1; return the last server.
-
-    Raises:
-      FloatingPointError: when a client's metric or personal row is not finite; names
-        round, client, metric or leaf, and the checkpoint to go back to.
-    """
+    """Train rounds first_round..num_rounds-1; return the last server."""
     store, checkpointer = to.store, to.checkpointer
     facts = (
         _stage(checkpointer),
@@ -253,9 +252,7 @@ def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
 def train_sweep(
     runs: Sweep, servers: PyTree, to: Sequence[RunOutputs], first_round: int, num_rounds
 ) -> PyTree:
-    """`train` for the S members of a sweep, with servers [S, ...]; one failure stops
-    all.
-    """
+    """`train` for the S members of a sweep, with servers [S, ...]."""
     stores = [one.store for one in to]
     most = to[0].period.longest_call(num_rounds - first_round)
     for first, end in calls_of_rounds(to[0], first_round, num_rounds):
@@ -278,9 +275,7 @@ def train_sweep(
 
 @contextlib.contextmanager
 def _names_round(round, checkpointer):
-    """Add the round, and the last checkpoint, to errors of a full disk or bad
-    numbers.
-    """
+    """Add the round and the last checkpoint to errors of disk and numbers."""
     try:
         with _with_advice(checkpointer):
             yield
@@ -294,8 +289,10 @@ def _names_round(round, checkpointer):
 
 
 def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
-    """Each client's numbers of a round, [K] per name in the cohort's order; of a
-    private method with a mark that they are not."""
+    """Each client's numbers of a round, [K] per name in the cohort's order.
+
+    A private method's have a mark that they are not private.
+    """
     return {
         **({NOT_PRIVATE: True} if is_private(outcome) else {}),
         "client": outcome.ids,

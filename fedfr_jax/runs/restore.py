@@ -13,8 +13,8 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.evaluation_record import write_record
 from fedfr_jax.runs.experiment import (
     evaluate,
-    finite_numbers,
-    methods_of_run,
+    metrics_by_stage,
+    read_metrics,
     show,
     trained_models,
     with_costs,
@@ -65,11 +65,6 @@ def evaluate_experiment(
 
     Args:
       changed: as of `data_digest.check`.
-
-    Raises:
-      ValueError: when a stage has not been trained to its end, its last checkpoint
-        cannot be read, or its data have changed; nothing is trained, and of a stage's
-        files only those of its model are written, where they are missing.
     """
     workdir = pathlib.Path(workdir)
     rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
@@ -86,11 +81,11 @@ def evaluate_experiment(
         with _if_writable(folder / RECORD):
             add_calibration(folder, found[name])
         if end.begun:
-            rows = methods_of_run(workdir / name)
+            rows = read_metrics(workdir / name)
             found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
         with _if_writable(folder / RECORD):
             write_record(workdir, name, found[name])
-    result = {"methods": finite_numbers(found), **named_config(workdir)}
+    result = {"methods": metrics_by_stage(found), **named_config(workdir)}
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)
     show(report.result_table(result))
@@ -99,9 +94,7 @@ def evaluate_experiment(
 
 @contextlib.contextmanager
 def _if_writable(path: pathlib.Path) -> Iterator[None]:
-    """Print a message if a file of the run cannot be written, as its folder is
-    read-only.
-    """
+    """Print a message if a file of the run cannot be written."""
     try:
         yield
     except OSError as error:
@@ -109,9 +102,7 @@ def _if_writable(path: pathlib.Path) -> Iterator[None]:
 
 
 def check_end(folder: pathlib.Path, end: int) -> None:
-    """Raise ValueError unless `end` is the newest checkpoint in `folder` and
-    readable.
-    """
+    """Raise ValueError unless `end` is the newest checkpoint, and readable."""
     done = None
     if folder.exists():
         with contextlib.closing(

@@ -1,4 +1,4 @@
-"""Local folders for copies of runs in buckets."""
+"""The cache folder, and local copies of runs in buckets."""
 
 import hashlib
 import os
@@ -17,8 +17,14 @@ def is_url(path: str | os.PathLike) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None
 
 
+def cache_folder() -> pathlib.Path:
+    """The library's cache folder, below $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root).absolute() / "fedfr_jax"
+
+
 def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path:
-    """Folder of a local copy, below $XDG_CACHE_HOME or ~/.cache.
+    """Folder of a local copy, in the cache folder.
 
     Args:
       process: number of the process of a run, each of which has a copy of its own.
@@ -32,13 +38,14 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
 
 
 def _copies() -> pathlib.Path:
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(root).absolute() / "fedfr_jax" / "buckets"
+    return cache_folder() / "buckets"
 
 
 def lasting_name(folder: pathlib.Path) -> str:
-    """A name of a folder that every start of a run has: its path; of a copy of a run in
-    a bucket that below all copies, which is the same on every machine.
+    """A name of a folder that every start of a run has: its path.
+
+    Of a copy of a run in a bucket it is the path below all copies, which is the same on
+    every machine.
     """
     path = folder.absolute()
     is_copy = path.is_relative_to(_copies())

@@ -50,9 +50,6 @@ class JsonlSink:
           path: the file; its folder is created.
           resume_step: rounds that are done: lines of later ones are dropped, so 0
             starts afresh; None keeps all.
-
-        Raises:
-          ValueError: a line before the last one is not such an object.
         """
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +75,6 @@ def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
 
     A number that is not finite is written as null and named, by its dotted path, under
     the key "not_finite".
-
-    Raises:
-      OSError: the disk is full or the folder cannot be written; an older file stays.
     """
     text = json.dumps(_finite(summary), indent=2, allow_nan=False)
     write_text(pathlib.Path(path), text + "\n")
@@ -90,9 +84,6 @@ def read_jsonl(path: str | os.PathLike) -> list[dict]:
     """Read the rows of a JsonlSink's file, without an unfinished last line.
 
     Files of earlier versions count rounds from 0: they are read as from 1.
-
-    Raises:
-      ValueError: another line is not an object with a "round", with file and line.
     """
     rows = read_json_lines(path, "round", int, torn=True)
     is_old = any(row["round"] == 0 for row in rows)
@@ -104,9 +95,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _finite(tree: Mapping[str, Any]) -> dict:
-    """Convert a tree to JSON; non-finite numbers become null, with their paths
-    noted.
-    """
+    """Convert a tree to JSON; non-finite numbers become null, their paths noted."""
     notes = {}
     plain = _to_json(tree, "", notes)
     return plain | {"not_finite": notes} if notes else plain

@@ -26,7 +26,7 @@ def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dic
     """Part of a config that the stage `name` depends on.
 
     That is its own row, what all stages share, and the same of the stage that it starts
-    from; not the other rows, nor how networks are judged, nor where data lie.
+    from; not the other methods, nor evaluation, nor where data lie.
     """
     stage, config = stages[name], without_places(config)
     own = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
@@ -42,14 +42,9 @@ def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dic
 
 
 def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
-    """`names` and all stages that start from one of them, directly or not.
-
-    Raises:
-      ValueError: for a name that is no stage.
-    """
+    """`names` and all stages that start from one of them, directly or not."""
     for name in names:
-        if name not in stages:
-            raise ValueError(f"--restart must be among {list(stages)}, got {name!r}.")
+        check_choice("--restart", name, stages)
     found = set(names)
     for name, stage in stages.items():  # a stage comes after the one it starts from
         if stage.init_from_stage in found:
@@ -60,11 +55,7 @@ def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[s
 def earlier_stages_of(
     stages: Mapping[str, Stage], names: Collection[str]
 ) -> dict[str, Stage]:
-    """The stages `names` and those that they start from, in the order of `stages`.
-
-    Raises:
-      ValueError: for a name that is no stage.
-    """
+    """The stages `names` and those that they start from, in the order of `stages`."""
     needed = set()
     for name in names:
         check_choice("--methods", name, stages)

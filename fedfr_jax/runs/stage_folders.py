@@ -25,11 +25,7 @@ NAMED = "settings.sha256"  # in a checkpoint: digest of what it was trained with
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """Record of a stage's training: its "settings" and other entries.
-
-    Raises:
-      ValueError: naming the file, when it is damaged.
-    """
+    """Record of a stage's training: its "settings" and other entries."""
     path = folder / RECORD
     return digest_json.read(path) if path.is_file() else {}
 
@@ -67,9 +63,6 @@ def arrange(
       old: the config that the run was last started with, for stages without a record.
       restart: names of stages that begin anew in any case.
       begun, agree: as of `workdir.claim`.
-
-    Raises:
-      ValueError: when nothing of what is trained would be kept: another run's folder.
     """
     wanted = {name: stage_config(name, stages, new) for name in stages}
     kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}

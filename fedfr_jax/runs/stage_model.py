@@ -1,20 +1,20 @@
-"""Saved model of a stage; see `models.saved_model`.
+"""Saved model of a stage, see `models.saved_model`.
 
-See `models.saved_model`. They are written before the stage is judged, so that a failing
-evaluation costs no model, and the curve of thresholds is added after it. A stage that
-trains on takes model.json away first: it would speak of other weights.
+It is written before the stage is evaluated, so that a failing evaluation costs no
+model, and the calibration curve is added afterwards. A stage that trains on removes
+model.json first, as it would describe other weights.
 """
 
 import pathlib
 import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 
 from fedfr_jax import digest_json
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.models.saved_model import RECORD, save_model
 from fedfr_jax.types import CentralTrainer, Evaluation, FederatedTrainer, PyTree, Task
+from fedfr_jax.version import library_version
 
 CALIBRATION = "calibration"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def write_model(
         "output": "features" if task.is_of_features else None,
         "classes": list(task.classes) or None,
         "preprocessing": how and how._asdict(),
-        "version": _version(),
+        "version": library_version(),
         "commit": _commit(),
     }
     save_model(folder, variables, record)
@@ -63,19 +63,9 @@ def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> No
 
 
 def forget_model(folder: pathlib.Path) -> None:
-    """Remove model.json of a stage before it trains, as it would describe old
-    weights.
-    """
+    """Remove model.json of a stage before it trains, as it describes old weights."""
     if meshes.is_first_process():
         (folder / RECORD).unlink(missing_ok=True)
-
-
-def _version() -> str | None:
-    """Version of this library; None if it is not installed."""
-    try:
-        return metadata.version("fedfr_jax")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

@@ -1,12 +1,10 @@
-"""Federated stage setup: new or resumed, autotuned.
-
-this machine.
-"""
+"""Federated stage setup: new or resumed, autotuned on this machine."""
 
 from typing import NamedTuple
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.many_rounds import check_rounds_per_call
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.settings import AUTO
@@ -17,7 +15,6 @@ from fedfr_jax.federated.simulation import (
     with_counted_work,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.systems.state import on_inner
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.runs.checkpoint import Checkpointer
@@ -39,7 +36,7 @@ class StageState(NamedTuple):
     server: PyTree
     store: Store
     checkpointer: Checkpointer
-    first: int  # the round to play next
+    first: int  # the round to train next
 
 
 def check_calls(experiment: Experiment) -> None:
@@ -77,9 +74,11 @@ def start_stage(
     table = place_examples(experiment.task.dataset, mesh)
     setting = TuningChoice(clients_per_device=federation.initial_clients_per_device)
     trainers = {setting.conv_implementation: trainer, **trainer.by_conv_implementation}
-    make = lambda setting: build_stage_simulation(
-        experiment, trainers[setting.conv_implementation], table, setting
-    )
+
+    def make(setting):
+        trainer = trainers[setting.conv_implementation]
+        return build_stage_simulation(experiment, trainer, table, setting)
+
     sim = make(setting)
     server = start_simulation(sim, trainer.init_variables(variables))
     server, store, checkpointer, first = loop.resume(

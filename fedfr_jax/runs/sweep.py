@@ -44,11 +44,7 @@ MARK = "sweep of fedfr_jax\n"  # what the lock of a sweep's folder says
 
 
 def read(folder: pathlib.Path) -> dict[str, dict]:
-    """Read {run: its row} of the table in `folder`; {} without one.
-
-    Raises:
-      ValueError: naming the line, for one that is no row.
-    """
+    """Read {run: its row} of the table in `folder`; {} without one."""
     path = folder / FILE
     rows = read_json_lines(path, "run") if path.exists() else []
     return {row["run"]: row for row in rows}
@@ -61,11 +57,7 @@ def add(folder: pathlib.Path, row: Mapping[str, Any]) -> None:
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write both files atomically; numbers that are not finite as null.
-
-    Raises:
-      OSError: the disk is full or the folder cannot be written; older files stay.
-    """
+    """Write both files atomically; numbers that are not finite as null."""
     rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
     lines = [json.dumps(row, allow_nan=False, default=list) for row in rows]
     write_text(folder / FILE, "".join(line + "\n" for line in lines))
@@ -82,8 +74,7 @@ def _finite(value: Any) -> Any:
 
 
 def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
-    """Summarize a sweep over seeds for `result_table`, a method per setting (and
-    stage).
+    """Summarize a sweep over seeds for `result_table`, a method per setting.
 
     Args:
       rows: (changes, row) of each run; rows with an error are left out.
@@ -135,19 +126,19 @@ def count_sizes(experiment: Experiment) -> RunSizes:
     trainer = next(iter(experiment.stages.values())).trainer
     if isinstance(trainer, CentralTrainer):
         whole = jax.eval_shape(trainer.init, jax.random.key(0))
-        judged = jax.eval_shape(trainer.global_model, whole)
+        variables = jax.eval_shape(trainer.global_model, whole)
     else:
-        whole = judged = jax.eval_shape(trainer.init_variables, None)
+        whole = variables = jax.eval_shape(trainer.init_variables, None)
     input_shape = experiment.task.dataset.input_shape
     inputs = input_structs(input_shape)
-    output = jax.eval_shape(trainer.apply_global, judged, inputs)
+    output = jax.eval_shape(trainer.apply_global, variables, inputs)
     network = network_flops(
-        trainer.count_flops, trainer.apply_global, judged, input_shape
+        trainer.count_flops, trainer.apply_global, variables, input_shape
     )
     width = output.shape[-1]
-    backbone, rows = trees.count(judged["params"]), trees.count(whole["params"])
+    backbone, rows = trees.count(variables["params"]), trees.count(whole["params"])
     if rows == backbone:  # logits: the head is the last layer
-        head = trees.count(last_layer(judged["params"]))
+        head = trees.count(last_layer(variables["params"]))
         sizes = backbone - head, backbone, backbone
         return RunSizes(
             *sizes, num_identities=width, flops=PASSES * forward_flops(network)
@@ -167,9 +158,7 @@ def count_sizes(experiment: Experiment) -> RunSizes:
 def _public_classes(
     trainer: CentralTrainer | FederatedTrainer, rows: int
 ) -> tuple[int, int]:
-    """(public classes, those used in a step), without the padding of sharded
-    classes.
-    """
+    """(public classes, those used in a step), without the padding."""
     if not isinstance(trainer, CentralTrainer) or trainer.sharded_classes is None:
         return rows, rows
     public, settings = len(trainer.sharded_classes.names), trainer.settings
@@ -213,14 +202,11 @@ def reuse_stages(
     """Copy into `folder` every stage that a run beside it has finished.
 
     That is one whose training depends on the same settings, and whose networks are
-    judged the same.
+    evaluated the same.
 
     Args:
       folder: of the run, with its config; runs beside it are its siblings.
       changed: as of `data_digest.check`.
-
-    Raises:
-      ValueError: when the data have changed since the stage was trained.
     """
     own = digest_json.read(folder / CONFIG)
     for name in experiment.stages:
@@ -249,7 +235,7 @@ def _finished_stages(
             continue
         with contextlib.suppress(ValueError):  # not at its end, or damaged
             config = digest_json.read(path)
-            judged = config.get("evaluation") or {}
-            if (stage_config(name, stages, config), judged) == needs:
+            evaluation = config.get("evaluation") or {}
+            if (stage_config(name, stages, config), evaluation) == needs:
                 check_end(other / name / "checkpoints", end)
                 yield other

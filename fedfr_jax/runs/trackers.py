@@ -236,9 +236,7 @@ class TrackerSink:
         close: Callable[[], None],
         histogram: Callable[[np.ndarray], Any] | None = None,
     ):
-        """`histogram` converts values to the tracker's histogram; None logs
-        quantiles.
-        """
+        """`histogram` converts values for the tracker; None logs quantiles."""
         self._log, self._histogram, self.close = log, histogram, close
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:

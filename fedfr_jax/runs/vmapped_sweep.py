@@ -2,7 +2,7 @@
 
 Each run writes to its folder what it would have written alone, up to rounding (the
 sixth digit of a loss), so that `run_experiment` can read and evaluate its finished
-stages, or resume from the last checkpoint where the runs had to be separated.
+stages, or resume from the last checkpoint if the runs had to be separated.
 """
 
 import contextlib
@@ -42,12 +42,7 @@ class SweepMember(NamedTuple):
 
 
 def train_members(members: Sequence[SweepMember]) -> None:
-    """Train all stages of S `shared_program` runs; federated stages in one program.
-
-    Raises:
-      ValueError: when the runs cannot share a program: a task that cannot build its
-        rows of traced numbers, checkpoints of several rounds.
-    """
+    """Train all stages of S `shared_program` runs; federated stages in one program."""
     check_program(members[0].experiment)
     check_calls(members[0].experiment)
     started = time.perf_counter()
@@ -212,11 +207,7 @@ def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
             ),
             sinks,
             stack.enter_context(open_client_log(folder, begun.next_round)),
-            loop.Intervals(
-                federation.evaluate_every,
-                federation.checkpoint_every,
-                federation.rounds_per_call,
-            ),
+            loop.intervals(federation),
         )
 
 

@@ -5,7 +5,6 @@ A changed config keeps the stages that it does not affect, see `stage_folders`.
 
 import contextlib
 import json
-import math
 import pathlib
 import shutil
 import time
@@ -32,7 +31,6 @@ class ElapsedTime:
     """Elapsed seconds of a run, including interrupted starts."""
 
     def __init__(self, path: pathlib.Path):
-        _check_file(path)
         self._path, self._started = path, time.perf_counter()
         self._before, self.uses = read_seconds(path), _read_uses(path)
 
@@ -48,19 +46,10 @@ class ElapsedTime:
         return total
 
 
-def _check_file(path):
-    """Raise ValueError for a folder in place of a file."""
-    if path.is_dir():
-        raise ValueError(f"{path} must be a file, got a folder. Move it away.")
-
-
 def read_seconds(path):
     """Read the seconds in a file; 0 if it is damaged."""
     try:
-        seconds = float(read_json(path)["seconds"])
-        if not math.isfinite(seconds):
-            raise ValueError(f"seconds must be finite, got {seconds}.")
-        return seconds
+        return float(read_json(path)["seconds"])
     except FileNotFoundError:
         return 0.0
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -76,32 +65,12 @@ def _read_uses(path) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def claim_on_all_processes(
-    workdir: pathlib.Path,
-    config: str,
-    stages: Mapping[str, Stage] | None = None,
-    *,
-    is_fresh: bool = False,
-    but_for: str = "",
-    restart: Collection[str] = (),
-    begun: Collection[str] | None = None,
-    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
-) -> Iterator[None]:
-    """Call `claim` in the first process."""
+def claim_on_all_processes(*args, **options) -> Iterator[None]:
+    """Call `claim` in the first process, before the others go on."""
     with contextlib.ExitStack() as stack:
-        with meshes.first_process_first("work folder"):
+        with meshes.first_process_first("run directory"):
             if meshes.is_first_process():
-                lock = claim(
-                    workdir,
-                    config,
-                    stages,
-                    is_fresh=is_fresh,
-                    but_for=but_for,
-                    restart=restart,
-                    begun=begun,
-                    agree=agree,
-                )
-                stack.enter_context(lock)
+                stack.enter_context(claim(*args, **options))
         yield
 
 
@@ -143,7 +112,6 @@ def claim(
     try:
         if is_fresh:
             _empty(workdir)
-        _check_file(workdir / CONFIG)
         old, new = kept_config(workdir), json.loads(config)
         if stages:
             begun = stages if begun is None else begun
@@ -163,7 +131,7 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
 
     Args:
       mark: what its lock says.
-      sign: pattern of a file that tells it where there is no such lock, as in a copy
+      sign: pattern of a file that shows it where there is no such lock, as in a copy
         or of an earlier version; so does the digest of a config.
     """
     others = _contents(folder) if folder.is_dir() else []
@@ -208,11 +176,7 @@ def _empty(workdir):
 
 
 def kept_config(workdir: pathlib.Path) -> dict | None:
-    """Config stored in the run directory; None without one.
-
-    Raises:
-      ValueError: naming the file, when it is damaged.
-    """
+    """Config stored in the run directory; None without one."""
     path = workdir / CONFIG
     return digest_json.read(path) if path.exists() else None
 

@@ -42,7 +42,7 @@ def leaves_of(
         return top
     if not 0 < value < len(model.blocks):
         raise ValueError(
-            f"all_but_blocks must lie in [1, {len(model.blocks) - 1}], got {value!r}."
+            f"all_but_blocks must be in [1, {len(model.blocks) - 1}], got {value!r}."
         )
     return f"^(?=params/{at}|batch_stats/)(?!{top.removeprefix('^')})"
 

@@ -156,7 +156,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         (
             "pretrain.flip_probability=2",
-            "config.pretrain.flip_probability must lie in [0, 1], got 2",
+            "config.pretrain.flip_probability must be in [0, 1], got 2",
         ),
         (
             "federation.data_placement=disk",
@@ -205,10 +205,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.methods.a must have string keys without dots, got 'b.c'.",
         ),
         ("partition.name=[1]", "config.partition.name must be one of ["),
-        ("partition.seed=-1", "config.partition.seed must lie in [0, 2"),
+        ("partition.seed=-1", "config.partition.seed must be in [0, 2"),
         (
             "partition={'name':'lognormal_sizes','num_clients':1900000000000}",
-            "config.partition.num_clients must lie in [1, 16777216], got 19",
+            "config.partition.num_clients must be in [1, 16777216], got 19",
         ),
         (
             "model.dtype={'name':'x'}",
@@ -217,11 +217,11 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         (
             "methods.fedfr={'algorithm':{'name':'fedfr',"
             "'spreadout':{'threshold':0.5,'momentum':1}}}",
-            "momentum must lie in [0, 1), got 1",
+            "momentum must be in [0, 1), got 1",
         ),
         (
             "methods.fedfr.momentum=1",
-            "config.methods.fedfr.momentum must lie in [0, 1), got 1.",
+            "config.methods.fedfr.momentum must be in [0, 1), got 1.",
         ),
         (
             "methods={'x':{'algorithm':'fedavg','init_per_client':''}}",
@@ -237,12 +237,12 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.federation.rounds must be a whole number, got '---",
             id="20,000 signs",
         ),
-        ("evaluation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
+        ("evaluation.batch_size=65537", "batch_size must be in [1, 65536], got 65537"),
         (
             "federation.model_shards=9",
             "config.federation.model_shards: mesh clients x model must fit 8 devices",
         ),
-        ("federation.batch_size=65537", "batch_size must lie in [1, 65536], got 65537"),
+        ("federation.batch_size=65537", "batch_size must be in [1, 65536], got 65537"),
         (
             "federation.local_epochs=2147483647",
             "local steps of the largest client must be below 2**31, got",
@@ -257,7 +257,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
         ),
         (
             "model.embedding_dim=-1",
-            "config.model.embedding_dim must lie in [1, 65536], got -1",
+            "config.model.embedding_dim must be in [1, 65536], got -1",
         ),
         (
             "model={'name':'cnn','num_classes':0}",

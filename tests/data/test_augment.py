@@ -247,7 +247,7 @@ def test_a_registered_augment_is_built_by_its_name(monkeypatch):
         ),
         (
             ["horizontal_flip", {"name": "affine", "degrees": 200}],
-            r"config.augment\[1\].degrees must lie in \[0, 180\], got 200",
+            r"config.augment\[1\].degrees must be in \[0, 180\], got 200",
         ),
         (
             ["normalize", "random_erasing"],
@@ -266,7 +266,7 @@ def test_errors_of_a_config_say_where(settings, message):
         (
             horizontal_flip,
             {"probability": 1.5},
-            r"probability must lie in \[0, 1\], got 1.5",
+            r"probability must be in \[0, 1\], got 1.5",
         ),
         (
             horizontal_flip,
@@ -276,17 +276,17 @@ def test_errors_of_a_config_say_where(settings, message):
         (pad_and_crop, {"padding": -1}, "padding must be at least 0, got -1"),
         (pad_and_crop, {"padding": 1.5}, "padding must be a whole number, got 1.5"),
         (pad_and_crop, {"padding": 1, "mode": "wrap"}, "mode must be one of .*'wrap'"),
-        (affine, {"translate": 2}, r"translate must lie in \[0, 1\], got 2"),
+        (affine, {"translate": 2}, r"translate must be in \[0, 1\], got 2"),
         (affine, {"degrees": (1, 2)}, r"degrees must be a finite number, got \(1, 2\)"),
-        (affine, {"scale": 1}, "scale must lie in .* got 1"),
+        (affine, {"scale": 1}, "scale must be in .* got 1"),
         (affine, {"scale": (2, 1)}, r"scale must be \(low, high\), got \(2, 1\)"),
         (affine, {"fill": math.nan}, "fill must be a finite number, got nan"),
         (color_jitter, {"brightness": -1}, "brightness must be at least 0, got -1"),
-        (color_jitter, {"hue": 0.6}, r"hue must lie in \[0, 0.5\], got 0.6"),
+        (color_jitter, {"hue": 0.6}, r"hue must be in \[0, 0.5\], got 0.6"),
         (
             random_erasing,
             {"probability": 2},
-            r"probability must lie in \[0, 1\], got 2",
+            r"probability must be in \[0, 1\], got 2",
         ),
         (
             random_erasing,

@@ -182,7 +182,7 @@ def test_masks_move_with_what_follows_and_gray_images_have_them_too():
 
 
 def test_bad_settings_and_inputs_are_refused():
-    with pytest.raises(ValueError, match="probability must lie in"):
+    with pytest.raises(ValueError, match="probability must be in"):
         face_mask(probability=1.5)
     with pytest.raises(ValueError, match="must come before normalize"):
         build_augment(["normalize", "face_mask"])

@@ -122,7 +122,7 @@ def test_a_class_that_is_dealt_out_leaves_the_last_clients_without_rows():
     ("options", "message"),
     [
         ({"num_clients": 7}, "num_clients must be a multiple of 5, the .*got 7"),
-        ({"num_clients": 5, "classes_per_client": 6}, r"must lie in \[1, 5\], got 6"),
+        ({"num_clients": 5, "classes_per_client": 6}, r"must be in \[1, 5\], got 6"),
         (
             {"num_clients": 20, "min_examples": 100},
             "at most 12 for the 8 clients of class 0",

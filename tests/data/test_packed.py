@@ -92,7 +92,7 @@ def test_reading_touches_only_the_shards_asked_for(tmp_path):
     np.testing.assert_array_equal(opened.read([45, 3]), source().read([45, 3]))
     with pytest.raises(FileNotFoundError, match="images-00002"):
         opened.read([25])
-    with pytest.raises(ValueError, match=r"indices must lie in \[0, 47\)"):
+    with pytest.raises(ValueError, match=r"indices must be in \[0, 47\)"):
         opened.read([47])
 
 

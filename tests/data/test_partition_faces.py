@@ -322,7 +322,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"public_min_images": -1}, "public_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),
         ({"max_images": -3}, "max_images"),
-        ({"max_images": 10**30}, r"max_images must be 0 or lie in \[2, 2\*\*31\)"),
+        ({"max_images": 10**30}, r"max_images must be 0 or in \[2, 2\*\*31\)"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"client_ids_from": np.ones(3, bool)}, "client_ids_from must be a mask"),
         ({"public_ids_from": np.ones(9)}, "public_ids_from must be a mask"),
@@ -339,12 +339,12 @@ def test_settings_out_of_range_are_named(change, match):
 @pytest.mark.parametrize(
     "labels,match",
     [
-        (np.array([0, -1]), r"labels must lie in \[0, 5\), got -1 to 0"),
+        (np.array([0, -1]), r"labels must be in \[0, 5\), got -1 to 0"),
         (np.array([0, 5]), r"\[0, 5\), got 0 to 5"),
         (np.array([0.0, 1.0]), "1-d integer array"),
         (np.zeros((2, 2), int), "1-d integer array"),
         (np.zeros(0, int), "at least one image"),
-        (np.array([2**40]), "labels must lie"),
+        (np.array([2**40]), "labels must be in"),
     ],
 )
 def test_labels_out_of_range_are_refused(labels, match):

@@ -384,7 +384,7 @@ def test_settings_outside_their_rule_are_refused(tmp_path):
         folder(tmp_path, image_size=0)
     source = folder(tmp_path, image_size=4)
     for wrong in (-1, 1):
-        with pytest.raises(ValueError, match=r"indices must lie in \[0, 1\)"):
+        with pytest.raises(ValueError, match=r"indices must be in \[0, 1\)"):
             source.read(np.array([wrong]))
 
 

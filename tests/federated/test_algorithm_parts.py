@@ -1,9 +1,12 @@
 """Parts of algorithms that two golden rounds leave alone: rates, limits, weights."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedaws import fedaws
@@ -140,3 +143,20 @@ def test_models_of_groups_start_apart_by_their_spread_and_alike_in_statistics():
     assert np.abs(between - np.eye(3)).max() < 0.1  # each in a direction of its own
     np.testing.assert_array_equal(models["params"]["bias"], np.zeros((3, 4)))
     np.testing.assert_array_equal(models["batch_stats"]["mean"], [[0, 1, 2]] * 3)
+
+
+class Around(NamedTuple):
+    """State of a server around another's."""
+
+    inner: Any
+
+
+def test_an_algorithm_in_another_server_s_state_sees_its_own():
+    """Also as it prepares a round and measures the cohort."""
+    algorithm = fedavg(LOCAL)._replace(
+        prepare=lambda server, context: server,
+        cohort_metrics=lambda server, result: server,
+    )
+    inside, server = on_inner(algorithm), Around("its state")
+    assert inside.prepare(server, None) == "its state"
+    assert inside.cohort_metrics(server, None) == "its state"

@@ -264,7 +264,7 @@ def test_a_client_without_an_image_is_refused():
     algorithm, _ = toys.fedavg_toy()
     table, _ = toys.problem()
     empty = Population(np.array([0, 5, 5, 9]), np.ones(3, np.int32))
-    with pytest.raises(ValueError, match="every client must own an image.*1"):
+    with pytest.raises(ValueError, match="every client must have an example.*1"):
         build_simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
 
 

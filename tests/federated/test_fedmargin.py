@@ -432,7 +432,7 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
         ({"attention_combination": "sum"}, "attention_combination must be one of"),
         (
             {"prototype_momentum": 1.0},
-            r"prototype_momentum must lie in \[0, 1\), got 1.0",
+            r"prototype_momentum must be in \[0, 1\), got 1.0",
         ),
         ({"weighting": "size"}, "weighting must be one of"),
     ],

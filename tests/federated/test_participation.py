@@ -194,9 +194,7 @@ def test_a_simulation_with_dropout_plays_its_rounds_without_those_who_left():
 
 @pytest.mark.parametrize("name", Dropout._fields)
 def test_a_probability_out_of_range_is_refused(name):
-    with pytest.raises(
-        ValueError, match=rf"dropout.{name} must lie in \[0, 1\), got 1"
-    ):
+    with pytest.raises(ValueError, match=rf"dropout.{name} must be in \[0, 1\), got 1"):
         build_simulation(
             fedavg_toy()[0],
             feed(),

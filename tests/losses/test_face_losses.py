@@ -241,7 +241,7 @@ def test_zero_features_and_cosines_of_one_have_finite_losses_and_slopes(name):
         (
             "curricularface",
             {"ema_rate": 2.0},
-            r"ema_rate must lie in \[0, 1\], got 2.0",
+            r"ema_rate must be in \[0, 1\], got 2.0",
         ),
         (
             "elasticface",

@@ -137,12 +137,12 @@ def test_any_size_of_image_gives_a_network(name, size):
     [
         ({"depth": 19}, "depth must be one of .*, got 19"),
         ({"blocks": (1, 1)}, "blocks must be 4 integers >= "),
-        ({"blocks": (1, 1, 1, -1)}, "blocks must lie in"),
+        ({"blocks": (1, 1, 1, -1)}, "blocks must be in"),
         ({"shortcut": "max"}, "shortcut must be one of .*, got 'max'"),
         ({"head": "Z"}, "head must be one of .*, got 'Z'"),
         ({"head": "GAP", "dropout": 0.4}, "dropout must be 0 for head GAP, got 0.4"),
         ({"stride_on": "third"}, "stride_on must be"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_impossible_iresnets_are_refused(settings, message):

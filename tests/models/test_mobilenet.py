@@ -143,7 +143,7 @@ def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, st
         ("mobilenet", {"stem": "large"}, "stem must be one of .*got 'large'"),
         ("mobilenet", {"norm": "layer"}, "norm must be one of .*got 'layer'"),
         ("linear_base", {"block": "vgg"}, "block must be one of .*got 'vgg'"),
-        ("linear_base", {"side": 0}, "side must lie in .*, got 0"),
+        ("linear_base", {"side": 0}, "side must be in .*, got 0"),
     ],
 )
 def test_impossible_networks_are_refused(name, settings, message):

@@ -79,7 +79,7 @@ WRONG = [
     ({"encoder": {**ENCODER, "stem": "x"}}, "stem must be one of .*cifar"),
     ({"norm": "layer"}, "norm must be one of .*, got 'layer'"),
     ({"encoder": {**MOBILE, "num_blocks": 3}}, r"num_blocks must be in \[8, 13\]"),
-    ({"width": 0}, r"width must lie in \[1, 65536\], got 0"),
+    ({"width": 0}, r"width must be in \[1, 65536\], got 0"),
 ]
 
 

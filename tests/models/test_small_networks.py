@@ -66,11 +66,11 @@ def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
             {"blocks": (4, 6)},
             "blocks must be 3 integers >= 0, one per stage",
         ),
-        ("mobilefacenet", {"scale": 0}, "scale must lie in .*, got 0"),
+        ("mobilefacenet", {"scale": 0}, "scale must be in .*, got 0"),
         ("vit", {"size": "M"}, "size must be one of .*, got 'M'"),
         ("vit", {"width": 100}, "width must be a multiple of num_heads=8, got 100"),
         ("vit", {"patch_size": 113}, r"patch_size must be in \[1, 112\], .* got 113"),
-        ("vit", {"mask_ratio": 1.0}, r"mask_ratio must lie in \[0, 1\), got 1.0"),
+        ("vit", {"mask_ratio": 1.0}, r"mask_ratio must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_impossible_small_and_attending_networks_are_refused(name, settings, message):

@@ -216,7 +216,7 @@ def test_numbers_that_are_not_finite_are_refused_by_name(dtype, value, tmp_path)
         ({"model": "{}", "image_shape": "[1e9, 2]"}, "image_shape must be a list of"),
         (
             {"model": "{}", "image_shape": "[32, 99999, 3]"},
-            r"image_shape must lie in \[",
+            r"image_shape must be in \[",
         ),
         ({"model": '{"blocks": [1000000]}'}, "at most 1, .* got 1000000"),
         (

@@ -164,15 +164,6 @@ MUTANTS = [
         [("if lost := set(range(1, rounds + 1)) -", "if lost := set() -")],
     ),
     Mutants(
-        "fedfr_jax/runs/workdir.py",
-        "runs/test_workdir.py",
-        [
-            ("if not math.isfinite(seconds):", "if False:"),
-            ("        _check_file(path)\n", ""),
-            ("        _check_file(workdir / CONFIG)\n", ""),
-        ],
-    ),
-    Mutants(
         "fedfr_jax/runs/stage_folders.py",
         "runs/test_workdir.py",
         [

@@ -60,17 +60,23 @@ MUTANTS = [
                 "return (lambda variables, _: variables)(\n",
             ),
             (
-                "personal=backbone_of(variable_split.merge_personal_variables(end)),",
-                "personal=backbone_of(variable_split.merge_personal_variables(start)),",
+                "last = backbone_of(variable_split.merge_personal_variables(end))",
+                "last = backbone_of(variable_split.merge_personal_variables(start))",
             ),
             (
                 "reference_features(shared, previous,",
                 "reference_features(shared, shared,",
             ),
             ('if public_classes_update == "frozen" and', "if False and"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/variable_split.py",
+        "federated/test_fedfr_golden.py",
+        [
             (
-                "personal_variables=variable_split.personal_variables(end),",
-                "personal_variables=variable_split.personal_variables(start),",
+                "personal_variables=personal_variables(end),",
+                "personal_variables=personal_variables(start),",
             ),
         ],
     ),
@@ -169,7 +175,7 @@ MUTANTS = [
             ("return (place < number)", "return (place <= number)"),
             ("role == HONEST)", "role >= HONEST)"),
             ("is_bad & batch.is_valid & ~batch.is_added", "is_bad & batch.is_valid"),
-            ("if expected > stands:", "if expected > stands + 1:"),
+            ("if expected > bound:", "if expected > bound + 1:"),
         ],
     ),
     Mutants(
@@ -309,8 +315,8 @@ MUTANTS = [
             ("result.num_received / num_clients", "1.0"),
             ('start["params"], drift)\n', 'start["params"], 0)\n'),
             (
-                "mean_examples / client.num_examples",
-                "client.num_examples / mean_examples",
+                "mean_examples / number",
+                "number / mean_examples",
             ),
         ],
     ),
@@ -372,7 +378,6 @@ MUTANTS = [
         "fedfr_jax/api.py",
         "test_notebook.py",
         [
-            ('    check_values("", options, kinds_of(build_simulation))\n', ""),
             ("x.dtype == jnp.uint8", "False"),
             ("if not sim.batching.steps_per_epoch(largest)", "if False"),
             (">= logits.shape[1]", "> logits.shape[1]"),

@@ -87,7 +87,7 @@ MUTANTS = [
         [
             ("jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)", "cosines"),
             ("same_cluster(points, points.T)", "points | points.T"),
-            ("((), share, client.id,", "((), share, known,"),
+            ("personal=client.id,", "personal=known,"),
             ("result.weights[None], 0)", "1.0, 0)"),
         ],
     ),

@@ -167,7 +167,7 @@ MUTANTS = [
         [
             ("np.where(stamps > 0, mixed, np.uint64(0))", "mixed"),
             ("late = part > round", "late = part >= round"),
-            ("np.append(change, seal).sum()", "seal"),
+            ("np.append(change, checksum).sum()", "checksum"),
         ],
     ),
     Mutants(
@@ -178,7 +178,7 @@ MUTANTS = [
             ("(*self._protected, round)[-PROTECTED:]", "(round,)"),
             ("sorted({*protected, resume_round})", "[resume_round]"),
             (
-                "        self._wait()\n        self._rows.sync()",
+                "        self.settle()\n        self._rows.sync()",
                 "        self._rows.sync()",
             ),
         ],

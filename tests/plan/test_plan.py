@@ -379,9 +379,8 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     numbers = json.loads(kept.read_text())["stages"]["fedavg"]
     assert numbers["fits"] and numbers["max_that_fit"]["lanes"] == 1
     assert main([*words[:-1], "--methods=nosuch"]) == 2
-    assert "--methods must be among ['fedavg', 'pretrained'], got 'nosuch'" in (
-        capsys.readouterr().err
-    )
+    says = capsys.readouterr().err
+    assert "--methods must be one of ['pretrained', 'fedavg'], got 'nosuch'" in says
     assert main([*words[:2], "--num_devices=3"]) == 2
     assert "--num_devices=3 cannot change the 8 that JAX" in capsys.readouterr().err
 

@@ -134,7 +134,10 @@ def test_a_device_too_small_is_said_to_be():
     assert "TOO LARGE\n  collectives: 1 all-reduce (" in format_programs(
         "a", {"b": found}
     )
-    with here(), pytest.raises(ValueError, match="--methods must be among .*'fedprox'"):
+    with (
+        here(),
+        pytest.raises(ValueError, match="--methods must be one of .*'fedprox'"),
+    ):
         compile_stages(build(CLASSES), ["fedprox"])
 
 

@@ -141,7 +141,7 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
         raise RuntimeError("no font")
 
     found = {"fedavg": {"generic": Evaluation({"accuracy": 0.8125})}}
-    scores = experiment_module.finite_numbers(found)
+    scores = experiment_module.metrics_by_stage(found)
     monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
     monkeypatch.setattr(experiment_module.report, "draw", fail)
     with pytest.raises(RuntimeError, match="no font"):

@@ -202,8 +202,3 @@ def test_grids_show_pictures_legend_and_maps_in_the_colors_of_all_stages(tmp_pat
         shares.append([is_near((33, 145, 140)), is_near((253, 231, 37))])  # 1 and 2
     (middle, last), (other_middle, other_last) = shares
     assert min(middle, other_last) > 0.1 > max(last, other_middle)
-    uneven = one._replace(maps={"entropy": values[:1]})
-    with pytest.raises(
-        ValueError, match="columns must all have the same number of images"
-    ):
-        report.plot_grid(paths[0], uneven, title="")

@@ -186,7 +186,7 @@ def test_the_rate_falls_for_good_at_rounds_and_within_each():
         ({"learning_rate": -0.1}, "learning_rate must be"),
         ({"clip_norm": -1.0}, "clip_norm must be"),
         ({"decay_rounds": (4, 0)}, "decay_rounds must be at least 1"),
-        ({"decay_factor": 2.0}, "decay_factor must lie in"),
+        ({"decay_factor": 2.0}, "decay_factor must be in"),
     ],
 )
 def test_settings_that_would_fail_or_do_nothing_later_are_refused(settings, rule):

@@ -32,15 +32,15 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
             {"name": "vit", "depth": 4097, "patch_size": 4},
             r"depth must .*4096\], got 4097",
         ),
-        ({"name": "sphereface", "blocks": (4097,)}, r"blocks must lie in \[0, 4096"),
+        ({"name": "sphereface", "blocks": (4097,)}, r"blocks must be in \[0, 4096"),
         (
             {"name": "mlp", "hidden_dim": 0},
-            r"hidden_dim must lie in \[1, 65536\], got 0",
+            r"hidden_dim must be in \[1, 65536\], got 0",
         ),
-        ({"name": "leaf_femnist", "hidden_dim": 0}, "hidden_dim must lie in .*got 0"),
+        ({"name": "leaf_femnist", "hidden_dim": 0}, "hidden_dim must be in .*got 0"),
         (
             {"name": "cnn", "embedding_dim": 0, "num_classes": 3},
-            "embedding_dim must lie in .*got 0",
+            "embedding_dim must be in .*got 0",
         ),
         (
             {"name": "resnet", "norm_groups": -1, "num_classes": 3},
@@ -48,7 +48,7 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
         ),
         (
             {"name": "mobilenet", "norm_groups": 10**12},
-            "norm_groups must lie in .*got 10000",
+            "norm_groups must be in .*got 10000",
         ),
         (
             {
@@ -56,7 +56,7 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
                 "num_classes": 2,
                 "encoder": {**ENCODER, "widths": (8, 0)},
             },
-            r"encoder.widths must lie in .*got \(8, 0\)",
+            r"encoder.widths must be in .*got \(8, 0\)",
         ),
     ],
 )

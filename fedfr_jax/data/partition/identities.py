@@ -256,9 +256,9 @@ def _check_images(min_images, public_min, max_images, train_fraction):
         "max_images": (
             max_images,
             max_images == 0 or 2 <= max_images < 2**31,
-            "be 0 or lie in [2, 2**31)",
+            "be 0 or in [2, 2**31)",
         ),
-        "train_fraction": (train_fraction, 0 < train_fraction < 1, "lie in (0, 1)"),
+        "train_fraction": (train_fraction, 0 < train_fraction < 1, "be in (0, 1)"),
     }
     for key, (value, is_right, rule) in rules.items():
         if not is_right:

@@ -86,7 +86,7 @@ def check_labels(labels: np.ndarray, num_identities: int = 0) -> np.ndarray:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high > np.iinfo(np.int32).max or 0 < num_identities <= high:
         end = num_identities or "2**31"
-        raise ValueError(f"labels must lie in [0, {end}), got {low} to {high}.")
+        raise ValueError(f"labels must be in [0, {end}), got {low} to {high}.")
     return labels.astype(np.int32)
 
 

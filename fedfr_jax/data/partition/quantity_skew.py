@@ -200,7 +200,7 @@ def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarra
     """Classes [N, k] of the clients."""
     if classes_per_client > rows.num_classes:
         raise ValueError(
-            f"classes_per_client must lie in [1, {rows.num_classes}], got "
+            f"classes_per_client must be in [1, {rows.num_classes}], got "
             f"{classes_per_client}."
         )
     if num_clients % rows.num_classes:

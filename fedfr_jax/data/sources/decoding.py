@@ -291,7 +291,7 @@ def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
     rows = np.asarray(indices, np.int64).reshape(-1)
     if rows.size and (rows.min() < 0 or rows.max() >= num_images):
         raise ValueError(
-            f"indices must lie in [0, {num_images}), got {rows.min()} to {rows.max()}."
+            f"indices must be in [0, {num_images}), got {rows.min()} to {rows.max()}."
         )
     return rows
 

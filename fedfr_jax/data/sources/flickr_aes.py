@@ -101,7 +101,7 @@ def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]
     for (worker, image), (line, score) in first.items():
         if not 1 <= score <= SCORES:
             raise ValueError(
-                f"{path}, line {line}: the score of {image} by {worker} must lie in "
+                f"{path}, line {line}: the score of {image} by {worker} must be in "
                 f"[1, {SCORES}], got {score}."
             )
     if not first:

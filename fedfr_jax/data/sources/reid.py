@@ -417,7 +417,7 @@ def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Sourc
     for line in lines:
         if not 0 <= line.camera < 2**31:
             raise ValueError(
-                f"{line.location}: camera must lie in [0, 2^31), got {line.camera}."
+                f"{line.location}: camera must be in [0, 2^31), got {line.camera}."
             )
         first = seen.setdefault(line.file, line.location)
         if first != line.location:

@@ -76,9 +76,6 @@ def build_links(
     Args:
       section: of the key, such as "methods.fedavg.aggregation".
       given: a name of AGGREGATORS, {"name": ..., settings}, or a list of those.
-
-    Raises:
-      ValueError: for an unknown name or setting, or a number out of its range.
     """
     each = (given,) if isinstance(given, str | Mapping) else given
     named = [{"name": one} if isinstance(one, str) else one for one in each]
@@ -86,9 +83,5 @@ def build_links(
 
 
 def register_aggregator(name: str, factory: Callable) -> None:
-    """Register `factory(*, ...settings) -> Aggregator` in AGGREGATORS.
-
-    Raises:
-      ValueError: when the name belongs to another factory.
-    """
+    """Register `factory(*, ...settings) -> Aggregator` in AGGREGATORS."""
     register(AGGREGATORS, "aggregator", name, factory)

@@ -18,7 +18,6 @@ from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, LogScaled, Summary
 
 TINY = 1e-12  # of a client without margin, before it is normalized
-COMBINATIONS = ("mean", "product", "lpm", "apm")  # of two attentions, or one of them
 
 
 def l2_norm(x: jax.Array) -> jax.Array:

@@ -21,8 +21,7 @@ from fedfr_jax.types import Aggregator, Summary
 
 @checked
 def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
-    """Clip the global norm: u min(1, C / ||u||); Sun et al. 2019, arXiv:1911.07963,
-    sec. 4.
+    """Clip the global norm: u min(1, C / ||u||); arXiv:1911.07963, section 4.
 
     The metric `clip_fraction` is 1 for a client whose update was longer.
 
@@ -73,9 +72,7 @@ def zero_center(like) -> list:
 
 
 def clip(change: list, max_norm: float) -> tuple[list, dict]:
-    """Scale leaves to a norm of at most `max_norm`; also return whether it was
-    larger.
-    """
+    """Scale leaves to a norm of at most `max_norm`; (leaves, whether it was larger)."""
     norm = jnp.asarray(optax.tree.norm(change))
     scale = jnp.minimum(1, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
     is_longer = jnp.where(norm > max_norm, 1.0, 0.0)

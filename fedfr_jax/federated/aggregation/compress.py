@@ -204,9 +204,7 @@ def _sparse(message: Message, k: int, extra_bits: int) -> Message:
 
 
 def count_dense(message: Message, *, bits: int | None, each: int) -> Message:
-    """Message with `bits` per entry (None: unchanged) and `each` extra bits per
-    leaf.
-    """
+    """Message with `bits` per entry (None: as before), `each` extra bits per leaf."""
     if message.is_sparse:
         raise ValueError(
             "aggregation must have sign, rotate and stochastic_quantize before top_k "
@@ -241,9 +239,7 @@ def rotated_back(key: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def hadamard_blocks(x: jax.Array) -> jax.Array:
-    """Multiply blocks of `x` [d] by H / sqrt(n), n = 1024, smaller powers of 2 at
-    the end.
-    """
+    """Multiply blocks of `x` [d] by H / sqrt(n): n = 1024, smaller at the end."""
     done, parts = 0, []
     while done < x.size:
         size = min(BLOCK, 2 ** int(math.log2(x.size - done)))

@@ -15,6 +15,7 @@ Links change params and whatever else is trained; running statistics, below a ke
 "batch_stats", they hand on, see `split`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,11 +56,7 @@ class PersonalState(NamedTuple):
 
 
 def chain(*links: Aggregator) -> Aggregator:
-    """Combine aggregators to one, applied in order.
-
-    Raises:
-      ValueError: when a link follows one that must stand last, or two are means.
-    """
+    """Combine aggregators to one, applied in order."""
     for number, link in enumerate(links[:-1], 1):
         if link.role == LAST:
             raise ValueError(
@@ -160,9 +157,6 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
 
     All of it happens on the server, at the price of K updates of memory; the links of
     `rest` draw by (seed, round, row).
-
-    Raises:
-      ValueError: when `rest` keeps a state at clients, which are not asked again.
     """
     if rest.init_personal:
         raise ValueError(
@@ -228,8 +222,8 @@ def drop_non_finite() -> Aggregator:
 def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     """Apply `links` to the updates of an algorithm's clients.
 
-    Its own mean is the last of them, unless one of them is a mean or stands in the
-    place of it.
+    Its own mean is the last of them, unless one of them is a mean or
+    replaces it.
 
     Raises:
       ValueError: when the algorithm has no sum of updates, or another than one mean
@@ -326,35 +320,54 @@ def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
 
 def _with_state(algorithm: Algorithm) -> Algorithm:
     """Add the state of the aggregator to an algorithm's server state."""
+    inside = on_inner(algorithm)
 
     def init(variables):
         inner = algorithm.init(variables)
         return Server(inner, algorithm.aggregator.init(zero_update(algorithm, inner)))
 
     def server_update(server, result):
-        return Server(algorithm.server_update(server.inner, result), result.link_state)
+        server = inside.server_update(server, result)
+        return server._replace(links=result.link_state)
 
-    def prepare(server, context):
-        return algorithm.prepare(server.inner, context)
-
-    return algorithm._replace(
+    return inside._replace(
         init=init,
-        init_personal=lambda key, server: algorithm.init_personal(key, server.inner),
-        client_update=lambda key, server, *args: algorithm.client_update(
-            key, server.inner, *args
-        ),
         server_update=server_update,
-        personalize=lambda server, row: algorithm.personalize(server.inner, row),
-        global_model=lambda server: algorithm.global_model(server.inner),
-        prepare=prepare if algorithm.prepare else None,
-        cohort_metrics=_inner_report(algorithm) if algorithm.cohort_metrics else None,
-        update_like=lambda server: update_like(algorithm, server.inner),
         link_state=lambda server: server.links,
     )
 
 
-def _inner_report(algorithm: Algorithm) -> Callable:
-    return lambda server, result: algorithm.cohort_metrics(server.inner, result)
+def on_inner(algorithm: Algorithm) -> Algorithm:
+    """Apply an algorithm to the field `inner` of another server's state."""
+
+    def server_update(server, result):
+        return server._replace(inner=algorithm.server_update(server.inner, result))
+
+    def inside(function):
+        @functools.wraps(function)  # `Algorithm` goes by its module in errors
+        def call(server, *args):
+            return function(server.inner, *args)
+
+        return call
+
+    def inside_with_key(function):
+        @functools.wraps(function)
+        def call(key, server, *args):
+            return function(key, server.inner, *args)
+
+        return call
+
+    return algorithm._replace(
+        init_personal=inside_with_key(algorithm.init_personal),
+        client_update=inside_with_key(algorithm.client_update),
+        server_update=server_update,
+        personalize=inside(algorithm.personalize),
+        global_model=inside(algorithm.global_model),
+        prepare=algorithm.prepare and inside(algorithm.prepare),
+        cohort_metrics=algorithm.cohort_metrics and inside(algorithm.cohort_metrics),
+        update_like=lambda server: update_like(algorithm, server.inner),
+        link_state=inside(algorithm.link_state),
+    )
 
 
 def update_like(algorithm: Algorithm, server: PyTree) -> PyTree:
@@ -383,8 +396,7 @@ def keep(key, state, total: Summary) -> tuple[PyTree, PyTree, dict]:
 
 
 def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
-    """(leaves that links change, running statistics, function that joins both to a
-    tree).
+    """Split a tree: (leaves that links change, running statistics, their inverse).
 
     Args:
       tree: an update, or what became of it; `LogScaled` and `PerClient` are leaves.

@@ -26,7 +26,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
     """Quantize summed values to integers by stochastic rounding.
 
     A client sends floor(x levels / (2 range) + u), u uniform in [0, 1), as int32; the
-    server divides the sum by levels / (2 range). It stands behind the mean, so x is the
+    server divides the sum by levels / (2 range). It comes after the mean, so x is the
     client's weight times its update, running statistics too; numbers outside [-range,
     range] are cut to it, and the metric `clipped_share` is their share. The sum of
     weights has the same bits where they are whole numbers below 2^24 in all, such as
@@ -37,10 +37,6 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         client's examples.
       levels: whole numbers from -levels / 2 to levels / 2; K clients fit while
         K levels / 2 < 2^31.
-
-    Raises:
-      ValueError: of a cohort, when its sum would not fit 32 bits; when traced, for
-        updates that are not summed plainly.
     """
     scale, most = levels / (2 * range), math.ceil(levels / 2)
 

@@ -13,8 +13,7 @@ from fedfr_jax.types import LAST, MEAN, Aggregator, Client, PyTree, Summary
 
 
 def weighted_mean() -> Aggregator:
-    """Weighted mean sum_k w_k x_k / sum_k w_k, in float32 or more (McMahan et al.
-    2017).
+    """Weighted mean sum_k w_k x_k / sum_k w_k, in float32 or more (FedAvg's).
 
     The weights of a cohort must not all be zero: then the mean is NaN, which the loop
     reports instead of training on.
@@ -32,8 +31,9 @@ def weighted_mean() -> Aggregator:
 
 
 def cluster_mean() -> Aggregator:
-    """Weighted mean [J, ...] for each of J server models, 0 for a model without
-    clients; a client's weights [J] are 0 for all models but one.
+    """Weighted mean [J, ...] for each of J server models, 0 for one without clients.
+
+    A client's weights [J] are 0 for all models but one.
     """
 
     def summarize(key, state, update, weight):

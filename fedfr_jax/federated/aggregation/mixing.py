@@ -49,8 +49,8 @@ def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
 def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
     """Replace the updates by means of random groups of s updates.
 
-    Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. What stands behind it
-    sees ceil(K / s) rows, of which as many as before may be malicious.
+    Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. The links behind
+    it see ceil(K / s) rows, of which as many as before may be malicious.
 
     Args:
       clients_per_bucket: s >= 1; the last bucket may have fewer.

@@ -1,6 +1,6 @@
 """Robust aggregation: rules that tolerate a few malicious clients.
 
-All but `rfa` need the updates of all K clients at once: they stand last in a chain, and
+All but `rfa` need the updates of all K clients at once: they are last in a chain, and
 a round keeps K models. Their clients count equally, but for the geometric median, which
 weighs them by the algorithm's weights. A client whose update has nan or infinity in any
 leaf is left out, and K counts the others. Running statistics are combined by the same
@@ -81,9 +81,7 @@ def median() -> Aggregator:
 def trimmed_mean(
     *, trim_fraction: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
 ) -> Aggregator:
-    """Coordinate-wise mean without the floor(fraction K) largest and smallest
-    values.
-    """
+    """Coordinate-wise mean without the floor(fraction K) values at either end."""
 
     def combine(updates, weights):
         del weights
@@ -124,8 +122,8 @@ def krum(
         return jax.tree.map(lambda x: mean_between(x[best], 0, last), updates)
 
     least = max(2 * num_malicious_clients + 3, num_clients_to_keep)
-    stands = lambda number: num_malicious_clients
-    return of_all_updates(combine, min_clients=least, max_malicious=stands)
+    bound = lambda number: num_malicious_clients
+    return of_all_updates(combine, min_clients=least, max_malicious=bound)
 
 
 @checked
@@ -258,9 +256,7 @@ def median_of(x: jax.Array, is_kept: jax.Array) -> jax.Array:
 
 
 def near_median(x: jax.Array, is_kept: jax.Array, count: jax.Array) -> jax.Array:
-    """Coordinate-wise mean of the `count` kept values of x [K, ...] nearest to the
-    median.
-    """
+    """Coordinate-wise mean of the `count` kept values of x [K, ...] near the median."""
     away = masked(is_kept, jnp.abs(x - median_of(x, is_kept)[None]), jnp.inf)
     nearest = jnp.take_along_axis(x, jnp.argsort(away, axis=0), axis=0)
     return mean_between(nearest, 0, count)

@@ -56,9 +56,5 @@ ALGORITHMS = {
 
 
 def register_algorithm(name: str, factory: Callable) -> None:
-    """Register `factory(local, *, ...hyper) -> Algorithm` in ALGORITHMS.
-
-    Raises:
-      ValueError: when the name belongs to another factory.
-    """
+    """Register `factory(local, *, ...hyper) -> Algorithm` in ALGORITHMS."""
     register(ALGORITHMS, "algorithm", name, factory)

@@ -25,7 +25,6 @@ from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     Algorithm,
-    ClientOutput,
     LocalTraining,
     PyTree,
     as_aux_loss,
@@ -109,15 +108,12 @@ def afl(
         beta = jnp.sum(alpha * counts)
         weights = alpha * number / jnp.maximum(beta, 1e-30)  # 0: no domain has a share
         end, metrics = train(key, server.variables, client, weights=weights)
-        change = variable_split.update_of(end, server.variables)
-        sums = change["batch_stats"], jnp.float32(1), loss, counts
-        update, own = (
-            {"params": change["params"]},
-            variable_split.personal_variables(end),
+        output = variable_split.client_output(
+            server.variables, end, beta, personal, metrics
         )
-        return ClientOutput(
-            update, beta, personal, metrics, personal_variables=own, sums=sums
-        )
+        stats, update = output.update["batch_stats"], output.update["params"]
+        sums = stats, jnp.float32(1), loss, counts
+        return output._replace(update={"params": update}, sums=sums)
 
     def server_update(server, result):
         stats, clients, loss, counts = result.sums

@@ -18,7 +18,7 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import init_state, local_step, run_steps
 from fedfr_jax.ranges import Share
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 def mix(own: PyTree, other: PyTree) -> PyTree:
@@ -85,10 +85,8 @@ def apfl(
         start = init_state(local, received, client), init_state(mixed, own, client)
         (y, v), metrics = run_steps(body, start, client)
         end = variable_split.split_paths(y.variables, server.variables)
-        change = variable_split.update_of(end, server.variables)
-        leaves = variable_split.personal_variables(end)
-        return ClientOutput(
-            change, weight(client), v.variables, metrics, personal_variables=leaves
+        return variable_split.client_output(
+            server.variables, end, weight(client), v.variables, metrics
         )
 
     def personalize(server, own):

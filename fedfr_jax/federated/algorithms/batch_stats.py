@@ -30,7 +30,7 @@ def with_batch_stats(
     """
     if mode == "average":
         return algorithm
-    kept = with_personal_layers(algorithm, batch_stats_mode)
+    kept = with_personal_layers(algorithm, batch_stats_mask)
     if mode == "local":
         return kept
     return from_random_client(kept)._replace(
@@ -38,7 +38,7 @@ def with_batch_stats(
     )
 
 
-def batch_stats_mode(variables: PyTree) -> PyTree:
+def batch_stats_mask(variables: PyTree) -> PyTree:
     """Mask of the batch statistics among variables."""
     mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
     return {name: mask(name) for name in variables}
@@ -54,22 +54,17 @@ def batch_norms(variables: PyTree) -> PyTree:
     """Mask of FedBN's personal leaves: scale, bias, mean and variance of batch norms.
 
     A batch norm is where running statistics lie, whatever its name.
-
-    Raises:
-      ValueError: for a network without running statistics.
     """
     check_batch_stats(variables)
     stats = jax.tree_util.tree_leaves_with_path(variables["batch_stats"])
     places = {path[:-1] for path, _ in stats}
     is_norm = lambda path, _: path[:-1] in places
     norms = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
-    return {**batch_stats_mode(variables), "params": norms}
+    return {**batch_stats_mask(variables), "params": norms}
 
 
 def from_random_client(algorithm: Algorithm) -> Algorithm:
-    """Take the personal leaves of the client with `is_random_client`, for all
-    clients.
-    """
+    """Give all clients the personal leaves of the one with `is_random_client`."""
 
     def client_update(key, server, row, client):
         row = row._replace(leaves=server.first)

@@ -24,7 +24,6 @@ from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.types import (
     Algorithm,
     Client,
-    ClientOutput,
     LocalTraining,
     Model,
     PyTree,
@@ -101,11 +100,7 @@ def cdw(local: LocalTraining, *, model: Model, train_mode: bool = False) -> Algo
         start = server.variables
         end, metrics = train(key, start, client)
         share = weight(jax.random.fold_in(key, 1), start, end, client)
-        change = variable_split.update_of(end, start)
-        metrics, own = (
-            {**metrics, "cosine_distance": share},
-            variable_split.personal_variables(end),
-        )
-        return ClientOutput(change, share, personal, metrics, personal_variables=own)
+        metrics = {**metrics, "cosine_distance": share}
+        return variable_split.client_output(start, end, share, personal, metrics)
 
     return base._replace(client_update=client_update)

@@ -45,9 +45,7 @@ def ditto(
         return output._replace(personal=own, metrics=metrics)
 
     return global_part._replace(
-        init_personal=lambda key, server: variable_split.merge_personal_variables(
-            server.variables
-        ),
+        init_personal=variable_split.received_variables,
         client_update=client_update,
         personalize=lambda server, own: own,
     )

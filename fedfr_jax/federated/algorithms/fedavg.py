@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -42,9 +42,6 @@ def fedavg(
         any of optax's: `optax.sgd(rate or schedule, momentum=0.9)` is FedAvgM. In a
         config {"name": ..., settings}, see `fedfr describe server_optimizers`.
       weighting: num_examples, uniform, or client -> weight [].
-
-    Raises:
-      ValueError: for an unknown weight.
     """
     train, weight = build_local_training(local), weight_of(weighting)
     optimizer = server_optimizer or optax.identity()
@@ -54,11 +51,7 @@ def fedavg(
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server.variables, client)
-        change = variable_split.update_of(end, server.variables)
-        own = variable_split.personal_variables(end)
-        return ClientOutput(
-            change, weight(client), personal, metrics, personal_variables=own
-        )
+        return client_output(server.variables, end, weight(client), personal, metrics)
 
     def server_update(server, result):
         change, opt_state = result.aggregate, server.opt_state

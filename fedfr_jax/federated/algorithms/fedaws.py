@@ -43,9 +43,6 @@ def fedaws(
       margin: least distance of two classes, in [0, 2].
       lam, server_learning_rate: lambda and eta >= 0, whose product is the step.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when the leaf is not one.
     """
     base, select = fedavg(local, weighting=weighting), trees.matching(classes)
     gradient = jax.grad(lambda kernel: spreadout(kernel.T, margin=1 - margin))

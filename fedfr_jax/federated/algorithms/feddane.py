@@ -35,9 +35,6 @@ def feddane(
       local: with a loss that is a mean over the batch's valid examples.
       mu: mu >= 0.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when `mu` is negative.
     """
     fit = build_local_training(with_correction(proximal(local, mu)))
     gradient = cohort_gradient(local)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import uniform
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import proximal
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import Count, Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -53,20 +53,16 @@ def feddyn(
     def pull_of(client):
         if mean_examples is None:
             return {}
-        return {
-            "pull": mean_examples / client.num_examples.astype(jnp.result_type(float))
-        }
+        number = client.num_examples.astype(jnp.result_type(float))
+        return {"pull": mean_examples / number}
 
     def client_update(key, server, drift, client):
         start = server.variables
         anchor = jax.tree.map(jnp.subtract, start["params"], drift)
         end, metrics = train(key, start, client, anchor=anchor, **pull_of(client))
-        change = variable_split.update_of(end, start)
-        drift = jax.tree.map(jnp.add, drift, change["params"])
-        own = variable_split.personal_variables(end)
-        return ClientOutput(
-            change, uniform(client), drift, metrics, personal_variables=own
-        )
+        output = client_output(start, end, uniform(client), drift, metrics)
+        drift = jax.tree.map(jnp.add, drift, output.update["params"])
+        return output._replace(personal=drift)
 
     def server_update(server, result):
         change, share = result.aggregate, result.num_received / num_clients
@@ -77,9 +73,7 @@ def feddyn(
         return Server({**mean, "params": params}, drift)
 
     return fedavg(local)._replace(
-        init=lambda variables: Server(
-            variables, optax.tree.zeros_like(variables["params"])
-        ),
+        init=lambda x: Server(x, optax.tree.zeros_like(x["params"])),
         init_personal=lambda key, server: optax.tree.zeros_like(server.drift),
         client_update=client_update,
         server_update=server_update,

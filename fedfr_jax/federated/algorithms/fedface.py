@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.types import Algorithm, PyTree
 
 
@@ -41,17 +41,13 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
       algorithm: a `personal(...)` with the leaf params/head among its leaves.
       spread: (embeddings [K M, D], class_mask [K M]) -> embeddings [K M, D].
       num_clients: N.
-
-    Raises:
-      ValueError: without clients, or under privacy, which sums alone have.
     """
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
     if algorithm.privacy is not None:
         raise ValueError(
             "privacy must cover everything that clients send, got class embeddings "
             "that each client uploads for spreadout. Remove spreadout."
         )
+    inside = on_inner(algorithm)
 
     def init(variables):
         server = algorithm.init(variables)
@@ -66,33 +62,24 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         params = {**personal.leaves["params"], "head": head}
         leaves = {**personal.leaves, "params": params}
         personal = personal._replace(leaves=leaves)
-        output = algorithm.client_update(key, server.inner, personal, client)
+        output = inside.client_update(key, server, personal, client)
         head = output.personal.leaves["params"]["head"]
         return output._replace(
             per_client=ClientHead(client.id, head, client.num_classes)
         )
 
     def server_update(server, result):
-        new = algorithm.server_update(server.inner, result)
         client, heads, num_classes = result.per_client
         place = jnp.arange(heads.shape[1], dtype=jnp.int32)
         mask = place[None] < num_classes[:, None]
         if result.is_received is not None:  # the others' ids are nobody's
             client = jnp.where(result.is_received, client, num_clients)
         moved = spread(heads.reshape(-1, heads.shape[2]), class_mask=mask.reshape(-1))
-        return SpreadServer(
-            new,
-            server.heads.at[client].set(moved.reshape(heads.shape)),
-            server.is_known.at[client].set(True),
+        return inside.server_update(server, result)._replace(
+            heads=server.heads.at[client].set(moved.reshape(heads.shape)),
+            is_known=server.is_known.at[client].set(True),
         )
 
-    return algorithm._replace(
-        init=init,
-        init_personal=lambda key, server: algorithm.init_personal(key, server.inner),
-        client_update=client_update,
-        server_update=server_update,
-        personalize=lambda server, row: algorithm.personalize(server.inner, row),
-        global_model=lambda server: algorithm.global_model(server.inner),
-        update_like=lambda server: update_like(algorithm, server.inner),
-        link_state=lambda server: algorithm.link_state(server.inner),
+    return inside._replace(
+        init=init, client_update=client_update, server_update=server_update
     )

@@ -14,11 +14,10 @@ the global network. The paper weighs clients by their local images
 (`weighting="num_examples"`); the default counts the hard negatives too, as the official
 code does.
 
-Adapt every client's network once, alone, after the last federated round.
-
-Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758: each participant starts from the
-global network and trains on its own examples only; nothing is aggregated. Played as one
-more round of the engine, so that it resumes, schedules and logs like any other.
+The final adaptation, Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758: after the last
+round every client trains the global network on its own examples, and nothing is
+aggregated. It is one more round of the engine, so that it resumes, schedules and logs
+like any other.
 """
 
 from collections.abc import Callable
@@ -55,8 +54,7 @@ def fedfr(
     ] = "num_examples+hard_negatives",
     begin: Callable | None = None,
 ) -> Algorithm:
-    """FedFR: average backbone and public classes "phi"; clients keep their last
-    backbone.
+    """FedFR: average backbone and public classes "phi"; clients keep their backbone.
 
     Args:
       local: its loss takes the keyword `reference`.
@@ -96,12 +94,10 @@ def fedfr(
             reference = reference_features(shared, previous, client)
         start = start_of(server.variables, client)
         end, metrics = train(key, start, client, reference=reference)
-        return ClientOutput(
-            update=variable_split.update_of(end, server.variables),
-            weight=WEIGHTS[weighting](client).astype(jnp.float32),
-            personal=backbone_of(variable_split.merge_personal_variables(end)),
-            metrics=metrics,
-            personal_variables=variable_split.personal_variables(end),
+        weight = WEIGHTS[weighting](client).astype(jnp.float32)
+        last = backbone_of(variable_split.merge_personal_variables(end))
+        return variable_split.client_output(
+            server.variables, end, weight, last, metrics
         )
 
     def server_update(server, result):
@@ -143,8 +139,7 @@ def build_adaptation(
     *,
     reference_features: Callable | None = None,
 ) -> Algorithm:
-    """Build the final adaptation of a `fedfr` algorithm, which leaves the server
-    unchanged.
+    """Build the final adaptation of a `fedfr` algorithm; the server stays as it is.
 
     What is around the algorithm keeps the leaf params/head with clients.
 

@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.attention import (
     cohort_attention,
     counted_by,
@@ -45,12 +44,12 @@ from fedfr_jax.federated.algorithms.prototypes import (
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Positive
 from fedfr_jax.schema import checked
 from fedfr_jax.types import (
     Algorithm,
     Broadcast,
-    ClientOutput,
     LocalTraining,
     Model,
     PyTree,
@@ -90,11 +89,8 @@ def fedmargin(
       weighting: examples multiplies a client's attention by them, see `fedavg`.
       prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
     """
-    base, train, weight = (
-        fedavg(local),
-        build_local_training(local),
-        weight_of(weighting),
-    )
+    base, train = fedavg(local), build_local_training(local)
+    weight = weight_of(weighting)
     measured = build_measure(measure)
     logs_of = logarithms(temperature, attention, attention_combination)
     values = prototypes.class_values(
@@ -123,15 +119,11 @@ def fedmargin(
         lpm = measured(after, before)
         apm = measured(after, _like(after, client.shared.value))
         counts = weight(client).astype(lpm.dtype)
-        change, own = (
-            variable_split.update_of(end, server.variables),
-            variable_split.personal_variables(end),
-        )
-        weight_by = counted_by(counts, logs_of(lpm, apm))
+        weights = counted_by(counts, logs_of(lpm, apm))
         metrics = {**metrics, "lpm": lpm, "apm": apm}
         sums = after.mean * after.count[:, None], after.count
-        return ClientOutput(
-            change, weight_by, personal, metrics, personal_variables=own, sums=sums
+        return client_output(
+            server.variables, end, weights, personal, metrics, sums=sums
         )
 
     def server_update(server, result):

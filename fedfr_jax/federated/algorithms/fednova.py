@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
 from fedfr_jax.federated.algorithms.fedprox import proximal_training
 from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
+from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 def sgd_norm(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -55,14 +55,11 @@ def fednova(
     """Normalized averaging.
 
     Args:
-      local: SGD, whose momentum is told here too: it decides how steps count.
+      local: SGD, whose momentum is set here too: it decides how steps count.
       momentum: rho in [0, 1).
       mu: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
         none.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: for momentum and a proximal term at once.
     """
     if momentum and mu:
         raise ValueError(f"momentum must be 0 if mu is set, got {momentum}.")
@@ -74,22 +71,18 @@ def fednova(
     def norm_of(client):
         steps = client.num_steps.astype(jnp.result_type(float))
         if mu:
-            return proximal_norm(mu * learning_rate_at(local, client, jnp.int32(0)))(
-                steps
-            )
+            rate = learning_rate_at(local, client, jnp.int32(0))
+            return proximal_norm(mu * rate)(steps)
         return momentum_norm(momentum)(steps) if momentum else sgd_norm(steps)
 
     def client_update(key, server, personal, client):
         end, metrics = train(key, server, client)
-        change = variable_split.update_of(end, server)
-        size, share = norm_of(client)
-        size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
-        change["params"] = trees.divide(change["params"], size)
-        count, own = weight(client), variable_split.personal_variables(end)
+        count, (size, share) = weight(client), norm_of(client)
         sums = share * count.astype(share.dtype), count
-        return ClientOutput(
-            change, count, personal, metrics, personal_variables=own, sums=sums
-        )
+        output = client_output(server, end, count, personal, metrics, sums=sums)
+        size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
+        params = trees.divide(output.update["params"], size)
+        return output._replace(update={**output.update, "params": params})
 
     def server_update(server, result):
         effective_steps = trees.divide(*result.sums)

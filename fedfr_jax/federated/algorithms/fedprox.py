@@ -40,9 +40,6 @@ def fedprox(
     Args:
       mu: mu >= 0.
       server_optimizer, weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when `mu` is negative.
     """
     train = proximal_training(local, mu)
     return fedavg(train, server_optimizer=server_optimizer, weighting=weighting)

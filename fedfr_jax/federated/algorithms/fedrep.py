@@ -31,9 +31,6 @@ def fedrep(
       head: regular expression over leaf paths such as `params/head`, not of all params.
       head_epochs: >= 1, fewer than those of any round.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: once `init` has seen the leaves, for a head that matches none or all.
     """
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))

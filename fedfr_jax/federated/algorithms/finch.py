@@ -91,9 +91,6 @@ def finch(
       num_clients: N >= 1.
       weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: of networks that are weighed, see `cdw`.
-
-    Raises:
-      ValueError: for images that do not fit.
     """
     check_public_images(model, shared)
     train, look = build_local_training(local), features_of_images(model, shared)
@@ -113,11 +110,14 @@ def finch(
         share = weight(jax.random.fold_in(key, 1), start, end, client)
         network, step = variable_split.merge_personal_variables(end), jnp.int32(0)
         seen = look(network, client.shared, client.round, step, key).reshape(-1)
-        upload, own = (
-            (client.id, variable_split.shared(end), seen),
-            variable_split.personal_variables(end),
+        return ClientOutput(
+            update=(),
+            weight=share,
+            personal=client.id,
+            metrics=metrics,
+            per_client=(client.id, variable_split.shared(end), seen),
+            personal_variables=variable_split.personal_variables(end),
         )
-        return ClientOutput((), share, client.id, metrics, upload, own)
 
     def server_update(models, result):
         ids, ends, seen = result.per_client

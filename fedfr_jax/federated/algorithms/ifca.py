@@ -1,14 +1,12 @@
 """Clustered federated learning with several server models: IFCA, HypCluster, FeSEM.
 
-Each client remembers one of J models and trains it; a model becomes the mean of its
-clients' models, in one streamed sum over [J, ...], or stays.
-
 IFCA, Ghosh et al. 2020, arXiv:2006.04088, algorithm 1 (model averaging): a client takes
-the model of least loss over its examples and trains it. HypCluster, Mansour et al.
-2020, arXiv:2002.10619, is the same with clients that count by examples. FeSEM, Xie et
-al. 2021, arXiv:2005.01026, algorithm 1: a client trains the model of its group, then
-joins the group whose model is nearest to it; a new client's group is drawn. A model
-becomes the mean of its clients' models, in one streamed sum over [J, ...], or stays.
+the one of J models with the least loss over its examples, and trains it. HypCluster,
+Mansour et al. 2020, arXiv:2002.10619, is the same with clients weighted by examples.
+FeSEM, Xie et al. 2021, arXiv:2005.01026, algorithm 1: a client trains the model of its
+cluster, then joins the cluster whose model is nearest; a new client's is random. A
+model becomes the mean of its clients' models, in one streamed sum over [J, ...], or
+stays.
 """
 
 from collections.abc import Callable
@@ -39,16 +37,13 @@ def count_clusters(models: PyTree) -> int:
 
 
 def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
-    """Server model `group` [] of `models` [J, ...], with the client's personal
-    leaves.
-    """
+    """Server model `group` [] of `models` [J, ...], with the personal leaves."""
     one = jax.tree.map(lambda x: x[group], variable_split.shared(models))
     return {**models, **one}
 
 
 def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
-    """Stack `num_clusters` copies [J, ...] of variables, with noise added to the
-    params.
+    """Stack `num_clusters` copies [J, ...] of variables, with noise on the params.
 
     Normal noise of `init_noise` times the standard deviation of each leaf is added.
     """
@@ -69,9 +64,9 @@ def build_clustered(
     client_update: Callable, num_clusters: int, init_noise: float
 ) -> Algorithm:
     """Build an algorithm with J server models; the global model is their mean."""
-    draw = lambda key, models: jax.random.randint(
-        key, (), 0, count_clusters(models), jnp.int32
-    )
+
+    def draw(key, models):
+        return jax.random.randint(key, (), 0, count_clusters(models), jnp.int32)
 
     def network(models):
         mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
@@ -101,14 +96,11 @@ def only_one(models: PyTree) -> PyTree:
 def cluster_metrics(
     models: PyTree, group: jax.Array, end: PyTree, metrics: PyTree, weight: jax.Array
 ) -> ClientOutput:
-    """Output of a client in `group` []: its update to the group's model, with
-    metrics.
-    """
+    """Output of a client in `group` []: its update to that model, and metrics."""
     metrics = {**metrics, "cluster": group.astype(jnp.float32)}
-    own = variable_split.personal_variables(end)
-    change = variable_split.update_of(end, cluster_model(models, group))
     weights = jnp.zeros(count_clusters(models), weight.dtype).at[group].set(weight)
-    return ClientOutput(change, weights, group, metrics, personal_variables=own)
+    start = cluster_model(models, group)
+    return variable_split.client_output(start, end, weights, group, metrics)
 
 
 def nearest_model(models: PyTree, variables: PyTree) -> jax.Array:
@@ -138,13 +130,16 @@ def ifca(
 
     def client_update(key, models, group, client):
         del group
-        network = lambda j: variable_split.merge_personal_variables(
-            cluster_model(models, j)
-        )
         every = jnp.arange(count_clusters(models), dtype=jnp.int32)
-        losses_of = lambda batch: jax.lax.map(
-            lambda j: loss_fn(network(j), batch, key)[0], every
-        )
+
+        def losses_of(batch):
+            def loss_of(j):
+                model = cluster_model(models, j)
+                network = variable_split.merge_personal_variables(model)
+                return loss_fn(network, batch, key)[0]
+
+            return jax.lax.map(loss_of, every)
+
         group = jnp.argmin(over_examples(losses_of, client)).astype(jnp.int32)
         end, metrics = train(key, cluster_model(models, group), client)
         return cluster_metrics(models, group, end, metrics, weight(client))

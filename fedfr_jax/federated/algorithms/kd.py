@@ -29,13 +29,11 @@ from fedfr_jax.federated.local import build_local_training, sgd
 from fedfr_jax.ranges import BelowOne, Count, NonNegative
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, Model, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
 
 
 def feature_distance(student: jax.Array, target: jax.Array, is_valid: jax.Array):
-    """Mean squared difference [] of student and target [b, D] over the valid rows
-    [b].
-    """
+    """Mean squared difference [] of student and target [b, D] over valid rows [b]."""
     squares = jnp.square(student - target).mean(axis=1)
     count = jnp.maximum(is_valid.sum(), 1).astype(squares.dtype)
     return jnp.where(is_valid, squares, 0).sum() / count
@@ -116,9 +114,6 @@ def kd(
       SGD, with Nesterov's momentum.
       weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: teachers, and networks that are weighed, run as in training.
-
-    Raises:
-      ValueError: for images that do not fit.
     """
     check_public_images(model, shared)
     base, train = fedavg(local), build_local_training(local)
@@ -135,17 +130,13 @@ def kd(
         return empty_prepared(len(context.cohort.ids))._replace(shared=shared.images)
 
     def taught(key, end, client):
-        """Features [S, b, D] of the client's model; zeros in rounds without
-        distillation.
-        """
+        """Features [S, b, D] of a client's model; zeros without distillation."""
 
         def all_steps():
             number = jnp.arange(shared.num_batches, dtype=jnp.int32)
-            network, given = (
-                variable_split.merge_personal_variables(end),
-                (client.shared, client.round),
-            )
-            return jax.lax.map(lambda i: look(network, *given, i, key), number)
+            network = variable_split.merge_personal_variables(end)
+            given = network, client.shared, client.round
+            return jax.lax.map(lambda i: look(*given, i, key), number)
 
         found = jax.eval_shape(all_steps)
         nothing = lambda: jnp.zeros(found.shape, found.dtype)
@@ -157,13 +148,9 @@ def kd(
         weight_key, teach_key = (jax.random.fold_in(key, i) for i in (1, 2))
         share = weight(weight_key, start, end, client)
         features = taught(teach_key, end, client)
-        return ClientOutput(
-            update=variable_split.update_of(end, start),
-            weight=share,
-            personal=personal,
-            metrics=metrics,
-            personal_variables=variable_split.personal_variables(end),
-            sums=(features, jnp.ones((), features.dtype)),
+        sums = features, jnp.ones((), features.dtype)
+        return variable_split.client_output(
+            start, end, share, personal, metrics, sums=sums
         )
 
     def server_update(server, result):

@@ -2,15 +2,10 @@
 
 Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1 with heavy-ball momentum:
 y <- y - eta (g + b m), and after the round m <- G + b m with G = sum p_k grad F_k(w).
-MimeLite takes g = grad F(y; B); mime.py corrects it. The momentum is not normalized, as
-in fedjax; the paper's has (1 - b) g + b m. Deviation: running statistics are averaged
-plainly.
-
-Mime: MimeLite, whose clients' gradients are corrected to the cohort's.
-
-Karimireddy et al. 2020, arXiv:2008.03606, algorithm 1: a local step takes
-grad F(y; B) - grad F(w; B) + G, see mimelite.py. Deviation: G comes from a pass over
-the cohort's examples before the round, whose sums depend on the number of devices.
+MimeLite takes g = grad F(y; B), Mime g = grad F(y; B) - grad F(w; B) + G. The momentum
+is not normalized, as in fedjax; the paper's has (1 - b) g + b m. Deviations: running
+statistics are averaged plainly; Mime's G comes from a pass over the cohort's examples
+before the round, whose sums depend on the number of devices.
 """
 
 from typing import NamedTuple
@@ -32,7 +27,7 @@ from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -72,31 +67,23 @@ def mimelite(
 def frozen_momentum(
     push, local, momentum, server_learning_rate, weighting
 ) -> Algorithm:
-    """Build Mime or MimeLite from `push(key, server, client)`, which trains a
-    client.
-    """
+    """Build Mime or MimeLite; `push(key, server, client)` trains a client."""
     gradient, weight = cohort_gradient(local), weight_of(weighting)
 
     def client_update(key, server, personal, client):
         start = server.variables
         end, metrics = push(key, server, client)
         own = over_examples(lambda batch: gradient(start, batch, key), client)
-        update, leaves = (
-            (variable_split.update_of(end, start), own),
-            variable_split.personal_variables(end),
+        output = variable_split.client_output(
+            start, end, weight(client), personal, metrics
         )
-        return ClientOutput(
-            update, weight(client), personal, metrics, personal_variables=leaves
-        )
+        return output._replace(update=(output.update, own))
 
     def server_update(server, result):
         change, mean = result.aggregate
-        change = {
-            **change,
-            "params": optax.tree.scale(server_learning_rate, change["params"]),
-        }
+        params = optax.tree.scale(server_learning_rate, change["params"])
         move = lambda m, g: g.astype(m.dtype) + momentum * m
-        variables = trees.add(server.variables, change)
+        variables = trees.add(server.variables, {**change, "params": params})
         return Server(variables, jax.tree.map(move, server.momentum, mean))
 
     return fedavg(local)._replace(
@@ -118,9 +105,7 @@ def mime(
     server_learning_rate: NonNegative = 1.0,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
-    """Mime: MimeLite with gradients corrected to the cohort's; arguments of
-    `mimelite`.
-    """
+    """Mime: MimeLite with gradients corrected to the cohort's, same arguments."""
     train = build_local_training(with_correction(minus_anchor(local)))
 
     def push(key, server, client):

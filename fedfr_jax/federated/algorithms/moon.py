@@ -13,7 +13,7 @@ from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 @checked
@@ -36,18 +36,13 @@ def moon(
         received = variable_split.merge_personal_variables(server.variables)
         models = {"received": received, "previous": previous}
         end, metrics = train(key, server.variables, client, **models)
-        return ClientOutput(
-            update=variable_split.update_of(end, server.variables),
-            weight=weight(client),
-            personal=variable_split.merge_personal_variables(end),
-            metrics=metrics,
-            personal_variables=variable_split.personal_variables(end),
+        last = variable_split.merge_personal_variables(end)
+        return variable_split.client_output(
+            server.variables, end, weight(client), last, metrics
         )
 
     return base._replace(
-        init_personal=lambda key, server: variable_split.merge_personal_variables(
-            server.variables
-        ),
+        init_personal=variable_split.received_variables,
         client_update=client_update,
         needs=("contrastive_loss",),
     )

@@ -2,7 +2,7 @@
 
 All wrap a client's training and take their tree as a keyword of the loss. Leaves that
 stay with a client, which the tree lacks, are neither pulled nor pushed. A push is in
-the gradient alone: the loss that is told stays that of the examples.
+the gradient alone: the loss that is reported stays that of the examples.
 """
 
 import functools
@@ -47,8 +47,7 @@ def cohort_gradient(local: LocalTraining) -> Callable:
 
 
 def prepare_gradient(local: LocalTraining) -> Callable:
-    """Build `Algorithm.prepare` that broadcasts the mean gradient over a cohort's
-    examples.
+    """Build an `Algorithm.prepare` that broadcasts the cohort's mean gradient.
 
     Of a server with `variables`, whose shared leaves it is taken by.
     """
@@ -66,8 +65,7 @@ def prepare_gradient(local: LocalTraining) -> Callable:
 
 
 def proximal(local: LocalTraining, strength: float) -> LocalTraining:
-    """Add strength / 2 ||params - anchor||^2 to the loss; `anchor` is like the shared
-    params.
+    """Add strength / 2 ||params - anchor||^2 to the loss; `anchor`: shared params.
 
     `pull` [], another keyword of the loss, is a client's own factor of the strength.
 

@@ -13,7 +13,7 @@ import jax
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.schema import has_kind
 from fedfr_jax.types import Algorithm, PyTree
 
@@ -91,9 +91,6 @@ def with_personal_layers(
             personal=PersonalState(output.personal, own), personal_variables=others
         )
 
-    def server_update(server, result):
-        return server._replace(inner=algorithm.server_update(server.inner, result))
-
     def personalize(server, row):
         inner = fill_personal(server, row.leaves)
         return variable_split.merge_personal_variables(
@@ -106,22 +103,17 @@ def with_personal_layers(
         )
 
     def prepare(server, context):
-        # For clients' leaves, which are not here, those of a new client stand in.
+        # For clients' leaves, which are not here, those of a new client are used.
         return algorithm.prepare(fill_personal(server, server.first), context)
 
-    report = lambda server, result: algorithm.cohort_metrics(server.inner, result)
-    return algorithm._replace(
+    return on_inner(algorithm)._replace(
         init=init,
         init_personal=init_personal,
         client_update=client_update,
-        server_update=server_update,
         personalize=personalize,
         global_model=network,
         has_global_model=False,
-        update_like=lambda server: update_like(algorithm, server.inner),
-        link_state=lambda server: algorithm.link_state(server.inner),
         prepare=prepare if algorithm.prepare else None,
-        cohort_metrics=report if algorithm.cohort_metrics else None,
     )
 
 
@@ -135,11 +127,7 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
 
 
 def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
-    """Leaves of `variables` at the paths of `leaves`; others may be missing.
-
-    Raises:
-      ValueError: when one is missing or of another shape.
-    """
+    """Leaves of `variables` at the paths of `leaves`; others may be missing."""
     found = jax.tree_util.tree_leaves_with_path(
         scanned_blocks.unstack_like(variables, leaves)
     )
@@ -164,9 +152,6 @@ def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
       names: `Model.blocks`, path prefixes below params in the order of the data.
       count: K_P in [0, number of blocks]; 0 selects nothing.
       prefix: where the blocks lie below params, such as "backbone/".
-
-    Raises:
-      ValueError: when there are not so many blocks.
     """
     if not has_kind(int, count) or not 0 <= count <= len(names):
         raise ValueError(

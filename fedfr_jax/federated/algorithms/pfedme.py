@@ -25,7 +25,7 @@ from fedfr_jax.federated.local import (
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.ranges import Count, NonNegative, Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining
+from fedfr_jax.types import Algorithm, LocalTraining
 
 
 @checked
@@ -47,9 +47,6 @@ def pfedme(
       inner_steps: K >= 1.
       server_optimizer: `optax.sgd(beta)`; None is beta = 1.
       weighting: see `fedavg`.
-
-    Raises:
-      ValueError: when `local` has no learning rate.
     """
     check_rate(local)
     global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
@@ -79,16 +76,13 @@ def pfedme(
         start = init_state(inner_local, received, client), server.variables["params"]
         (theta, u), metrics = run_steps(body, start, client)
         end = variable_split.split_paths(theta.variables, server.variables)
-        change = variable_split.update_of({**end, "params": u}, server.variables)
-        leaves, theta = variable_split.personal_variables(end), theta.variables
-        return ClientOutput(
-            change, weight(client), theta, metrics, personal_variables=leaves
+        end = {**end, "params": u}
+        return variable_split.client_output(
+            server.variables, end, weight(client), theta.variables, metrics
         )
 
     return global_part._replace(
-        init_personal=lambda key, server: variable_split.merge_personal_variables(
-            server.variables
-        ),
+        init_personal=variable_split.received_variables,
         client_update=client_update,
         personalize=lambda server, theta: theta,
     )

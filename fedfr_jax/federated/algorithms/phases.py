@@ -21,15 +21,11 @@ def phased_training(
     """Build local training in phases, each with a new optimizer state.
 
     Args:
-      phases: (regular expression of the leaves that move, first epoch); a phase lasts
-        to the next one's first epoch, the last to the round's end.
-
-    Raises:
-      ValueError: when first epochs do not rise from 0.
+      phases: (regular expression of the leaves that move, first epoch), ascending
+        from 0; a phase lasts to the next one's first epoch, the last to the round's
+        end.
     """
     first = [epoch for _, epoch in phases]
-    if first != sorted(set(first)) or first[:1] != [0]:
-        raise ValueError(f"phases must start at ascending epochs from 0, got {first}.")
     fits = [build_local_training(local, moves) for moves, _ in phases]
 
     def parts(client):
@@ -48,12 +44,7 @@ def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
     Args:
       head: regular expression of the leaves that move first.
       epochs: >= 1, beside those of the round.
-
-    Raises:
-      ValueError: for a number of epochs below 1.
     """
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}.")
     fits = [build_local_training(local, moves) for moves in (head, "")]
 
     def parts(client):
@@ -92,9 +83,10 @@ def alternate(fits: Sequence[Callable], parts: Callable) -> Callable:
 
 def first_step(client: Client, epoch: int) -> jax.Array:
     """First step of `epoch`, at most the number of steps, [] int32."""
-    early = lambda step: (
-        (step < client.num_steps) & (client.step_to_epoch(step) < epoch)
-    )
+
+    def early(step):
+        return (step < client.num_steps) & (client.step_to_epoch(step) < epoch)
+
     return jax.lax.while_loop(early, lambda step: step + 1, jnp.int32(0))
 
 

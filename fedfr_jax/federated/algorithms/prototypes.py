@@ -43,9 +43,7 @@ def class_features(model: Model) -> jax.ShapeDtypeStruct:
 
 
 def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
-    """Moving average momentum old + (1 - momentum) new; the only one if one is
-    missing.
-    """
+    """Moving average momentum old + (1 - momentum) new, where both are there."""
     kept = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
     is_new = new.count > 0
     mean = jnp.where(is_new[:, None], kept * old.mean + (1 - kept) * new.mean, old.mean)
@@ -55,7 +53,7 @@ def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prot
 def nearest_prototype(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Downsample values of every pixel to the size of a feature map, [B, h, w, ...].
 
-    The pixel at i H // h stands for row i, as in PyTorch's nearest interpolation.
+    The pixel at i H // h is taken for row i, as in PyTorch's nearest interpolation.
 
     Args:
       x: [B, H, W, ...]; of features of whole images [B, ...], which is returned.

@@ -42,10 +42,8 @@ class PublicImages(NamedTuple):
         order_key, augment_key = jax.random.split(key)
         word = jax.random.bits(order_key, dtype=jnp.uint32)
         images = jnp.asarray(images)
-        count, number = (
-            len(images),
-            jnp.arange(self.batching.batch_size, dtype=jnp.int32),
-        )
+        count = len(images)
+        number = jnp.arange(self.batching.batch_size, dtype=jnp.int32)
         place = step * self.batching.batch_size + number
         row = permute(word, jax.lax.rem(place, jnp.int32(count)), jnp.int32(count))
         stored = {"image": images[row]}, {"label": jnp.zeros_like(row)}

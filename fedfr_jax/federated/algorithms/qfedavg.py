@@ -20,7 +20,7 @@ from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import checked, is_traced
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, as_aux_loss
+from fedfr_jax.types import Algorithm, LocalTraining, as_aux_loss
 
 TINY = 1e-10
 
@@ -33,9 +33,6 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
       local: with a loss that is a mean over the batch's valid examples; 1 / L is its
         learning rate in a round's first step.
       q: >= 0; larger is fairer.
-
-    Raises:
-      ValueError: when the rate has no inverse.
     """
     check_rate(local)
     _check_first(local.learning_rate)
@@ -46,21 +43,16 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
         loss_of = lambda batch: loss_fn(received, batch, key)[0]
         loss = over_examples(loss_of, client) + TINY
         end, metrics = train(key, server, client)
-        change = variable_split.update_of(end, server)
-        smoothness = 1 / learning_rate_at(local, client, jnp.int32(0))
         weight = loss**q
+        metrics = {**metrics, "initial_loss": loss}
+        output = variable_split.client_output(server, end, weight, personal, metrics)
+        change = output.update
+        smoothness = 1 / learning_rate_at(local, client, jnp.int32(0))
         gradient = optax.tree.scale(smoothness, change["params"])
         length = jnp.asarray(optax.tree.norm(gradient, squared=True)).astype(loss.dtype)
         bound = q * loss ** (q - 1) * length + smoothness * weight
         sums = smoothness * weight, bound, change["batch_stats"], jnp.float32(1)
-        metrics, own = (
-            {**metrics, "initial_loss": loss},
-            variable_split.personal_variables(end),
-        )
-        update = {"params": change["params"]}
-        return ClientOutput(
-            update, weight, personal, metrics, personal_variables=own, sums=sums
-        )
+        return output._replace(update={"params": change["params"]}, sums=sums)
 
     def server_update(server, result):
         weights, bound, stats, count = result.sums
@@ -79,9 +71,7 @@ def qfedavg(local: LocalTraining, *, q: NonNegative) -> Algorithm:
 
 
 def _check_first(rate: float | Callable) -> None:
-    """Raise ValueError unless the first learning rate of a round, 1 / L, is
-    positive.
-    """
+    """Raise ValueError unless the first learning rate of a round is positive."""
     first = rate(jnp.int32(0), jnp.int32(0)) if callable(rate) else rate
     if not is_traced(first) and not first > 0:
         raise ValueError(f"learning_rate must be positive in qfedavg, got {first}.")

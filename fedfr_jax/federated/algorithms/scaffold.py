@@ -20,7 +20,7 @@ from fedfr_jax.federated.local import build_local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.ranges import Count, NonNegative
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, ClientOutput, LocalTraining, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 class Server(NamedTuple):
@@ -41,9 +41,6 @@ def scaffold(
         more than the mean gradient.
       num_clients: N >= 1; the server's control moves by K / N of the mean gain.
       server_learning_rate: eta_g >= 0, on params.
-
-    Raises:
-      ValueError: when `local` has no learning rate, its optimizer having one.
     """
     check_rate(local)
     train = build_local_training(with_correction(local))
@@ -59,8 +56,10 @@ def scaffold(
     def client_update(key, server, control, client):
         correction = subtract(server.control, control)
         end, metrics = train(key, server.variables, client, correction=correction)
-        change = variable_split.update_of(end, server.variables)
-        travel = total_rate(local, client)
+        output = variable_split.client_output(
+            server.variables, end, uniform(client), control, metrics
+        )
+        change, travel = output.update, total_rate(local, client)
 
         def gain_of(moved, mean_control):  # c_k+ - c_k; none for who took no step
             gradient = -moved / jnp.where(travel > 0, travel, 1).astype(moved.dtype)
@@ -68,10 +67,7 @@ def scaffold(
 
         gain = jax.tree.map(gain_of, change["params"], server.control)
         own = jax.tree.map(jnp.add, control, gain)
-        update, leaves = (change, gain), variable_split.personal_variables(end)
-        return ClientOutput(
-            update, uniform(client), own, metrics, personal_variables=leaves
-        )
+        return output._replace(update=(change, gain), personal=own)
 
     def server_update(server, result):
         change, gain = result.aggregate

@@ -52,13 +52,7 @@ def fedadagrad(
 ) -> optax.GradientTransformation:
     """FedAdagrad: v + D^2. For the settings see `adaptive`."""
     rule = lambda v, square: v + square
-    return adaptive(
-        rule,
-        learning_rate,
-        b1=b1,
-        eps=eps,
-        initial_accumulator_value=initial_accumulator_value,
-    )
+    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
 
 
 @checked
@@ -72,13 +66,7 @@ def fedadam(
 ) -> optax.GradientTransformation:
     """FedAdam: v = b2 v + (1 - b2) D^2. For the settings see `adaptive`."""
     rule = lambda v, square: b2 * v + (1 - b2) * square
-    return adaptive(
-        rule,
-        learning_rate,
-        b1=b1,
-        eps=eps,
-        initial_accumulator_value=initial_accumulator_value,
-    )
+    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
 
 
 @checked
@@ -92,22 +80,15 @@ def fedyogi(
 ) -> optax.GradientTransformation:
     """FedYogi: v - (1 - b2) D^2 sign(v - D^2). For the settings see `adaptive`."""
     rule = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
-    return adaptive(
-        rule,
-        learning_rate,
-        b1=b1,
-        eps=eps,
-        initial_accumulator_value=initial_accumulator_value,
-    )
+    return adaptive(rule, learning_rate, b1, eps, initial_accumulator_value)
 
 
 def adaptive(
     rule: Callable,
     learning_rate: float,
-    *,
-    b1: float = 0.9,
-    eps: float = 1e-3,
-    initial_accumulator_value: float = 0.0,
+    b1: float,
+    eps: float,
+    initial_accumulator_value: float,
 ) -> optax.GradientTransformation:
     """Adaptive step rate m / (sqrt(v) + tau), with v updated by `rule: (v, D^2) -> v`.
 

@@ -20,7 +20,8 @@ from fedfr_jax.federated.attacks.updates import (
     scaled,
     sign_flip,
 )
-from fedfr_jax.schema import choose, register
+from fedfr_jax.ranges import BelowOne
+from fedfr_jax.schema import checked, choose, register
 from fedfr_jax.types import Algorithm
 
 __all__ = ["Attack", "backdoor_rate", "is_attacker", "stamp", "with_attack"]
@@ -36,11 +37,12 @@ ATTACKS = {
 }
 
 
+@checked
 def with_attack(
     algorithm: Algorithm,
     name: str,
     *,
-    share: float,
+    share: BelowOne,
     num_clients: int,
     seed: int = 0,
     **settings,
@@ -59,7 +61,7 @@ def with_attack(
 
     Raises:
       ValueError: for an unknown name or setting, or a number out of its range; of a
-        cohort, when more of it would attack than the aggregation stands.
+        cohort, when more of it would attack than the aggregation tolerates.
     """
     attack = choose("attack", ATTACKS, {"name": name, **settings})
     return attack_algorithm(
@@ -68,9 +70,5 @@ def with_attack(
 
 
 def register_attack(name: str, factory: Callable) -> None:
-    """Register `factory(*, ...settings) -> Attack` in ATTACKS.
-
-    Raises:
-      ValueError: when the name belongs to another factory.
-    """
+    """Register `factory(*, ...settings) -> Attack` in ATTACKS."""
     register(ATTACKS, "attack", name, factory)

@@ -48,15 +48,7 @@ class Attack(NamedTuple):
 def attack_algorithm(
     algorithm: Algorithm, attack: Attack, *, share: float, num_clients: int, seed: int
 ) -> Algorithm:
-    """Make round(share N) of the N clients attackers, chosen by the seed.
-
-    Raises:
-      ValueError: for a share outside [0, 1) or of no client, an algorithm whose clients
-        send no update; of a cohort, when more of it would attack than the aggregation
-        promises to stand.
-    """
-    if not 0 <= share < 1:
-        raise ValueError(f"attack.share must be in [0, 1), got {share}.")
+    """Make round(share N) of the N clients attackers, chosen by the seed."""
     if share == 0:
         return algorithm
     number = round(share * num_clients)
@@ -119,13 +111,13 @@ def check_bound(
     """
     if not (aggregator and aggregator.max_malicious):
         return
-    stands = aggregator.max_malicious(cohort)
+    bound = aggregator.max_malicious(cohort)
     expected = math.ceil(number * cohort / num_clients - 1e-9)
-    if expected > stands:
+    if expected > bound:
         raise ValueError(
-            f"attack.share must be at most {stands / cohort:.3g} for this aggregation, "
+            f"attack.share must be at most {bound / cohort:.3g} for this aggregation, "
             f"got {share}: {expected} of a cohort of {cohort} attack, it tolerates "
-            f"{stands}. Lower the share, raise num_malicious_clients of the "
+            f"{bound}. Lower the share, raise num_malicious_clients of the "
             "aggregation, or choose one that tolerates more."
         )
 

@@ -46,9 +46,6 @@ def backdoor(
       fraction: of an attacker's examples that are so, always the same ones.
       pattern_size: pixels of the square's side.
       boost: by which the attacker's update is multiplied.
-
-    Raises:
-      ValueError: when traced, for examples without images or with masks.
     """
 
     def poison(batch: Batch) -> Batch:

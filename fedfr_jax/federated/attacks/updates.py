@@ -16,9 +16,7 @@ def sign_flip() -> Attack:
 
 @checked
 def scaled(*, factor: Number = 10.0) -> Attack:
-    """Send the attacker's update times `factor` (Bagdasaryan et al. 2018,
-    arXiv:1807.00459, section 4.2).
-    """
+    """Send the attacker's update times `factor`; arXiv:1807.00459, section 4.2."""
     return Attack(change=lambda key, update: [factor * x for x in update])
 
 

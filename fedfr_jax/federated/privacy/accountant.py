@@ -62,7 +62,7 @@ class Accountant(NamedTuple):
             most = min(most, self.mechanism.strategy.rounds)
         if self.budget == math.inf:
             return most
-        low, high = 0, most + 1  # rounds that may be played, and that may not
+        low, high = 0, most + 1  # rounds within the budget, and beyond it
         middle = most  # all of them, as a rule
         while high - low > 1:
             is_within = self.epsilon(middle) <= self.budget
@@ -73,12 +73,7 @@ class Accountant(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
-    """Build the accountant of a mechanism; cached.
-
-    Raises:
-      ValueError: for a delta outside (0, 1 / N], noise that does not fit the sampling,
-        or a cohort that does not fit the population.
-    """
+    """Build the accountant of a mechanism; cached."""
     check_mechanism(mechanism)
     after, known = _of_mechanism(mechanism), {0: 0.0}
 
@@ -125,7 +120,7 @@ def affordable_rounds(accountant: Accountant | None, num_rounds: int) -> int:
     allowed = accountant.rounds_within_budget(num_rounds)
     if allowed < num_rounds:
         print(
-            f"Only {allowed} of {num_rounds} rounds are played: round {allowed + 1} "
+            f"Only {allowed} of {num_rounds} rounds are trained: round {allowed + 1} "
             f"would spend more than privacy.epsilon = {accountant.budget:.4g}.",
             flush=True,
         )
@@ -172,9 +167,6 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
     Args:
       mechanism: its noise multiplier is not looked at.
       epsilon: > 0, after the last round.
-
-    Raises:
-      ValueError: as `build_accountant`.
     """
     check_mechanism(mechanism)
 

@@ -24,7 +24,7 @@ class Strategy(NamedTuple):
     """A strategy matrix C for a fixed number of rounds."""
 
     name: str
-    rounds: int  # no further one may be played
+    rounds: int  # at most
     min_separation: int  # rounds from one participation of a client to the next
     is_banded: bool  # of orthogonal columns that far apart: amplified by sampling
     noising: Any  # C^-1, a `jax_privacy` StreamingMatrix
@@ -76,7 +76,7 @@ def banded_strategy(coef: np.ndarray, rounds: int) -> Strategy:
         noising=toeplitz.inverse_as_streaming_matrix(
             np.float32(coef), column_normalize_for_n=rounds
         ),
-        sensitivity=lambda played: 1.0,
+        sensitivity=lambda rounds: 1.0,
     )
 
 

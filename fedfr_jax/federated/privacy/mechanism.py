@@ -54,7 +54,7 @@ class Privacy(NamedTuple):
     noise_multiplier: NonNegative  # z: std of the noise on the sum, over C
     cohort_size: Count  # K: the constant that the sum is divided by
     delta: OpenShare
-    epsilon: Positive = math.inf  # no round is played that would exceed it
+    epsilon: Positive = math.inf  # no round is trained that would exceed it
     clip_quantile: OpenShare | None = None  # of the norms that C follows; None: C stays
     clip_learning_rate: Positive = 0.2
     clip_count_std: NonNegative = 0.0  # of the noise on how many were inside; 0: K / 20
@@ -69,9 +69,7 @@ class Privacy(NamedTuple):
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on the sum of updates that are clipped to
-        1.
-        """
+        """Standard deviation of the noise on the sum of updates of norm at most 1."""
         std = self.noise_multiplier
         if self.clip_quantile is not None and std:
             # z^-2 = z_sum^-2 + (2 s)^-2: both releases together have noise z.
@@ -100,7 +98,7 @@ def private(
     """Add user-level differential privacy to an algorithm.
 
     The clients' weights are not looked at. Personal leaves are not sent, and need no
-    noise: `private` may stand inside or outside of `with_personal_layers`.
+    noise: `private` may go inside or outside of `with_personal_layers`.
 
     Args:
       clip_norm: C > 0, largest L2 norm of all leaves that a client sends together,
@@ -108,13 +106,13 @@ def private(
       noise_multiplier: z >= 0, see `calibrate_noise`; 0 clips only.
       cohort_size: K of a round, the mean of a Poisson cohort.
       delta: chance that epsilon does not hold, at most 1 / N.
-      epsilon: no round is played that would exceed it.
+      epsilon: no round is trained that would exceed it.
       clip_quantile: in (0, 1), of the updates' norms that C follows, such as 0.5; None
         keeps C as it is.
       clip_learning_rate: eta > 0 of C <- C exp(-eta (b - quantile)), b the noisy share
         of updates that were not clipped.
       clip_count_std: of the noise on their number, which is taken from z; 0 is K / 20.
-      noise_cohort_size: a small cohort stands for one of this size, whose noise on the
+      noise_cohort_size: a small cohort simulates one of this size, whose noise on the
         mean, and whose epsilon, it has; 0 is K itself.
       is_local: every client adds the noise to what it sends: no trust in the server,
         and K times the variance on the sum.
@@ -141,11 +139,7 @@ def private(
 
 
 def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
-    """`private` with its settings in one tuple.
-
-    Raises:
-      ValueError: as `private`.
-    """
+    """`private` with its settings in one tuple."""
     check_privacy(given)
     own = algorithm.aggregator
     if own is None or own.role != MEAN:
@@ -157,11 +151,14 @@ def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
 
     def server_update(server, result):
         # Nothing but the aggregate; of K clients, however many took part.
-        known = result._replace(
-            **{"metrics": {}, "per_client": (), "sums": (), "is_received": None},
+        mean = result._replace(
+            metrics={},
+            per_client=(),
+            sums=(),
+            is_received=None,
             weights=jnp.ones(given.cohort_size),
         )
-        return algorithm.server_update(server, known)
+        return algorithm.server_update(server, mean)
 
     def check_cohort(number):
         algorithm.check_cohort(number)
@@ -234,7 +231,7 @@ def private_mean(given: Privacy) -> Aggregator:
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
         dropped = jnp.where(is_finite, 0.0, 1.0)
         metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
-        # Nobody is told of a norm that the clip norm does not follow.
+        # A norm that the clip norm does not follow is not sent.
         count = () if given.clip_quantile is None else is_inside - 0.5
         return Summary(clipped, jnp.float32(1), count), metrics
 
@@ -288,8 +285,7 @@ def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
 def next_clip_norm(
     clip_norm: jax.Array, centered_count: jax.Array, given: Privacy
 ) -> jax.Array:
-    """Update the clip norm: C exp(-eta (b - quantile)), b the share of unclipped
-    updates.
+    """Update the clip norm: C exp(-eta (b - quantile)), b the unclipped share.
 
     Args:
       centered_count: noisy sum over clients of 1/2 where the update was not clipped
@@ -318,11 +314,7 @@ def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechan
 def accountant_of(
     algorithm: Algorithm, sampling: Sampling, num_clients: int
 ) -> Accountant | None:
-    """Accountant of the algorithm's privacy; None without.
-
-    Raises:
-      ValueError: when that privacy is not that of such cohorts.
-    """
+    """Accountant of the algorithm's privacy; None without."""
     if (given := algorithm.privacy) is None:
         return None
     mechanism = mechanism_of(given, sampling, num_clients)
@@ -333,7 +325,7 @@ def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) ->
     """Check that clients send nothing that the mechanism does not cover.
 
     Args:
-      output: of one client, arrays or what stands for them.
+      output: of one client, arrays or shapes.
       shared: what `prepare` made for the round.
 
     Raises:

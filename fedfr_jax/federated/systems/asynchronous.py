@@ -29,12 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.systems.state import (
-    WithWorld,
-    as_bits,
-    as_seconds,
-    on_inner,
-)
+from fedfr_jax.federated.aggregation.contract import on_inner
+from fedfr_jax.federated.systems.state import WithWorld, as_bits, as_seconds
 from fedfr_jax.ranges import Count, NonNegative, PositiveShare, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, Cohort, Participation
@@ -113,10 +109,6 @@ def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
 
     A client's `round` is the one that it has begun in; what it sends is scaled by its
     staleness.
-
-    Raises:
-      ValueError: for FedAsync of an algorithm whose update is not a change of the
-        shared network.
     """
     if settings.mixing is not None:
         _check_mixing(algorithm)
@@ -179,8 +171,7 @@ def _check_mixing(algorithm: Algorithm) -> None:
 def next_buffer(
     settings: Asynchronous, world: UnderWay, round: int, begin: Callable
 ) -> tuple[Cohort, UnderWay]:
-    """Clients whose updates make the server's next step, and the systems state after
-    it.
+    """Clients of the server's next step, and the systems state after it.
 
     Args:
       round: the server's version.

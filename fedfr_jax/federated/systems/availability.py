@@ -60,11 +60,9 @@ def diurnal_availability(
 
 
 def read_availability(path: str | os.PathLike, num_clients: int) -> Availability:
-    """Read windows from a csv file with lines `client,from,to` in seconds, in any
-    order; the trace repeats after the last `to`.
+    """Read windows from a csv file with lines `client,from,to` in seconds.
 
-    Raises:
-      ValueError: when the file lacks a column or a client, or a window is empty.
+    In any order; the trace repeats after the last `to`.
     """
     windows = []
     for line, (client, start, end) in read_lines(path, COLUMNS, num_clients):

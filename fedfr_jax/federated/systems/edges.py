@@ -50,10 +50,6 @@ def with_edge_servers(
       num_clients: N.
       num_edges: E, at most N.
       average_every: rounds between averages of the edges.
-
-    Raises:
-      ValueError: for more edges than clients, or an algorithm whose updates are not
-        averaged by a plain mean.
     """
     if num_edges > num_clients:
         raise ValueError(f"num_edges must be in [1, {num_clients}], got {num_edges}.")

@@ -70,12 +70,9 @@ def log_normal_profiles(
 
 
 def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
-    """Read the profiles of a csv file: a line `client,gflops,download_mbps,upload_mbps`
-    for each client, numbered from 0, in any order.
+    """Read a csv file of lines `client,gflops,download_mbps,upload_mbps`.
 
-    Raises:
-      ValueError: when the file lacks a column or a client, has a client twice or one
-        that there is not, or a number is not positive.
+    One for each client, numbered from 0, in any order.
     """
     found = np.full((num_clients, 3), math.nan)
     for line, row in read_lines(path, COLUMNS, num_clients):
@@ -96,11 +93,7 @@ def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
 
 
 def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: int):
-    """Yield (line number, (client, *numbers)) of a csv file with these columns.
-
-    Raises:
-      ValueError: for a missing column, text, nan, or a client outside [0, num_clients).
-    """
+    """Yield (line number, (client, *numbers)) of a csv file with these columns."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         missing = [name for name in columns if name not in (reader.fieldnames or ())]

@@ -7,7 +7,6 @@ anybody trains, because durations are counted and not measured: the round that i
 trained is an ordinary one of those who take part.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +42,7 @@ from fedfr_jax.federated.systems.sampling import (
 )
 from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
 from fedfr_jax.federated.systems.stragglers import Stragglers
+from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Participation
 
@@ -54,7 +54,7 @@ class Systems(NamedTuple):
     profiles: Profiles | None = None  # None: rounds take no time
     availability: Availability | None = None  # None: always
     over_selection: float = 1.0  # clients that are asked, over those that are counted
-    deadline: float = 0.0  # seconds until a round ends; 0: when all have come
+    deadline: NonNegative = 0.0  # seconds until a round ends; 0: when all have come
     # Whether who would miss the deadline sends what it has until then, or nothing.
     partial_work: bool = False
     sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
@@ -83,6 +83,7 @@ class Systems(NamedTuple):
 def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     """Raise ValueError for settings that exclude each other or are out of range."""
     check_fields("dropout.", systems.dropout)
+    check_fields("systems.", systems)
     needs_time = {
         "availability": systems.availability is not None,
         "over_selection": systems.over_selection != 1,
@@ -92,10 +93,6 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     for name, is_used in needs_time.items():
         if is_used and systems.profiles is None:
             raise ValueError(f"systems.{name} needs systems.profiles, got None.")
-    if systems.deadline < 0 or not math.isfinite(systems.deadline):
-        raise ValueError(
-            f"systems.deadline must be a number of seconds, got {systems.deadline}."
-        )
     if systems.partial_work and not systems.deadline:
         raise ValueError("systems.partial_work needs systems.deadline, got none.")
     most = num_clients / cohort_size

@@ -47,9 +47,7 @@ class Oort(NamedTuple):
 
 
 def check_sampling(sampling, cohort_size: int) -> None:
-    """Raise ValueError for a setting out of range, given the number of asked
-    clients.
-    """
+    """Raise ValueError for a setting out of range, given the clients asked."""
     if sampling is not None:
         check_fields("sampling.", sampling)
     if isinstance(sampling, PowerOfChoice):

@@ -53,11 +53,7 @@ ASYNCHRONOUS: dict[str, Callable] = {"fedbuff": fedbuff, "fedasync": fedasync}
 
 
 def build_systems(settings: Mapping, num_clients: int, cohort_size: int) -> Systems:
-    """Build and check the `Systems` of a config.
-
-    Raises:
-      ValueError: for an unknown key, or a value out of range; names the key.
-    """
+    """Build and check the `Systems` of a config."""
     return call(SECTION, _systems, settings, num_clients, cohort_size)
 
 

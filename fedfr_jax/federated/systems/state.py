@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated.aggregation.contract import update_like
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.types import Algorithm, PyTree
 
 
@@ -42,33 +42,6 @@ def as_bits(seconds: np.ndarray) -> np.ndarray:
 def plain_server(server: PyTree) -> PyTree:
     """The algorithm's server, with or without systems state around it."""
     return server.inner if isinstance(server, WithWorld) else server
-
-
-def on_inner(algorithm: Algorithm) -> Algorithm:
-    """Apply an algorithm to the `inner` part of another server."""
-
-    def prepare(server, context):
-        return algorithm.prepare(server.inner, context)
-
-    def cohort_metrics(server, result):
-        return algorithm.cohort_metrics(server.inner, result)
-
-    def server_update(server, result):
-        return server._replace(inner=algorithm.server_update(server.inner, result))
-
-    return algorithm._replace(
-        init_personal=lambda key, server: algorithm.init_personal(key, server.inner),
-        client_update=lambda key, server, *args: algorithm.client_update(
-            key, server.inner, *args
-        ),
-        server_update=server_update,
-        personalize=lambda server, row: algorithm.personalize(server.inner, row),
-        global_model=lambda server: algorithm.global_model(server.inner),
-        prepare=prepare if algorithm.prepare else None,
-        cohort_metrics=cohort_metrics if algorithm.cohort_metrics else None,
-        update_like=lambda server: update_like(algorithm, server.inner),
-        link_state=lambda server: algorithm.link_state(server.inner),
-    )
 
 
 def with_world(algorithm: Algorithm, num_clients: int) -> Algorithm:

@@ -27,10 +27,6 @@ def check_stragglers(
 
     Args:
       least_epochs: E of the round that has the fewest.
-
-    Raises:
-      ValueError: when there is no epoch to lose, or nobody
-        is left.
     """
     ratio = stragglers.ratio
     if ratio and least_epochs < 2 and not stragglers.are_dropped:

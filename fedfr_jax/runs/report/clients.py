@@ -34,13 +34,8 @@ def plot_clients(
 
     Returns:
       The paths of the files.
-
-    Raises:
-      ValueError: no stage or no metric.
     """
     metrics = list(dict.fromkeys(m for of in values.values() for m in of))
-    if not metrics:
-        raise ValueError("values must hold at least one stage and metric, got none.")
     shown, styles = metrics[:MAX_METRICS], styles or figures.styles(values)
     width = max(3.6, 0.8 + 0.6 * len(values))
     figure, panels = figures.panels(len(shown), width, 4.2)
@@ -128,16 +123,8 @@ def plot_partition(
 
     Returns:
       The paths of the files.
-
-    Raises:
-      ValueError: when the facts have no table of a client.
     """
-    counts = np.array(facts.get("table", {}).get("train", ()))  # [n, M]
-    if counts.ndim != 2 or not counts.size:
-        raise ValueError(
-            "facts must have a table of images by client and class, got "
-            f"{counts.shape}."
-        )
+    counts = np.array(facts["table"]["train"])  # [n, M]
     num_clients, num_classes = counts.shape
     is_crowd = num_clients > CROWD
     if is_crowd:
@@ -162,9 +149,7 @@ def plot_partition(
 
 
 def _draw_classes(axes, counts, names, power):
-    """Draw a row per class, a column per client; white for 0, else a power-law
-    color.
-    """
+    """Draw a row per class, a column per client; 0 is white."""
     from matplotlib.colors import PowerNorm
 
     image = axes.imshow(

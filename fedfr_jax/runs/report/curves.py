@@ -45,9 +45,6 @@ def plot_roc(
 
     Returns:
       The paths of the files.
-
-    Raises:
-      ValueError: no curve, or a curve without such points.
     """
     rates, styles = _read(curves), styles or figures.styles(curves)
     figure = figures.figure(6.4, 4.8, list(rates))
@@ -69,7 +66,7 @@ def plot_det(
 ) -> list[pathlib.Path]:
     """Plot the DET, false reject over false accept rate on log axes, a line per stage.
 
-    The error rates that are close to 1 on a ROC are told apart here. Arguments and
+    The error rates that are close to 1 on a ROC are distinct here. Arguments and
     errors are those of `plot_roc`; points without a false reject are left out, too.
     """
     rates, styles = _read(curves), styles or figures.styles(curves)
@@ -118,8 +115,6 @@ def plot_curve(
 
 def _read(curves: Mapping[str, Any]) -> dict[str, _Rates]:
     """Measured points of each curve, sorted by far."""
-    if not curves:
-        raise ValueError("curves must hold at least one stage, got none.")
     rates = {}
     for stage, (far, tar, *counts) in curves.items():
         far, tar = np.asarray(far, np.float64), np.asarray(tar, np.float64)

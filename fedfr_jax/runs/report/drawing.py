@@ -25,8 +25,7 @@ def draw(
     facts: Mapping[str, Any] = MappingProxyType({}),
     say: Callable = print,
 ) -> list[pathlib.Path]:
-    """Draw curves, clients, rounds and images, as far as there are any, in the first
-    process.
+    """Draw curves, clients, rounds and images, in the first process.
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
@@ -134,9 +133,7 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draw a file per stage, evaluator and grid, with the same color scale in all
-    stages.
-    """
+    """Draw a file per stage, evaluator and grid, all stages in the same colors."""
     found = {}
     for stage, of in evaluations.items():
         for evaluator, evaluation in of.items():

@@ -10,7 +10,7 @@ import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-# Okabe and Ito's colors, told apart by color-blind readers; dashes beyond eight.
+# Okabe and Ito's colors, distinct for color-blind readers; dashes beyond eight.
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -63,9 +63,6 @@ def load_figure_class() -> type:
 
     A notebook hands MPLBACKEND to the commands that it starts, and matplotlib refuses
     to be imported with a backend that is not installed.
-
-    Raises:
-      ImportError: without matplotlib.
     """
     backend = os.environ.pop("MPLBACKEND", None)
     try:
@@ -80,17 +77,13 @@ def load_figure_class() -> type:
 
 
 def figure(width: float, height: float, names: Sequence[str] = ()):
-    """Create a figure with plots of `width` inches, and room for a legend of
-    `names`.
-    """
+    """Create a figure with plots of `width` inches, and a legend of `names`."""
     legend = 0.7 + _LEGEND_LETTER * max(map(len, names)) if names else 0.0
     return load_figure_class()(figsize=(width + legend, height), layout="constrained")
 
 
 def panels(number: int, width: float, height: float, names: Sequence[str] = ()):
-    """Create a figure with `number` axes of the given inches, at most three in a
-    row.
-    """
+    """Create a figure with `number` axes of these inches, at most three in a row."""
     num_columns = 2 if number == 4 else min(number, 3)
     num_columns = max(1, min(num_columns, int(16 / width)))
     num_rows = math.ceil(number / num_columns)

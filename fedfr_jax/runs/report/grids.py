@@ -24,16 +24,8 @@ def plot_grid(
 
     Args:
       limits: as of `color_limits`, for several grids in the same colors.
-
-    Raises:
-      ValueError: without a picture, or for columns of different numbers of rows.
     """
     columns, limits = {**grid.images, **grid.maps}, limits or color_limits([grid])
-    sizes = {name: len(images) for name, images in columns.items()}
-    if len(set(sizes.values())) != 1 or not min(sizes.values()):
-        raise ValueError(
-            f"columns must all have the same number of images, at least 1, got {sizes}."
-        )
     figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
     for place, (name, images) in enumerate(columns.items()):
         low, high = limits.get(name, (None, None))

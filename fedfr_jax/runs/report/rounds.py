@@ -155,9 +155,7 @@ def _terms(rows: Rows, evaluators: Collection[str]) -> tuple[str, ...]:
 
 
 def _with_markers(styles: figures.Styles) -> dict[str, dict[str, Any]]:
-    """Add hollow markers of different shapes, so that equal values of stages are
-    visible.
-    """
+    """Add hollow markers of different shapes, so that equal lines are visible."""
     return {
         stage: {
             **style,

@@ -45,9 +45,6 @@ def plot_scores(
 
     Returns:
       The paths of the files.
-
-    Raises:
-      ValueError: when `arrows` are not two series of the points.
     """
     if arrows and (len(arrows) != 2 or not {*arrows} <= {*points.series}):
         known = sorted({*points.series})

@@ -26,10 +26,7 @@ class _Row(NamedTuple):
 def result_table(summary: Mapping[str, Any]) -> Any:
     """Build a rich Table, a row per metric and a column per method, best in bold.
 
-    With more than MOST_COLUMNS methods it is the other way round.
-
-    Raises:
-      ValueError: the summary holds no method.
+    With more than MAX_COLUMNS methods it has a row per method.
     """
     from rich.table import Table
 
@@ -163,8 +160,7 @@ def _differ(value: Any, other: Any) -> bool:
 
 
 def _uses(summary: Mapping[str, Any]) -> str:
-    """What the time went into, of a summary that says so; shares below 1 % are left
-    out."""
+    """What the time was spent on, in shares of at least 1 %."""
     shares = summary.get("time_shares", {})
     large = [f"{use} {100 * x:.0f} %" for use, x in shares.items() if x >= 0.01]
     return f": {', '.join(large)}" if large else ""

@@ -241,9 +241,9 @@ def test_an_algorithm_without_a_plain_mean_is_refused():
 WRONG = {
     "clip_norm must be positive, got 0": {"clip_norm": 0},
     "noise_multiplier must be at least 0": {"noise_multiplier": -1.0},
-    r"delta must lie in \(0, 1\), got 0": {"delta": 0},
+    r"delta must be in \(0, 1\), got 0": {"delta": 0},
     "epsilon must be positive, got -1": {"epsilon": -1},
-    r"clip_quantile must lie in \(0, 1\), got 1": {"clip_quantile": 1},
+    r"clip_quantile must be in \(0, 1\), got 1": {"clip_quantile": 1},
     "clip_count_std must be above half the noise multiplier of 2, got 0.3": {
         "clip_quantile": 0.5,
         "noise_multiplier": 2.0,

@@ -182,7 +182,7 @@ def test_a_buffer_of_the_paper_s_weights_is_the_golden_one():
     [
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"concurrency": 9, "buffer_size": 2}, "at most 10, the number of clients"),
-        ({"concurrency": 2, "mixing": 0.0}, r"mixing must lie in \(0, 1\], got 0"),
+        ({"concurrency": 2, "mixing": 0.0}, r"mixing must be in \(0, 1\], got 0"),
         ({"concurrency": 2, "max_staleness": -1}, "max_staleness must be at least"),
     ],
 )

@@ -166,10 +166,10 @@ def test_a_bad_file_of_windows_is_refused(tmp_path):
         ({"over_selection": 1.5}, "over_selection needs systems.profiles"),
         ({"profiles": DEVICES, "over_selection": 3.0}, r"must be in \[1, 2\]"),
         ({"profiles": DEVICES, "over_selection": 0.5}, r"must be in \[1, 2\]"),
-        ({"profiles": DEVICES, "deadline": -1.0}, "deadline must be a number"),
+        ({"profiles": DEVICES, "deadline": -1.0}, "deadline must be at least 0"),
         ({"profiles": DEVICES, "partial_work": True}, "needs systems.deadline"),
         ({"profiles": Profiles(*[ONES[:3]] * 3)}, "profiles must have 4 clients"),
-        ({"dropout": Dropout(1.0, 0.0)}, r"dropout.before_training must lie in \[0, 1"),
+        ({"dropout": Dropout(1.0, 0.0)}, r"dropout.before_training must be in \[0, 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):

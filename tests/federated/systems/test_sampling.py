@@ -114,7 +114,7 @@ def test_rounds_remember_losses_and_resume_with_them(tmp_path):
     ("sampling", "message"),
     [
         (PowerOfChoice(4), "num_candidates must be at least 5, .* got 4"),
-        (Oort(exploration=1.5), r"sampling.exploration must lie in \[0, 1\], got 1.5"),
+        (Oort(exploration=1.5), r"sampling.exploration must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_settings_out_of_range_are_refused(sampling, message):

@@ -105,11 +105,11 @@ def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
     [
         (
             {"straggler_fraction": 1.0},
-            r"straggler_fraction must lie in \[0, 1\), got 1.0",
+            r"straggler_fraction must be in \[0, 1\), got 1.0",
         ),
         (
             {"straggler_fraction": -0.1},
-            r"straggler_fraction must lie in \[0, 1\), got -0.1",
+            r"straggler_fraction must be in \[0, 1\), got -0.1",
         ),
         (
             {"straggler_fraction": 0.5, "local_epochs": 1},

@@ -161,7 +161,7 @@ def test_logits_of_half_precision_are_judged_in_single():
 
 @pytest.mark.parametrize("wrong", [-0.1, 1, 1.5])
 def test_smoothing_out_of_range_is_refused(wrong):
-    with pytest.raises(ValueError, match=rf"lie in \[0, 1\), got {wrong}"):
+    with pytest.raises(ValueError, match=rf"must be in \[0, 1\), got {wrong}"):
         cross_entropy(model_of(), label_smoothing=wrong)
 
 

@@ -214,7 +214,7 @@ WRONG = [
     ({"batch_stats": "local"}, "the model must have batch norms, got none"),
     (
         {"personal": {"all_but_blocks": 0}},
-        r"all_but_blocks must lie in \[1, 1\], got 0",
+        r"all_but_blocks must be in \[1, 1\], got 0",
     ),
     (
         {"algorithm": {"name": "fedrep", "head": "fcc", "head_epochs": 1}},
@@ -261,7 +261,7 @@ WRONG = [
         "must have keys of .*contrastive_weight",
     ),
     ({"algorithm": "fedaws", "personal": {"blocks": 1}}, "must match a leaf"),
-    ({"algorithm": {"name": "fedaws", "margin": 3.0}}, r"margin must lie in .*got 3"),
+    ({"algorithm": {"name": "fedaws", "margin": 3.0}}, r"margin must be in .*got 3"),
     (
         {"algorithm": "fedaws", "margin": 3.0},
         r"got 'margin' \(moved to algorithm.margin",
@@ -269,7 +269,7 @@ WRONG = [
     ({"algorithm": {"name": "feddyn", "alpha": 0.0}}, "alpha must be positive, got 0"),
     (
         {"algorithm": {"name": "mime", "server_momentum": 2.0}},
-        "server_momentum must lie in",
+        "server_momentum must be in",
     ),
     (
         {"algorithm": {"name": "afl", "domain_window_size": 0}},
@@ -357,5 +357,5 @@ def test_a_model_of_the_config_may_have_a_projection(quarters):
     kernel = trainer.init_variables(None)["params"]["classifier"]["kernel"]
     assert kernel.shape == (3, 4)
     model["projection"] = 0
-    with pytest.raises(ValueError, match="^config.model.projection must lie in"):
+    with pytest.raises(ValueError, match="^config.model.projection must be in"):
         build(config(quarters, model=model))

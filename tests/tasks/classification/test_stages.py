@@ -568,11 +568,11 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"target_accuracy": 75}},
-        r"evaluation.target_accuracy must lie in \[0, 1\], got 75",
+        r"evaluation.target_accuracy must be in \[0, 1\], got 75",
     ),
     (
         {"evaluation": {"batch_size": 0}},
-        r"evaluation.batch_size must lie in \[1, 65536\]",
+        r"evaluation.batch_size must be in \[1, 65536\]",
     ),
     (
         {"evaluation": {"finetune": {"epochs": 0, **RATE}}},

@@ -74,7 +74,7 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         (
             "federation",
             {"straggler_fraction": 1.5},
-            r"straggler_fraction must lie in \[0, 1\)",
+            r"straggler_fraction must be in \[0, 1\)",
         ),
         (
             "methods",

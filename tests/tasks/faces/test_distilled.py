@@ -297,7 +297,7 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be the student's 5, got 8"):
         d.distill(student, teacher={"weights": str(path), "model": other})
     other = {**TINY, "blocks": (4097,)}
-    with pytest.raises(ValueError, match=r"teacher.model.blocks must lie in \[0, 4096"):
+    with pytest.raises(ValueError, match=r"teacher.model.blocks must be in \[0, 4096"):
         d.distill(student, teacher={"weights": str(path), "model": other})
     other = {**TINY, "widths": (6,)}
     with pytest.raises(ValueError, match=r"teacher.npz: .* must be"):

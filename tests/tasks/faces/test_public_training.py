@@ -119,7 +119,7 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
         ),
         (
             {"class_parallel": True, "class_sample_rate": (0.1, 0.0)},
-            "class_sample_rate must lie in",
+            "class_sample_rate must be in",
         ),
         (
             {"gradient_accumulation_steps": 3},

@@ -318,7 +318,7 @@ def test_moon_trains_with_its_term(tmp_path):
                     "public": {"fraction": 0.5, "seed": -1},
                 }
             },
-            r"^config.partition.public.seed must lie in \[0, 2..32\)",
+            r"^config.partition.public.seed must be in \[0, 2..32\)",
         ),
     ],
 )

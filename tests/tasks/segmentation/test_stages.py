@@ -323,11 +323,11 @@ SECTIONS = [
     ({"model": {"name": "unet"}}, "model.name must be one of .*got 'unet'"),
     (
         {"evaluation": {"num_visualized": -1}},
-        r"evaluation.num_visualized must lie in \[0, 100\]",
+        r"evaluation.num_visualized must be in \[0, 100\]",
     ),
     (
         {"evaluation": {"batch_size": 0}},
-        r"evaluation.batch_size must lie in \[1, 65536\]",
+        r"evaluation.batch_size must be in \[1, 65536\]",
     ),
     ({"evaluation": {"fars": 1}}, "evaluation must have keys of"),
     ({"pretrain": {"epochs": 1}}, "pretrain must have keys of .*got 'epochs'"),
