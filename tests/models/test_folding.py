@@ -19,9 +19,10 @@ def test_a_folded_block_has_the_kernels_and_the_border_of_the_golden(golden, cas
     want, block = golden("bigface_bnfold"), golden("bigface_iblock")
     variables = _block_tree(block, f"{case}/w/")
     size = block[f"{case}/x"].shape[2:]
-    partial, full = (
-        fold_block(*variables.values(), x, size, 1) for x in (PREVIOUS, FULL)
+    both = jax.jit(
+        lambda *given: [fold_block(*given, x, size, 1) for x in (PREVIOUS, FULL)]
     )
+    partial, full = both(*variables.values())
     kernel = lambda name: want[f"{case}/{name}"].transpose(2, 3, 1, 0)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
     close(partial["bn1"]["scale"], want[f"{case}/bn1_scale"])
@@ -64,8 +65,13 @@ def test_a_folded_network_is_the_network_in_evaluation(level, settings):
     variables = shaken(jax.jit(model.init)(jax.random.key(0)))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(3, *SHAPE)), jnp.float32)
     want, _ = jax.jit(lambda v, x: model.apply(v, x, False))(variables, x)
-    apply, folded = fold(model, variables, level=level)
-    got = jax.jit(apply)(folded, x)
+
+    @jax.jit
+    def folding(variables, x):
+        apply, folded = fold(model, variables, level=level)
+        return apply(folded, x), folded
+
+    got, folded = folding(variables, x)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
     leaves = jax.tree_util.tree_leaves_with_path(
         scanned_blocks.by_block_name(folded["params"])

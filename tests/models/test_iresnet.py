@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from tests.models.made import count_of, images_of, model_of, outputs_of, variables_of
+from tests.models.made import count_of, images_of, model_of, variables_of
 
 
 @pytest.mark.slow
@@ -79,17 +79,15 @@ def test_a_stride_on_the_first_convolution_saves_a_large_one_in_every_stage(
 ):
     first = iresnet_of(depth, stride_on="first")
     assert round(first.flops / 2e9, 3) == billions
-    assert count_of(first) == count_of(iresnet_of(depth))
     stages = ((64, 64, 56), (64, 128, 28), (128, 256, 14), (256, 512, 7))
     saved = sum(9 * before * after * 3 * side**2 for before, after, side in stages)
     assert iresnet_of(depth).flops - first.flops == 2 * saved  # 0.867 billion
 
 
 def test_other_heads_and_shortcuts_have_the_parameters_that_they_say():
-    make = iresnet_of
+    make = functools.partial(iresnet_of, blocks=(1, 1, 1, 1))
     plain, pixels, dim = count_of(make()), 7 * 7 * 512, 512
-    first = make(stride_on="first").flops / 2e9
-    assert round(make().flops / 2e9 - first, 3) == 0.867
+    assert count_of(make(stride_on="first")) == plain
     # The first block of stage 1: a convolution of 64 to 64 channels and its BN.
     assert plain - count_of(make(shortcut="pool")) == 64 * 64 + 2 * 64
     assert plain - count_of(make(head="F")) == dim  # the bias of the last BN
@@ -108,7 +106,8 @@ def test_iresnet_parameter_names_and_initial_values():
     assert "shortcut" in params["stage1"]["block1"]
     blocks = params["stage2"]["block[2:4]"]
     assert blocks["conv1"]["kernel"].shape == (2, 3, 3, 32, 32)
-    np.testing.assert_allclose(jnp.std(blocks["conv1"]["kernel"]), 0.1, rtol=0.05)
+    kernel = np.asarray(blocks["conv1"]["kernel"])
+    np.testing.assert_allclose(kernel.std(), 0.1, rtol=0.05)
     assert variables["batch_stats"]["stage2"]["block[2:4]"]["bn3"]["var"].shape == (
         2,
         32,
@@ -117,9 +116,9 @@ def test_iresnet_parameter_names_and_initial_values():
 
 
 def test_the_stride_can_sit_on_the_first_convolution():
-    first, second = (model_of("iresnet", stride_on=s) for s in ("first", "second"))
-    a, _ = outputs_of(first, variables_of("iresnet"), images_of(2), False)
-    b, _ = outputs_of(second, variables_of("iresnet"), images_of(2), False)
+    models = [model_of("iresnet", stride_on=s) for s in ("first", "second")]
+    both = jax.jit(lambda *given: [model.apply(*given)[0] for model in models])
+    a, b = both(variables_of("iresnet"), images_of(2))
     assert a.shape == b.shape and not np.allclose(a, b)
 
 

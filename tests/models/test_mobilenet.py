@@ -101,34 +101,36 @@ def test_a_linear_base_has_one_layer_below_the_last_block_and_the_classifier(top
 
 def test_a_linear_base_is_linear_below_its_block():
     model, _ = _shapes("linear_base", width=4, side=2, num_classes=3)
-    variables = model.init(jax.random.key(0))
-    base = variables["params"]["base"]
-    x = jax.random.normal(jax.random.key(1), (5, *SHAPE))
-    flat = np.asarray(x).reshape(5, -1) @ np.asarray(base["kernel"])
-    flat = jnp.asarray(flat) + base["bias"].reshape(1, -1)
+    variables = jax.device_get(model.init(jax.random.key(0)))
+    base, apply = variables["params"]["base"], jax.jit(model.apply)
+    x = np.random.default_rng(1).standard_normal((2, *SHAPE), "float32")
+    flat = x.reshape(2, -1) @ base["kernel"] + base["bias"]
+    got, _ = apply(variables, x)
     # The map that a layer of zeros with this bias gives, image by image.
     for i in range(2):
-        constant = {"kernel": jnp.zeros_like(base["kernel"]), "bias": flat[i]}
+        constant = {"kernel": np.zeros_like(base["kernel"]), "bias": flat[i]}
         params = {**variables["params"], "base": constant}
-        want, _ = model.apply({**variables, "params": params}, x[i : i + 1])
-        got, _ = model.apply(variables, x)
-        np.testing.assert_allclose(got[i], want[0], rtol=1e-3, atol=1e-4)
+        want, _ = apply({**variables, "params": params}, x)
+        np.testing.assert_allclose(got[i], want[i], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [(6, 5), (7, 8), (1, 2)])
 def test_shifted_images_are_xlas_grouped_convolution_with_its_gradients(size, stride):
-    x = jax.random.normal(jax.random.key(0), (2, *size, 3))
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, 1, 3))
-    found = []
-    for implementation in ("xla", "im2col"):
-        of = lambda x, k, way=implementation: depthwise(
-            x, k, stride=stride, implementation=way
+    normal = np.random.default_rng(0).standard_normal
+    x, kernel = normal((2, *size, 3), "float32"), normal((3, 3, 1, 3), "float32")
+
+    @jax.jit
+    def found(x, kernel):
+        ways = ("xla", "im2col")
+        of = lambda way: (
+            lambda *given: depthwise(*given, stride=stride, implementation=way)
         )
-        y, pull = jax.vjp(of, x, kernel)
-        found.append((y, pull(jnp.cos(y))))
+        pulls = [jax.vjp(of(way), x, kernel) for way in ways]
+        return [(y, pull(jnp.cos(y))) for y, pull in pulls]
+
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    jax.tree.map(close, *found)
+    jax.tree.map(close, *found(x, kernel))
 
 
 @pytest.mark.parametrize(

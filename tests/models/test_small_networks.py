@@ -51,10 +51,10 @@ def test_masked_patches_are_not_looked_at_and_are_drawn_with_the_key():
         return jax.grad(lambda x: jnp.sum(jnp.sin(apply(x))))(x)
 
     x = images_of(4)
-    seen = np.abs(slope(x, jax.random.key(0)))[:, :27, :27].sum(-1)
+    seen = np.abs(np.asarray(slope(x, jax.random.key(0))))[:, :27, :27].sum(-1)
     patches = seen.reshape(4, 3, 9, 3, 9).sum((2, 4)).reshape(4, 9) > 0
     assert (patches.sum(1) == 1).all()
-    others = np.abs(slope(x, jax.random.key(7)))[:, :27, :27].sum(-1)
+    others = np.abs(np.asarray(slope(x, jax.random.key(7))))[:, :27, :27].sum(-1)
     assert ((others > 0) != (seen > 0)).any()
 
 
@@ -86,12 +86,11 @@ def test_two_experts_are_mixed_by_the_gate_that_the_model_shows():
     assert gate.shape == (3, 2)
 
     def sure(which):
-        own = jax.tree.map(jnp.copy, variables)
-        bias = own["params"]["gate"]["fc"]["bias"]
-        own["params"]["gate"]["fc"]["bias"] = bias.at[which].set(1e4)
-        return run(own, x, True)[0]
+        own = jax.tree.map(np.array, variables)
+        own["params"]["gate"]["fc"]["bias"][which] = 1e4
+        return np.asarray(run(own, x, True)[0])
 
-    share = jax.nn.softmax(gate)
+    share = np.asarray(jax.jit(jax.nn.softmax)(gate))
     mixed = share[:, :1] * sure(0) + share[:, 1:] * sure(1)
     np.testing.assert_allclose(run(variables, x, True)[0], mixed, rtol=1e-4, atol=1e-5)
     assert not np.allclose(sure(0), sure(1))
@@ -105,9 +104,10 @@ def test_sphereface_parameter_names_and_initial_values():
     blocks, first = params["stage2"]["block[2:5]"], params["stage2"]["block1"]
     assert blocks["conv1"]["kernel"].shape == (3, 3, 3, 32, 32)
     assert blocks["prelu2"]["slope"].shape == (3, 32)
-    np.testing.assert_allclose(jnp.std(blocks["conv2"]["kernel"]), 0.01, rtol=0.05)
+    kernel = np.asarray(blocks["conv2"]["kernel"])
+    np.testing.assert_allclose(kernel.std(), 0.01, rtol=0.05)
     bound = np.sqrt(6 / (9 * 16 + 9 * 32))
-    largest = jnp.max(jnp.abs(first["conv"]["kernel"]))
+    largest = np.max(np.abs(first["conv"]["kernel"]))
     assert 0.99 * bound < largest <= bound
     np.testing.assert_array_equal(first["conv"]["bias"], 0)
     assert params["fc"]["kernel"].shape == (7 * 7 * 32, 512)
@@ -130,8 +130,8 @@ def test_leaf_networks_have_the_sizes_of_the_paper():
 def test_logistic_regression_takes_vectors_and_its_features_are_the_logits():
     model = MODELS["logistic"]((60,), num_classes=3)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 60)), jnp.float32)
-    variables = jax.tree.map(lambda w: w + 1, model.init(jax.random.key(0)))
-    logits, features, _ = model.apply_with_features(variables, x)
+    variables = jax.tree.map(lambda w: 1 + np.array(w), model.init(jax.random.key(0)))
+    logits, features, _ = jax.jit(model.apply_with_features)(variables, x)
     np.testing.assert_array_equal(features, logits)
     kernel = variables["params"]["classifier"]["kernel"]
     np.testing.assert_allclose(logits, x @ kernel + 1, rtol=1e-4, atol=1e-5)
