@@ -33,11 +33,11 @@ def arrays(golden):
 
 def sent_and_errors(link, updates):
     """What a client sends in rounds of `updates` [R, d], and the error after each."""
-    error, found = [jnp.zeros(updates.shape[1])], []
-    send = jax.jit(link.summarize)
+    error, found = [np.zeros(updates.shape[1])], []
+    send = jax.jit(lambda seed, *given: link.summarize(jax.random.key(seed), *given))
     for number, update in enumerate(updates):
-        state, key = LinkState((), error), jax.random.key(number)
-        summary, _ = send(key, state, [jnp.asarray(update)], jnp.ones(()))
+        state = LinkState((), error)
+        summary, _ = send(number, state, [update], np.ones(()))
         error = summary.personal
         found.append((summary.update[0], error[0]))
     return map(np.array, zip(*found, strict=True))
@@ -65,12 +65,17 @@ def test_random_numbers_are_k_of_all_and_without_feedback_unbiased(arrays):
         assert ((sent != 0).sum(axis=1) == 4).all()
         assert len({tuple(np.flatnonzero(row)) for row in sent}) > 1
         index = arrays["ef_randk_index"][0]
-        only = compress.only_at(jnp.asarray(arrays["ef_g"][0]), index)
-        close(only * 5, arrays["noef_randk_unbiased"][0])
+        only = jax.jit(compress.only_at)(arrays["ef_g"][0], index)
+        close(np.asarray(only) * 5, arrays["noef_randk_unbiased"][0])
         link = random_k(fraction=0.2, error_feedback=False)
         send = lambda key: link.summarize(key, (), [jnp.ones(20)], 1.0)[0].update[0]
-        many = jax.vmap(send)(jax.random.split(jax.random.key(0), 2000))
-        np.testing.assert_allclose(many.mean(axis=0), np.ones(20), atol=0.2)
+
+        @jax.jit
+        def mean():
+            keys = jax.random.split(jax.random.key(0), 2000)
+            return jax.vmap(send)(keys).mean(axis=0)
+
+        np.testing.assert_allclose(mean(), np.ones(20), atol=0.2)
 
 
 def test_a_sign_of_nothing_is_nothing(arrays):
@@ -83,13 +88,19 @@ def test_a_sign_of_nothing_is_nothing(arrays):
 def test_a_rotation_is_hadamards_and_its_way_back(arrays):
     with jax.enable_x64(True):
         padded = np.pad(arrays["had_x"], (0, 12))
-        found = compress.hadamard_blocks(jnp.asarray(arrays["had_signs"] * padded))
+        found = jax.jit(compress.hadamard_blocks)(arrays["had_signs"] * padded)
         close(found, arrays["had_y"])
-        x, key = jax.random.normal(jax.random.key(1), (3, 700, 1)), jax.random.key(0)
-        turned = compress.rotated(key, x)
-        close(jnp.linalg.norm(turned), jnp.linalg.norm(x))
-        close(compress.rotated_back(key, turned), x)
-        assert jnp.abs(turned - x).max() > 1
+
+        @jax.jit
+        def there_and_back(x):
+            turned = compress.rotated(jax.random.key(0), x)
+            return turned, compress.rotated_back(jax.random.key(0), turned)
+
+        x = np.random.default_rng(1).normal(size=(3, 700, 1))
+        turned, back = map(np.asarray, there_and_back(x))
+        close(np.linalg.norm(turned), np.linalg.norm(x))
+        close(back, x)
+        assert np.abs(turned - x).max() > 1
 
 
 def test_rotated_numbers_lose_less_to_few_bits():

@@ -277,20 +277,18 @@ def test_batches_of_an_epoch_visit_every_example_once():
     table, population = toys.problem()
     feed = toys.feed(batch_size=5)
     slot = SlotInputs(3, 0, False, 17, 12, 0, 3, 6)
-    slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
-    client = client_view(
-        feed,
-        12,
-        jax.random.key(0),
-        slot,
-        empty_prepared(1),
-        all_rows(jax.tree.map(jnp.asarray, table)),
-        jnp.int32(0),
-    )
-    seen = []
-    for step in range(6):
-        batch = client.batch(jnp.int32(step))
-        seen.append(np.asarray(batch.row)[np.asarray(batch.is_valid)])
+    slot = jax.tree.map(np.int32, slot)
+
+    @jax.jit
+    def batches(slot, table):
+        rows, extra = all_rows(table), empty_prepared(1)
+        key, start = jax.random.key(0), jnp.int32(0)
+        client = client_view(feed, 12, key, slot, extra, rows, start)
+        found = [client.batch(jnp.int32(step)) for step in range(6)]
+        return [(batch.row, batch.is_valid) for batch in found]
+
+    found = jax.device_get(batches(slot, table))
+    seen = [rows[is_valid] for rows, is_valid in found]
     first, second = np.concatenate(seen[:3]), np.concatenate(seen[3:])
     np.testing.assert_array_equal(np.sort(first), np.arange(17, 29))
     np.testing.assert_array_equal(np.sort(second), np.arange(17, 29))

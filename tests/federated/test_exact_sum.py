@@ -31,10 +31,16 @@ def test_codes_are_rounded_by_chance_and_their_sum_wraps_where_the_bound_says(
 ):
     """At 2^28 for 20 clients of numbers up to 1 the sum is beyond 32 bits."""
     updates, scale = arrays["mod_updates"], 2.0**power
-    with jax.enable_x64(True):
-        codes = encode(jnp.asarray(updates), jnp.asarray(arrays["mod_uniform"]), scale)
+
+    @jax.jit
+    def run(updates, uniform):
+        codes = encode(updates, uniform, scale)
         total = codes.sum(axis=0, dtype=jnp.int32)
-        mean = np.asarray(decode(total, scale)) / len(updates)
+        return codes, total, decode(total, scale)
+
+    with jax.enable_x64(True):
+        codes, total, decoded = run(updates, arrays["mod_uniform"])
+    mean = np.asarray(decoded) / len(updates)
     np.testing.assert_array_equal(codes, arrays[f"mod_s2p{power}_stoch_code"])
     np.testing.assert_array_equal(total, arrays[f"mod_s2p{power}_stoch_sum"])
     np.testing.assert_allclose(mean, arrays[f"mod_s2p{power}_stoch_mean"], rtol=1e-12)
@@ -76,8 +82,8 @@ def test_numbers_outside_the_range_are_cut_and_counted():
     updates = np.array([[0.5, 3.0, -9.0, 1.0]] * 2, np.float32)
     found, _ = aggregate(link, updates)
     np.testing.assert_allclose(found, [0.5, 2, -2, 1], atol=1e-5)
-    summary = link.summarize(jax.random.key(0), (), updates[0], jnp.ones(()))
-    assert summary[1]["clipped_share"] == 0.5
+    send = jax.jit(lambda x: link.summarize(jax.random.key(0), (), x, jnp.ones(())))
+    assert send(updates[0])[1]["clipped_share"] == 0.5
 
 
 def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():
@@ -98,9 +104,9 @@ def test_the_largest_cohort_does_not_wrap_at_the_end_of_the_range(number):
     most = (2**31 - 1) // number
     link = quantize(range=8.0, levels=2 * most)
     assert link.max_clients == number
+    send = jax.jit(lambda x: link.summarize(jax.random.key(0), (), x, jnp.ones(())))
     for sign in (1, -1):
-        update = jnp.full(64, sign * 8.0, jnp.float32)
-        sent = link.summarize(jax.random.key(0), (), update, jnp.ones(()))[0].update
+        sent = send(np.full(64, sign * 8, np.float32))[0].update
         assert abs(np.int64(sent)).max() * number < 2**31
 
 

@@ -36,26 +36,36 @@ def dataset(count=COUNT):
     return Dataset({"image": images}, targets)
 
 
-def view_of(feed, shard=(0, 1)):
-    """A client that owns all rows of `dataset`."""
-    slot = jax.tree.map(jnp.int32, SlotInputs(0, 0, 0, 0, COUNT, 0, 2, 4))
-    held = all_rows(jax.tree.map(jnp.asarray, dataset()))
-    key, extra = jax.random.key(0), empty_prepared(1)
-    return client_view(feed, COUNT, key, slot, extra, held, jnp.int32(0), shard=shard)
+def of_client(feed, take, shard=(0, 1)):
+    """What `take` takes of a client that owns all rows of `dataset`, in one program."""
+
+    @jax.jit
+    def run(table):
+        slot = jax.tree.map(jnp.int32, SlotInputs(0, 0, 0, 0, COUNT, 0, 2, 4))
+        key, extra, start = jax.random.key(0), empty_prepared(1), jnp.int32(0)
+        held = all_rows(table)
+        return take(
+            client_view(feed, COUNT, key, slot, extra, held, start, shard=shard)
+        )
+
+    return jax.device_get(run(dataset()))
+
+
+def batches(feed, *steps, shard=(0, 1)):
+    """The batches of these steps."""
+    of = lambda client: [client.batch(jnp.int32(step)) for step in steps]
+    return of_client(feed, of, shard)
 
 
 @pytest.mark.parametrize(
     "augment", [horizontal_flip(), compose(normalize(), horizontal_flip())]
 )
 def test_a_batch_knows_its_views(augment):
-    client = view_of(Batching(BATCH, augment))
     stored, seen = dataset(), []
-    for step in range(4):
-        batch = client.batch(jnp.int32(step))
-        for i, (row, view) in enumerate(zip(batch.row, batch.view_index, strict=True)):
-            own = {"image": jnp.asarray(stored.images[row])}
-            expected = augment.apply_view(view, own)["image"]
-            np.testing.assert_array_equal(batch.images[i], expected)
+    views = jax.jit(jax.vmap(augment.apply_view))
+    for batch in batches(Batching(BATCH, augment), *range(4)):
+        expected = views(batch.view_index, {"image": stored.images[batch.row]})
+        np.testing.assert_array_equal(batch.images, expected["image"])
         seen += batch.view_index.tolist()
     assert set(seen) == {0, 1}
 
@@ -63,14 +73,17 @@ def test_a_batch_knows_its_views(augment):
 def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_cohort():
     counts = {"num_examples": 5, "num_added": 2, "num_classes": 2, "num_steps": 2}
     slot = SlotInputs(0, cohort_index=1, is_new=0, offset=3, **counts)
-    of_place = jnp.int32([[0, 1, 2], [9, 11, 0]])  # the last one only fills up
-    extra = empty_prepared(2)._replace(added_rows=of_place, num_added=jnp.int32([3, 2]))
-    held = all_rows(jax.tree.map(jnp.asarray, dataset()))
-    feed, key = Batching(4, None, shuffle=False), jax.random.key(0)
-    client = client_view(
-        feed, 5, key, jax.tree.map(jnp.int32, slot), extra, held, jnp.int32(0)
-    )
-    both = [client.batch(jnp.int32(step)) for step in (0, 1)]
+    of_place = [[0, 1, 2], [9, 11, 0]]  # the last one only fills up
+
+    @jax.jit
+    def batches(table, slot):
+        added = {"added_rows": jnp.int32(of_place), "num_added": jnp.int32([3, 2])}
+        extra, held = empty_prepared(2)._replace(**added), all_rows(table)
+        feed, key = Batching(4, None, shuffle=False), jax.random.key(0)
+        client = client_view(feed, 5, key, slot, extra, held, jnp.int32(0))
+        return [client.batch(jnp.int32(step)) for step in (0, 1)]
+
+    both = jax.device_get(batches(dataset(), jax.tree.map(np.int32, slot)))
     told = lambda name: np.concatenate([getattr(batch, name) for batch in both])
     assert told("row").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
     assert told("labels").tolist() == [3, 4, 5, 6, 7, 9, 11, 3]
@@ -79,28 +92,32 @@ def test_a_clients_examples_are_its_rows_and_then_those_of_its_place_in_the_coho
 
 
 def test_targets_are_moved_with_their_image():
-    batch = view_of(Batching(BATCH, horizontal_flip())).batch(jnp.int32(0))
+    (batch,) = batches(Batching(BATCH, horizontal_flip()), 0)
     assert batch.view_index.any()
     np.testing.assert_array_equal(batch.targets["mask"], batch.images[..., 0])
     np.testing.assert_array_equal(batch.labels, batch.row)
 
 
 def test_views_that_are_not_counted_are_drawn_alike():
-    counted = view_of(Batching(BATCH, horizontal_flip())).batch(jnp.int32(1))
-    client = view_of(Batching(BATCH, UNCOUNTED))
-    batch = client.batch(jnp.int32(1))
+    (counted,) = batches(Batching(BATCH, horizontal_flip()), 1)
+    feed, numbers = Batching(BATCH, UNCOUNTED), []
+
+    def take(client):
+        numbers.append(client.num_views)
+        return client.batch(jnp.int32(1))
+
+    batch = of_client(feed, take)
     np.testing.assert_array_equal(batch.images, counted.images)
-    assert client.num_views == 0 and not batch.view_index.any()
+    assert numbers == [0] and not batch.view_index.any()
 
 
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
-    feed, step = Batching(BATCH, horizontal_flip()), jnp.int32(2)
-    whole = view_of(feed).batch(step)
-    parts = [view_of(feed, (i, 2)).batch(step) for i in range(2)]
+    feed = Batching(BATCH, horizontal_flip())
+    whole, again = batches(feed, 2, 3)
+    parts = [batches(feed, 2, shard=(i, 2))[0] for i in range(2)]
     together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
     np.testing.assert_array_equal(together["image"], whole.images)
-    again = view_of(feed).batch(jnp.int32(3))
     assert not np.array_equal(again.view_index, whole.view_index)
 
 
@@ -120,9 +137,12 @@ def test_nothing_is_drawn_where_there_is_no_choice(augment):
 
 def test_a_span_is_seen_in_the_view_that_is_asked_for():
     stored = dataset().images[:BATCH]
-    client = view_of(Batching(BATCH, horizontal_flip()))
-    for view, expected in enumerate((stored, stored[:, :, ::-1])):
-        batch = client.batch_from(jnp.int32(0), jnp.int32(view))
+    both = lambda client: [
+        client.batch_from(jnp.int32(0), jnp.int32(view)) for view in range(2)
+    ]
+    spans = of_client(Batching(BATCH, horizontal_flip()), both)
+    wanted = stored, stored[:, :, ::-1]
+    for view, (batch, expected) in enumerate(zip(spans, wanted, strict=True)):
         np.testing.assert_array_equal(batch.images, expected)
         assert (batch.view_index == view).all()
 
@@ -135,7 +155,8 @@ def test_without_counted_views_a_span_and_features_are_plain(augment):
     feed = Batching(BATCH, compose(augment, normalize()))
     assert feed.num_views == 0
     expected = dataset().images / np.float32(127.5) - 1
-    span = view_of(feed).batch_from(jnp.int32(0), jnp.int32(0))
+    first = lambda client: client.batch_from(jnp.int32(0), jnp.int32(0))
+    span = of_client(feed, first)
     np.testing.assert_allclose(span.images, expected[:BATCH], atol=1e-6)
     embed = lambda variables, images: images.reshape(len(images), -1)
     run = build_embed(embed, feed, make_mesh(1))

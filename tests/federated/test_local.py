@@ -1,5 +1,6 @@
 """Local training obeys optax: a client's rounds against a plain loop of its steps."""
 
+import functools
 from functools import partial
 
 import jax
@@ -162,7 +163,7 @@ def test_an_optimizer_of_the_rate_equals_a_plain_loop(name):
     assert_rounds_equal(end, plain_loop_of_one(lambda round, epoch: make(RATE)))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@some("momentum", "adamw", "frozen_bias", "two_parts")
 def test_a_rate_of_round_and_epoch_is_that_of_every_step(name):
     make = OPTIMIZERS[name]
     end = train(fedavg(LocalTraining(toys.loss_fn, make, rate_of)))
@@ -301,6 +302,7 @@ def test_an_optimizer_that_keeps_its_first_rate_is_refused_where_rates_change():
 # --- Several rounds of several clients, in the toys' problem
 
 
+@functools.cache  # compiled once for all tests of an algorithm
 def simulated(algorithm, **options):
     """Five clients whose batches are shuffled and mirrored."""
     settings = {"mesh": make_mesh(1), "local_epochs": 2, "seed": SEED, **options}
@@ -355,8 +357,13 @@ def test_clients_that_share_nothing_train_alone(name, where):
     assert not jax.tree.leaves(end.servers[-1].inner)
 
 
-@pytest.mark.parametrize("name", ["clipped", "two_parts"])
-@pytest.mark.parametrize("where", ["params/W", "params/b"])
+PATTERNS = ("params/W", "params/b")
+EACH_ONCE = {("clipped", "params/W"), ("two_parts", "params/b")}
+
+
+@pytest.mark.parametrize(
+    "name, where", toys.others_are_slow(EACH_ONCE, ["clipped", "two_parts"], PATTERNS)
+)
 def test_an_optimizer_sees_shared_and_personal_leaves_together(name, where):
     """One client shares with nobody else, so its network is that of a plain loop."""
     make = OPTIMIZERS[name]

@@ -1,5 +1,6 @@
 """The canonical reduction: the same bits however many devices there are."""
 
+import functools
 import hashlib
 
 import jax
@@ -35,8 +36,9 @@ def digest(tree):
     return state.hexdigest()
 
 
-def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
-    """Server and rows after two rounds of all five clients."""
+@functools.cache  # compiled once for all tests
+def canonical(name, devices, lanes, personal="", **options):
+    """(simulation, server) whose sums are canonical."""
     given = {"personal": personal} if personal else {}
     algorithm, variables = toys.TOYS[name](**given)
     table, population = toys.problem()
@@ -52,7 +54,12 @@ def play_canonical(name, devices, lanes=1, flip=False, personal="", **options):
         reproducible_sum=True,
         **options,
     )
-    server = start_simulation(sim, variables)
+    return sim, start_simulation(sim, variables)
+
+
+def play_canonical(name, devices, lanes=1, flip=False, **options):
+    """Server and rows after two rounds of all five clients."""
+    sim, server = canonical(name, devices, lanes, **options)
     store = open_store(sim, server)
     for r in range(2):
         ids = sample_cohort(sim.seed, r, 5, 5)
