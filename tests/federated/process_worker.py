@@ -1,6 +1,7 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
 [--devices=D] [--model_shards=M] [--lanes=L|auto] [--stop=R] [--kill=R] [--table=stream]
+[--disagree=1]
 --algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
 
@@ -39,6 +40,43 @@ def main(argv):
             model_shards=int(given.get("model_shards", 1)),
             lanes=given.get("lanes", "1"),
         )
+    if "disagree" in given:
+        folder, port = given["workdir"], int(given["coordinator"].rpartition(":")[2])
+        disagree(pathlib.Path(folder), port)
+
+
+def disagree(folder, port):
+    """Process 1 cannot read the last checkpoint: I.txt is what process I then has.
+
+    listens.txt has the addresses at which process 0 listens for the others.
+    """
+    import jax
+
+    from fedfr_jax import mesh as meshes
+    from fedfr_jax.runs.checkpoint import Checkpointer
+
+    here = meshes.replicated(meshes.make_mesh())
+    state = lambda x: meshes.put_global({"w": np.full(3, x, np.float32)}, here)
+    if meshes.is_first_process():
+        tables = [pathlib.Path("/proc/net", x).read_text() for x in ("tcp", "tcp6")]
+        listening = [x.split()[1] for x in "".join(tables).splitlines() if " 0A " in x]
+        at = [x.rpartition(":") for x in listening]
+        own = [address for address, _, number in at if int(number, 16) == port]
+        (folder / "listens.txt").write_text(" ".join(own))
+    checkpointer = Checkpointer(folder / "checkpoints")
+    for step in (1, 2):
+        checkpointer.save(step, state(step))
+    honest = checkpointer._handler.restore
+
+    def restore(path, **rest):
+        if path.parent.name == "2" and jax.process_index() == 1:
+            raise ValueError("a bad checksum")
+        return honest(path, **rest)
+
+    checkpointer._handler.restore = restore
+    step, got = checkpointer.restore(state(0))
+    says = f"{step} {meshes.fetch(got)['w'].tolist()} {checkpointer.steps()}"
+    (folder / f"{jax.process_index()}.txt").write_text(says)
 
 
 def kill_now(given):

@@ -52,12 +52,22 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_two_processes_give_the_run_of_one(tmp_path, whole):
-    last = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
-    start(tmp_path, *last, count=2)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes leave that train, and then disagree on a checkpoint."""
+    folder = tmp_path_factory.mktemp("two")
+    flags = ["--devices=2", "--model_shards=2", "--lanes=2", "--table=stream"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.chdir(ROOT)
+        start(folder, *flags, "--disagree=1", count=2)
+    return folder
+
+
+def test_two_processes_give_the_run_of_one(two, whole):
     for name in process_worker.TOYS:  # five rounds of sums in another order
-        assert_same(tmp_path / name, whole / name, atol=1e-5)
-    check_reading(tmp_path / "fedavg", num_rounds=5, count=2)
+        assert_same(two / name, whole / name, atol=1e-5)
+    check_reading(two / "fedavg", num_rounds=5, count=2)
 
 
 @pytest.mark.slow
@@ -113,46 +123,14 @@ def test_one_process_then_four_then_two_give_the_run_of_one(tmp_path, whole):
         assert_same(tmp_path / name, whole / name)
 
 
-READER = """
-import pathlib, sys
-from fedfr_jax import distributed, mesh
-given = dict(word[2:].split("=") for word in sys.argv[1:])
-distributed.join(given["coordinator"], 2, int(given["process_id"]))
-import jax, numpy as np
-from fedfr_jax.runs.checkpoint import Checkpointer
-here = mesh.replicated(mesh.make_mesh())
-state = lambda x: mesh.put_global({"w": np.full(3, x, np.float32)}, here)
-folder = pathlib.Path(given["workdir"])
-port = f":{int(given['coordinator'].rpartition(':')[2]):04X}"
-tables = [pathlib.Path("/proc/net", x).read_text() for x in ("tcp", "tcp6")]
-lines = [line.split() for line in "\\n".join(tables).split("\\n") if " 0A " in line]
-listens = [line[1].removesuffix(port) for line in lines if line[1].endswith(port)]
-if jax.process_index() == 0:
-    (folder / "listens.txt").write_text(" ".join(listens))
-checkpointer = Checkpointer(folder / "checkpoints")
-for step in (1, 2):
-    checkpointer.save(step, state(step))
-honest = checkpointer._handler.restore
-def restore(path, **rest):
-    if path.parent.name == "2" and jax.process_index() == 1:
-        raise ValueError("a bad checksum")
-    return honest(path, **rest)
-checkpointer._handler.restore = restore
-step, got = checkpointer.restore(state(0))
-says = f"{step} {mesh.fetch(got)['w'].tolist()} {checkpointer.steps()}"
-(folder / f"{jax.process_index()}.txt").write_text(says)
-"""
-
-
-def test_a_checkpoint_that_one_process_cannot_read_is_nobodys(tmp_path):
-    """And process 0 listens on this machine alone."""
-    command = [sys.executable, "-c", READER, f"--workdir={tmp_path}"]
-    coordinator = f"127.0.0.1:{launch.free_port()}"
-    launch.launch(command, range(2), total=2, coordinator=coordinator)
-    loopback = {"0100007F", f"{0:016X}FFFF00000100007F", f"{0:024X}01000000"}
-    assert loopback >= {*(tmp_path / "listens.txt").read_text().split()} > set()
+def test_a_checkpoint_that_one_process_cannot_read_is_nobodys(two):
     for i in range(2):
-        assert (tmp_path / f"{i}.txt").read_text() == "1 [1.0, 1.0, 1.0] (1,)"
+        assert (two / f"{i}.txt").read_text() == "1 [1.0, 1.0, 1.0] (1,)"
+
+
+def test_process_0_listens_on_this_machine_alone(two):
+    loopback = {"0100007F", f"{0:016X}FFFF00000100007F", f"{0:024X}01000000"}
+    assert loopback >= {*(two / "listens.txt").read_text().split()} > set()
 
 
 def test_a_failing_process_is_shown_and_named(capfd):
