@@ -54,6 +54,7 @@ class Kind(NamedTuple):
     memory: int  # bytes of one, as its maker says
     extra: str  # of the package jax, which brings the compiler
     environment: Mapping[str, str]  # before JAX is imported
+    axes: int  # numbers of a grid
     target: str = ""  # text proto of a GPU
 
     @property
@@ -74,10 +75,10 @@ NO_TPU = {
 # Timing kernels needs a GPU.
 NO_GPU = {**COMMON, "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 KINDS = {
-    "v5e": Kind("tpu", 16 * 10**9, "tpu", NO_TPU),
-    "v5p": Kind("tpu", 95 * 10**9, "tpu", NO_TPU),
-    "v6e": Kind("tpu", 32 * 10**9, "tpu", NO_TPU),
-    "h200": Kind("cuda", 141 * 10**9, "cuda12", NO_GPU, H200),
+    "v5e": Kind("tpu", 16 * 10**9, "tpu", NO_TPU, 2),
+    "v5p": Kind("tpu", 95 * 10**9, "tpu", NO_TPU, 3),
+    "v6e": Kind("tpu", 32 * 10**9, "tpu", NO_TPU, 2),
+    "h200": Kind("cuda", 141 * 10**9, "cuda12", NO_GPU, 3, H200),
 }
 
 
@@ -94,6 +95,15 @@ def device_kind(name: str) -> Kind:
         raise ValueError(
             f"--device must have slices of TPUs only, got {name!r}: of GPUs the first "
             "number of the grid says how many slices there are."
+        )
+    axes = [int(x) for x in grid.partition(":")[0].split("x")]
+    is_tpu = KINDS[kind].platform == "tpu"
+    if len(axes) != KINDS[kind].axes or (is_tpu and any(x % 2 for x in axes[:2])):
+        even = ", the first two even, as a host has 2x2 chips" if is_tpu else ""
+        raise ValueError(
+            f"--device={kind} must have a grid of {KINDS[kind].axes} numbers{even}, "
+            f"got {name!r}. Take one that there is, such as v5e:4x4, v5p:4x4x8 or "
+            "h200:1x1x8."
         )
     return KINDS[kind]
 

@@ -37,3 +37,9 @@ def test_a_grid_that_is_none_is_refused(name):
         device_kind(name)
     with pytest.raises(ValueError, match="must have slices of TPUs only"):
         device_kind("h200:1x1x8:2")
+
+
+@pytest.mark.parametrize("name", ["v5e:3x5", "v5e:1x1", "v5p:4x4", "h200:8"])
+def test_a_grid_that_no_pod_has_is_refused(name):
+    with pytest.raises(ValueError, match="must have a grid of [23] numbers.*Take one"):
+        device_kind(name)
