@@ -58,12 +58,12 @@ def fedfr_generic():
     def features(variables, x):
         return backbone.apply(variables, x, False)[0]
 
-    def frozen(shared, previous, client):
+    def reference_features(shared, previous, client):
         return ComputedFeatures(features, shared, previous)
 
     loss = face_loss(backbone, contrastive_weight=5.0)
     training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.02)
-    fedfr = ff.fedfr(training, frozen=frozen)
+    fedfr = ff.fedfr(training, reference_features=reference_features)
     start = backbone.init(jax.random.key(0))
     classes = 0.1 * jax.random.normal(jax.random.key(1), (14, 16))
     params = {"backbone": start["params"], "head": classes[:10], "phi": classes[10:]}
