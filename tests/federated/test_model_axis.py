@@ -72,7 +72,7 @@ def two_rounds(num_model_shards):
 
 
 def _two_rounds(num_model_shards):
-    sim, server = build(num_model_shards)
+    sim, server = build(num_model_shards, max_hard_negatives=16)
     store = open_store(sim, server)
     work = assign(sim, server, store, Cohort(np.arange(4), 0))
     begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
