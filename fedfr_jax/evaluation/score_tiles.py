@@ -29,6 +29,11 @@ class ScoreTile(NamedTuple):
 ScoreTiles = Callable[[], Iterator[ScoreTile]]
 
 
+@jax.jit
+def _are_finite(features):
+    return jnp.isfinite(features).all()
+
+
 def check_features(name: str, features, labels) -> None:
     """Raise ValueError unless features [Q, D] are finite and labels are [Q]."""
     if np.ndim(features) != 2 or np.shape(labels) != np.shape(features)[:1]:
@@ -38,7 +43,7 @@ def check_features(name: str, features, labels) -> None:
         )
     if np.shape(features)[0] == 0:
         raise ValueError(f"{name} must have at least one feature, got 0.")
-    if not bool(jnp.isfinite(jnp.asarray(features)).all()):
+    if not _are_finite(jnp.asarray(features)):
         raise ValueError(f"{name} must be finite, got nan or inf.")
 
 
