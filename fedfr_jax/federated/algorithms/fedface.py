@@ -42,6 +42,8 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
       spread: (embeddings [K M, D], class_mask [K M]) -> embeddings [K M, D].
       num_clients: N.
     """
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}.")
     if algorithm.privacy is not None:
         raise ValueError(
             "privacy must cover everything that clients send, got class embeddings "
