@@ -32,11 +32,7 @@ def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """Read an object without its digest, after comparing it if there is one.
-
-    Raises:
-      ValueError: naming the file, when it is damaged.
-    """
+    """Read an object without its digest, after comparing it if there is one."""
     try:
         value = read_json(path)
         kept = value.pop(DIGEST, None)

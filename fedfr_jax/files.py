@@ -5,7 +5,9 @@ file.
 """
 
 import contextlib
+import csv
 import fcntl
+import io
 import mmap
 import os
 import pathlib
@@ -14,7 +16,7 @@ import pickletools
 import stat
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -90,15 +92,34 @@ def check_list(path: str | os.PathLike) -> None:
 def read_list(path: str | os.PathLike) -> str:
     """Read a text list; names are normalized to NFC, as those of files are.
 
-    A byte order mark, which some editors put first, is no part of it.
-
-    Raises:
-      ValueError: of `check_list`, or for text that is not UTF-8.
-      OSError: when it cannot be read.
+    A byte order mark, which some editors put first, is no part of it. What cannot be
+    read, or is not UTF-8, is a ValueError that names the file.
     """
     check_list(path)
-    with open(path, encoding="utf-8-sig") as file:
-        return unicodedata.normalize("NFC", file.read())
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"{path} must be a readable list in UTF-8, got {type(error).__name__}: "
+            f"{error}."
+        ) from error
+    return unicodedata.normalize("NFC", text)
+
+
+def read_csv(path: str | os.PathLike, columns: Sequence[str]) -> dict[int, list[str]]:
+    """Read `columns` of a .csv with a header: {line number: stripped cells}."""
+    table = csv.DictReader(io.StringIO(read_list(path)), skipinitialspace=True)
+    lines = {}
+    try:
+        table.fieldnames = [name.strip() for name in table.fieldnames or ()]
+        for row in table:
+            lines[table.line_num] = [row[column].strip() for column in columns]
+    except (KeyError, AttributeError, csv.Error) as error:  # None of a short line
+        raise ValueError(
+            f"{path} must be a csv with the columns {', '.join(columns)}, got "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return lines
 
 
 def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:

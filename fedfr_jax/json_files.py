@@ -22,11 +22,7 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
 
 
 def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) -> Any:
-    """Parse JSON text as an object, or another type of value; errors name `origin`.
-
-    Raises:
-      ValueError: naming the origin, when it is no JSON or another kind of value.
-    """
+    """Parse JSON text as an object, or another type of value; errors name `origin`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -79,8 +79,9 @@ def list_devices() -> Sequence[jax.Device]:
 
 
 def platform() -> str:
-    """Platform of the traced devices (cpu, gpu, tpu): of the mesh within
-    `jax.shard_map`, else of the devices that a mesh is made of.
+    """Platform of the devices that are traced for: cpu, gpu or tpu.
+
+    Within `jax.shard_map` they are those of its mesh, else those of `list_devices`.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return list_devices()[0].platform if device is None else device.platform
@@ -133,11 +134,9 @@ def local_min(free: int | None, is_shared: bool = False) -> int | None:
     return min_across_processes(multihost_utils.process_allgather(own), is_shared)
 
 
-def min_across_processes(told: np.ndarray, is_shared: bool) -> int | None:
-    """`local_min` from the gathered values [P, 2]: MiB, -1 if unknown, and the
-    machine.
-    """
-    free, machines = told.astype(np.int64).T
+def min_across_processes(gathered: np.ndarray, is_shared: bool) -> int | None:
+    """`local_min` of gathered values [P, 2]: MiB, or -1, and the machine."""
+    free, machines = gathered.astype(np.int64).T
     if is_shared:
         free = free // (machines[:, None] == machines[None]).sum(axis=1)
     return None if free.min() < 0 else int(free.min()) * MIB

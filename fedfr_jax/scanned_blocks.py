@@ -38,9 +38,7 @@ class StackedPath:
 
 
 def gather_stacks(tree: PyTree, *, is_stack: bool = False) -> PyTree:
-    """Replace shards in `tree` by gathered leaves, of a block or of all blocks of a
-    stack.
-    """
+    """Replace shards in `tree` by gathered leaves, of one block or of a stack."""
 
     def one(x):
         if not isinstance(x, StackedPath):
@@ -62,9 +60,7 @@ def are_stacked(tree: PyTree) -> PyTree:
 
 
 def stack_key(start: int, stop: int) -> str:
-    """Key of blocks [start, stop), "block[2:5]"; "block2" for a single, unstacked
-    block.
-    """
+    """Key of blocks [start, stop): "block[2:5]", or "block2" for a single one."""
     return f"block{start}" if stop == start + 1 else f"block[{start}:{stop}]"
 
 
@@ -78,25 +74,17 @@ def stack_span(key: str) -> tuple[int, int] | None:
 
 
 def block_paths(path: str) -> list[str]:
-    """Paths of each block for a stacked leaf's path such as
-    `stage3/block[2:5]/conv1/kernel`.
-    """
+    """Paths of the blocks of a stacked leaf, as `stage3/block[2:5]/conv1/kernel`."""
     paths = [""]
     for key in path.split("/"):
-        start, stop = stack_span(key) or (0, 1)
-        keys = (
-            [stack_key(i, i + 1) for i in range(start, stop)]
-            if stack_span(key)
-            else [key]
-        )
+        span = stack_span(key)
+        keys = [stack_key(i, i + 1) for i in range(*span)] if span else [key]
         paths = [f"{path}/{key}" for path in paths for key in keys]
     return [path[1:] for path in paths]
 
 
 def by_block_name(tree: PyTree) -> PyTree:
-    """Unstack `tree` to one key per block; arrays or tracers, views for NumPy
-    arrays.
-    """
+    """Unstack `tree` to one key per block; views for NumPy arrays."""
     if not isinstance(tree, dict):
         return tree
     blocks = {}
@@ -114,9 +102,6 @@ def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
     """Restack the blocks of `tree` as in `like`, of which only the keys matter.
 
     Stacks that the two share cost nothing. Keys that one of the two lacks are left out.
-
-    Raises:
-      ValueError: when `tree` has some blocks of a stack only.
     """
     if not isinstance(tree, dict) or not isinstance(like, dict):
         return tree
@@ -132,13 +117,9 @@ def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def stack_blocks(tree: PyTree, start: int, stop: int) -> PyTree:
-    """Stack blocks [start, stop) of a dict, which has them in any stacks: leaves [n,
-    ...].
+    """Stack blocks [start, stop) of a dict, in any stacks: leaves [n, ...].
 
     Leaves that are None in one block are None in the stack.
-
-    Raises:
-      ValueError: when some are missing.
     """
     parts = []
     for low, high, key in sorted(

@@ -32,11 +32,10 @@ def add(tree: PyTree, change: PyTree) -> PyTree:
 
 
 def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
-    """Build a predicate on tree paths: tree -> tree of bool, True where `pattern`
-    matches.
+    """Build a predicate: tree -> tree of bool, True where a path has `pattern`.
 
-    Blocks are found by their names, stacked or not; see `stacks.refined` for stacks of
-    which it finds some blocks only.
+    Blocks are found by their names, stacked or not; `scanned_blocks.split_stacks`
+    splits a stack of which only some blocks match.
 
     Raises:
       ValueError: when fewer than `least` leaves match, because a renamed layer must
@@ -75,14 +74,10 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
 
 
 def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
-    """Scale the updates of leaves: per-leaf learning rates if it is the last
-    transformation.
+    """Scale the updates of leaves: a learning rate per leaf, as the last link.
 
     Args:
       factors: {regular expression of paths below params: factor}.
-
-    Raises (at init):
-      ValueError: when a pattern finds no leaf.
     """
 
     def init(params):
@@ -109,9 +104,6 @@ def stop_gradients(
 
     Args:
       pattern: regular expression over leaf paths such as `params/stem/conv/kernel`.
-
-    Raises (at init):
-      ValueError: when fewer than `least` leaves match.
     """
     find = matching(pattern, least=least)
     found = lambda tree: find({"params": scanned_blocks.by_block_name(tree)})["params"]

@@ -20,8 +20,8 @@ PyTree = Any
 # arrays, which a model gets as a dict.
 InputShape = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 CHUNK_BYTES = 2**25
-IGNORE_INDEX = 255  # in a mask: of no class, neither trained on nor judged
-TRAIN, QUERY, GALLERY = 0, 1, 2  # what an image of a re-identification set is for
+IGNORE_INDEX = 255  # in a mask: of no class, neither trained on nor evaluated
+TRAIN, QUERY, GALLERY = 0, 1, 2  # use of an image of a re-identification set
 
 
 def is_image(shape: InputShape) -> bool:
@@ -44,8 +44,7 @@ def model_inputs(inputs: PyTree) -> PyTree:
 class Model(NamedTuple):
     """A network from inputs to embeddings or logits, as functions.
 
-    A network on vectors takes x [B, D], one on a tree of inputs {name: [B, ...]}, as
-    its source gives them.
+    A network on vectors takes x [B, D], one on several arrays {name: [B, ...]}.
 
     `apply` takes (variables, x [B, H, W, C] in [-1, 1], train=False, key=None) and
     gives (output [B, D], batch_stats), of a segmenter the logits of every pixel
@@ -65,7 +64,7 @@ class Model(NamedTuple):
     apply_with_features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
         None
     )
-    # (variables, level) -> (apply, variables), see `models.folding.fold_batch_norm`
+    # (variables, level) -> (apply, variables), see `models.bn_folding`
     fold_batch_norm: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
     # {"name": of MODELS, settings of its factory} that build it, where they are known
     config: Mapping[str, Any] | None = None
@@ -79,33 +78,29 @@ class Model(NamedTuple):
 class Masks(NamedTuple):
     """Segmentation masks of a source's images, decoded on demand."""
 
-    # [n] int -> uint8 [n, H, W], each in [0, M) or VOID
+    # [n] int -> uint8 [n, H, W], each in [0, M) or IGNORE_INDEX
     read: Callable[[np.ndarray], np.ndarray]
-    class_names: tuple[str, ...]  # M names of the pixels' classes, M at most VOID
-    class_colors: tuple[tuple[int, int, int], ...] | None = None  # M, for pictures
+    class_names: tuple[str, ...]  # M names of the pixels' classes
+    class_colors: tuple[tuple[int, int, int], ...] | None = None  # M, for images
 
 
 class Preprocessing(NamedTuple):
     """Preprocessing of an image file for embedding and evaluation.
 
-    It belongs to a network as much as its weights do. The defaults stand where nothing
-    is recorded: weights from elsewhere, and data that never were picture files.
+    It belongs to a network as much as its weights do. The defaults are for networks
+    without a record: external weights, and data that are no image files.
     """
 
-    # "stretch" to the network's (H, W); or "crop": the largest part around the center
-    # with its shape
+    # "stretch" to the network's (H, W), or "crop" the largest centered part of its
+    # aspect ratio
     resize: Literal["stretch", "crop"] = "crop"
-    kernel: Literal["bilinear", "bicubic"] = (
-        "bilinear"  # or "bicubic", both with antialiasing
-    )
-    alignment: Literal["arcface"] | None = (
-        None  # "arcface": by five landmarks to that template
-    )
-    inverted: bool = False  # white for black
+    kernel: Literal["bilinear", "bicubic"] = "bilinear"  # with antialiasing
+    alignment: Literal["arcface"] | None = None  # by five landmarks to that template
+    inverted: bool = False  # black becomes white
     # (pixel - mean) / std of pixels in [0, 255], one number or one for each channel
     mean: float | tuple[float, ...] = 127.5
     std: float | tuple[float, ...] = 127.5
-    mirrored: bool = False  # embeddings are sums with those of mirror images
+    mirrored: bool = False  # the mirror image's embedding is added
 
 
 class StoredImages(NamedTuple):
@@ -131,52 +126,48 @@ class Source(NamedTuple):
     input_shape: InputShape
     landmarks: np.ndarray | None = None  # [T, 5, 2] float32 x, y pixels of `read`
     cameras: np.ndarray | None = None  # [T] int32 camera (or drawer, or session)
-    pairs: "Pairs | None" = None  # the set's own verification protocol
-    is_test: np.ndarray | None = None  # [T] bool, the set's own test part
-    client_ids: np.ndarray | None = None  # [T] int or str, whom each image comes from
+    pairs: "Pairs | None" = None  # the set's verification protocol
+    is_test: np.ndarray | None = None  # [T] bool, the set's test split
+    client_ids: np.ndarray | None = None  # [T] int or str, client of each image
     masks: Masks | None = None  # for segmentation; `labels` are still of whole images
     # [T] uint8 TRAIN, QUERY or GALLERY, of a re-identification set; the identity named
-    # "-1" is nobody, see `data.sources.reid`
+    # "-1" is a distractor, see `data.sources.reid`
     roles: np.ndarray | None = None
-    passed_over: str = ""  # files that are not read: how many, and the first of a kind
-    # How `read` makes its images of picture files; None where there are none
+    passed_over: str = ""  # files that are not read: number and first of each kind
+    # From an image file to what `read` returns; None where there are no files
     preprocessing: Preprocessing | None = None
-    stored: StoredImages | None = (
-        None  # None where nothing but labels tells images apart
-    )
+    stored: StoredImages | None = None  # None where images have no identity
 
 
 class UsedRows(NamedTuple):
     """Images of a source with one use, such as training."""
 
     rows: np.ndarray  # [n] int, of the source
-    client: np.ndarray | None = None  # [n] int whose they are; None: all clients'
-    number: np.ndarray | None = None  # [n] int of the class (or camera) of each
+    client: np.ndarray | None = None  # [n] int client of each; None: all clients
+    number: np.ndarray | None = None  # [n] int class (or camera) of each
 
 
 class DataUsage(NamedTuple):
     """Images that an experiment uses, by use."""
 
     source: Source
-    parts: Mapping[str, UsedRows]  # by their use, such as "train"; no image is in two
+    parts: Mapping[str, UsedRows]  # {use, such as "train": its images}, disjoint
 
 
 class Dataset(NamedTuple):
     """T examples in host or device memory.
 
-    Those of the clients come first, grouped by client, then those of everybody.
+    Those of the clients come first, grouped by client, then the public ones.
     """
 
     inputs: PyTree  # of [T, ...]: {"image": uint8 [T, H, W, C]}
-    # of [T, ...]: {"label": int32 [T], the client's own class or the public class,
-    # perhaps "mask": uint8 [T, H, W], see `Masks`}
+    # of [T, ...]: {"label": int32 [T], the client's class or the public class, perhaps
+    # "mask": uint8 [T, H, W], see `Masks`}
     targets: PyTree
 
     @classmethod
     def from_arrays(cls, images, labels) -> "Dataset":
-        """Build a data set from images [T, H, W, C], or other arrays by name, and
-        labels [T].
-        """
+        """Build a data set from images [T, ...] or arrays by name, and labels [T]."""
         inputs = images if isinstance(images, Mapping) else {"image": images}
         return cls(inputs, {"label": labels})
 
@@ -208,9 +199,7 @@ class Dataset(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Device memory in bytes for two chunks of examples (compare
-        `Stream.memory`).
-        """
+        """Device memory in bytes for two chunks of examples, as of a `Stream`."""
         return CHUNK_BYTES
 
     def take(self, rows: np.ndarray) -> "Dataset":
@@ -220,8 +209,7 @@ class Dataset(NamedTuple):
     def chunks(
         self, rows_of: Callable[[int], jax.Array], count: int
     ) -> Iterator[tuple[jax.Array, "Dataset"]]:
-        """Yield (rows, their examples) of each chunk; the examples must be on every
-        device.
+        """Yield (rows, their examples) of each chunk, from the devices.
 
         Args:
           rows_of: i -> [n] rows of the i-th of `count` pieces, on the devices.
@@ -252,20 +240,20 @@ class Augment(NamedTuple):
     inputs: {"image": [H, W, C], perhaps "landmarks": [P, 2] float32 x, y pixels};
     targets: {"label": [] int32, perhaps "mask": [H, W] int}.
 
-    Frozen networks' features of an example are computed once and looked up when its
-    outcomes are counted and `draw` tells which of them a batch holds.
+    Where the outcomes ("views") can be counted and `sample_view` gives that of a batch,
+    features of frozen networks are computed once per view and looked up.
     """
 
-    # (key [], inputs, targets) -> (inputs, targets); key may be None when views is 1
+    # (key [], inputs, targets) -> (inputs, targets); key may be None for one view
     apply: Callable[[jax.Array | None, PyTree, PyTree], tuple[PyTree, PyTree]]
-    num_views: int = 0  # outcomes when they are counted (mirror: 2, none: 1), else 0
-    # (i [] int32, inputs) -> inputs, the i-th of them; only when views > 0. View 0 is
-    # the plain one, as networks are judged on.
+    num_views: int = 0  # number of outcomes (mirror: 2, none: 1); 0: not countable
+    # (i [] int32, inputs) -> inputs, the i-th view; only where num_views > 0. View 0 is
+    # without randomness, as in evaluation.
     apply_view: Callable[[jax.Array, PyTree], PyTree] | None = None
-    # key -> [] int32, the view that `apply` gives with the same key; for views > 1
+    # key -> [] int32, the view that `apply` gives with the same key; for num_views > 1
     sample_view: Callable[[jax.Array], jax.Array] | None = None
-    # inputs -> inputs, what happens without chance, such as normalization; for
-    # views = 0, where None leaves the example as it is stored
+    # inputs -> inputs, the part without randomness, such as normalization; for
+    # num_views = 0, where None leaves the example as it is stored
     deterministic: Callable[[PyTree], PyTree] | None = None
 
     def apply_deterministic(self, inputs: PyTree) -> PyTree:
@@ -287,14 +275,12 @@ class Batch(NamedTuple):
 
     inputs: PyTree  # of [B, ...]: {"image": [B, H, W, C], in [-1, 1] once normalized}
     targets: PyTree  # of [B, ...]: {"label": [B] int32}
-    num_classes: jax.Array  # [] int32 the client's own classes
+    num_classes: jax.Array  # [] int32 number of the client's classes
     is_valid: jax.Array  # [B] bool, False for padding
     is_added: jax.Array  # [B] bool, True for examples added by the server
     row: jax.Array  # [B] int32 row of the data set
-    position: jax.Array  # [B] int32 place in the client's list of examples
-    view_index: (
-        jax.Array
-    )  # [B] int32 which of the augment's views, 0 if they do not count
+    position: jax.Array  # [B] int32 index in the client's list of examples
+    view_index: jax.Array  # [B] int32 of the augment's views, 0 if they do not count
 
     @property
     def images(self) -> jax.Array:
@@ -303,16 +289,12 @@ class Batch(NamedTuple):
 
     @property
     def model_inputs(self) -> PyTree:
-        """The model's input: `images` if there are any, else all inputs, {name: [B,
-        ...]}.
-        """
+        """The model's input: the images, or all inputs {name: [B, ...]}."""
         return model_inputs(self.inputs)
 
     @property
     def labels(self) -> jax.Array:
-        """Labels targets["label"], [B] int32: the client's class, or the public
-        class.
-        """
+        """targets["label"], [B] int32: the client's class, or the public class."""
         return self.targets["label"]
 
 
@@ -321,13 +303,11 @@ class Client(NamedTuple):
 
     id: jax.Array  # [] int32
     cohort_index: jax.Array  # [] int32 in the cohort
-    is_random_client: (
-        jax.Array
-    )  # [] bool: one client of each cohort, drawn anew every round
+    is_random_client: jax.Array  # [] bool: of one client, sampled anew every round
     round: jax.Array  # [] int32
-    num_examples: jax.Array  # [] int32 own examples
+    num_examples: jax.Array  # [] int32 the client's examples
     num_added: jax.Array  # [] int32 examples added by the server
-    num_classes: jax.Array  # [] int32 own classes
+    num_classes: jax.Array  # [] int32 the client's classes
     num_steps: jax.Array  # [] int32 local steps S
     step_to_epoch: Callable[[jax.Array], jax.Array]  # step -> epoch, [] int32
     # step [] int32 -> shuffled, augmented batch
@@ -351,15 +331,15 @@ class Participation(NamedTuple):
     However many there are, the round is the same compiled program.
     """
 
-    # [K] bool: trains. Who does not is as if it were not in the cohort: it has weight
-    # 0, its personal state stays, and its id may be anybody's.
+    # [K] bool: trains. A client that does not has weight 0, its personal state stays,
+    # and its id may be that of any client.
     is_present: np.ndarray
-    # [K] bool: trains, and its update arrives. Of one that is present and not
-    # received the personal state moves on, and nobody else notices.
+    # [K] bool: trains, and its update arrives. Of a client that is present and not
+    # received the personal state alone changes.
     is_received: np.ndarray
-    # [K] int: takes at most so many local steps; None: all of them
+    # [K] int: largest number of local steps; None: all of them
     max_steps: np.ndarray | None = None
-    # [K] int: rounds ago that it has begun to train; None: in this one
+    # [K] int: rounds since it began to train; None: it began in this one
     staleness: np.ndarray | None = None
 
     def take(self, index: np.ndarray) -> "Participation":
@@ -379,18 +359,18 @@ class RoundContext(NamedTuple):
     """Inputs of `Algorithm.prepare`."""
 
     dataset: Any  # a `Dataset` on every device of the mesh, or a `Stream`
-    population: Any  # `federated.client.Population`: whose rows are whose
+    population: Any  # `federated.client.Population`: rows of each client
     cohort: Cohort
-    batching: Any  # `feed.Batching`: how clients see their examples
+    batching: Any  # `data.batching.Batching`
     mesh: jax.sharding.Mesh
 
 
 class Prepared(NamedTuple):
     """What the server computes for a cohort before the clients train."""
 
-    shared: PyTree  # replicated, handed to every client
+    shared: PyTree  # replicated, passed to every client
     added_rows: jax.Array  # [K, X] int32 rows added to each client, X may be 0
-    num_added: jax.Array  # [K] int32 how many of them count
+    num_added: jax.Array  # [K] int32 number of these that are no padding
 
 
 class Broadcast(NamedTuple):
@@ -409,8 +389,8 @@ class LocalTraining(NamedTuple):
     """
 
     loss: Callable
-    # rate [] -> transformation, as `optax.sgd` is one, called with the rate of every
-    # step; or a transformation that has its own rate (then `learning_rate` is None).
+    # rate [] -> transformation, such as `optax.sgd`, called with the rate of each step;
+    # or a transformation with its own rate (then `learning_rate` is None).
     optimizer: Callable | optax.GradientTransformation = optax.sgd
     # A number, or (round, epoch) -> [], which count from 0.
     learning_rate: Callable | float | None = None
@@ -418,7 +398,7 @@ class LocalTraining(NamedTuple):
     def __repr__(self) -> str:
         """Names of its functions."""
         shown = (f"{k}={_shown(x)}" for k, x in self._asdict().items())
-        return f"Local({', '.join(shown)})"
+        return f"LocalTraining({', '.join(shown)})"
 
 
 def _shown(value) -> str:
@@ -435,22 +415,22 @@ class ClientOutput(NamedTuple):
     """Result of one client's round."""
 
     # The client's change of what the server shares, aggregated over the cohort; running
-    # statistics lie below a key "batch_stats". () where nothing is.
+    # statistics lie below a key "batch_stats". () where nothing is shared.
     update: PyTree
-    # [] of a weighted mean; else what `Algorithm.aggregator` counts the client by
+    # [] of a weighted mean; else what `Algorithm.aggregator` weighs the client by
     weight: PyTree
     personal: PyTree  # stays with the client
     metrics: PyTree  # {name: []}
     per_client: PyTree = ()  # kept per client, [K, ...] on the server
-    personal_variables: PyTree = ()  # after training, what stays
+    personal_variables: PyTree = ()  # after training, those that stay with the client
     sums: PyTree = ()  # further numbers, summed over clients as they are
 
 
 class LogScaled(NamedTuple):
     """A tree scaled by e^log, so that a summary can sum it without overflow.
 
-    For weights such as e^margin, see `federated.sums`. What is divided by another array
-    of the same tree, as in a softmax, does not depend on the log.
+    For weights such as e^margin. A ratio of two arrays of the tree, as in a softmax,
+    does not depend on the log.
     """
 
     log: jax.Array  # []
@@ -469,9 +449,9 @@ class Summary(NamedTuple):
     A tree of arrays, of which some may be below a `LogScaled` or a `PerClient`.
     """
 
-    update: PyTree  # as the links so far have left it
+    update: PyTree  # as changed by the links so far
     weight: PyTree
-    extra: PyTree = ()  # sums of the link's own
+    extra: PyTree = ()  # further sums of the link
     personal: PyTree = ()  # the link's state at this client, kept by it and not summed
 
 
@@ -503,9 +483,9 @@ class Message(NamedTuple):
         return sum(size * bits for size, bits in pairs) + self.extra_bits
 
 
-# Link: changes updates or what became of them. Mean: the weighted mean. Sum: sees
-# weighted updates and their sum, so stands behind the mean. Last: stands in the place
-# of the mean, nothing comes after it.
+# Link: changes updates or the aggregate. Mean: the weighted mean. Sum: changes weighted
+# updates and their sum, so it comes after the mean. Last: in place of the mean, nothing
+# comes after it.
 LINK, MEAN, SUM, LAST = "link", "mean", "sum", "last"
 
 
@@ -528,18 +508,17 @@ class Aggregator(NamedTuple):
     min_clients: int = 1  # of a cohort
     max_clients: int | None = None
     # Zeros like an update -> the link's state at a client, kept with its personal
-    # state; `summarize` then gets a `LinkState` and hands the new one back as
-    # `Summary.personal`. None: it keeps nothing there.
+    # state; `summarize` then gets a `LinkState` and returns the new state as
+    # `Summary.personal`. None: no such state.
     init_personal: Callable[[PyTree], PyTree] | None = None
-    # (key, updates [K, ...], weights [K]) -> (updates [R, ...], weights [R]), in the
-    # place of the two functions above: all updates at once. The links behind it then
-    # see R rows on the server, R = ceil(K / clients_per_row); a weight of 0 is of
-    # a row that is left out.
+    # (key, updates [K, ...], weights [K]) -> (updates [R, ...], weights [R]), instead
+    # of the two functions above: all updates at once. Later links get R rows on the
+    # server, R = ceil(K / clients_per_row); a row of weight 0 is left out.
     mix: Callable | None = None
     clients_per_row: int = 1
-    # Clients of a cohort -> how many may be malicious; None: it promises nothing
+    # Clients of a cohort -> how many may be malicious; None: no guarantee
     max_malicious: Callable[[int], int] | None = None
-    compress: Callable[[Message], Message] | None = None  # None: as it is
+    compress: Callable[[Message], Message] | None = None  # None: not compressed
 
 
 class RoundResult(NamedTuple):
@@ -551,12 +530,12 @@ class RoundResult(NamedTuple):
     weights: PyTree  # [K]
     round: jax.Array  # [] int32
     shared: PyTree = ()  # what `prepare` made for this round
-    # Own leaves of the client who `is_first`, where the server takes them: one that
-    # trains its network adds them as "local", and hands them back there as they became.
+    # Those of the client that `is_random_client`, for a server that trains the network:
+    # it adds them as "local", and returns them there.
     personal_variables: PyTree = ()
     sums: PyTree = ()  # of `ClientOutput.sums`
     link_state: PyTree = ()  # of the aggregator, after the round
-    # [K] bool: whose update has arrived, the numbers of others are 0; None: everybody's
+    # [K] bool: whether the update has arrived, else its numbers are 0; None: all have
     is_received: jax.Array | None = None
 
     @property
@@ -576,11 +555,11 @@ class Algorithm(NamedTuple):
     aggregator: Aggregator | None  # None: clients send no update
     server_update: Callable[[PyTree, RoundResult], PyTree]  # -> server
     personalize: Callable[[PyTree, PyTree], PyTree]  # (server, personal) -> variables
-    # server -> variables: the one network that it would hand to everybody.
+    # server -> variables of the global model
     global_model: Callable[[PyTree], PyTree] = lambda server: server
-    # Whether clients deploy that network, and none that is in part or whole their own.
+    # Whether clients deploy the global model, without any personal parameters
     has_global_model: bool = True
-    # Of NEEDS: what a task must offer beside the factory's arguments.
+    # Of NEEDS: what a task must offer besides the factory's arguments
     needs: tuple[str, ...] = ()
     # Also traced for its shapes before the first round.
     prepare: Callable[[PyTree, RoundContext], Prepared] | None = None
@@ -590,9 +569,9 @@ class Algorithm(NamedTuple):
     check_epochs: Callable[[int], None] = lambda least: None
     # (clients of a round) raises ValueError when they are too few.
     check_cohort: Callable[[int], None] = lambda number: None
-    # server -> a tree like a client's update; None: like the network that is shared
+    # server -> a tree like a client's update; None: like the global model
     update_like: Callable[[PyTree], PyTree] | None = None
-    # Share of a cohort that must send what can be averaged, or the run stops.
+    # Share of a cohort that must send a valid update, or the run stops
     min_kept: float = 0.0
     # server -> the state of `aggregator`, see `federated.aggregation`
     link_state: Callable[[PyTree], PyTree] = lambda server: ()
@@ -611,24 +590,22 @@ class FinalAdaptation(NamedTuple):
 
 
 class FederatedTrainer(NamedTuple):
-    """Trainer of a federated stage: algorithm, initial variables, and use of its
-    models.
-    """
+    """Trainer of a federated stage: algorithm, initial variables, its models."""
 
     algorithm: Algorithm
     # variables of the stage before, or None -> variables for `Algorithm.init`
     init_variables: Callable[[PyTree], PyTree]
     apply: Callable  # (variables of `personalize`, images [B, ...]) -> output [B, D]
-    # server -> variables of the judged network; None where there is none
+    # server -> variables of the evaluated network; None where there is none
     global_model: Callable[[PyTree], PyTree] | None
     apply_global: Callable  # (variables of `network`, images) -> output [B, D]
     final_adaptation: FinalAdaptation | None = None
-    # Passes over a client's examples, instead of the federation's.
+    # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
     max_rounds: int | None = None  # within the budget of a private method
-    # The same on networks whose convolutions are computed otherwise.
+    # {implementation of convolutions: the same trainer with it}
     by_conv_implementation: Mapping[str, "FederatedTrainer"] = MappingProxyType({})
-    # Of the judged network, as of a `Model`.
+    # Of the evaluated network, as of a `Model`
     count_flops: Callable[[], int] | None = None
     model_config: Mapping[str, Any] | None = None
 
@@ -650,16 +627,16 @@ class CentralTrainer(NamedTuple):
     batching: Any  # how batches are made
     loss: Callable  # as of `LocalTraining`
     init: Callable[[jax.Array], PyTree]  # key -> variables
-    global_model: Callable[[PyTree], PyTree]  # variables -> those of the judged network
+    global_model: Callable[[PyTree], PyTree]  # variables -> those of the evaluated one
     apply_global: Callable  # (variables of `network`, images) -> output [B, D]
-    # (number that names an epoch, its steps S) -> [S, B] int32 places among the rows,
-    # on the host; None for a permutation of them
+    # (number of an epoch, its steps S) -> [S, B] int32 indices of rows, on the host;
+    # None for a permutation of them
     batch_order: Callable[[int, int], np.ndarray] | None = None
     sharded_classes: ShardedClasses | None = None  # with class_parallel
-    # What a step's whole batch is told before devices and micro-batches take their
-    # parts of it; None: nothing
+    # Change of a step's whole batch before it is split over devices and micro-batches;
+    # None: none
     annotate_batch: Callable[[Batch], Batch] | None = None
-    # Of the judged network, as of a `Model`.
+    # Of the evaluated network, as of a `Model`
     count_flops: Callable[[], int] | None = None
     model_config: Mapping[str, Any] | None = None
 
@@ -674,18 +651,18 @@ class Stage(NamedTuple):
 class TrainedModels(NamedTuple):
     """Models that a stage has trained, for evaluators."""
 
-    variables: PyTree | None  # of the one network, None where there is none
+    variables: PyTree | None  # of the global model, None where there is none
     apply: Callable  # (variables, images [B, ...]) -> output [B, D]
-    # client -> variables of its own network; None: everybody has the one network
+    # client -> variables of its model; None: all clients have the global model
     client_variables: Callable[[int], PyTree] | None
-    client_apply: Callable  # (variables of `of_client`, images) -> output [B, D]
-    # number -> variables that a client would start with who never took part; None
-    # where `of_client` is
+    client_apply: Callable  # (`client_variables`, images) -> output [B, D]
+    # number -> variables of a client that has never taken part; None where
+    # `client_variables` is
     new_client_variables: Callable[[int], PyTree] | None = None
 
 
 class ImageGrid(NamedTuple):
-    """Images of n examples, one row each, to be drawn with titles and a legend."""
+    """Images of n examples, one row each, with titles and a legend."""
 
     # Columns by their titles: uint8 [n, H, W, 3], then numbers [n, H, W], which are
     # drawn as colors.
@@ -695,7 +672,7 @@ class ImageGrid(NamedTuple):
 
 
 class ScoredPairs(NamedTuple):
-    """Pairs of images with a model's scores, to look at."""
+    """Pairs of images with a model's scores, for display."""
 
     images: np.ndarray  # uint8 [n, 2, H, W, 3]
     scores: np.ndarray  # [n]
@@ -709,11 +686,11 @@ class EmbeddingMap(NamedTuple):
 
     points: np.ndarray  # [n, 2]
     labels: Sequence[str]  # [n] identities
-    explained: float  # part of the variance in the plane, in [0, 1]
+    explained: float  # fraction of the variance in the plane, in [0, 1]
 
 
 class Samples(NamedTuple):
-    """Samples of an evaluation to look at."""
+    """Samples of an evaluation for display."""
 
     pairs: Mapping[str, ScoredPairs] = MappingProxyType({})
     maps: Mapping[str, EmbeddingMap] = MappingProxyType({})
@@ -727,36 +704,32 @@ class Evaluation(NamedTuple):
     curves: Mapping[str, Any] = MappingProxyType({})  # {"roc": (far, tar, ...)}
     images: Mapping[str, np.ndarray] = MappingProxyType({})  # uint8 [H, W, 3]
     image_grids: Mapping[str, ImageGrid] = MappingProxyType({})
-    samples: Callable[[], Samples] | None = None  # made where a report asks for them
+    samples: Callable[[], Samples] | None = None  # computed for a report
 
 
 class Evaluator(NamedTuple):
     """Evaluation of a stage's models by a task."""
 
     evaluate: Callable[[TrainedModels], Evaluation]
-    during_training: bool = (
-        True  # whether also between rounds, when an evaluation is due
-    )
-    # {metric: value}: the first round that reaches it is told
+    during_training: bool = True  # whether also between rounds
+    # {metric: value}: the first round that reaches it is reported
     targets: Mapping[str, float] = MappingProxyType({})
 
 
 class Task(NamedTuple):
     """A task: its data, and the evaluation of models."""
 
-    dataset: Any  # clients' rows first, grouped; then shared ones
-    population: Any  # what the clients own
+    dataset: Any  # clients' examples first, grouped; then public ones
+    population: Any  # rows of each client
     evaluators: Mapping[str, Evaluator]
-    data_report: Mapping[str, Any]  # of the split, as JSON
+    data_report: Mapping[str, Any]  # of the partition, as JSON
     data_report_text: str  # the same in words
-    # Of images before `evaluators` see them; None of a task that does not say
+    # Of images before `evaluators` get them; None where unknown
     preprocessing: Preprocessing | None = None
-    is_of_features: bool = (
-        False  # they compare `Model.apply_with_features`, not its output
-    )
+    is_of_features: bool = False  # evaluators compare features, not outputs
     classes: Sequence[str] = ()  # of a classifier's or segmenter's output
     name: str = ""  # of config.task
-    # Kept with every stage and compared when it is used again; None compares nothing
+    # Kept with every stage and compared on resume; None compares nothing
     used: DataUsage | None = None
 
 
@@ -769,17 +742,15 @@ class Experiment(NamedTuple):
     batching: Any  # of the federated stages
     federation: Any  # `federated.settings.Federation`
     seed: int
-    # (row, {key: number}) -> its trainer with other numbers, which may be traced, so
-    # that a sweep is one program; None where a task does not have it
+    # (method, {key: number}) -> its trainer with these hyperparameters, which may be
+    # traced, so that a sweep is one program; None where a task lacks it
     with_hyperparameters: (
         Callable[[str, Mapping[str, Any]], FederatedTrainer] | None
     ) = None
 
 
 def as_aux_loss(loss: Callable) -> Callable:
-    """Convert a loss of `LocalTraining` to one that returns (scalar, (stats,
-    metrics)).
-    """
+    """Convert a loss of `LocalTraining` to one with (scalar, (stats, metrics))."""
 
     def full(variables, batch, key, **round_args):
         value = loss(variables, batch, key, **round_args)
@@ -794,7 +765,7 @@ def as_aux_loss(loss: Callable) -> Callable:
 def example_losses(loss_fn: Callable, variables, batch, key) -> jax.Array:
     """Loss of every example of a batch, [B]; that of padding is meaningless.
 
-    A network that does not look at `is_valid` runs once, forward and backward.
+    A network that does not use `is_valid` runs once, forward and backward.
 
     Args:
       loss_fn: as `as_aux_loss` gives it, a mean over the batch's valid examples.

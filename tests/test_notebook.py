@@ -291,7 +291,7 @@ def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
     run, _ = ff.run_round(new_run(data=data))
     assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
     assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
-    shown = "Local(loss=loss, optimizer=sgd, learning_rate=0.1)"
+    shown = "LocalTraining(loss=loss, optimizer=sgd, learning_rate=0.1)"
     assert repr(ff.LocalTraining(loss, optax.sgd, 0.1)) == shown
     shown = "learning_rate=None)"
     assert repr(ff.LocalTraining(loss, optax.adam(1e-3))).endswith(shown)

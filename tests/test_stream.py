@@ -4,7 +4,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
 from fedfr_jax.data.stream import is_on_local_devices, place_examples, prefetch, stream
 from fedfr_jax.mesh import make_mesh
@@ -54,12 +53,6 @@ def test_every_device_has_its_own_part():
     np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
     assert asked == [0, 1]
     assert array.addressable_shards[0].data.shape == (3, 2)
-
-
-@pytest.mark.parametrize("wrong", [{"memory": 0}, {"waves": -1}])
-def test_bad_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match="memory must be at least 1 and its waves"):
-        stream(lambda rows: np.zeros((len(rows), 2, 2, 1)), np.zeros(1), **wrong)
 
 
 def test_examples_can_be_labeled_anew_and_say_what_they_are():

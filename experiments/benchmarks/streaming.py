@@ -18,11 +18,14 @@ import json
 import os
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 
 import numpy as np
 import results_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # of tests
 
 SHAPE, CLASSES = (28, 28, 1), 10
 
@@ -61,8 +64,8 @@ def random_images(args):
 def write_set(images, labels, folder, args):
     """The images in the chosen format; both keep every bit."""
     from fedfr_jax.data.sources import pack
-    from fedfr_jax.data.sources.recordio import write_face_set
     from fedfr_jax.types import Source
+    from tests.data.recordio_files import write_face_set
 
     folder.mkdir(parents=True, exist_ok=True)
     if args.format == "recordio":

@@ -75,7 +75,7 @@ class EpochOrder(NamedTuple):
         devices = np.arange(self.num_devices)[:, None, None] * self.part
         steps = first + np.arange(count)[:, None]
         places = devices + np.arange(self.part)
-        # Steps behind the epoch's last are filled up; nobody trains on them.
+        # Steps behind the epoch's last are filled up; they are not trained on.
         most = self.num_rows if listed is None else listed.size
         position = np.minimum(steps * self.batch_size + places, most - 1)
         if listed is None:

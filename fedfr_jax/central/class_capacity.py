@@ -54,10 +54,8 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
 def _classes(trainer: CentralTrainer, mesh: Mesh) -> tuple[int, int] | None:
     """(number of classes, how many fit); None without classes or if unknown."""
     shapes = jax.eval_shape(trainer.init, jax.random.key(0))["params"]
-    path, free = (
-        trainer.sharded_classes.path if trainer.sharded_classes else CLASS_TABLE,
-        free_bytes(mesh),
-    )
+    path = trainer.sharded_classes.path if trainer.sharded_classes else CLASS_TABLE
+    free = free_bytes(mesh)
     if free is None or path not in shapes or not jax.tree.leaves(shapes[path]):
         return None
     names = trainer.sharded_classes and trainer.sharded_classes.names

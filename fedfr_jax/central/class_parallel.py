@@ -88,56 +88,53 @@ def class_losses(
     features: jax.Array,
     rows: jax.Array,
     labels: jax.Array,
-    held: SampledClasses,
+    sampled: SampledClasses,
     of: ClassSoftmax,
 ) -> tuple[jax.Array, Any]:
     """Cross entropy of a device's examples against the classes of all devices.
 
     Args:
       features: [b, D] of the device's part of the batch.
-      rows: [R, D] embeddings of the classes `held`, any length.
-      labels: [b] int32 in [0, M), as all devices count; each must be held by one. Any
+      rows: [R, D] embeddings of the classes `sampled`, any length.
+      labels: [b] int32 in [0, M), as all devices count; each must be of one device. Any
         other, such as -1, has no class: its loss must not count.
 
     Returns:
       (losses [b], not bounded, what `of.margin` gives beside the logits).
     """
     chex.assert_rank([features, rows, labels], [2, 2, 1])
-    everybody, labels = (
-        gather_losses(features.astype(jnp.float32)),
-        gather_losses(labels),
-    )
-    unit = of.unit(everybody)
+    gathered = gather_losses(features.astype(jnp.float32))
+    labels = gather_losses(labels)
+    unit = of.unit(gathered)
     # Not the root of a square, which overflows for the features of a new network.
-    norm = jnp.sum(everybody * jax.lax.stop_gradient(unit), axis=1)
-    rows, own = _with_sampled(rows, _local_row(labels, held))
-    cosine = _target_cosine(unit, of.unit(own), labels, held)
+    norm = jnp.sum(gathered * jax.lax.stop_gradient(unit), axis=1)
+    rows, own = _with_sampled(rows, _local_row(labels, sampled))
+    cosine = _target_cosine(unit, of.unit(own), labels, sampled)
     target, others, aux = of.margin(cosine, norm)
-    rest = _log_sum_of_others(unit, rows, labels, held.ids, others, of)
+    rest = _log_sum_of_others(unit, rows, labels, sampled.ids, others, of)
     first = jax.lax.axis_index(meshes.CLIENTS) * len(features)
     losses = jax.nn.softplus(rest - target)
     return jax.lax.dynamic_slice_in_dim(losses, first, len(features)), aux
 
 
-def _place(labels, held):
+def _place(labels, sampled):
     """Index of each label among the device's classes, and whether it is one of them."""
-    place = labels - jax.lax.axis_index(meshes.CLIENTS) * len(held.row)
-    return jnp.clip(place, 0, len(held.row) - 1), (
-        (place >= 0) & (place < len(held.row))
-    )
+    place = labels - jax.lax.axis_index(meshes.CLIENTS) * len(sampled.row)
+    is_own = (place >= 0) & (place < len(sampled.row))
+    return jnp.clip(place, 0, len(sampled.row) - 1), is_own
 
 
-def _local_row(labels, held):
+def _local_row(labels, sampled):
     """Row of each label; 0 if another device has it."""
-    place, is_own = _place(labels, held)
-    return jnp.where(is_own, jnp.maximum(held.row[place], 0), 0)
+    place, is_own = _place(labels, sampled)
+    return jnp.where(is_own, jnp.maximum(sampled.row[place], 0), 0)
 
 
-def _target_cosine(unit, own, labels, held):
+def _target_cosine(unit, own, labels, sampled):
     """Cosine of every example with its class, [B], the same on all devices."""
-    place, is_own = _place(labels, held)
-    is_held = is_own & (held.row[place] >= 0)
-    found = jnp.where(is_held, jnp.sum(unit * own, axis=1), 0)
+    place, is_own = _place(labels, sampled)
+    is_there = is_own & (sampled.row[place] >= 0)
+    found = jnp.where(is_there, jnp.sum(unit * own, axis=1), 0)
     return jax.lax.psum(found, meshes.CLIENTS)
 
 
@@ -200,17 +197,14 @@ def _chunks(x, size, fill):
 
 
 def num_sampled(num_rows: int, rate: float) -> int:
-    """Number of classes that each device samples from its `num_rows`, at a rate in
-    (0, 1].
-    """
+    """Number of classes that each device samples from its `num_rows` at a rate."""
     return min(math.ceil(rate * num_rows), num_rows)
 
 
 def sample_classes(
     key: jax.Array, labels: jax.Array, num_classes: int, num_rows: int, count: int
 ) -> SampledClasses:
-    """Sample `count` of a device's classes and add those in the batch: `count` + B
-    rows.
+    """Sample `count` of a device's classes and add those in the batch: `count` + B.
 
     Args:
       key: the same on all devices.
@@ -233,24 +227,22 @@ def sample_classes(
     return SampledClasses(jnp.where(is_last, start + place, -1), row)
 
 
-def gather_classes(table: jax.Array, held: SampledClasses) -> jax.Array:
-    """Rows [R, ...] of a device's class matrix [c, ...]; any row for invalid
-    entries.
-    """
-    return table[jnp.minimum(_sampled_place(held), len(table) - 1)]
+def gather_classes(table: jax.Array, sampled: SampledClasses) -> jax.Array:
+    """Rows [R, ...] of a device's class matrix [c, ...]; any for invalid entries."""
+    return table[jnp.minimum(_sampled_place(sampled), len(table) - 1)]
 
 
 def scatter_classes(
-    table: jax.Array, rows: jax.Array, held: SampledClasses
+    table: jax.Array, rows: jax.Array, sampled: SampledClasses
 ) -> jax.Array:
     """Write the valid rows back to their indices of the class matrix."""
-    return table.at[_sampled_place(held)].set(rows, mode="drop")
+    return table.at[_sampled_place(sampled)].set(rows, mode="drop")
 
 
-def _sampled_place(held):
+def _sampled_place(sampled):
     """Index of each row in the device's class matrix; past its end for invalid rows."""
-    start = jax.lax.axis_index(meshes.CLIENTS) * len(held.row)
-    return jnp.where(held.ids >= 0, held.ids - start, len(held.row))
+    start = jax.lax.axis_index(meshes.CLIENTS) * len(sampled.row)
+    return jnp.where(sampled.ids >= 0, sampled.ids - start, len(sampled.row))
 
 
 CLASS_TABLE = "phi"  # the parameter of classes, where a task has one
@@ -293,14 +285,14 @@ def gather_rows(
     optimizer: optax.GradientTransformation,
     layout: LeafSharding,
     whole: tuple[PyTree, PyTree],
-    held: SampledClasses | None,
+    sampled: SampledClasses | None,
 ) -> tuple[PyTree, PyTree]:
     """Replace class matrices in (parameters, optimizer state) by their sampled rows."""
-    if held is None:
+    if sampled is None:
         return whole
     take = meshes.over_client_devices(mesh, gather_classes, (CUT, CUT), CUT)
     return jax.tree.map(
-        lambda x, is_table: take(x, held) if is_table else x,
+        lambda x, is_table: take(x, sampled) if is_table else x,
         whole,
         _tables(optimizer, layout, whole),
     )
@@ -312,14 +304,14 @@ def scatter_rows(
     layout: LeafSharding,
     whole: tuple[PyTree, PyTree],
     moved: tuple[PyTree, PyTree],
-    held: SampledClasses | None,
+    sampled: SampledClasses | None,
 ) -> tuple[PyTree, PyTree]:
     """Write the sampled rows of `moved` back into the full class matrices."""
-    if held is None:
+    if sampled is None:
         return moved
     put = meshes.over_client_devices(mesh, scatter_classes, (CUT, CUT, CUT), CUT)
     return jax.tree.map(
-        lambda x, new, is_table: put(x, new, held) if is_table else new,
+        lambda x, new, is_table: put(x, new, sampled) if is_table else new,
         whole,
         moved,
         _tables(optimizer, layout, whole),

@@ -27,8 +27,7 @@ from fedfr_jax.data.batching import Batching
 
 
 class Epochs(NamedTuple):
-    """Compiled epochs: init(variables) -> State; run(state, table, epoch) -> (state,
-    metrics).
+    """Compiled epochs: `init` gives a State, `run` trains an epoch from it.
 
     What `init` is given may be a function that makes the variables: it then runs where
     they are to lie, so that no device ever holds them whole.
@@ -67,18 +66,9 @@ def build_epochs(
         micro-batches; always shuffles, and drops the last, partial batch.
       class_rates: `StepSharding.class_rate` of every epoch, the last one of those that
         follow; each rate is compiled.
-
-    Raises:
-      ValueError: when the batch does not divide, or exceeds the rows.
     """
     spread = spread or StepSharding()
     num_devices = mesh.shape[meshes.CLIENTS]
-    parts = num_devices * spread.micro_batches
-    if feed.batch_size % parts or not 0 < feed.batch_size <= num_rows:
-        raise ValueError(
-            f"pretrain.batch_size must be a multiple of {parts} (devices x "
-            f"micro-batches) and at most {num_rows} (images), got {feed.batch_size}."
-        )
     order = EpochOrder(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
     batch = build_batch(feed, order, mesh, mark)
 

@@ -12,8 +12,8 @@ from fedfr_jax import trees
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.sharding import (
     CLASSES,
+    Rule,
     StepSharding,
-    check_pairs,
     group_size,
     leaf_sharding,
 )
@@ -33,9 +33,7 @@ class Training(NamedTuple):
 
     epochs: Whole = 16
     batch_size: Count = 64
-    optimizer: Literal["adam", "adam_coupled", "lars", "sgd"] = (
-        "sgd"  # a name of OPTIMIZERS
-    )
+    optimizer: Literal["adam", "adam_coupled", "lars", "sgd"] = "sgd"
     learning_rate: NonNegative = 0.05
     warmup_fraction: Share = 0.05  # fraction of all steps
     warmup_start_factor: Share = 0.0  # share of the rate that the warm-up starts from
@@ -57,27 +55,22 @@ class Training(NamedTuple):
     flip_probability: Share = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
     checkpoint_every: Whole = 1  # epochs
-    base_batch_size: Whole = (
-        0  # images that `learning_rate` is for (linear scaling); 0: any
-    )
-    gradient_accumulation_steps: Count = (
-        1  # parts of each device's batch, one after another
-    )
+    # Images that `learning_rate` is for (linear scaling); 0: any
+    base_batch_size: Whole = 0
+    # Parts of each device's batch, one after another
+    gradient_accumulation_steps: Count = 1
     # Devices whose parts of a batch share their statistics: False (its own), a number
     # of devices next to each other, or True (all).
-    sync_batch_norm: bool | int = False
-    # Ordered pairs (pattern of paths, rule of `sharding.RULES`), over all devices.
-    sharding: tuple = ()
-    reduce_dtype: Literal["bfloat16"] | None = (
-        None  # of gradients while devices add them up
-    )
+    sync_batch_norm: bool | Count = False
+    # Ordered pairs (pattern of paths, rule), over all devices.
+    sharding: tuple[tuple[str, Rule], ...] = ()
+    # Of gradients while devices add them up
+    reduce_dtype: Literal["bfloat16"] | None = None
     class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
-    class_chunk_size: Whole = (
-        0  # classes whose logits exist at once on a device; 0: all
-    )
-    class_dtype: Literal["bfloat16"] | None = (
-        None  # of the factors of cosines; None: float32
-    )
+    # Classes whose logits exist at once on a device; 0: all
+    class_chunk_size: Whole = 0
+    # Of the factors of cosines; None: float32
+    class_dtype: Literal["bfloat16"] | None = None
     # Share of the classes in each step, for all epochs or one by one (the last stays).
     class_sample_rate: (
         PositiveShare | Annotated[tuple[PositiveShare, ...], MinLen(1)]
@@ -89,15 +82,12 @@ class Training(NamedTuple):
     # those stay. Running statistics move all the same.
     frozen: str = ""
     distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
-    gate_weight: NonNegative = (
-        1.0  # of the head moe with masks, see tasks/faces/public_classes.py
-    )
+    # Of the head moe with masks, see tasks/faces/public_classes.py
+    gate_weight: NonNegative = 1.0
 
     @property
     def class_rates(self) -> tuple[float, ...]:
-        """Class sampling rates of the first epochs; the last one holds for all later
-        epochs.
-        """
+        """Class sampling rates of the first epochs; the last one stays."""
         rate = self.class_sample_rate
         return tuple(rate) if isinstance(rate, Sequence) else (rate,)
 
@@ -113,11 +103,9 @@ def build_optimizer(settings: Training, num_rows: int) -> optax.GradientTransfor
     if settings.clip_norm:
         clip = optax.clip_by_global_norm(settings.clip_norm)
         optimizer = optax.chain(clip, optimizer)
-    return (
-        trees.stop_gradients(optimizer, settings.frozen)
-        if settings.frozen
-        else optimizer
-    )
+    if not settings.frozen:
+        return optimizer
+    return trees.stop_gradients(optimizer, settings.frozen)
 
 
 def scaled_learning_rate(settings: Training, num_rows: int) -> optax.Schedule:
@@ -144,14 +132,10 @@ def build_schedule(
     total: int,
     warmup_start_factor: float = 0.0,
 ) -> optax.Schedule:
-    """Schedule: linear warm-up, then x0.1 at each milestone, or a cosine to 0 without
-    any.
+    """Linear warm-up, then x0.1 at each milestone, or a cosine to 0 without any.
 
     `warmup_fraction` and `milestones` are fractions of the `total` steps, in [0, 1];
     `warmup_start_factor` one of the rate.
-
-    Raises:
-      ValueError: for a warm-up that leaves the cosine no step.
     """
     warm, begin = round(warmup_fraction * total), warmup_start_factor * learning_rate
     if not milestones and warm >= total:
@@ -173,9 +157,7 @@ def epoch_schedule(schedule: optax.Schedule, steps: int) -> optax.Schedule:
 
 
 def build_mesh(settings: Training, mesh: Mesh) -> Mesh:
-    """Mesh of a training: flattened to the axis `clients` if network or classes are
-    sharded.
-    """
+    """Mesh of a training, flattened where the network or classes are sharded."""
     is_cut = settings.class_parallel or settings.sharding
     return meshes.flatten_mesh(mesh) if is_cut else mesh
 
@@ -203,8 +185,7 @@ def build_step_sharding(
 
 
 def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
-    """Raise ValueError for settings that do not fit `num_rows` examples, the mesh or
-    each other."""
+    """Raise ValueError unless the settings fit the examples and the mesh."""
     if not settings.epochs and settings.init is None:
         raise ValueError(f"config.{section}.epochs must be at least 1, got 0.")
     if settings.batch_size > num_rows:
@@ -221,7 +202,6 @@ def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) 
         )
     _check_class_parallel(settings, section)
     with naming(f"config.{section}"):
-        check_pairs(settings.sharding)
         group_size(settings.sync_batch_norm, count)
         build_optimizer(settings, num_rows)
 

@@ -11,7 +11,7 @@ et al. 2020, arXiv:1910.02054, section 5; stage 3 equals FSDP.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
@@ -26,20 +26,15 @@ from fedfr_jax.types import PyTree
 
 
 def group_size(sync_batch_norm: bool | int, num_devices: int) -> int:
-    """Number of devices that share batch statistics: 1 for False, all for True.
-
-    Raises:
-      ValueError: when it is neither these nor a number that divides the devices.
-    """
+    """Number of devices that share batch statistics: 1 for False, all for True."""
     if isinstance(sync_batch_norm, bool):
         return num_devices if sync_batch_norm else 1
-    size = sync_batch_norm
-    if not isinstance(size, int) or size < 1 or num_devices % size:
+    if num_devices % sync_batch_norm:
         raise ValueError(
             f"sync_batch_norm must be False, True or a divisor of the {num_devices} "
-            f"devices, got {size!r}."
+            f"devices, got {sync_batch_norm}."
         )
-    return size
+    return sync_batch_norm
 
 
 def group_mean(size: int, num_devices: int) -> Callable:
@@ -49,13 +44,9 @@ def group_mean(size: int, num_devices: int) -> Callable:
     return lambda x: jax.lax.psum(x, meshes.CLIENTS, axis_index_groups=groups) / size
 
 
-# A rule and what it cuts, beside what the rules before it cut.
-RULES = {
-    "whole": "nothing",
-    "zero1": "the optimizer's state",
-    "zero2": "gradients",
-    "zero3": "parameters, gathered where the loss is computed, block by block",
-}
+# What is sharded: nothing; the optimizer's state; gradients too; parameters too, which
+# are gathered where the loss is computed, block by block.
+Rule = Literal["whole", "zero1", "zero2", "zero3"]
 CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowhere
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
 
@@ -82,9 +73,7 @@ class LeafSharding(NamedTuple):
         return jax.tree.map(lambda rule: rule == CLASSES, self.rule)
 
     def specs(self, of: Sequence[str]) -> PyTree:
-        """PartitionSpecs: sharded for leaves with a rule in `of`, replicated for
-        others.
-        """
+        """PartitionSpecs: sharded for leaves with a rule in `of`, else replicated."""
         return jax.tree.map(
             lambda rule, cut: cut if rule in of else P(), self.rule, self.cut
         )
@@ -110,25 +99,10 @@ class LeafSharding(NamedTuple):
         return self.specs(("zero1", "zero2", "zero3", CLASSES))
 
 
-def check_pairs(pairs: Sequence) -> None:
-    """Raise ValueError unless every entry is a (pattern, rule) with a rule in RULES."""
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise ValueError(f"sharding must have (pattern, rule) pairs, got {pair!r}.")
-        if pair[1] not in RULES:
-            raise ValueError(
-                f"sharding must have rules in {list(RULES)}, got {pair[1]!r}."
-            )
-
-
 def leaf_sharding(
     rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh
 ) -> LeafSharding:
-    """Apply the rules to parameters (arrays or ShapeDtypeStructs).
-
-    Raises:
-      ValueError: for a pattern that is found in no leaf, with names that are near.
-    """
+    """Apply the rules to parameters (arrays or ShapeDtypeStructs)."""
     found = [trees.matching(pattern)(params) for pattern, _ in rules]
     names = [rule for _, rule in rules]
 

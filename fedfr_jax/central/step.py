@@ -34,8 +34,7 @@ from fedfr_jax.types import Batch, PyTree, as_aux_loss
 def accumulate_gradients(
     gradient: Callable, variables: PyTree, batch: Batch, key: jax.Array, count: int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Mean gradients, batch statistics and metrics (with the loss) over `count`
-    micro-batches.
+    """Mean gradients, statistics and metrics (with the loss) over micro-batches.
 
     Args:
       gradient: (params, stats, batch, key) -> ((loss, (stats, metrics)), gradients).
@@ -61,9 +60,7 @@ def accumulate_gradients(
 
 
 def _micro_batches(batch, count):
-    """Reshape `batch` to [count, B / count, ...]; values without example axis are
-    repeated.
-    """
+    """Reshape to [count, B / count, ...]; repeat values without example axis."""
 
     def split(tree, spec):
         if not any(spec):
@@ -86,26 +83,26 @@ def build_step(
     mesh: Mesh,
     spread: StepSharding,
 ) -> Callable:
-    """Build step(state, batch, key) -> (state, metrics with the `loss` before the
-    step).
+    """Build step(state, batch, key) -> (state, metrics with the `loss` before it).
 
     Args:
       loss_fn: as of `LocalTraining`; draws with a key of its own on each device. With a
-      table
-        of classes it is given `held` and the rows of one device.
+        table of classes it is given `held` and the rows of one device.
       optimizer: with its learning rate.
     """
 
     def step(state: State, batch, key):
         layout = leaf_sharding(spread.rules, state.variables["params"], mesh)
         tables = state.variables["params"], state.opt_state
-        held = sampled_rows(mesh, spread, layout, tables[0], batch, key)
-        params, opt_state = gather_rows(mesh, optimizer, layout, tables, held)
+        sampled = sampled_rows(mesh, spread, layout, tables[0], batch, key)
+        params, opt_state = gather_rows(mesh, optimizer, layout, tables, sampled)
         gradients = mean_gradients(loss_fn, mesh, layout, spread)
         given = {**state.variables, "params": params}
-        grads, stats, metrics = gradients(given, batch, key, held)
+        grads, stats, metrics = gradients(given, batch, key, sampled)
         moved = _apply_gradients(optimizer, mesh, layout, grads, opt_state, params)
-        params, opt_state = scatter_rows(mesh, optimizer, layout, tables, moved, held)
+        params, opt_state = scatter_rows(
+            mesh, optimizer, layout, tables, moved, sampled
+        )
         return State({"params": params, "batch_stats": stats}, opt_state), metrics
 
     return step
@@ -127,8 +124,9 @@ def _apply_gradients(optimizer, mesh, layout, grads, opt_state, params):
 def mean_gradients(
     loss_fn: Callable, mesh: Mesh, layout: LeafSharding, spread: StepSharding
 ) -> Callable:
-    """Build (variables, batch, key, held) -> mean (gradients, statistics, metrics) over
-    devices and micro-batches.
+    """Build the mean gradients over devices and micro-batches.
+
+    It maps (variables, batch, key, sampled) to (gradients, statistics, metrics).
 
     Args:
       loss_fn: as of `LocalTraining`.
@@ -137,12 +135,12 @@ def mean_gradients(
     loss_fn, num_devices = as_aux_loss(loss_fn), mesh.shape[meshes.CLIENTS]
     dtype = spread.reduce_dtype
 
-    def of_part(variables, batch, key, held):
+    def of_part(variables, batch, key, sampled):
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.CLIENTS))
         table = table_of(layout, variables["params"])
         more = {}
         if table is not None:
-            more["held"] = held or all_rows(spread.num_classes, len(table))
+            more["held"] = sampled or all_rows(spread.num_classes, len(table))
 
         def loss_of(params, stats, batch, key):
             params = sharding.unshard(params, layout, dtype)

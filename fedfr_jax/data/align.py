@@ -55,8 +55,7 @@ def arcface_template(size: tuple[int, int]) -> np.ndarray:
 def similarity(
     landmarks: np.ndarray | jax.Array, template: np.ndarray | jax.Array
 ) -> np.ndarray | jax.Array:
-    """Least-squares similarity transform M, without reflection, of landmarks to a
-    template.
+    """Least-squares similarity M, without reflection, of landmarks to a template.
 
     Works on NumPy and on JAX arrays (traced too), in their own dtype.
 

@@ -21,9 +21,7 @@ class Batching(NamedTuple):
 
     @property
     def num_views(self) -> int:
-        """Number of views that can be looked up; 0 if they cannot be counted or the
-        view     of a batch is unknown.
-        """
+        """Number of views that can be looked up; 0 if they are not known."""
         if self.augment is None or self.augment.num_views == 1:
             return 1
         return self.augment.num_views if self.augment.sample_view else 0
@@ -58,9 +56,7 @@ class Batching(NamedTuple):
         return *jax.vmap(augment.apply)(keys, inputs, targets), view
 
     def with_deterministic(self, view, inputs):
-        """Inputs [B, ...] in the view `view` []; view 0 is always without
-        randomness.
-        """
+        """Inputs [B, ...] in the view `view` []; view 0 has no randomness."""
         if self.augment is None:
             return inputs
         if not self.num_views:

@@ -41,8 +41,7 @@ def _feistel(x, mixed, a, b):
 
 
 def permute(key: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
-    """Images of `index` [...] under the permutation of [0, n) given by `key`, within
-    jit.
+    """Images of `index` [...] under the permutation of [0, n) given by `key`.
 
     Args:
       key: [] uint32.

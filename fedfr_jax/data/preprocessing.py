@@ -16,11 +16,7 @@ KERNELS = {
 
 
 def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
-    """Read and check a `Preprocessing` from the JSON of its fields.
-
-    Raises:
-      ValueError: for an unknown field, or a value that no picture can be prepared by.
-    """
+    """Read and check a `Preprocessing` from the JSON of its fields."""
     how = call_at("preprocessing", Preprocessing, values)
     for key, numbers in (("mean", how.mean), ("std", how.std)):
         if isinstance(numbers, tuple) and len(numbers) != num_channels:

@@ -101,15 +101,7 @@ def stream(
       targets: of [T, ...], or labels [T] int alone.
       memory: bytes that the examples may take on a device.
       waves: waves of clients per segment of a round; 0 takes as many as fit `memory`.
-
-    Raises:
-      ValueError: when `memory` or `waves` is out of range.
     """
-    if memory < 1 or waves < 0:
-        raise ValueError(
-            "a stream's memory must be at least 1 and its waves at least 0, "
-            f"got {memory} and {waves}."
-        )
     if not isinstance(targets, Mapping):
         targets = {"label": np.asarray(targets, np.int32)}
     targets = jax.tree.map(np.asarray, targets)
@@ -170,8 +162,7 @@ def prefetch(
 
 
 def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
-    """Arrays [A * r, ...] sharded over the `clients` devices, from each device's [r,
-    ...].
+    """Arrays [A * r, ...] sharded over `clients`, from each device's [r, ...].
 
     Args:
       make: a -> host arrays of the a-th place along `clients`; called once for each

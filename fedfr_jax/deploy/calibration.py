@@ -24,11 +24,7 @@ def curve_text(roc: Callable[[], Roc | None] | None) -> str:
 
 
 def measure_curve(text: str) -> Roc | None:
-    """Read the ROC from JSON; None if the text is empty.
-
-    Raises:
-      ValueError: for what is no curve with cosines as thresholds.
-    """
+    """Read the ROC from JSON; None if the text is empty."""
     if not text:
         return None
     with naming(CURVE):
@@ -51,11 +47,7 @@ def _check(curve: Roc) -> None:
 
 
 def threshold(text: str, far: float) -> float:
-    """Lowest cosine threshold whose false accept rate does not exceed `far`.
-
-    Raises:
-      ValueError: without a curve, or for a rate that its pairs cannot tell.
-    """
+    """Lowest cosine threshold whose false accept rate does not exceed `far`."""
     curve = measure_curve(text)
     if curve is None:
         raise ValueError(

@@ -20,8 +20,7 @@ MAX_NAMED = 5
 
 
 def yunet(path: str | os.PathLike) -> Detector:
-    """YuNet detector (Wu et al., "YuNet: A Tiny Millisecond-level Face Detector",
-    2023).
+    """YuNet detector (Wu et al., "YuNet", 2023), run by OpenCV.
 
     OpenCV runs it; its file is in github.com/opencv/opencv_zoo. A row of its result is
     a box, five points x, y and a score; the points are the eye at image left, the one
@@ -57,9 +56,6 @@ def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
 
     Args:
       name: what to call the detector in an error.
-
-    Raises:
-      ValueError: naming the first picture without a face.
     """
     points = []
     for file in files.names:

@@ -50,9 +50,7 @@ def export(network: TrainedModel, path: str | os.PathLike) -> str:
 
 
 def export_model(network: TrainedModel) -> Callable:
-    """Build the embedding function of images [B, H, W, C] in [-1, 1], or vectors:
-    [B, D].
-    """
+    """Embedding function of images [B, H, W, C] in [-1, 1], or vectors: [B, D]."""
     how, embed = network.preprocessing, fold_model(network)
     if len(network.input_shape) != 3:
         return embed
@@ -158,10 +156,6 @@ def convert(
       model: {"name": of MODELS, settings}; None finds it from names and shapes.
       input_shape: (H, W, C), likewise.
       key: which weights of a file that has several, see `read_weights`.
-
-    Raises:
-      ValueError: for weights of an unknown network, or that do not fit: says which
-        leaf.
     """
     network = network_from(read_weights(source, key), source, model, input_shape)
     says = export(network, target)

@@ -26,11 +26,7 @@ class FaceImages(NamedTuple):
     alignment: str  # they are prepared, and what was passed over, in words
 
     def embedded(self, network: TrainedModel) -> np.ndarray:
-        """Embed all images, a chunk at a time: [n, D].
-
-        Raises:
-          ValueError: naming the first file that is no image.
-        """
+        """Embed all images, a chunk at a time: [n, D]."""
         rows, block = np.arange(len(self.names)), CHUNK_SIZE
         starts = range(0, len(rows), block)
         found = [network.embed(self.read(rows[i : i + block])) for i in starts]
@@ -105,11 +101,7 @@ def _listed(files: Files, landmarks) -> np.ndarray:
 
 
 def files_of(paths: Sequence[str | os.PathLike]) -> Files:
-    """Image files of a folder or a .zip, or single files by their paths.
-
-    Raises:
-      ValueError: for no path, a path without a file, or several with a folder.
-    """
+    """Image files of a folder or a .zip, or single files by their paths."""
     if not paths:
         raise ValueError("images must be files or a folder, got none.")
     is_set = [pathlib.Path(x).is_dir() or str(x).endswith(".zip") for x in paths]

@@ -40,9 +40,6 @@ def enroll_features(
     Args:
       names: [n] whom the network's embeddings `features` [n, D] are of.
       before: whose people stay, but for those of the same names.
-
-    Raises:
-      ValueError: when `before` is of another network.
     """
     if before:
         check_network(before, network)
@@ -58,11 +55,7 @@ def enroll_features(
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
-    """Normalize embeddings [n, D] to unit length.
-
-    Raises:
-      ValueError: for a row without a direction.
-    """
+    """Normalize embeddings [n, D] to unit length."""
     length = np.linalg.norm(x, axis=1, keepdims=True)
     if not (np.isfinite(length) & (length > 0)).all():
         bad = length[~(np.isfinite(length) & (length > 0))][0]
@@ -157,11 +150,7 @@ def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
 
 
 def read_gallery(path: str | os.PathLike) -> Gallery:
-    """Read a gallery from its file.
-
-    Raises:
-      ValueError: when the file is none, or its vectors are not of unit length.
-    """
+    """Read a gallery from its file."""
     check_archive(path)
     with naming(path), np.load(path, allow_pickle=False) as file:
         if {*file.files} != FIELDS:

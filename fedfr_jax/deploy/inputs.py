@@ -21,11 +21,7 @@ def metadata(how: Preprocessing | None) -> dict[str, str]:
 def preprocessing_from_metadata(
     about: Mapping[str, str], num_channels: int
 ) -> Preprocessing | None:
-    """Read the preprocessing from a file's metadata; None if it has none.
-
-    Raises:
-      ValueError: for one that no picture can be prepared by.
-    """
+    """Read the preprocessing from a file's metadata; None if it has none."""
     if KEY not in about:
         return None
     return preprocessing_from(json.loads(about[KEY]), num_channels)

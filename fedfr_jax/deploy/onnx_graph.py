@@ -93,14 +93,9 @@ class Graph:
 
 
 def graph_of(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Tensor]:
-    """Build the graph of function(images [B, H, W, C]) -> [B, D]; also return its
-    output.
+    """Graph of function(images [B, H, W, C]) -> [B, D], and its output.
 
     The input is called "images", [B, C, H, W].
-
-    Raises:
-      ValueError: for a network that mixes images of a batch (one in training), or one
-        with an operation that is not known here.
     """
     images = jax.ShapeDtypeStruct((BATCH, *input_shape), np.float32)
     traced = jax.jit(function).trace(images).jaxpr

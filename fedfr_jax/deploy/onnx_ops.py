@@ -67,9 +67,10 @@ def _product(graph, name, params, inputs, shape):
     is_linear = isinstance(x, Tensor) and isinstance(weights, np.ndarray)
     if is_linear and len(x.shape) == weights.ndim == 2 and tuple(left) == (1,):
         weights = weights if tuple(right) == (0,) else weights.T
-        make = lambda scale, shift: graph.add(
-            "Gemm", [x, weights * scale, shift], shape
-        )
+
+        def make(scale, shift):
+            return graph.add("Gemm", [x, weights * scale, shift], shape)
+
         return _lazy_affine(make, shape)
     given = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
     ranks = [len(x.shape) for x in given]
@@ -106,9 +107,7 @@ def _reshape(graph, name, params, inputs, shape):
 
 
 def broadcast(graph, x, shape, dimensions):
-    """Broadcast a constant in all axes but the batch; insert axes of 1 into a
-    tensor.
-    """
+    """Broadcast a constant in all axes but the batch, a tensor by axes of 1."""
     place = {axis: i for i, axis in enumerate(dimensions)}
     x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
     kept = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
@@ -150,15 +149,8 @@ def _axes(x: Tensor) -> list[int]:
 
 def _slice(graph, name, params, inputs, shape):
     (x,), steps = inputs, params["strides"] or [1] * len(shape)
-    parts = list(
-        zip(
-            params["start_indices"],
-            params["limit_indices"],
-            steps,
-            _axes(x),
-            strict=True,
-        )
-    )
+    bounds = params["start_indices"], params["limit_indices"]
+    parts = zip(*bounds, steps, _axes(x), strict=True)
     cut = [p for p, n in zip(parts, x.shape, strict=True) if p[:3] != (0, n, 1)]
     if not cut:
         return x
@@ -178,10 +170,7 @@ def _reverse(graph, name, params, inputs, shape):
 def _pad(graph, name, params, inputs, shape):
     x, value = inputs
     config = params["padding_config"]
-    if (
-        any(inner for *_, inner in config)
-        or min(min(low, high) for low, high, _ in config) < 0
-    ):
+    if any(inner or min(low, high) < 0 for low, high, inner in config):
         raise ValueError(
             f"padding must be non-negative and not between elements, got {config}."
         )
@@ -240,24 +229,14 @@ PLAIN = {
     "or": "Or",
     "not": "Not",
 }
-SAME = (
-    "stop_gradient",
-    "copy",
-    "copy_p",
-    "name",
-    "optimization_barrier",
-    "sharding_constraint",
-)
+SAME = ("stop_gradient", "copy", "copy_p", "name", "optimization_barrier")
+SAME += ("sharding_constraint",)
 CALLS = ("pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
 CALLS += ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
-    """Translate an equation; return constants if all its inputs are constants.
-
-    Raises:
-      ValueError: for an operation that is not known here, or over the batch.
-    """
+    """Translate an equation; return constants if all its inputs are constants."""
     name, params = eqn.primitive.name, eqn.params
     if name in CALLS:
         return _call(graph, params, inputs)

@@ -58,9 +58,6 @@ class TrainedModel(NamedTuple):
         Args:
           images: uint8 [n, H, W, C], resized and aligned as the training images were,
             see `deploy.pictures`; or float32 [n, D] where those were vectors.
-
-        Raises:
-          ValueError: for images of another shape or dtype.
         """
         if isinstance(self.input_shape, Mapping):
             raise ValueError(
@@ -84,11 +81,7 @@ class TrainedModel(NamedTuple):
 
     @property
     def weights(self) -> Weights:
-        """Leaves by name, with metadata to load them again.
-
-        Raises:
-          ValueError: when it has layers of a client's own behind one of MODELS.
-        """
+        """Leaves by name, with metadata to load them again."""
         if self.model is None:
             raise ValueError(
                 "a model with a client's personal layers cannot be written as weights. "
@@ -119,9 +112,6 @@ def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedM
 
     Args:
       method: as of `load_weights`.
-
-    Raises:
-      ValueError: as `load_weights`, and for weights that are of no known network.
     """
     return network_from(load_weights(path, method), path)
 

@@ -94,9 +94,7 @@ def _upper_bin(scores, _):
 
 
 def _lower_bin(scores, targets):
-    """Bin of the lower 16 bits of scores whose upper 16 are a target's; -1 for
-    others.
-    """
+    """Lower 16 bits of scores whose upper 16 are a target's; -1 for others."""
     bits = _ordered_bits(scores)
     upper, lower = (bits >> 16).astype(jnp.int32), (bits & 0xFFFF).astype(jnp.int32)
     place = jnp.full(upper.shape, -1, jnp.int32)
@@ -145,9 +143,7 @@ def _check_counts(counts: np.ndarray) -> tuple[int, int]:
 
 
 def _locate(counts: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Histogram bin [T] of each `ranks`-th largest entry, and its rank within that
-    bin.
-    """
+    """Histogram bin [T] of each `ranks`-th largest entry, and its rank there."""
     up_to = counts[::-1].cumsum()
     place = np.searchsorted(up_to, ranks, side="right")
     bins = len(counts) - 1 - place
@@ -170,9 +166,6 @@ def exact_points(
     Args:
       blocks: the score stream; it is read twice.
       ranks_fn: number of negatives -> [T] ranks from 0, the largest negative first.
-
-    Raises:
-      ValueError: without positives or negatives, or for a rank past the negatives.
     """
     # The scores are made by one program and counted by another, so both passes see the
     # same bits, whatever the compiler fuses.
@@ -208,8 +201,7 @@ def exact_points(
 
 
 def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
-    """Rank floor(FAR * negatives) per FAR: accepting score > threshold stays within
-    FAR.
+    """Rank floor(FAR * negatives) per FAR, so that score > threshold stays below.
 
     A FAR below 1 / negatives cannot be resolved: it takes rank 0, the largest negative,
     hence the TAR at no false accept at all, a lower bound of the wanted one.

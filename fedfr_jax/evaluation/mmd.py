@@ -28,17 +28,8 @@ def mmd_squared(
       x, y: [n, D], [m, D]; at least two rows each when unbiased.
       kernel: rbf, exp(-||x - y||^2 / (2 sigma^2)), or linear, x y.
       sigma: of the rbf kernel; None is the median distance of the pooled rows.
-
-    Raises:
-      ValueError: for samples that do not fit, or a sigma of 0.
     """
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    least = 2 if unbiased else 1
-    if x.ndim != 2 or x.shape[1:] != y.shape[1:] or min(len(x), len(y)) < least:
-        raise ValueError(
-            f"samples must be [n, D] with n of at least {least}, got {x.shape} and "
-            f"{y.shape}."
-        )
     within = _gram(np.concatenate([x, y]), kernel, sigma)
     n = len(x)
     xx, yy, xy = within[:n, :n], within[n:, n:], within[:n, n:]

@@ -20,7 +20,7 @@ import numpy as np
 from fedfr_jax.evaluation.retrieval import Scores
 from fedfr_jax.evaluation.score_tiles import check_features, to_float64
 
-CHUNK_SIZE = 1 << 22  # numbers held at once
+CHUNK_SIZE = 1 << 22  # numbers in memory at once
 
 
 class Neighbors(NamedTuple):
@@ -50,9 +50,6 @@ def k_reciprocal_rerank(
       k2: images over which encodings are averaged, with the image itself; 1 takes its
         own alone.
       weight: of the distance D itself, in [0, 1].
-
-    Raises:
-      ValueError: for settings out of range, wrong shapes or features not finite.
     """
     num_queries, num_images = len(queries), len(queries) + len(gallery)
     check_reranking(num_images, k1=k1, k2=k2, weight=weight)
@@ -78,9 +75,7 @@ def k_reciprocal_rerank(
 def check_reranking(
     num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> None:
-    """Raise ValueError if `k_reciprocal_rerank` cannot use the settings for n
-    images.
-    """
+    """Raise ValueError if `k_reciprocal_rerank` cannot rerank n images so."""
     if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
         raise ValueError(
             f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
@@ -110,9 +105,7 @@ def nearest(images: jax.Array, k: int) -> Neighbors:
 
 @functools.partial(jax.jit, static_argnames=("size", "k"))
 def _nearest(images, start, *, size, k):
-    """Nearest images [size, k + 1] and largest distance [size] of one chunk of
-    images.
-    """
+    """Nearest images [size, k + 1] and largest distance [size] of a chunk."""
     distance = _distances(jax.lax.dynamic_slice_in_dim(images, start, size), images)
     row = start + jnp.arange(size, dtype=jnp.int32)
     is_self = row[:, None] == jnp.arange(len(images), dtype=jnp.int32)[None, :]
@@ -121,9 +114,7 @@ def _nearest(images, start, *, size, k):
 
 
 def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
-    """Encode each image by exp(-D) over its expanded reciprocal neighbors, with sum
-    1.
-    """
+    """Encode each image by exp(-D) over its reciprocal neighbors, with sum 1."""
     row, column = expand(found.indices, k1)
     distance = np.empty(len(row), images.dtype)
     size = max(1, CHUNK_SIZE // images.shape[1])
@@ -137,8 +128,7 @@ def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
 
 
 def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
-    """Expand the reciprocal neighbors: (image, neighbor) of all sets R*, sorted, [nnz]
-    each.
+    """Expand reciprocal neighbors: (image, neighbor) of all sets R*, sorted, [nnz].
 
     R*(i) is R(i, k1) with each R(c, k1 / 2), c in R(i, k1), of which more than two
     thirds are in R(i, k1); R(i, k) are those of the k nearest of i that have i among
@@ -163,9 +153,7 @@ def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reciprocal(near: np.ndarray) -> np.ndarray:
-    """Mask of near [n, k + 1]: neighbors that have the image among their own
-    neighbors.
-    """
+    """Mask of near [n, k + 1]: neighbors that have the image as theirs."""
     image = np.arange(len(near))[:, None]
     columns = [(near[near[:, i]] == image).any(axis=1) for i in range(near.shape[1])]
     return np.stack(columns, axis=1)
@@ -196,9 +184,7 @@ def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
-    """Transpose the gallery's rows [G, n]: for each image the gallery rows that
-    contain it.
-    """
+    """Gallery rows that contain each image, transposed from [G, n]."""
     num_images = len(encoding.starts) - 1
     row = np.repeat(np.arange(num_images), np.diff(encoding.starts))
     is_gallery = row >= num_queries
@@ -209,9 +195,7 @@ def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
 
 
 def _overlap(encoding: Encoding, by_column: Encoding, row: int, num_gallery: int):
-    """Sum [G] of elementwise minima of the encoding of `row` and those of the
-    gallery.
-    """
+    """Sum [G] of elementwise minima of the encodings of `row` and the gallery."""
     part = slice(*encoding.starts[row : row + 2])
     columns, values = encoding.columns[part], encoding.values[part]
     sizes = np.diff(by_column.starts)[columns]

@@ -18,14 +18,15 @@ query's person and any image of every other person, sampled uniformly.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.evaluation.score_tiles import check_features, unit_length
 
-JUNK = -1  # identity of boxes that show nobody
-CHUNK_SIZE = 1 << 20  # scores held at once
+JUNK = -1  # identity of boxes without a person
+CHUNK_SIZE = 1 << 20  # scores in memory at once
 
 
 class IdentityLabels(NamedTuple):
@@ -64,19 +65,9 @@ class Matches(NamedTuple):
 def count_matches(
     queries: IdentityLabels, gallery: IdentityLabels
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count for each query its matches, and its matches and junk together: [Q] int
-    each.
-
-    Raises:
-      ValueError: for identities and cameras of different lengths, or an empty set.
-    """
-    for name, people in (("queries", queries), ("gallery", gallery)):
-        shapes = np.shape(people.identities), np.shape(people.cameras)
-        if shapes[0] != shapes[1] or len(shapes[0]) != 1 or not shapes[0][0]:
-            raise ValueError(
-                f"{name} must have identities [n] and cameras [n] with n >= 1, got "
-                f"shapes {shapes[0]} and {shapes[1]}."
-            )
+    """Number of matches, and of matches and junk, of each query: [Q] int each."""
+    chex.assert_equal_shape(queries)
+    chex.assert_equal_shape(gallery)
     cameras = np.concatenate([queries.cameras, gallery.cameras])
     number = np.unique(cameras, return_inverse=True)[1]
     people = np.concatenate([queries.identities, gallery.identities])
@@ -98,9 +89,6 @@ def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[M
     """Yield chunks of the queries with a match; the last chunk may repeat queries.
 
     Queries whose person is on about as many images are together, so that P is small.
-
-    Raises:
-      ValueError: as `count_matches`, or when no query has a match.
     """
     num_good, num_same = count_matches(queries, gallery)
     order = np.argsort(gallery.identities, kind="stable")
@@ -142,17 +130,11 @@ class RetrievalResult(NamedTuple):
 
 
 def cosines(queries, gallery) -> Scores:
-    """Score function: cosines of features [Q, D] and [G, D], normalized here.
-
-    Raises:
-      ValueError: for wrong shapes or features that are not finite.
-    """
+    """Score function: cosines of features [Q, D] and [G, D], normalized here."""
     for name, features in (("queries", queries), ("gallery", gallery)):
         check_features(name, features, np.zeros(len(features)))
-    queries, gallery = (
-        unit_length(jnp.asarray(queries)),
-        unit_length(jnp.asarray(gallery)),
-    )
+    queries = unit_length(jnp.asarray(queries))
+    gallery = unit_length(jnp.asarray(gallery))
     return lambda rows: _cosines(queries, gallery, jnp.asarray(rows, jnp.int32))
 
 
@@ -168,14 +150,10 @@ def rank_gallery(
     *,
     average_precision: str = "standard",
 ) -> RetrievalResult:
-    """Rank the gallery for each query; return average precision, mINP term and first
-    hit.
+    """Average precision, mINP term and first hit of each query.
 
     Args:
       average_precision: a key of AVERAGE_PRECISIONS.
-
-    Raises:
-      ValueError: for lengths that differ, or when no query has a match.
     """
     precision_of = AVERAGE_PRECISIONS[average_precision]
     num_queries, is_kept = len(queries.identities), gallery.identities != JUNK
@@ -210,8 +188,7 @@ def mean_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
 
 
 def trapezoid_precision(hits: np.ndarray, num_good: np.ndarray) -> np.ndarray:
-    """Average precision by the trapezoid rule, as the Oxford buildings code computes
-    it.
+    """Average precision by the trapezoid rule, as the Oxford buildings code has it.
 
     It is what FedReID (github.com/cap-ntu/FedReID, evaluate.py) and Market-1501's first
     code report, and lower than `mean_precision`.
@@ -310,9 +287,6 @@ def first_hits(
 
     Returns:
       [Q, R] int64; -1 where a query has no match.
-
-    Raises:
-      ValueError: for lengths that differ, or when no query has a match.
     """
     order = np.argsort(gallery.identities, kind="stable")
     order = order[gallery.identities[order] != JUNK].astype(np.int32)

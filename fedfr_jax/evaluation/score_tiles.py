@@ -35,13 +35,9 @@ def _are_finite(features):
 
 
 def check_features(name: str, features, labels) -> None:
-    """Raise ValueError unless features [Q, D] are finite and labels are [Q]."""
-    if np.ndim(features) != 2 or np.shape(labels) != np.shape(features)[:1]:
-        raise ValueError(
-            f"{name} must be features [Q, D] with labels [Q], "
-            f"got {np.shape(features)} and {np.shape(labels)}."
-        )
-    if np.shape(features)[0] == 0:
+    """Raise ValueError unless features [Q, D] of labels [Q] are finite, with Q > 0."""
+    assert np.ndim(features) == 2 and np.shape(labels) == np.shape(features)[:1]
+    if not len(features):
         raise ValueError(f"{name} must have at least one feature, got 0.")
     if not _are_finite(jnp.asarray(features)):
         raise ValueError(f"{name} must be finite, got nan or inf.")
@@ -132,17 +128,9 @@ def pair_tiles(
 
     Returns:
       A function that streams the blocks.
-
-    Raises:
-      ValueError: for wrong shapes, features that are not finite, or no row.
     """
     check_features("features", features, labels)
     is_row = np.asarray(is_row, bool)
-    if is_row.shape != np.shape(labels) or not is_row.any():
-        raise ValueError(
-            f"is_row must be [{len(labels)}] bool with at least one True, "
-            f"got shape {is_row.shape} with {int(is_row.sum())} True."
-        )
     rows = np.flatnonzero(is_row).astype(np.int32)
     num_rows, num_columns = min(block[0], len(rows)), min(block[1], len(labels))
     rows = np.pad(rows, (0, -len(rows) % num_rows), constant_values=-1)
@@ -197,9 +185,6 @@ def gallery_tiles(
     Args:
       is_same_set: whether the i-th query and the i-th entry are one image, which is
         then not compared with itself.
-
-    Raises:
-      ValueError: for wrong shapes or features that are not finite.
     """
     check_features("queries", queries, labels)
     check_features("gallery", gallery, gallery_labels)

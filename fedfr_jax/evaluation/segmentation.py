@@ -22,7 +22,7 @@ import numpy as np
 class SegmentationScores(NamedTuple):
     """IoU per class, mean IoU and pixel accuracy; nan for classes without pixels."""
 
-    iou: np.ndarray  # [M] in [0, 1], nan of classes that nobody saw
+    iou: np.ndarray  # [M] in [0, 1], nan of classes without pixels
     mean_iou: float  # of the classes that somebody saw
     pixel_accuracy: float
 
@@ -30,11 +30,10 @@ class SegmentationScores(NamedTuple):
 def confusion_matrix(
     truth: jax.Array, predicted: jax.Array, num_classes: int
 ) -> jax.Array:
-    """Confusion matrix of pixels, [M, M] int32: rows are the truth, columns
-    predictions.
+    """Confusion matrix of pixels, [M, M] int32: truth in rows, predictions across.
 
     Args:
-      truth: [...] int; a pixel whose number is no class (`types.VOID`) is left out.
+      truth: [...] int; pixels of no class (`types.IGNORE_INDEX`) are left out.
       predicted: [...] int in [0, M), the same shape.
     """
     chex.assert_equal_shape((truth, predicted))
@@ -46,17 +45,8 @@ def confusion_matrix(
 
 
 def segmentation_scores(counts: np.ndarray) -> SegmentationScores:
-    """Compute the metrics of a confusion matrix [M, M].
-
-    Raises:
-      ValueError: for another shape, or a negative count.
-    """
+    """Compute the metrics of a confusion matrix [M, M]."""
     counts = np.asarray(counts)
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.min() < 0:
-        raise ValueError(
-            f"counts must be [M, M] and at least 0, got shape {counts.shape} from "
-            f"{counts.min() if counts.size else None}."
-        )
     right = np.diag(counts).astype(np.float64)
     union = counts.sum(0) + counts.sum(1) - right
     is_seen = union > 0

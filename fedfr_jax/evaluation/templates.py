@@ -87,15 +87,8 @@ def aggregate_templates(features, template_ids, media_ids) -> Templates:
       features: [T, D] from `weigh_images`.
       template_ids: [T] int.
       media_ids: [T] int; the same medium in two templates is two media.
-
-    Raises:
-      ValueError: for wrong shapes or features that are not finite.
     """
     check_features("image features", features, template_ids)
-    if np.shape(media_ids) != np.shape(template_ids):
-        raise ValueError(
-            f"media_ids must be [{len(template_ids)}], got {np.shape(media_ids)}."
-        )
     ids, template = np.unique(np.asarray(template_ids), return_inverse=True)
     pairs = np.stack([template, np.asarray(media_ids)], axis=1)
     media, medium, counts = np.unique(
@@ -115,14 +108,8 @@ def _pair_scores(features, pairs):
 
 
 def pair_scores(templates: Templates, pairs) -> np.ndarray:
-    """Cosines [P] of pairs of template ids [P, 2].
-
-    Raises:
-      ValueError: for wrong shapes or an id without a template.
-    """
+    """Cosines [P] of pairs of template ids [P, 2]."""
     pairs = np.asarray(pairs)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-        raise ValueError(f"pairs must be [P, 2] with P > 0, got {pairs.shape}.")
     rows = np.stack([templates.rows(pairs[:, i]) for i in (0, 1)], axis=1)
     return np.asarray(_pair_scores(templates.features, jnp.asarray(rows, jnp.int32)))
 
@@ -136,15 +123,8 @@ def roc_points(
       is_same: [P] bool.
       scores: [P], larger is more alike.
       drop_intermediate: leave out points on a straight line between their neighbors.
-
-    Raises:
-      ValueError: without pairs of both kinds, or for scores that are not finite.
     """
     is_same, scores = np.asarray(is_same, bool), np.asarray(scores)
-    if is_same.shape != scores.shape or scores.ndim != 1:
-        raise ValueError(
-            f"is_same and scores must both be [P], got {is_same.shape}, {scores.shape}."
-        )
     if not is_same.any() or is_same.all() or not np.isfinite(scores).all():
         raise ValueError(
             "scores must be finite, with at least one same and one different pair, got "
@@ -218,11 +198,7 @@ def _numbers(path, words: np.ndarray, dtype) -> np.ndarray:
 
 
 def read_template_media(path) -> TemplateImages:
-    """Read `ijbc_face_tid_mid.txt`: image, template and medium per line.
-
-    Raises:
-      ValueError: naming the file, for a wrong number of words or no integers.
-    """
+    """Read `ijbc_face_tid_mid.txt`: image, template and medium per line."""
     table = _table(path, 3)
     ids = _numbers(path, table[:, 1:], np.int64)
     return TemplateImages(tuple(table[:, 0].tolist()), ids[:, 0], ids[:, 1])
@@ -234,9 +210,6 @@ def read_landmarks(path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     Returns:
       T names, landmarks [T, 5, 2] float32 (x, y in pixels of the loose crop) and
       detector scores [T] float32.
-
-    Raises:
-      ValueError: naming the file, for a wrong number of words or no numbers.
     """
     table = _table(path, 12)
     values = _numbers(path, table[:, 1:], np.float32)
@@ -248,9 +221,6 @@ def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
       Template id pairs [P, 2] int64 and is_same [P] bool.
-
-    Raises:
-      ValueError: naming the file, for anything but three integers per line.
     """
     check_list(path)
     try:  # 15 million lines: the C parser, not the table of words
@@ -271,10 +241,6 @@ def read_subjects(path) -> Subjects:
     """Read files such as `ijbc_1N_gallery_G1.csv`: a header, then one row per image.
 
     The first two columns are the template and its subject; the rest is ignored.
-
-    Raises:
-      ValueError: naming the file, for no rows, no integers, or a template with two
-        subjects.
     """
     table = csv.reader(io.StringIO(read_list(path)))
     rows = [row[:2] for row in table if row][1:]

@@ -65,15 +65,8 @@ def pair_distances(embeddings) -> np.ndarray:
     """Squared distances [P] in [0, 4] between rows 2i and 2i + 1 of embeddings [2P, D].
 
     Rows are normalized here.
-
-    Raises:
-      ValueError: for an odd number of rows, wrong rank, or values that are not finite.
     """
     check_features("embeddings", embeddings, np.zeros(len(embeddings)))
-    if len(embeddings) % 2:
-        raise ValueError(
-            f"embeddings must have an even number of rows, got {len(embeddings)}."
-        )
     return np.asarray(_squared_distances(jnp.asarray(embeddings)))
 
 
@@ -88,11 +81,6 @@ def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
       folds: at least 2 and at most P.
     """
     distances, is_same = np.asarray(distances), np.asarray(is_same, bool)
-    if is_same.shape != distances.shape:
-        raise ValueError(
-            f"is_same must have shape [{len(distances)}], one per pair, got "
-            f"{is_same.shape}."
-        )
     if not 2 <= folds <= len(distances):
         raise ValueError(
             f"folds must be in [2, {len(distances)}], the number of pairs, got {folds}."
@@ -102,8 +90,7 @@ def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
 
 
 def count_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairCounts:
-    """Count the accepted pairs of each fold, given as (distances [P], is_same [P]
-    bool).
+    """Count the accepted pairs of each fold (distances [P], is_same [P] bool).
 
     Of two parts, a development list and another, the second's rates are those at
     thresholds that the first alone has set: `fold_accuracies`, `fold_tar`.
@@ -140,9 +127,6 @@ def ten_fold(embeddings, is_same, *, folds: int = 10) -> dict[str, float]:
     Returns:
       "accuracy" in [0, 1], "accuracy_std" (population, over folds) and "threshold"
       (mean squared distance over folds, in [0, 4]).
-
-    Raises:
-      ValueError: for wrong shapes or values that are not finite.
     """
     counts = count_accepted(pair_distances(embeddings), is_same, folds=folds)
     accuracy, thresholds = fold_accuracies(counts)
@@ -160,9 +144,6 @@ def fold_tar(
 
     Each threshold is the largest whose FAR on the other folds is at most `far`; the
     measured FAR on the fold itself may exceed it.
-
-    Raises:
-      ValueError: when a fold has no pair of one kind.
     """
     for name, numbers in (
         ("same", counts.num_same),
@@ -175,7 +156,7 @@ def fold_tar(
             )
     others = counts.different.sum(axis=0) - counts.different
     num_others = counts.num_different.sum() - counts.num_different
-    # Threshold 0 accepts nobody, so one always fits.
+    # Threshold 0 accepts no pair, so one always fits.
     fits = others <= far * num_others[:, None]
     best = fits.shape[1] - 1 - np.argmax(fits[:, ::-1], axis=1)
     fold = np.arange(len(best))
@@ -219,9 +200,6 @@ def generic_verification(
     Returns:
       {"tar@far=1e-03": ...}, in [0, 1]; the name of a FAR below 1 / negatives, which so
       few pairs do not support, ends in "~".
-
-    Raises:
-      ValueError: without positive or negative pairs, or for bad features.
     """
     blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
     points = exact_points(blocks, far_ranks(fars))
@@ -244,11 +222,7 @@ class Roc(NamedTuple):
 
 
 def threshold_at(roc: Roc, far: float) -> float:
-    """Lowest cosine threshold of a curve whose FAR does not exceed `far`.
-
-    Raises:
-      ValueError: for a FAR outside (0, 1), or one that needs more pairs than there are.
-    """
+    """Lowest cosine threshold of a curve whose FAR does not exceed `far`."""
     check_rates("FAR", [far])
     if far < roc.far[0]:
         raise ValueError(
@@ -264,9 +238,6 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
 
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
     (width 3e-5) whose FAR does not exceed it, so the curve never flatters.
-
-    Raises:
-      ValueError: without positive or negative pairs, or for bad features.
     """
     blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
     histogram = cosine_histogram(blocks, bins_per_unit=_ROC_BINS)
@@ -302,13 +273,9 @@ def masked_scores(
     Returns:
       {"masked_fnmr@far=1e-05", "standard_fnmr@far=1e-05", "score@far=1e-05", ...}, in
       [0, 1].
-
-    Raises:
-      ValueError: without positive or negative pairs, or for bad features.
     """
     check_rates("FPR", fprs)
-    everybody = np.ones(len(labels), bool)
-    standard = pair_tiles(plain, labels, everybody)
+    standard = pair_tiles(plain, labels, np.ones(len(labels), bool))
     crossed = gallery_tiles(
         masked, labels, unit_length(plain), labels, is_same_set=True
     )

@@ -57,20 +57,12 @@ def register_loss(name: str, loss: Callable) -> None:
       loss: (*, scale, margin, ...) -> Margin, for methods of faces; or
         (*, ...) -> (outputs [N, M], targets [N]) -> [N], for methods of classification
         (of N examples) and segmentation (of N pixels).
-
-    Raises:
-      ValueError: when the name belongs to another loss.
     """
     register(LOSSES, "loss", name, loss)
 
 
 def build_margin(settings: Mapping) -> Margin:
-    """Build a margin loss of LOSSES from {"name": ..., settings}.
-
-    Raises:
-      ValueError: for an unknown name, or a setting that the loss does not have, of
-        another kind or out of its range.
-    """
+    """Build a margin loss of LOSSES from {"name": ..., settings}."""
     settings = dict(settings)
     name = settings.pop("name", None)
     check_choice("loss", name, LOSSES)
@@ -87,10 +79,6 @@ def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
     Args:
       given: its name, or {"name": ..., settings}.
       num_classes: M.
-
-    Raises:
-      ValueError: for an unknown name, a margin of cosines, wrong settings, or a loss
-        that does not give a number for every target.
     """
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = settings.pop("name", None)

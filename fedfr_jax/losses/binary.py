@@ -54,9 +54,6 @@ def bottleneck_converter_init(key: jax.Array, dim: int) -> PyTree:
     Returns:
       `reduce` {kernel [4, D, D/4], bias [4, D/4]}, `mix` {kernel [4, D/4, D/4], bias
       [4, D/4]} and `join` {kernel [D, D], bias [D]}; kernels are (input, output).
-
-    Raises:
-      ValueError: if D is not a multiple of 4.
     """
     if dim % NUM_BRANCHES:
         raise ValueError(f"dim must be a multiple of {NUM_BRANCHES}, got {dim}.")

@@ -53,9 +53,7 @@ class Margin(NamedTuple):
     # (cosine [B, M], seen, state) -> [B, M]: other classes, whatever the label's entry
     others: Callable[[jax.Array, MarginInputs, PyTree], jax.Array] | None = None
     state: Mapping[str, float] = MappingProxyType({})  # what it starts from
-    update_state: Callable[[PyTree, MarginInputs], PyTree] | None = (
-        None  # of valid examples only
-    )
+    update_state: Callable[[PyTree, MarginInputs], PyTree] | None = None  # if valid
     penalty: Callable[[jax.Array], jax.Array] | None = None  # norm [B] -> [B], added
     params: Callable[[int], PyTree] = lambda num_classes: {}  # M -> what is learned
     # (logits [B, M], labels [B], class_mask [M] or None, params) -> [B]
@@ -93,9 +91,7 @@ def margin_inputs(
 
 
 def updated_state(margin: Margin, state: PyTree, seen: MarginInputs) -> PyTree:
-    """Update the state by a batch, without gradient; unchanged if no example is
-    valid.
-    """
+    """Update the state by a batch, without gradient, if an example is valid."""
     if margin.update_state is None:
         return state
     fixed = jax.lax.stop_gradient(seen._replace(key=None))

@@ -20,8 +20,7 @@ def model_contrastive(
     *,
     temperature: float = 0.5,
 ) -> jax.Array:
-    """MOON's loss: the global model's feature is positive, the previous models'
-    negative.
+    """MOON's loss: the global feature is positive, previous ones negative.
 
     -log(e^p / (e^p + sum_r e^q_r)), with p and q_r the cosines over the temperature.
 

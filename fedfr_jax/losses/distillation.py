@@ -80,8 +80,7 @@ def knowledge_distillation_over_elements(
     alpha: float = 0.95,
     temperature: float = 6.0,
 ) -> jax.Array:
-    """`knowledge_distillation` with the KL averaged over classes too, as Yu et al.
-    released.
+    """`knowledge_distillation` with the KL averaged over classes too (Yu et al.).
 
     Their divergence is averaged over examples and classes, not summed over classes, so
     the teacher's weight shrinks with the number of (unmasked) classes. Averaging the

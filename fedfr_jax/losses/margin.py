@@ -129,8 +129,7 @@ def interclass_filter(
 
 
 def mask_classes(logits: jax.Array, class_mask: jax.Array | None) -> jax.Array:
-    """Logits [B, M] with those of masked classes (`class_mask` [M] False) near
-    -infinity.
+    """Logits [B, M] with those of masked classes (False in [M]) near -infinity.
 
     They become a finite number so low that their probability is exactly 0, and a row
     without any class still has no NaN in its value or its gradient.
@@ -148,8 +147,7 @@ def repeat_others(
     times: int,
     class_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Count an example's first `number` other classes `times` more often in the
-    softmax.
+    """Count an example's first `number` other classes `times` more often.
 
     In `softmax_cross_entropy` as if `times` copies of the `number` first logits that
     are neither the label's nor masked were appended: a client's stand-in for the

@@ -18,9 +18,8 @@ code. The state is t, the running mean of the cosine with the true class.
 
 UniFace: one learned threshold between positive and negative cosines.
 
-Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition",
-ICCV 2023, equation 9, and the released code. Deviation: softplus in place of
-log(1 + e^x).
+Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition", ICCV
+2023, equation 9, and the released code. Deviation: softplus in place of log(1 + e^x).
 
 ElasticFace: a margin sampled for every example.
 
@@ -132,9 +131,8 @@ def curricularface(
     """ArcFace logits; hard negative classes get more weight as training proceeds.
 
     Another class whose cosine c is above cos(angle + margin) of the true class has
-    scale * c (t + c).
-    Where angle + margin passes pi the true class has scale * (cosine - margin
-    sin(margin)), while others are still compared with cos(angle + margin).
+    scale * c (t + c). Where angle + margin passes pi the true class has scale * (cosine
+    - margin sin(margin)), while others are still compared with cos(angle + margin).
 
     Args:
       scale: inverse temperature, positive.
@@ -203,8 +201,7 @@ def elasticface(
     margin_on: Literal["angle", "cosine"] = "angle",
     plus: bool = False,
 ) -> Margin:
-    """ArcFace or CosFace logits with a margin sampled from N(margin, std^2) per
-    example.
+    """ArcFace or CosFace logits with a margin from N(margin, std^2) per example.
 
     Args:
       scale: inverse temperature, positive.
@@ -228,20 +225,14 @@ def elasticface(
 
 
 def draw(seen):
-    """Sample standard normal values [B] with the step's key.
-
-    Raises:
-      ValueError: without a key.
-    """
+    """Sample standard normal values [B] with the step's key."""
     if seen.key is None:
         raise ValueError("elasticface needs a key to sample its margins, got None.")
     return jax.random.normal(seen.key, seen.cosine.shape, seen.cosine.dtype)
 
 
 def in_order(margins, seen):
-    """Sort margins [B] so that the smallest goes to the largest cosine; padding comes
-    last.
-    """
+    """Sort margins [B], the smallest to the largest cosine, padding last."""
     cosine = jnp.where(seen.is_valid, seen.cosine, -jnp.inf)
     rank = jnp.argsort(jnp.argsort(-jax.lax.stop_gradient(cosine)))
     return jnp.sort(margins)[rank]
@@ -270,8 +261,7 @@ def adaface(
       margin: m, at least 0.
       h: deviations of length that make the margin's full change are 1 / h; positive.
       ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1];
-      the
-        released code's `t_alpha`.
+        the released code's `t_alpha`.
     """
 
     def move(state, seen):
@@ -334,11 +324,7 @@ def magface(
       max_norm: longer features count as this long.
       norm_penalty_weight: weight of the pull, at least 0.
       easy_margin: no margin where the cosine is not positive; otherwise cosine - m
-      sin(m)
-        where angle + m passes pi.
-
-    Raises:
-      ValueError: when margins or lengths are out of order.
+        sin(m) where angle + m passes pi.
     """
     if max_margin < margin:
         raise ValueError(f"max_margin must be at least {margin}, got {max_margin}.")

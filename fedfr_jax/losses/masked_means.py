@@ -19,9 +19,7 @@ def masked_mean(values: jax.Array, is_valid: jax.Array) -> jax.Array:
 def valid_classes(
     num_own: int, num_classes: jax.Array, num_public: int = 0
 ) -> jax.Array:
-    """Mask, bool [M + M_g]: the client's first `num_classes` of M, and all public
-    classes.
-    """
+    """Mask [M + M_g]: the client's `num_classes` of M, and all public classes."""
     own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
     return jnp.concatenate([own, jnp.ones(num_public, bool)])
 
@@ -36,9 +34,7 @@ def masked_part_mean(values: jax.Array, batch: Batch) -> jax.Array:
 
 
 def masked_fraction(batch: Batch, is_valid: jax.Array) -> jax.Array | float:
-    """Weight of a part's mean in the mean over the batch; 1 if the batch is not
-    split.
-    """
+    """Weight of a part's mean in the mean over the batch; 1 if it is whole."""
     if COUNTED not in batch.targets:
         return 1.0
     share = batch.targets[COUNTED][0]

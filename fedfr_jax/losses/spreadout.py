@@ -62,9 +62,7 @@ def spreadout_sum(
 def spreadout(
     weights: jax.Array, *, margin: float = 0.4, class_mask: jax.Array | None = None
 ) -> jax.Array:
-    """`spreadout_sum` divided by the number of ordered pairs; 0 for fewer than 2
-    classes.
-    """
+    """`spreadout_sum` over the number of ordered pairs; 0 for fewer than 2."""
     total = spreadout_sum(weights, margin=margin, class_mask=class_mask)
     num_pairs = jnp.sum(_valid_pairs(weights.shape[0], class_mask))
     return total / jnp.maximum(num_pairs, 1).astype(total.dtype)

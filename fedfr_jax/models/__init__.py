@@ -65,9 +65,5 @@ def build_model(settings: Mapping[str, Any], input_shape: InputShape) -> Model:
 
 
 def register_model(name: str, factory: Callable[..., Model]) -> None:
-    """Register a factory (input_shape, *, ...) -> Model under a name for configs.
-
-    Raises:
-      ValueError: when another factory has the name.
-    """
+    """Register a factory (input_shape, *, ...) -> Model under a name for configs."""
     register(MODELS, "model", name, factory)

@@ -30,15 +30,14 @@ def run_stack(
     scan: bool,
     again: Callable | None = None,
 ) -> jax.Array:
-    """Apply `length` blocks (x, train) -> x one after another, each with its
-    parameters.
+    """Apply `length` blocks (x, train) -> x in turn, each with its parameters.
 
     The block's variables get a leading axis [length], whether the stack is scanned
     (more than MAX_UNROLLED blocks and `scan`) or unrolled.
 
     Args:
-      again: see `recomputed`; leaves of which a device has a `Part` are then
-        gathered for a block at a time, and again for its gradients.
+      again: see `recomputed`; a leaf that is a `StackedPath` is then
+        gathered a block at a time, and again for its gradients.
     """
     if block.is_initializing():
         return _initial(block, x, train, length)
@@ -78,8 +77,7 @@ def _initial(block, x, train, length):
 
 
 def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Stack leaves of `ndim` axes with equal shape and dtype into one array [..., G,
-    C].
+    """Stack leaves of `ndim` axes, equal in shape and dtype, to [..., G, C].
 
     They are joined end to end before an axis moves: XLA makes neighboring slices of a
     bundle one slice.

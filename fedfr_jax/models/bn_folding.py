@@ -32,8 +32,7 @@ PREVIOUS, FULL = "previous", "full"
 def fold(
     model: Model, variables: PyTree, *, level: Literal["previous", "full"] = FULL
 ) -> tuple:
-    """Return (apply, variables) for evaluation with the batch normalizations folded
-    away.
+    """Return (apply, variables) for evaluation, with batch normalizations folded.
 
     Args:
       variables: {"params", "batch_stats"}, blocks stacked in any way.
@@ -43,9 +42,6 @@ def fold(
       (apply, folded): `folded` is {"params": ...} with the names of the network, every
       convolution as kernel and bias; apply(folded, x [B, H, W, C]) is the output
       [B, D] of `model.apply` in evaluation.
-
-    Raises:
-      ValueError: for a network that cannot be folded.
     """
     if model.fold_batch_norm is None:
         raise ValueError(
@@ -68,9 +64,7 @@ def affine_of_norm(params: Mapping, stats: Mapping) -> AffineNorm:
 
 
 def fold_after(layer: Mapping, norm: AffineNorm) -> dict:
-    """Fold a norm into the layer {kernel [..., O], optional bias [..., O]} before
-    it.
-    """
+    """Fold a norm into the layer {kernel [..., O], perhaps bias [..., O]} before."""
     kernel = layer["kernel"]
     lead = norm.a.ndim - 1  # of a stack
     between = (1,) * (kernel.ndim - 1 - lead)
@@ -79,9 +73,7 @@ def fold_after(layer: Mapping, norm: AffineNorm) -> dict:
 
 
 def fold_before(norm: AffineNorm, layer: Mapping) -> dict:
-    """Fold a norm of P pixels into the linear layer {kernel [P C, O], bias} after
-    it.
-    """
+    """Fold a norm of P pixels into the linear layer {kernel [P C, O], bias} after."""
     kernel = layer["kernel"]
     by_pixel = kernel.reshape(-1, len(norm.a), kernel.shape[1])
     bias = layer["bias"] + jnp.einsum("c,pco->o", norm.c, by_pixel)
@@ -109,12 +101,13 @@ def fold_iresnet(
     for stage in stages:
         first, *others = ("first", "blocks")[: min(stages[stage], 2)]
         strides = (2, 1) if module.stride_on == "first" else (1, 2)
-        block = lambda name, size, stride, stage=stage: fold_block(
-            params[stage][name], stats[stage][name], level, size, stride
-        )
-        folded[stage] = {first: block(first, size, strides[0])}
+        own = params[stage], stats[stage]
+        folded[stage] = {
+            first: fold_block(*(x[first] for x in own), level, size, strides[0])
+        }
         size = tuple(-(-n // 2) for n in size)
-        folded[stage] |= {name: block(name, size, 1) for name in others}
+        for name in others:
+            folded[stage][name] = fold_block(*(x[name] for x in own), level, size, 1)
     folded |= _head(module.head, params, stats)
     own = module.clone(fold=level)
 
@@ -167,9 +160,7 @@ def fold_block(
 
 
 def _constant_output(kernel, c, size, stride):
-    """Output [h, w, O] of a 3x3 convolution for an image that equals c [I] at each
-    pixel.
-    """
+    """Output [h, w, O] of a 3x3 convolution for an image of c [I] everywhere."""
     image = jnp.broadcast_to(c, (1, *size, len(c)))
     with jax.default_matmul_precision("highest"):
         return convolve(image, kernel, stride=stride, padding=1, implementation="xla")[

@@ -142,9 +142,7 @@ def _xla(x, kernel, stride, padding):
 # for the backward pass; recomputing them costs no measurable time.
 @functools.partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
 def _im2col(x, kernel, stride, padding):
-    """Convolve as one product of patches [B H' W', kh kw I] with the kernel [kh kw I,
-    O].
-    """
+    """One product of patches [B H' W', kh kw I] and the kernel [kh kw I, O]."""
     kh, kw, _, out_features = kernel.shape
     x = _pad(x, padding)
     # One axis after the other: half the compile time of kh * kw slices at once.
@@ -156,9 +154,7 @@ def _im2col(x, kernel, stride, padding):
 
 
 def _winograd(x, kernel, stride, padding):
-    """Convolve by Winograd's algorithm; by `_im2col` for other kernel sizes and
-    strides.
-    """
+    """Winograd's algorithm; `_im2col` for other kernel sizes and strides."""
     if not _fits_winograd(kernel, stride):
         return _im2col(x, kernel, stride, padding)
     return convolve_3x3(x, kernel, padding)
@@ -208,9 +204,7 @@ def _grouped(x, kernel, stride):
 
 
 def _shifted(x, kernel, stride):
-    """Depthwise convolution as a sum of nine shifted images, each times its kernel
-    entry.
-    """
+    """Sum of nine shifted images, each times its entry of the kernel."""
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     pixels = lambda i, j: x[:, i : i + height : stride, j : j + width : stride]

@@ -13,6 +13,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import jax
@@ -74,71 +75,54 @@ def from_torch(
 
     Returns:
       {"params": ..., "batch_stats": ...} as numpy arrays of the tensors' dtype.
-
-    Raises:
-      ValueError: naming the tensors that are missing, unknown or of another shape.
     """
     template, head = _template(model_name, input_shape, settings)
-    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
     blocks = jax.eval_shape(by_block_name, template)
-    names = [_torch_name(model_name, path) for path, _ in _leaves(blocks)]
+    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
+    found = _convert_leaves(model_name, given, _leaves(blocks), head)
+    return unstack_like(jax.tree.unflatten(jax.tree.structure(blocks), found), template)
+
+
+def _convert_leaves(model_name, given, leaves, head=None):
+    """Arrays of ours for (path, leaf) of a model, from PyTorch's by name."""
+    leaves = list(leaves)
+    names = [_torch_name(model_name, path) for path, _ in leaves]
     _check_names(given, names, _FROZEN[model_name])
-    problems, arrays = [], []
-    for (path, leaf), name in zip(_leaves(blocks), names, strict=True):
-        expected = _torch_shape(leaf.shape)
-        if given[name].shape != expected:
-            problems.append(f"{name} {given[name].shape} instead of {expected}")
-        if not problems:
-            arrays.append(_to_jax(given[name], path, head))
-    if problems:
-        raise ValueError(
-            f"Tensor shapes must fit the model, got {', '.join(problems)}."
-        )
-    return unstack_like(
-        jax.tree.unflatten(jax.tree.structure(blocks), arrays), template
-    )
+    for (_, leaf), name in zip(leaves, names, strict=True):
+        if given[name].shape != (expected := _torch_shape(leaf.shape)):
+            raise ValueError(
+                f"Tensor shapes must fit the model, got {name} {given[name].shape} "
+                f"instead of {expected}."
+            )
+    pairs = zip(leaves, names, strict=True)
+    return [_to_jax(given[name], path, head) for (path, _), name in pairs]
 
 
 def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTree:
-    """Replace the ResNet in `variables`, such as those of `reid`, by torchvision's
-    weights.
+    """Replace the ResNet in `variables`, as of `reid`, by torchvision's weights.
 
     Args:
       variables: {"params", "batch_stats"}, where what is neither "stem" nor a "stage"
         stays as it is.
       state_dict: tensor name -> array; its own last layer, "fc", is left out.
-
-    Raises:
-      ValueError: naming the tensors that are missing, unknown or of another shape.
     """
-    is_trunk = lambda path: path[0].startswith(("stem", "stage"))
-    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
-    given = {k: v for k, v in given.items() if not k.startswith("fc.")}
-    paths = [path for path, _ in _leaves(variables)]
-    names = [_torch_name("resnet", path) for path in paths if is_trunk(path)]
-    _check_names(given, names, ())
-    found = []
-    for path, leaf in _leaves(variables):
-        if is_trunk(path):
-            array = given[name := _torch_name("resnet", path)]
-            if array.shape != _torch_shape(leaf.shape):
-                raise ValueError(
-                    f"Tensor shapes must fit the model, got {name} {array.shape} "
-                    f"instead of {_torch_shape(leaf.shape)}."
-                )
-            leaf = _to_jax(array, path, None).astype(leaf.dtype)
-        found.append(leaf)
-    return jax.tree.unflatten(jax.tree.structure(variables), found)
+    keep = lambda k: not _is_counter(k) and not k.startswith("fc.")
+    given = {k: np.asarray(v) for k, v in state_dict.items() if keep(k)}
+    paths, leaves = zip(*_leaves(variables), strict=True)
+    is_trunk = [path[0].startswith(("stem", "stage")) for path in paths]
+    trunk = itertools.compress(zip(paths, leaves, strict=True), is_trunk)
+    found = iter(_convert_leaves("resnet", given, trunk))
+    whole = [
+        next(found).astype(leaf.dtype) if inside else leaf
+        for leaf, inside in zip(leaves, is_trunk, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(variables), whole)
 
 
 def to_torch(
     model_name: str, variables: PyTree, input_shape: Sequence[int], **settings
 ) -> dict[str, np.ndarray]:
-    """Convert a model's variables to a PyTorch state dict; the inverse of `from_torch`.
-
-    Raises:
-      ValueError: when the variables are not those of the model.
-    """
+    """PyTorch state dict of a model's variables; the inverse of `from_torch`."""
     template, head = _template(model_name, input_shape, settings)
     blocks = by_block_name(jax.tree.map(np.asarray, variables))
     shapes = jax.eval_shape(by_block_name, template)
@@ -156,9 +140,7 @@ def to_torch(
 
 
 def _template(model_name, input_shape, settings):
-    """Shapes of the variables, and shape (h, w, C) of the map before the linear
-    layer.
-    """
+    """Shapes of the variables, and (h, w, C) of the map before the linear layer."""
     check_choice("model_name", model_name, _FACTORIES)
     model = _FACTORIES[model_name](input_shape, **settings)
     template = jax.eval_shape(model.init, jax.random.key(0))
@@ -282,9 +264,6 @@ def convert_variables(weights: Weights, model: Mapping, input_shape: Sequence[in
 
     Returns:
       {"params", "batch_stats"} of numpy arrays, float32.
-
-    Raises:
-      ValueError: naming the leaves that are missing, unknown or of another shape.
     """
     _check_model(weights, model, input_shape)
     arrays = {k: _float32(v) for k, v in weights.arrays.items()}
@@ -297,11 +276,7 @@ def convert_variables(weights: Weights, model: Mapping, input_shape: Sequence[in
 
 
 def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Guess (config section `model`, input_shape) from the names and shapes of weights.
-
-    Raises:
-      ValueError: when neither the file nor the names of its arrays tell it.
-    """
+    """Guess (config section `model`, input_shape) from names and shapes."""
     if {"model", "image_shape"} <= weights.about.keys():
         model = with_tuples(parse_json(weights.about["model"], "model"))
         text = weights.about["image_shape"]
@@ -317,11 +292,13 @@ def detect_model(weights: Weights) -> tuple[dict[str, Any], tuple[int, ...]]:
             "weights must have the names of InsightFace, TreB1eN, FedFR's SphereFace "
             f"or torchvision, got {sorted(arrays)[:4]}: name the network."
         )
-    if "layer1.0.weight" in arrays:
-        return _sphereface(arrays, blocks)
+    if "layer1.0.weight" in arrays:  # a stage begins with a convolution and its PReLU
+        counts = {stage: number - 2 for stage, number in blocks.items()}
+        return _face_network("sphereface", arrays, counts, "layer{}.0.weight")
     if "features.bias" in arrays:
         pooled = {"shortcut": "pool"} if IR in weights.arrays else {}
-        return _iresnet(arrays, blocks, pooled)
+        first = "layer{}.0.conv1.weight"
+        return _face_network("iresnet", arrays, blocks, first, pooled)
     return _resnet(arrays, blocks)
 
 
@@ -375,9 +352,7 @@ def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def _places(arrays) -> dict[int, str]:
-    """InsightFace's name of each block of `body`; a new stage begins where widths
-    change.
-    """
+    """InsightFace's name of each block of `body`; new widths begin a stage."""
     numbers = sorted({*_numbers(arrays, r"body\.(\d+)\.")})
     width = lambda i: arrays[f"body.{i}.res_layer.1.weight"].shape[0]
     stages = [list(run) for _, run in itertools.groupby(numbers, key=width)]
@@ -408,11 +383,7 @@ def _with_unit_scale(arrays):
 
 
 def fitted(arrays: Arrays, template: PyTree) -> PyTree:
-    """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes.
-
-    Raises:
-      ValueError: naming the first leaf that is missing, unknown or of another shape.
-    """
+    """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes."""
     shapes = jax.eval_shape(by_block_name, template)
     wanted = {
         trees.path_name(path): leaf.shape
@@ -441,23 +412,19 @@ def _numbers(arrays, pattern) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
-def _iresnet(arrays, blocks, more):
-    widths = [len(arrays[f"layer{i}.0.conv1.weight"]) for i in blocks]
+def _face_network(name, arrays, blocks, first, more=MappingProxyType({})):
+    """Section and input shape of a network that ends in a linear layer on the map.
+
+    Args:
+      blocks: number of blocks of each stage.
+      first: name of a stage's first convolution; {} stands for its number.
+    """
+    widths = [len(arrays[first.format(i)]) for i in blocks]
     dim, features = arrays["fc.weight"].shape
     settings = {"blocks": [*blocks.values()], "widths": widths, "embedding_dim": dim}
-    channels = arrays["conv1.weight"].shape[1]
-    shape = _image_shape(features // widths[-1], len(blocks), channels)
-    return {"name": "iresnet", **settings, **more}, shape
-
-
-def _sphereface(arrays, blocks):
-    widths = [len(arrays[f"layer{i}.0.weight"]) for i in blocks]
-    dim, features = arrays["fc.weight"].shape
-    counts = [num - 2 for num in blocks.values()]  # after a convolution and its PReLU
-    settings = {"blocks": counts, "widths": widths, "embedding_dim": dim}
-    channels = arrays["layer1.0.weight"].shape[1]
-    shape = _image_shape(features // widths[-1], len(blocks), channels)
-    return {"name": "sphereface", **settings}, shape
+    stem = "conv1.weight" if "conv1.weight" in arrays else first.format(1)
+    shape = (features // widths[-1], len(blocks), arrays[stem].shape[1])
+    return {"name": name, **settings, **more}, _image_shape(*shape)
 
 
 def _resnet(arrays, blocks):
@@ -475,9 +442,7 @@ def _resnet(arrays, blocks):
 
 
 def _image_shape(pixels, num_stages, channels):
-    """Input shape of square images, or of 112 x 96 face crops, from the last map's
-    pixels.
-    """
+    """Input shape, square or 112 x 96, from the number of the last map's pixels."""
     side = math.isqrt(pixels)
     height, width = (side, side) if side * side == pixels else (7, 6)
     if height * width != pixels:

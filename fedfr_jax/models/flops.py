@@ -40,9 +40,7 @@ def network_flops(
 
 
 def forward_flops(network: int, rows: int = 0) -> int:
-    """FLOPs of a forward pass on one image: the model's, plus 2 per class-matrix
-    entry.
-    """
+    """FLOPs of a forward pass on one image, with 2 per class-matrix entry."""
     return network + 2 * rows
 
 

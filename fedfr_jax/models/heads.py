@@ -44,11 +44,7 @@ NAME = "projection"
 
 @checked
 def with_projection(model: Model, *, projection: Width) -> Model:
-    """Insert MOON's projection of size P between a model's features and its classifier.
-
-    Raises:
-      ValueError: for a network without features of its own.
-    """
+    """Insert MOON's projection of size P before a model's classifier."""
     top = model.blocks[-1] if model.blocks else ""
     shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
     if model.apply_with_features is None or "kernel" not in shapes.get(top, {}):
@@ -128,7 +124,7 @@ def embed(
 
     Args:
       module: has the attributes `head`, `embedding_dim` and `dropout`.
-      is_folded: the head is without batch normalizations, see `folding`.
+      is_folded: the head is without batch normalizations, see `bn_folding`.
     """
     head = module.head
     norm = lambda x, name, **settings: (
@@ -172,9 +168,7 @@ class Expert(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Weighted sum over the pixels of each channel, with one weight per pixel and
-    channel.
-    """
+    """Weighted sum over the pixels, with a weight per pixel and channel."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -11,8 +11,8 @@ Parameters, C = width of the stage, n = its number of blocks; every bn is {scale
   stage<i>/block1/{bn1, bn2, bn3}, conv<1|2>/kernel [3, 3, C', C], prelu/slope [C],
     shortcut/conv/kernel [1, 1, C', C], shortcut/bn
   stage<i>/block<j>/... the same without shortcut, j = 2 to n, in a stack block[2:n + 1]
-    of leaves [n - 1, ...], see `stacks`
-  those of the head, see `face_head`; of "E" bn, fc/kernel [h w C, D] with h, w, C in
+    of leaves [n - 1, ...], see `scanned_blocks`
+  those of the head, see `heads`; of "E" bn, fc/kernel [h w C, D] with h, w, C in
     this order, fc/bias [D], bn_out (its scale is frozen at 1: bias only)
 """
 
@@ -68,7 +68,7 @@ class LayerSettings(NamedTuple):
     conv_implementation: str = "auto"
     dtype: Any = None
     shortcut: str = "conv"
-    fold: str | None = None  # a level of `folding`: batch norms are gone
+    fold: str | None = None  # a level of `bn_folding`
 
 
 @checked
@@ -102,7 +102,7 @@ def iresnet(
         stage's first block has stride 2.
       shortcut: "conv", or "pool" (face.evoLVe's and TFace's IR): blocks that keep the
         channels drop every second pixel instead, without parameters.
-      head: a name of `face_head.HEADS`: E, F, GAP, GDC, or moe, the two experts of
+      head: a name of `heads.HEADS`: E, F, GAP, GDC, or moe, the two experts of
         BigFace's first round, whose `Model.features` are the gate's logits [B, 2].
       conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
@@ -112,10 +112,6 @@ def iresnet(
       remat: training keeps the input of every block only, and computes the rest again;
         "convolutions" keeps what they give too, "offload" keeps it in the memory of the
         host.
-
-    Raises:
-      ValueError: for an unknown depth, blocks that do not fit the widths, or a dropout
-        of a head without one.
     """
     check_head(head, dropout)
     check_remat(remat)

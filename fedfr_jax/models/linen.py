@@ -45,8 +45,7 @@ def uniform(bound: float) -> Callable[..., jax.Array]:
 
 
 def he_normal() -> Callable[..., jax.Array]:
-    """Initializer of N(0, 2 / fan_out) for [..., I, O]: keeps the variance of
-    gradients.
+    """Initializer of N(0, 2 / fan_out) for [..., I, O]: keeps gradients' variance.
 
     He et al., arXiv:1502.01852, equation 14; torchvision's choice for ResNets.
     """
@@ -84,8 +83,7 @@ def from_linen(
     blocks: Sequence[str] = (),
     stages: Mapping[str, int] = MappingProxyType({}),
 ) -> Model:
-    """Convert a linen module with the call (x [B, H, W, C], train) -> [B, D] to a
-    `Model`.
+    """Convert a linen module, (x [B, H, W, C], train) -> [B, D], to a `Model`.
 
     `Model.features` are what the module has handed to `sow_features`, its output where
     it has not: an embedding.
@@ -94,7 +92,7 @@ def from_linen(
     otherwise. Variables always hold "params" and "batch_stats" (empty without
     batch normalization); in training the statistics that the module leaves are a
     batch's, and the running ones move towards them here. Blocks may be stacked in any
-    way, see `stacks`; the statistics come back as they are given.
+    way, see `scanned_blocks`; the statistics come back as they are given.
 
     Args:
       module: its convolutions take their `implementation`, where it has one, from an
@@ -105,9 +103,6 @@ def from_linen(
       blocks: of the Model, path prefixes of the parameters in the order of the data.
       stages: name -> number of blocks of each stage that has a block "first" and the
         others in a stack "blocks"; outside of the module they are block1, block2, ...
-
-    Raises:
-      ValueError: when input_shape is not three positive integers, or one.
     """
     if not isinstance(input_shape, Mapping):
         input_shape = tuple(input_shape)
@@ -151,11 +146,8 @@ def from_linen(
         if not stats:
             return output, _intermediate_features(updated, output), {}
         stats = moved(stats, named_stages(updated["batch_stats"], stages))
-        return (
-            output,
-            _intermediate_features(updated, output),
-            unstack_like(stats, given),
-        )
+        stats = unstack_like(stats, given)
+        return output, _intermediate_features(updated, output), stats
 
     def apply(variables, x, train=False, key=None):
         output, _, stats = features(variables, x, train, key)
@@ -163,10 +155,9 @@ def from_linen(
 
     @functools.cache
     def count():
-        has_implementation = hasattr(module, "conv_implementation")
-        plain = (
-            module.clone(conv_implementation="xla") if has_implementation else module
-        )
+        plain = module
+        if hasattr(module, "conv_implementation"):
+            plain = module.clone(conv_implementation="xla")
         variables = jax.eval_shape(draw, jax.random.key(0))
         forward = functools.partial(plain.apply, train=False)
         return count_flops(forward, variables, one_image)
@@ -203,9 +194,7 @@ def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Modu
 
 
 def recomputed(remat: bool | str) -> Callable | None:
-    """`jax.checkpoint` with the policy of `remat`, for functions; None if `remat` is
-    False.
-    """
+    """`jax.checkpoint` with the policy of `remat`; None if it is False."""
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return functools.partial(jax.checkpoint, policy=policy) if remat else None
 
@@ -249,11 +238,7 @@ def stage_blocks(
     widths: Sequence[int],
     minimum: int,
 ) -> tuple[int, ...]:
-    """Number of blocks of each stage: `blocks` if given, else those of the depth.
-
-    Raises:
-      ValueError: for an unknown depth, or blocks that do not fit the widths.
-    """
+    """Number of blocks of each stage: `blocks` if given, else those of the depth."""
     if blocks is None:
         check_choice("depth", depth, depths)
         blocks = depths[depth]

@@ -74,9 +74,6 @@ def mobilefacenet(
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
       scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes it again.
-
-    Raises:
-      ValueError: for blocks that are not three numbers.
     """
     if len(blocks) != len(STAGES):
         raise ValueError(
@@ -158,9 +155,7 @@ class Stage(nn.Module):
 
 
 class Block(nn.Module):
-    """Inverted bottleneck: 1x1 to `inside` channels, depthwise 3x3, 1x1; residual at
-    stride 1.
-    """
+    """Inverted bottleneck: 1x1, depthwise 3x3, 1x1; residual at stride 1."""
 
     width: int
     inside: int

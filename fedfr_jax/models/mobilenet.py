@@ -77,9 +77,6 @@ def mobilenet(
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
-
-    Raises:
-      ValueError: for numbers out of range.
     """
     layers = parse_layers(num_blocks, width, stem)
     module = MobileNet(
@@ -90,11 +87,7 @@ def mobilenet(
 
 
 def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
-    """Layers (channels, stride): the stem, then the blocks.
-
-    Raises:
-      ValueError: as `mobilenet`.
-    """
+    """Layers (channels, stride): the stem, then the blocks."""
     most = MIN_BLOCKS + MOST_MIDDLE
     if not MIN_BLOCKS <= num_blocks <= most:
         raise ValueError(

@@ -148,8 +148,7 @@ normalize.defvjp(_normalize, _normalize_backward)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization over all axes but the last, with statistics in float32 or
-    more.
+    """Batch normalization over all axes but the last; statistics in float32 or more.
 
     Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
     Training leaves the batch's own mean and unbiased variance in batch_stats, for
@@ -163,11 +162,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[..., C] -> [..., C] of the same dtype.
-
-        Raises:
-          ValueError: when training with a single value per channel.
-        """
+        """[..., C] -> [..., C] of the same dtype."""
         shape = (x.shape[-1],)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape)
@@ -216,11 +211,7 @@ class GroupNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, ..., C] -> [B, ..., C] of the same dtype.
-
-        Raises:
-          ValueError: when the groups do not divide the channels.
-        """
+        """[B, ..., C] -> [B, ..., C] of the same dtype."""
         del train
         channels = x.shape[-1]
         if channels % self.groups:
@@ -242,9 +233,6 @@ def moved(running: PyTree, batch: PyTree) -> PyTree:
     """Update running statistics, all of one dtype, by a batch's with MOMENTUM.
 
     All of a network at once, not one by one: a kernel, not one for each.
-
-    Raises:
-      AssertionError: when the two are not of the same leaves and shapes.
     """
     chex.assert_trees_all_equal_shapes(running, batch)
     old, named = ravel_pytree(running)

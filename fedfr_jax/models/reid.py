@@ -69,9 +69,6 @@ def reid(
       neck_dim: D of a linear neck.
       dropout: share of a linear neck's outputs that training sets to 0, in [0, 1);
         training then needs a key.
-
-    Raises:
-      ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)

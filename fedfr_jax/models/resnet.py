@@ -79,11 +79,7 @@ def build_trunk(
     stem: str,
     remat: bool,
 ) -> Trunk:
-    """Trunk of a named depth, or with given numbers of blocks and widths.
-
-    Raises:
-      ValueError: as `resnet`.
-    """
+    """Trunk of a named depth, or with given numbers of blocks and widths."""
     blocks = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
     return Trunk(blocks, tuple(widths), depth >= MIN_BOTTLENECK, stem, remat)
 
@@ -273,9 +269,6 @@ def resnet(
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and the linear layer compute in at least float32.
       remat: training keeps the input of every block only, and computes it again.
-
-    Raises:
-      ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)

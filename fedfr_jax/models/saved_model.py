@@ -53,10 +53,6 @@ def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
 
     Args:
       method: name of the stage in a run's folder; None takes the last one.
-
-    Raises:
-      ValueError: for a folder without a trained model, an unknown method, or a damaged
-        file; else as `read_weights`.
     """
     if not (isinstance(path, str | os.PathLike) and os.path.isdir(path)):
         return read_weights(path)
@@ -89,9 +85,7 @@ def _texts(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stage_folder(folder: pathlib.Path, method: str | None) -> pathlib.Path:
-    """Folder of a stage: `folder` if it is one, else that of the run's stage
-    `method`.
-    """
+    """Folder of a stage: `folder` itself, or that of the run's stage `method`."""
     if method is None and (folder / RECORD).is_file():
         return folder
     if not (folder / CONFIG).is_file():

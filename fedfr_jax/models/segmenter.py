@@ -72,9 +72,7 @@ def mobilenet_encoder(
     stem: StemKind = "imagenet",
     remat: bool = False,
 ) -> Encoder:
-    """Encoder from a MobileNet's last map of each size; see `mobilenet` for its
-    settings.
-    """
+    """Encoder from a MobileNet's last map of each size; see `mobilenet`."""
     layers = parse_layers(num_blocks, width, stem)
 
     def maps(settings, x, train):
@@ -111,9 +109,6 @@ def segmenter(
       conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
-
-    Raises:
-      ValueError: for an unknown encoder, or setting of one.
     """
     made = choose("model.encoder", ENCODERS, encoder)
     module = Segmenter(
@@ -163,9 +158,7 @@ class Segmenter(nn.Module):
 
 
 class Up(nn.Module):
-    """Decoder step: upsample, concatenate the encoder's map, convolve, normalize,
-    ReLU.
-    """
+    """Decoder step: upsample, join the encoder's map, convolve, norm, ReLU."""
 
     width: int
     settings: LayerSettings

@@ -55,8 +55,7 @@ def cnn(
     conv_implementation: Implementation = "auto",
     dtype: Any = None,
 ) -> Model:
-    """CNN: 3x3 convolutions without padding, 2x2 max pooling, a linear layer, all with
-    ReLU.
+    """CNN: 3x3 convolutions without padding, 2x2 max pooling, a linear layer.
 
     Args:
       input_shape: (H, W, C), H and W large enough to leave 2 pixels before pooling.
@@ -65,9 +64,6 @@ def cnn(
       num_classes: M, for logits [B, M] instead of embeddings.
       conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
-
-    Raises:
-      ValueError: for widths that are none, or an image that is too small.
     """
     smallest = 2 * len(widths) + 2
     if min(input_shape[:2]) < smallest:
@@ -188,9 +184,6 @@ def leaf_celeba(
       conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
-
-    Raises:
-      ValueError: when the image is too small.
     """
     module = LeafCNN(num_classes, tuple(widths), 3, True, 0, conv_implementation, dtype)
     return _leaf_model(input_shape, module)
@@ -210,9 +203,6 @@ def leaf_femnist(
 
     Args:
       hidden_dim: its units; the others as for `leaf_celeba`.
-
-    Raises:
-      ValueError: when the image is too small.
     """
     settings = 5, False, hidden_dim, conv_implementation, dtype
     module = LeafCNN(num_classes, tuple(widths), *settings)

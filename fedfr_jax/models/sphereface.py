@@ -9,7 +9,7 @@ Parameters, C = width of the stage, n = its number of blocks:
   stage<i>/block1/conv/kernel [3, 3, C', C], bias [C], block1/prelu/slope [C]: the
     strided convolution
   stage<i>/block<j>/conv<1|2>/kernel [3, 3, C, C], prelu<1|2>/slope [C], j = 2 to n + 1,
-    in a stack block[2:n + 2] of leaves [n, ...], see `stacks`
+    in a stack block[2:n + 2] of leaves [n, ...], see `scanned_blocks`
   fc/kernel [h w C, D] with h, w, C in this order, bias [D]
 """
 
@@ -63,9 +63,6 @@ def sphereface(
         parameters. The linear layer always computes in the latter.
       scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes it again.
-
-    Raises:
-      ValueError: for an unknown depth, or blocks that do not fit the widths.
     """
     module = SphereFace(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),

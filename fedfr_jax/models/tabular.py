@@ -34,9 +34,6 @@ def tabular(
       num_classes: M.
       num_categories: V, vectors of categories; further ones share them (modulo V).
       category_dim: E.
-
-    Raises:
-      ValueError: for inputs of other names.
     """
     if not isinstance(input_shape, Mapping) or {*input_shape} != {*KEYS}:
         raise ValueError(

@@ -6,7 +6,7 @@ keys and values, and a head on all tokens: linear, BN, linear, BN. In training a
 of the tokens can be left out of the blocks and be replaced by a learned one before the
 head (He et al., arXiv:2111.06377). Deviations: the head's BN adds 1e-5, not 2e-5, to
 the variance; `mask_ratio` is the share that is masked, where the released code masks a
-tenth whatever it is told; there is no stochastic depth.
+tenth at any setting; there is no stochastic depth.
 
 Parameters, E = width, P = patches, every norm<i> is {scale, bias} [E]:
   patches/kernel [p, p, C, E], bias, positions/table [P, E], mask_token/vector [E] with
@@ -74,10 +74,6 @@ def vit(
         The softmax of attention, all norms and the head compute in at least float32.
       scan_blocks: run the stack of equal blocks by a scan; False unrolls it.
       remat: training keeps the input of every block only, and computes it again.
-
-    Raises:
-      ValueError: for a width that the heads do not divide, or an image that is smaller
-        than a patch.
     """
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
@@ -177,9 +173,7 @@ class ViT(nn.Module):
 
 
 def _put_back(x, mask, token):
-    """Scatter tokens [B, K, E] to their positions, the mask token elsewhere: [B, P,
-    E].
-    """
+    """Tokens [B, K, E] at their positions, the mask token elsewhere: [B, P, E]."""
     place, count = mask
     everywhere = jnp.broadcast_to(token, (len(x), count, len(token)))
     put = lambda row, place, tokens: row.at[place].set(tokens)

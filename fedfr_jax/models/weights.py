@@ -73,8 +73,10 @@ def write_weights(
     arrays: Mapping[str, np.ndarray],
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays to a file in the format of its suffix; only .safetensors stores
-    `about`.
+    """Write arrays to a file in the format of its suffix.
+
+    Args:
+      about: metadata, which only a .safetensors keeps.
 
     Raises:
       ValueError: for another suffix, or an array of a dtype that the format lacks.
@@ -116,9 +118,7 @@ def _read_npz(path) -> tuple[dict, dict[str, str]]:
 
 
 def _read_torch(path) -> tuple[dict, dict[str, str]]:
-    """Read with torch.load(weights_only=True), which builds only tensors and plain
-    values.
-    """
+    """Read with torch.load(weights_only=True): tensors and plain values only."""
     torch = _torch(path)
     check_archive(path)
     try:
@@ -149,9 +149,7 @@ def _torch(path):
 
 
 def _with_arrays(value: Any, torch, most: int) -> Any:
-    """Convert the tensors in dicts to arrays; each must be at most as large as the
-    file.
-    """
+    """Tensors in dicts as arrays, each at most as large as the file."""
     if isinstance(value, Mapping):
         return {str(k): _with_arrays(x, torch, most) for k, x in value.items()}
     if not isinstance(value, torch.Tensor):

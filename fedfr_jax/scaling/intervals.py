@@ -55,9 +55,6 @@ def replicates(
     Args:
       inputs: [n, d] of the runs that `of` is fitted to.
       seed: replicate i depends on (seed, i) alone.
-
-    Raises:
-      ValueError: for fewer than one draw, or no more runs than coefficients.
     """
     free = len(inputs) - of.law.num_coefficients
     if draws < 1:
@@ -87,9 +84,7 @@ def _replicate(of, inputs, expected, variance, key):
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Central interval of values [R, ...] with probability `level`: (low, high)
-    [...].
-    """
+    """Central interval of values [R, ...] with probability `level`: two [...]."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 
@@ -107,11 +102,7 @@ def hold_out(
     seed: int = 0,
     draws=NUM_RESAMPLES,
 ) -> HoldOut:
-    """Fit without the largest runs, and predict them.
-
-    Raises:
-      ValueError: when the others are too few for the law.
-    """
+    """Fit without the largest runs, and predict them."""
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     size = inputs.prod(1)
     is_held = size == size.max()

@@ -134,9 +134,6 @@ def fit(
       inputs: [n, d] parameters, perhaps with images, as `law` has it.
       errors: [n] positive, smaller is better.
       delta: log residual from which on a run counts by its absolute residual.
-
-    Raises:
-      ValueError: as `check_points`.
     """
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     check_points(law, inputs, errors)
@@ -192,9 +189,7 @@ def get_coefficients(
 
 
 def _parts(law, theta):
-    """Split the parameter vector: exponents [d], log terms at the center [d], log
-    offset [].
-    """
+    """Split the vector: exponents [d], log terms at the center [d], log offset []."""
     d = law.num_inputs
     return theta[:d], theta[d : 2 * d], theta[-1]
 
@@ -234,9 +229,7 @@ def _loss_and_gradient(theta, law, logs, target, delta):
 
 
 def _starts(law, logs, target) -> list[np.ndarray]:
-    """Initial parameter vectors: the best of a grid over exponents, solved for the
-    rest.
-    """
+    """Initial vectors: the best of a grid over exponents, solved for the rest."""
     if not law.has_offset:
         slope, height = np.polyfit(logs[:, 0], target, 1)
         return [np.array([-slope, height])]

@@ -132,32 +132,32 @@ def _intervals(found: SeriesFit) -> str:
 
 
 def _finding(found: SeriesFit) -> dict[str, Any]:
-    told = {"series": found.series, "inputs": list(found.axes)}
-    told |= {"runs": len(found.inputs), "refused": list(found.refused)}
-    told["laws"] = {of.law.name: _fit(of) for of in found.fits}
+    facts = {"series": found.series, "inputs": list(found.axes)}
+    facts |= {"runs": len(found.inputs), "refused": list(found.refused)}
+    facts["laws"] = {of.law.name: _fit(of) for of in found.fits}
     if found.best:
         drawn = found.replicates.coefficients
         ends = [interval(values) for values in drawn]
-        told["best"] = found.best.law.name
-        told["level"] = LEVEL
-        told["intervals"] = {
+        facts["best"] = found.best.law.name
+        facts["level"] = LEVEL
+        facts["intervals"] = {
             name: [low.tolist(), high.tolist()]
             for name, (low, high) in zip(drawn._fields, ends, strict=True)
         }
-        told["correlations"] = _correlations(found)
+        facts["correlations"] = _correlations(found)
     if found.hold_out:
-        told["held_out"] = {
+        facts["held_out"] = {
             name: value
             for name, value in found.hold_out._asdict().items()
             if name not in ("is_held", "fit")
         }
-    return told
+    return facts
 
 
 def _fit(of) -> dict[str, Any]:
-    told = {name: x.tolist() for name, x in of.coefficients._asdict().items()}
+    facts = {name: x.tolist() for name, x in of.coefficients._asdict().items()}
     aicc = of.aicc if np.isfinite(of.aicc) else None
-    return {**told, "rms": of.rms, "aic": of.aic, "aicc": aicc}
+    return {**facts, "rms": of.rms, "aic": of.aic, "aicc": aicc}
 
 
 def _correlations(found: SeriesFit) -> dict[str, Any]:

@@ -53,11 +53,7 @@ class Plan(NamedTuple):
 
 
 def fit_cost(parameters: np.ndarray, images: np.ndarray, flops: np.ndarray) -> Cost:
-    """Fit the cost of n runs by least squares in logs.
-
-    Raises:
-      ValueError: unless the runs have two sizes.
-    """
+    """Fit the cost of n runs by least squares in logs."""
     if len(np.unique(parameters)) < 2:
         raise ValueError(
             f"parameters must have at least two different values, got {parameters}."
@@ -67,12 +63,7 @@ def fit_cost(parameters: np.ndarray, images: np.ndarray, flops: np.ndarray) -> C
 
 
 def best_plan(law: Coefficients, cost: Cost, flops: float) -> Plan:
-    """Find the model size and number of images of least error for `flops`.
-
-    Raises:
-      ValueError: where larger networks do not cost more, or the runs do not show that
-        parameters, or images, count.
-    """
+    """Find the model size and number of images of least error for `flops`."""
     if min(law.factors) <= MIN_FACTOR:
         raise ValueError(
             "a law for budgets needs a term of parameters and one of images, got "
@@ -105,9 +96,7 @@ def equal_cost_plans(law: Coefficients, cost: Cost, flops: float) -> list[Plan]:
 
 
 def budgets(flops: np.ndarray, more: Sequence[float] = ()) -> list[float]:
-    """Budgets: powers of ten around those of the runs, ten times the largest, and
-    `more`.
-    """
+    """Powers of ten around the runs' budgets, ten times the largest, and `more`."""
     low, high = np.floor(np.log10(flops.min())), np.ceil(np.log10(flops.max()))
     return sorted({*10.0 ** np.arange(low + 1, high + 2), *more})
 

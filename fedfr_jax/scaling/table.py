@@ -68,7 +68,7 @@ TABLES = {"bigface": bigface}
 class Points(NamedTuple):
     """n evaluated runs: errors, sizes, data and cost."""
 
-    metric: str  # the column that is judged
+    metric: str  # the column of the errors or scores
     is_score: bool  # larger is better: the error is 1 - score
     errors: np.ndarray  # [n], smaller is better
     sizes: Mapping[str, np.ndarray]  # {definition: [n]}
@@ -91,11 +91,7 @@ class Points(NamedTuple):
 
 
 def read_rows(table: str) -> list[dict]:
-    """Read a table of runs: a file, the folder of a sweep, or a name in TABLES.
-
-    Raises:
-      ValueError: for anything else, or a file that cannot be read as its ending says.
-    """
+    """Read a table of runs: a file, the folder of a sweep, or a name in TABLES."""
     if table in TABLES:
         return TABLES[table]()
     path = pathlib.Path(table)
@@ -144,10 +140,6 @@ def points(
     Args:
       metric: a column; its errors are positive, its scores lie in [0, 1).
       series: the column that says which points belong together.
-
-    Raises:
-      ValueError: for a column that no row has, a cell out of range, or rows without any
-        definition of parameters.
     """
     known = list(dict.fromkeys(key for row in rows for key in row))
     rows = [row for row in rows if row.get(metric) is not None]
@@ -189,11 +181,7 @@ def points(
 
 
 def _column(rows, name, *, is_positive=True) -> np.ndarray | None:
-    """A column as an array [n]; None if a row lacks it.
-
-    Raises:
-      ValueError: for a cell that is no finite number, or not positive.
-    """
+    """A column as an array [n]; None if a row lacks it."""
     cells = [row.get(name) for row in rows]
     if any(cell is None for cell in cells):
         return None

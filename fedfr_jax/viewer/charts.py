@@ -272,9 +272,7 @@ def _powers(is_log: bool) -> Spec:
 
 
 def _rate_scale(rows: list[dict]) -> Spec:
-    """Scale of y that spans at least 0.1 for rates, so that small changes look
-    small.
-    """
+    """Scale of y that spans at least 0.1 for rates: small changes look small."""
     values = [row["y"] for row in rows if row["y"] is not None]
     if not values or min(values) < 0 or max(values) > 1:
         return {"zero": False, "nice": True}

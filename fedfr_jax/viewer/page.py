@@ -20,8 +20,8 @@ from fedfr_jax.viewer.run_files import (
     age_text,
     config_differences,
     flat_config,
-    now,
 )
+from fedfr_jax.viewer.runs_table import run_row
 
 TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"
@@ -166,20 +166,10 @@ def _value_text(value: Any) -> str:
 
 
 def _run_facts(run: RunFiles) -> dict[str, Any]:
-    stages = list(run.stages.values())
-    rounds = run.config.get("federation", {}).get("rounds")
-    last = stages[-1] if stages else None
     return {
-        "name": run.name,
-        "folder": str(run.folder),
-        "state": run.state,
-        "stage": last.name if last else "",
-        "round": last.last_round if last else 0,
-        "rounds": rounds if last and last.name != "pretrained" else None,
-        "age": age_text(now() - run.changed),
+        **run_row(run),
         "seconds": run.seconds and age_text(run.seconds),
         "version": run.version or "before 0.3",
-        "task": run.config.get("task", ""),
         "data": run.config.get("data", {}).get("name", ""),
         "clients": run.partition.get("clients", ""),
     }
@@ -258,9 +248,7 @@ def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
 
 
 def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
-    """Curve charts: "main" has losses and evaluations over rounds, "more" all
-    others.
-    """
+    """Curve charts: "main" has losses and evaluations, "more" all others."""
     names = dict.fromkeys(n for line in lines for row in line.rows for n in row)
     names = sorted(names, key=lambda name: name not in FIRST)  # before its only term
     found, seen = {"main": [], "more": []}, []

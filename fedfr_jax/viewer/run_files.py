@@ -70,11 +70,7 @@ def find_runs(folder: pathlib.Path, depth: int = MAX_DEPTH) -> Iterator[pathlib.
 
 
 def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
-    """Read a run as it is now; damaged files are skipped and named in `problems`.
-
-    Raises:
-      ValueError: for a folder that is no run directory.
-    """
+    """Read a run as it is now; damaged files are skipped and named in `problems`."""
     if not is_run(folder):
         _raise_no_run(folder)
     problems = []
@@ -200,9 +196,7 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
-    """Config keys that differ between runs: {"section.key": value in each run or
-    None}.
-    """
+    """Config keys that differ: {"section.key": value in each run or None}."""
     flat = [flat_config(run.config) for run in runs]
     keys = dict.fromkeys(key for of in flat for key in of)
     values = {key: [of.get(key) for of in flat] for key in keys}

@@ -19,11 +19,7 @@ COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
 
 
 def read_runs(folder: pathlib.Path) -> list[RunFiles]:
-    """Read all runs in and below a folder, by name.
-
-    Raises:
-      ValueError: for a path that is no folder.
-    """
+    """Read all runs in and below a folder, by name."""
     if not folder.is_dir():
         raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
     paths = find_runs(folder)
@@ -61,9 +57,7 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
 
 
 def filter_runs(runs: Sequence[RunFiles], words: Sequence[str]) -> list[RunFiles]:
-    """Keep the runs that match all words: KEY=VALUE of config or column, or part of
-    the name.
-    """
+    """Keep the runs that match all words: KEY=VALUE, or part of the name."""
     return [run for run in runs if all(_fits(run, word) for word in words)]
 
 
@@ -77,11 +71,7 @@ def _fits(run: RunFiles, word: str) -> bool:
 
 
 def sort_rows(rows: list[dict], key: str) -> list[dict]:
-    """Sort rows by a column or metric, newest or largest first; text from A to Z.
-
-    Raises:
-      ValueError: for a name that no run has, with a near one.
-    """
+    """Sort rows by a column or metric, newest or largest first; text from A to Z."""
     known = [*COLUMNS, *dict.fromkeys(m for row in rows for m in row["metrics"])]
     if key not in known:
         raise ValueError(

@@ -169,9 +169,3 @@ def test_rates_are_those_of_two_strong_re_identification_codes(golden):
         np.testing.assert_allclose(
             at(scaled_learning_rate(fast, steps), step), wanted, rtol=1e-5
         )
-
-
-@pytest.mark.parametrize("batch_size", [6, 40])
-def test_a_batch_that_does_not_fit_is_refused(batch_size):
-    with pytest.raises(ValueError, match="pretrain.batch_size must be a multiple of 4"):
-        epochs_of(toys.norm_loss, 4, batch_size)

@@ -16,7 +16,6 @@ from PIL import Image
 
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.config.files import find, load
-from fedfr_jax.data.sources.recordio import write_face_set
 from fedfr_jax.deploy.face_images import read_images
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.schema import with_tuples
@@ -26,6 +25,7 @@ from fedfr_jax.tasks.faces import evaluator as evaluator_module
 from fedfr_jax.tasks.reid import evaluator as reid_judge
 from fedfr_jax.tasks.segmentation import evaluator as segmentation_judge
 from fedfr_jax.types import Preprocessing, Source, TrainedModels
+from tests.data.recordio_files import write_face_set
 
 SIZE = (15, 22)  # H, W of the stored pictures, which no network has
 POINTS = np.array([[7, 4], [13, 4], [10, 7], [8, 10], [12, 10]], float)

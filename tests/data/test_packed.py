@@ -16,8 +16,9 @@ from PIL import Image
 
 from fedfr_jax.data.sources import SOURCES, pack, verify
 from fedfr_jax.data.sources.packed import packed
-from fedfr_jax.data.sources.recordio import recordio, write_face_set
+from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.types import Pairs, Source
+from tests.data.recordio_files import write_face_set
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SHAPE = (6, 5, 3)

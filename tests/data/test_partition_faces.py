@@ -299,7 +299,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
 @pytest.mark.parametrize(
     "change,match",
     [
-        ({"num_clients": 0}, "num_clients must be in"),
+        ({"num_clients": 0}, "num_clients must be at least 1"),
         ({"num_clients": 99}, "num_clients"),
         ({"ids_per_client": 0}, "ids_per_client must be at least 1, got 0"),
         ({"ids_per_client": [2, 0]}, "ids_per_client must be at least 1, got 0"),
@@ -308,7 +308,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"num_public_ids": -1}, "num_public_ids"),
         (
             {"num_trained_public_ids": 3},
-            r"num_trained_public_ids must be in \[0, 2\], .*, got 3",
+            r"num_trained_public_ids must be at most 2, .*, got 3",
         ),
         (
             {
@@ -316,13 +316,12 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
                 "num_unseen_ids": 1,
                 "use_validation_split": True,
             },
-            r"num_trained_public_ids must be in \[0, 1\], .*, got 2",
+            r"num_trained_public_ids must be at most 1, .*, got 2",
         ),
         ({"min_images": 1}, "min_images must be at least 2"),
         ({"public_min_images": -1}, "public_min_images must be at least 0, got -1"),
         ({"max_images": 1}, "max_images"),
         ({"max_images": -3}, "max_images"),
-        ({"max_images": 10**30}, r"max_images must be 0 or in \[2, 2\*\*31\)"),
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"client_ids_from": np.ones(3, bool)}, "client_ids_from must be a mask"),
         ({"public_ids_from": np.ones(9)}, "public_ids_from must be a mask"),
@@ -339,8 +338,7 @@ def test_settings_out_of_range_are_named(change, match):
 @pytest.mark.parametrize(
     "labels,match",
     [
-        (np.array([0, -1]), r"labels must be in \[0, 5\), got -1 to 0"),
-        (np.array([0, 5]), r"\[0, 5\), got 0 to 5"),
+        (np.array([0, -1]), r"labels must be in \[0, 2\*\*31\), got -1 to 0"),
         (np.array([0.0, 1.0]), "1-d integer array"),
         (np.zeros((2, 2), int), "1-d integer array"),
         (np.zeros(0, int), "at least one image"),
@@ -349,7 +347,7 @@ def test_settings_out_of_range_are_named(change, match):
 )
 def test_labels_out_of_range_are_refused(labels, match):
     with pytest.raises(ValueError, match=match):
-        check_labels(labels, 5)
+        check_labels(labels)
 
 
 def test_ms1m_order_has_the_checksum_of_the_official_split():

@@ -10,14 +10,12 @@ from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.data.sources.recordio import (
     MAGIC_BYTES,
     Record,
-    label_vectors,
     read_headers,
     read_index,
     read_record,
     recordio,
-    write_face_set,
-    write_recordio,
 )
+from tests.data.recordio_files import write_face_set, write_recordio
 
 
 def jpeg(value, size=(16, 12)):
@@ -78,8 +76,6 @@ def test_vector_labels_are_read_whole(case):
     np.testing.assert_array_equal(records[0].label, arrays["C_label2"])
     np.testing.assert_array_equal(records[1].label, arrays["C_label237"])
     assert [r.payload for r in records] == payloads(arrays, "C")[:-1]
-    with pytest.raises(ValueError, match=r"same number of labels.*\[2, 237\]"):
-        label_vectors(path)
 
 
 def test_continuation_chunks_get_their_magic_word_back(case):
@@ -176,12 +172,9 @@ def test_more_images_than_float32_counts_are_counted_in_the_index(tmp_path):
     assert recordio(tmp_path).labels.tolist() == [0, 0, 1]
 
 
-def test_label_vectors_of_one_length_are_an_array(tmp_path):
+def test_the_first_of_several_labels_is_the_identity(tmp_path):
     records = [Record(np.array([i, 7.5, -1]), jpeg(i)) for i in range(3)]
     write_recordio(tmp_path / "train.rec", records)
-    np.testing.assert_array_equal(
-        label_vectors(tmp_path), [[0, 7.5, -1], [1, 7.5, -1], [2, 7.5, -1]]
-    )
     assert recordio(tmp_path).labels.tolist() == [0, 1, 2]
 
 

@@ -19,8 +19,9 @@ from PIL import Image
 from fedfr_jax import files
 from fedfr_jax.data.partition.natural import natural
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.data.sources.recordio import Record, write_recordio
+from fedfr_jax.data.sources.recordio import Record
 from fedfr_jax.models.weights import read_weights
+from tests.data.recordio_files import write_recordio
 from tests.faults.inputs import SETS
 
 GIB = 2**30

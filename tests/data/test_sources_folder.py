@@ -378,10 +378,10 @@ def test_settings_outside_their_rule_are_refused(tmp_path):
         folder(tmp_path, image_size=4, filename_pattern="birthday")
     with pytest.raises(ValueError, match="a/1.png in .*must match filename_pattern"):
         folder(tmp_path, image_size=4, filename_pattern="subject-view")
-    with pytest.raises(ValueError, match="channels must be 1"):
-        folder(tmp_path, image_size=4, channels=4)
-    with pytest.raises(ValueError, match="image_size must be positive, got 0"):
-        folder(tmp_path, image_size=0)
+    with pytest.raises(ValueError, match="channels must be one of .1, 3., got 4"):
+        open_source("folder", path=tmp_path, image_size=4, channels=4)
+    with pytest.raises(ValueError, match="image_size must .*, got 0"):
+        open_source("folder", path=tmp_path, image_size=0)
     source = folder(tmp_path, image_size=4)
     for wrong in (-1, 1):
         with pytest.raises(ValueError, match=r"indices must be in \[0, 1\)"):

@@ -42,7 +42,7 @@ def test_categories_of_two_columns_do_not_share_a_number(tmp_path):
         ((*LINES, "1,2"), "ill", "line 5, must have 5 cells, got 2"),
         (LINES[:1], "ill", "must have rows"),
         (("a,a", "1,2"), "a", "distinct column names"),
-        ((), "ill", "must be a .csv with a header"),
+        ((), "ill", "must have"),
     ],
 )
 def test_a_damaged_table_is_named(tmp_path, lines, label, message):

@@ -230,11 +230,7 @@ def test_bad_sets_are_refused():
     broken[3, 1] = np.nan
     refused = [
         (broken, labels, rows, "finite"),
-        (features, labels[:9], rows, r"\[Q, D\]"),
-        (features[0], labels, rows, r"\[Q, D\]"),
         (features[:0], labels[:0], rows[:0], "at least one feature"),
-        (features, labels, ~rows, "at least one True"),
-        (features, labels, rows[:9], "is_row"),
     ]
     for *arguments, message in refused:
         with pytest.raises(ValueError, match=message):

@@ -108,10 +108,6 @@ def test_fold_accuracies_equal_the_definition(distances, folds, seed):
 
 def test_bad_pair_lists_are_refused():
     x, same = np.eye(8, dtype=np.float32), np.array([1, 0, 1, 0], bool)
-    with pytest.raises(ValueError, match="an even number of rows, got 7"):
-        verification.ten_fold(x[:7], same)
-    with pytest.raises(ValueError, match="is_same"):
-        verification.ten_fold(x, same[:3], folds=2)
     with pytest.raises(
         ValueError, match=r"folds must be in \[2, 4\], the number of pairs, got 10"
     ):

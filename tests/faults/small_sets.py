@@ -14,14 +14,9 @@ from fedfr_jax.data.sources.classification_sets import arrays, omniglot
 from fedfr_jax.data.sources.folder import folder, lfw
 from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.pairs import bin_pairs
-from fedfr_jax.data.sources.recordio import (
-    Record,
-    label_vectors,
-    recordio,
-    write_face_set,
-    write_recordio,
-)
+from fedfr_jax.data.sources.recordio import Record, recordio
 from fedfr_jax.types import Pairs, Source
+from tests.data.recordio_files import write_face_set, write_recordio
 
 LABELS = np.repeat(np.arange(3), 3)
 POINTS = "name,x1,y1,x2,y2,x3,y3,x4,y4,x5,y5\n"
@@ -99,13 +94,6 @@ def _cached(path):
     recordio(path, cache=path / "cache.npz")
 
 
-def _read_vectors(path):
-    vectors = label_vectors(path)
-    if vectors.shape[1:] != (3,):
-        return recordio(path)
-    return recordio(path)._replace(landmarks=None)
-
-
 def _npz(path):
     write = lambda name, save: save(
         path / name, images=pictures(), labels=LABELS, cameras=LABELS, test=LABELS > 1
@@ -159,7 +147,7 @@ SETS = {
                  lambda path: lfw(path, image_size=8)),
     "rec": Small(_classic, ("train.rec", "train.idx", "property"), recordio),
     "im2rec": Small(_im2rec, ("train.rec", "train.idx"), recordio),
-    "vectors": Small(_vectors, ("train.rec", "train.idx"), _read_vectors),
+    "vectors": Small(_vectors, ("train.rec", "train.idx"), recordio),
     "cache": Small(_cached, ("cache.npz",), lambda path: recordio(
         path, cache=path / "cache.npz"), is_summed=True),
     "npz": Small(_npz, ("plain.npz",), _read_npz("plain.npz"), is_summed=True),

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from PIL import Image
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.sources.recordio import recordio, write_face_set
+from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
@@ -25,6 +25,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset
+from tests.data.recordio_files import write_face_set
 from tests.federated import toys
 
 ROUNDS = 2

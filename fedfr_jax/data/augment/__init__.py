@@ -14,7 +14,7 @@ from fedfr_jax.data.augment.photometric import (
     normalize,
 )
 from fedfr_jax.data.augment.random_erasing import random_erasing
-from fedfr_jax.schema import choose, naming, register
+from fedfr_jax.schema import checked, choose, naming, register
 from fedfr_jax.types import Augment
 
 __all__ = [
@@ -59,6 +59,7 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
     register(AUGMENTS, "augment", name, factory)
 
 
+@checked
 def build_augment(
     settings: Sequence[str | Mapping], *, flip_probability: float | None = None
 ) -> Augment:
@@ -73,24 +74,13 @@ def build_augment(
       settings: names of AUGMENTS, or mappings with a "name" and the factory's
         settings. `normalize` comes last when it is not listed.
       flip_probability: probability of a mirror before all of them.
-
-    Raises:
-      ValueError: for an unknown name or setting, with the known ones, or one that is
-        out of its range.
     """
-    if not isinstance(settings, Sequence) or isinstance(settings, str):
-        raise ValueError(f"config.augment must be a list, got {settings!r}.")
     parts, names = [], []
     if flip_probability is not None:
         parts.append(horizontal_flip(probability=flip_probability))
     for place, entry in enumerate(settings):
         section = f"augment[{place}]"
         given = {"name": entry} if isinstance(entry, str) else entry
-        if not isinstance(given, Mapping):
-            raise ValueError(
-                f"config.{section} must be a name or a mapping with a name, got "
-                f"{entry}."
-            )
         with naming(f"config.{section}"):
             parts.append(choose(section, AUGMENTS, given))
         names.append(given["name"])
@@ -104,9 +94,7 @@ def build_augment(
 
 
 def _is_on_bytes(given: Mapping) -> bool:
-    """Whether a config entry needs pixels in [0, 255], so must come before
-    `normalize`.
-    """
+    """Whether a config entry needs pixels in [0, 255], before `normalize`."""
     fills_noise = (
         given["name"] == "random_erasing" and given.get("fill", "random") == "random"
     )

@@ -30,9 +30,7 @@ def check_rising(name: str, value: tuple[float, float]) -> None:
 
 
 def change_image(inputs: PyTree, image: Callable) -> PyTree:
-    """Apply image(image) to the image [H, W, C] of `inputs`, and to "clean" if
-    there.
-    """
+    """Apply image(image) to the image [H, W, C], and to "clean" if there."""
     chex.assert_rank(inputs["image"], 3)
     names = [name for name in ("image", "clean") if name in inputs]
     return {**inputs, **{name: image(inputs[name]) for name in names}}
@@ -147,14 +145,7 @@ def batched(
 
     Returns:
       (inputs, targets), the same.
-
-    Raises:
-      ValueError: when there is chance and no keys to draw it with.
     """
     if augment.num_views == 1:
         return jax.vmap(lambda *example: augment.apply(None, *example))(inputs, targets)
-    if keys is None:
-        raise ValueError(
-            "keys must be an array of keys for a random augment, got None."
-        )
     return jax.vmap(augment.apply)(keys, inputs, targets)

@@ -125,13 +125,9 @@ HIGHEST, LOWEST = 0.33, 0.42  # where a mask begins
 HALF, SHARE_OF_HALVES = 0.5, 0.1  # half a mask leaves the nose bare
 END = 0.78  # where it ends
 SURFACE_MARGIN = 7.0  # under the lower eye
-WHITE, BLUE, BLACK, GREEN = (
-    (232, 234, 236),
-    (120, 168, 208),
-    (40, 40, 44),
-    (118, 178, 166),
-)
-COLORS, CHANCES = (WHITE, BLUE, BLACK, GREEN), (0.4, 0.4, 0.1, 0.1)
+# White, blue, black, green
+COLORS = ((232, 234, 236), (120, 168, 208), (40, 40, 44), (118, 178, 166))
+CHANCES = (0.4, 0.4, 0.1, 0.1)
 
 
 def surface_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array]:
@@ -161,9 +157,7 @@ def _share(inside):
 
 
 def _surface(frame):
-    """Coordinates u [-1, 1] across and v [0, 1] down the mask, and normals [3, H,
-    W].
-    """
+    """Coordinates u [-1, 1] across and v [0, 1] down the mask; normals [3, H, W]."""
     y = (frame.y - SURFACE_CENTER[1]) / RADII[1]
     x = across(frame, SURFACE_CENTER[0], RADII[0]) / (
         1 - TAPER * jnp.clip(y, 0, 1) ** 2
@@ -226,8 +220,7 @@ def template_mask(key: jax.Array, frame: FacePose) -> tuple[jax.Array, jax.Array
 
 
 def _outline(key, frame):
-    """Coordinates across [-1, 1] and down [0, 1], and signed distance to the edge, [H,
-    W].
+    """Coordinates across [-1, 1] and down [0, 1], and distance to the edge; [H, W].
 
     Two quadratic edges meet at the corners.
     """
@@ -343,16 +336,12 @@ def face_mask(
     Args:
       probability: of a mask, in [0, 1].
       surface_fraction: share of surface-like masks among them; the others are
-      template-like.
+        template-like.
       fixed_per_image: whether an image always gets the same mask of either kind, a
-      function of
-        its pixels and `seed`: then there are three views (none, template-like and
-        surface-like) whose features can be kept.
+        function of its pixels and `seed`: then there are three views (none,
+        template-like and surface-like) whose features can be kept.
       keep_clean: whether inputs keep the image without its mask, as "clean".
       seed: of the masks when `fixed_per_image`.
-
-    Raises:
-      ValueError: for targets with a mask already.
     """
 
     def draw(key):
@@ -374,9 +363,8 @@ def face_mask(
             raise ValueError(
                 "face_mask cannot be used on targets that already have a key 'mask'."
             )
-        mask_key = (
-            own_key(inputs["image"]) if fixed_per_image else jax.random.fold_in(key, 1)
-        )
+        fixed = own_key(inputs["image"]) if fixed_per_image else None
+        mask_key = jax.random.fold_in(key, 1) if fixed is None else fixed
         inputs, share = covered(draw(key), mask_key, inputs)
         mask = (share >= 0.5).astype(jnp.uint8)
         masked = jnp.any(mask == 1).astype(jnp.int32)
@@ -394,9 +382,7 @@ def face_mask(
 
 
 def fingerprint(image: jax.Array) -> jax.Array:
-    """Hash [] uint32 of an image [H, W, C], rounded; the same for any reduction
-    order.
-    """
+    """Hash [] uint32 of a rounded image [H, W, C], for any reduction order."""
     values = jnp.round(image.astype(jnp.float32)).astype(jnp.int32).astype(jnp.uint32)
     place = jnp.arange(image.size, dtype=jnp.uint32).reshape(image.shape)
     mixed = (values + jnp.uint32(1)) * (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))

@@ -109,9 +109,7 @@ def _scale_range(scale):
 
 
 def build_affine(angle, lean, size, dx, dy) -> AffineMap:
-    """Build the map that shears x by `lean`, rotates by `angle` (radians), then
-    shifts.
-    """
+    """Map that shears x by `lean`, rotates by `angle` (radians), then shifts."""
     cosine, sine, slope = jnp.cos(angle), jnp.sin(angle), jnp.tan(lean)
     return AffineMap(
         xx=size * cosine,
@@ -172,9 +170,7 @@ def _frame(values, outside):
 
 
 def _pixels(framed, x, y):
-    """Gather pixels at x, y [H, W] int32 of a padded image; the padding beyond its
-    edge.
-    """
+    """Pixels at x, y [H, W] int32 of a padded image; the padding outside."""
     height, width = framed.shape[:2]
     row, column = jnp.clip(y + 1, 0, height - 1), jnp.clip(x + 1, 0, width - 1)
     return framed.at[row, column].get(mode="promise_in_bounds")
@@ -195,8 +191,7 @@ def horizontal_flip(
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
       landmark_swap: for each landmark, which one it is called after mirroring: a left
-      eye
-        becomes a right one. None when landmarks have no sides.
+        eye becomes a right one. None when landmarks have no sides.
     """
     _check_swap(landmark_swap)
 

@@ -139,9 +139,7 @@ def _clip(values):
 
 
 def _blend(values, base, factor):
-    """Interpolate from `base` (factor 0) to `values` (factor 1), clipped to [0,
-    255].
-    """
+    """Interpolate from `base` (factor 0) to `values` (factor 1), in [0, 255]."""
     return _clip(base + factor * (values - base))
 
 
@@ -187,9 +185,6 @@ def camera_statistics(
       means, stds: [cameras, C] in [0, 255], see `compute_statistics`; a task for
         re-identification fills them in.
       probability: of a change, in [0, 1].
-
-    Raises:
-      ValueError: for statistics of fewer than two cameras.
     """
     mean, std = np.array(means, np.float32), np.array(stds, np.float32)
     if mean.ndim != 2 or mean.shape != std.shape or len(mean) < 2:

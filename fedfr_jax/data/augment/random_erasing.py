@@ -99,9 +99,7 @@ RECTANGLES = {"log": rectangle, "paper": paper_rectangle}
 
 
 def _place(shape, size, place):
-    """Mask [H, W] of a rectangle; `place` in [0, 1) is its position in the free
-    space.
-    """
+    """Mask [H, W] of a rectangle at `place` in [0, 1) of the free space."""
     is_row = _stretch(shape[0], size[0], place[0])
     is_column = _stretch(shape[1], size[1], place[1])
     return is_row[:, None] & is_column[None, :]

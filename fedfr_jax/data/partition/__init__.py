@@ -1,8 +1,7 @@
 """Partitions: which client has which examples.
 
 Faces: each identity belongs to one client at most (`IdentityPartition`).
-Classification: clients share the classes, in different proportions
-(`ClientPartition`).
+Classification: clients share the classes, in different proportions (`ClientPartition`).
 """
 
 from collections.abc import Callable
@@ -64,10 +63,7 @@ def register_partition(name: str, factory: Callable) -> None:
     """Register a partition under a name for configs.
 
     Args:
-      factory: (labels [T] int, **settings) -> Partition or ClientSplit; its signature
-        is the schema of the config's section.
-
-    Raises:
-      ValueError: when another factory has the name.
+      factory: (labels [T] int, **settings) -> IdentityPartition or ClientPartition;
+        its signature is the schema of the config's section.
     """
     register(PARTITIONS, "partition", name, factory)

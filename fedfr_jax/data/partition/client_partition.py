@@ -5,13 +5,14 @@ only, and are tested on official test images of the classes that they train on. 
 without: a `test_fraction` of each client's rows is held out.
 """
 
-import numbers
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedfr_jax.data.partition.identity_assignment import check_labels, name_keys
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import has_kind
 
 UNASSIGNED = -1  # owner of a row that no client holds
 
@@ -67,9 +68,7 @@ def hold_out_by_name(
 
 
 def _last_of_client(groups, keys, is_in, least=1):
-    """For each group within `is_in` with at least `least` rows: its row of largest
-    key.
-    """
+    """Row of largest key of each group inside `is_in` with `least` rows."""
     order = np.lexsort((keys, groups))
     order = order[groups[order] != UNASSIGNED]
     starts = np.flatnonzero(np.diff(groups[order], prepend=UNASSIGNED))
@@ -84,21 +83,16 @@ def drop_clients(
     """Split off `count` random clients: (the partition without them, they alone).
 
     Clients of both are numbered from 0 in the order that they had.
-
-    Raises:
-      ValueError: when no client would be left.
     """
     num_clients = len(split.train_offsets) - 1
-    is_whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
-    if not is_whole or not 0 <= count < num_clients:
+    if not has_kind(Whole, count) or count >= num_clients:
         raise ValueError(
             f"unseen_clients must be an integer in [0, {num_clients}), the number of "
             f"clients, got {count!r}."
         )
     order = np.random.default_rng(seed).permutation(num_clients)
-    return _keep_rows(split, np.sort(order[count:])), _keep_rows(
-        split, np.sort(order[:count])
-    )
+    kept, dropped = np.sort(order[count:]), np.sort(order[:count])
+    return _keep_rows(split, kept), _keep_rows(split, dropped)
 
 
 def _keep_rows(split, clients):
@@ -144,10 +138,6 @@ def rows_to_assign(
       labels: [T] int class of each row; every class in [0, M) has a training row.
       is_test: [T] bool, the set's own test part, or None.
       test_fraction: in (0, 1).
-
-    Raises:
-      ValueError: for labels or `is_test` that are out of range, or a class
-        without a training row (with its number).
     """
     labels = check_labels(labels)
     held_back = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test)
@@ -179,17 +169,13 @@ def rows_to_assign(
 def build_partition(
     rows: Rows, owner: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> ClientPartition:
-    """Build the partition from each row's client; hold out test rows if the set has
-    none.
+    """Build the partition from each row's client, with held-out rows if needed.
 
     A client with one row trains on it and is not tested; every other client has rows
     of both kinds when rows are held out.
 
     Args:
-      owner: [T] int client in [0, N), or NOBODY.
-
-    Raises:
-      ValueError: naming the first client without a training row.
+      owner: [T] int client in [0, N), or UNASSIGNED.
     """
     is_test = np.zeros(len(owner), bool)
     is_test[rows.official_test] = True
@@ -278,8 +264,7 @@ def divide_proportionally(
     owner: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Divide every class's rows equally among its clients, and keep clients equally
-    large.
+    """Divide every class's rows equally among its clients, of about equal size.
 
     Rows that an equal division leaves over go to those owners that are the furthest
     below their share of the classes before.
@@ -325,8 +310,7 @@ def top_up(
 
 
 def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Assign the official test rows in the proportions of the training rows, in
-    `owner`.
+    """Assign the official test rows in the proportions of the training rows.
 
     A client that trains on a share q of the n training rows of a class gets q times
     its test rows, rounded up or down at random.

@@ -18,8 +18,10 @@ image redraws; so do sets whose images have no names.
 
 import random
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.partition.identity_assignment import (
     IdentityNames,
@@ -33,23 +35,25 @@ from fedfr_jax.data.partition.identity_assignment import (
     group,
     name_keys,
 )
-from fedfr_jax.ranges import Seed
+from fedfr_jax.ranges import MAX, Count, OpenShare, Seed, Whole
 from fedfr_jax.schema import checked
+
+AtLeastTwo = Annotated[int, Interval(ge=2, le=MAX)]
 
 
 @checked
 def by_identity(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    ids_per_client: int | Sequence[int],
-    num_public_ids: int,
-    num_unseen_ids: int = 0,
-    num_trained_public_ids: int = 0,
-    min_images: int = 4,
-    public_min_images: int = 0,
-    max_images: int = 0,
-    train_fraction: float = 0.6,
+    num_clients: Count,
+    ids_per_client: Count | Sequence[Count],
+    num_public_ids: Whole,
+    num_unseen_ids: Whole = 0,
+    num_trained_public_ids: Whole = 0,
+    min_images: AtLeastTwo = 4,
+    public_min_images: Whole = 0,
+    max_images: Literal[0] | AtLeastTwo = 0,
+    train_fraction: OpenShare = 0.6,
     client_ids_from: np.ndarray | None = None,
     public_ids_from: np.ndarray | None = None,
     unseen_ids_from: np.ndarray | None = None,
@@ -69,8 +73,7 @@ def by_identity(
       num_public_ids: K_g, identities of the public set; 0 makes it empty.
       num_unseen_ids: K_u, identities of the set that no training sees.
       num_trained_public_ids: the first identities of the public set that are trained
-      on, the
-        others are left out: laws in people keep their unseen ones; 0 keeps all.
+        on, the others are left out: laws in people keep their unseen ones; 0 keeps all.
       min_images: a client's identity has at least this many images, >= 2.
       public_min_images: the same for the global and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
@@ -80,21 +83,15 @@ def by_identity(
       public_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
       use_validation_split: True leaves the test images and the unseen identities alone,
-      to
-        choose settings without them: clients are tested on a part of their training
+        to choose settings without them: clients are tested on a part of their training
         images, cut as the whole was, and the last global identities are the unseen.
       names: of images and identities, which a source that has names gives; None draws
         by the number of rows and identities.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: too few identities (with the keys to lower), labels or settings out
-        of range.
     """
     labels = check_labels(labels)
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
     public_min = public_min_images or min_images
-    _check_images(min_images, public_min_images, max_images, train_fraction)
     num_validation = num_unseen_ids if use_validation_split else 0
     _check_public(num_public_ids, num_trained_public_ids, num_validation)
     keys, order = _keys_and_order(labels, names, max_images, seed)
@@ -162,14 +159,15 @@ def _train_part(used: np.ndarray, fraction: float) -> np.ndarray:
     return np.clip(np.rint(fraction * used).astype(np.int64), 1, used - 1)
 
 
+@checked
 def ms1m(
     labels: np.ndarray,
     *,
-    num_clients: int = 40,
-    ids_per_client: int = 100,
-    num_public_ids: int = 6000,
-    num_unseen_ids: int = 0,
-    num_test_images: int = 40,
+    num_clients: Count = 40,
+    ids_per_client: Count = 100,
+    num_public_ids: Whole = 6000,
+    num_unseen_ids: Whole = 0,
+    num_test_images: Count = 40,
     client_images: tuple[int, int] = (100, 110),
     public_images: tuple[int, int] = (60, 80),
     seed: int = 100,
@@ -193,22 +191,13 @@ def ms1m(
       client_images: open interval of the images of a client's identity.
       public_images: open interval of the images of a global identity.
       seed: of Python's own generator; 100 in the paper.
-
-    Raises:
-      ValueError: too few identities (with the keys to lower), labels or settings out
-        of range.
     """
     labels = check_labels(labels)
     sizes = client_sizes(num_clients, ids_per_client, len(labels))
-    if not 1 <= num_test_images <= client_images[0]:
+    if num_test_images > client_images[0]:
         raise ValueError(
-            f"num_test_images must be in [1, {client_images[0]}] (client_images), "
-            f"got {num_test_images}."
-        )
-    if min(num_public_ids, num_unseen_ids) < 0:
-        raise ValueError(
-            "num_public_ids and num_unseen_ids must not be negative, "
-            f"got {num_public_ids} and {num_unseen_ids}."
+            f"num_test_images must be at most {client_images[0]} (client_images), got "
+            f"{num_test_images}."
         )
     # Equal keys: a stable sort keeps the file order.
     grouped = group(labels, np.zeros(len(labels)))
@@ -249,34 +238,17 @@ def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
     return np.array(order, np.int32)
 
 
-def _check_images(min_images, public_min, max_images, train_fraction):
-    rules = {
-        "min_images": (min_images, min_images >= 2, "be at least 2"),
-        "public_min_images": (public_min, public_min >= 0, "be at least 0"),
-        "max_images": (
-            max_images,
-            max_images == 0 or 2 <= max_images < 2**31,
-            "be 0 or in [2, 2**31)",
-        ),
-        "train_fraction": (train_fraction, 0 < train_fraction < 1, "be in (0, 1)"),
-    }
-    for key, (value, is_right, rule) in rules.items():
-        if not is_right:
-            raise ValueError(f"{key} must {rule}, got {value}.")
-
-
 def _check_public(num_public_ids, num_trained_public_ids, num_validation):
     num_trained = num_public_ids - num_validation
-    if num_trained_public_ids and not 0 < num_trained_public_ids <= num_trained:
-        raise ValueError(
-            f"num_trained_public_ids must be in [0, {num_trained}], the number of "
-            f"public identities in training, got {num_trained_public_ids}."
-        )
-    if num_validation > num_public_ids:
+    if num_trained < 0:
         raise ValueError(
             "num_unseen_ids must be at most num_public_ids if use_validation_split is "
-            "set, got "
-            f"{num_validation} and {num_public_ids}."
+            f"set, got {num_validation} and {num_public_ids}."
+        )
+    if num_trained_public_ids > num_trained:
+        raise ValueError(
+            f"num_trained_public_ids must be at most {num_trained}, the number of "
+            f"public identities in training, got {num_trained_public_ids}."
         )
 
 

@@ -52,9 +52,6 @@ def iid(
         than clients some clients have none. None holds rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients", num_clients, 1, rows)
@@ -75,8 +72,7 @@ def by_class(
     test_fraction: OpenShare = 0.2,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """Assign at most k classes per client, each class divided equally among its
-    clients.
+    """Assign at most k classes per client, each divided equally among its clients.
 
     Who owns what is a random bi-regular graph: every client owns k classes, and the
     numbers of owners of two classes differ by one at most. The paper asks for equal
@@ -91,9 +87,6 @@ def by_class(
         equally over its owners, like the training rows. None holds rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class or client that is left empty.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     num_classes = rows.num_classes
@@ -151,9 +144,6 @@ def dirichlet(
         None holds rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
@@ -179,11 +169,7 @@ def dirichlet(
 def class_capacity(
     num_clients: int, least: int, most: int | None, num_rows: int
 ) -> np.ndarray:
-    """Number of rows that each client may still get, [N].
-
-    Raises:
-      ValueError: when `most` is too small for the rows, or for `least` of them.
-    """
+    """Number of rows that each client may still get, [N]."""
     if most is None:
         return np.full(num_clients, num_rows)
     if most < (needed := max(least, -(-num_rows // num_clients))):
@@ -196,9 +182,7 @@ def class_capacity(
 def sample_proportions(
     num_rows: int, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Client of each row, [num_rows] ascending, by proportions sampled from
-    Dir(alpha).
-    """
+    """Client of each row, [num_rows] ascending, by proportions from Dir(alpha)."""
     shares = rng.dirichlet(np.full(num_clients, float(alpha)))
     # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
     points = (np.arange(num_rows) + rng.random()) / num_rows
@@ -228,9 +212,6 @@ def shards(
         None holds rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough(

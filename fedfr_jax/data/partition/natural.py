@@ -38,9 +38,6 @@ def natural(
         rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class or client without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     names, client = read_client_ids(client_ids, len(labels))
@@ -73,9 +70,6 @@ def read_client_ids(
 
     Returns:
       (ids [N] in sorted order, client [T] int64 of each row).
-
-    Raises:
-      ValueError: for an unreadable file, or not one owner for each row.
     """
     found = np.asarray(client_ids)
     if isinstance(client_ids, str | os.PathLike):

@@ -71,9 +71,6 @@ def quantity_skew(
         None holds rows out.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: any int >= 0.
-
-    Raises:
-      ValueError: settings out of range, or a class without a training row.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
@@ -103,10 +100,9 @@ def power_law(
     test_fraction: OpenShare = 0.1,
     seed: Seed = 0,
 ) -> ClientPartition:
-    """FedProx's MNIST clients: `min_examples` of each class, the rest by lognormal
-    shares.
+    """FedProx's MNIST clients: `min_examples` per class, the rest lognormal.
 
-    A share that a class has not left is not dealt, so that a few rows are nobody's.
+    A share that a class has not left is not assigned: a few rows have no client.
 
     Args:
       labels: [T] int class in [0, M).
@@ -117,9 +113,6 @@ def power_law(
         classes. None holds rows out; the released code deals both parts as one.
       test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: of the legacy generator.
-
-    Raises:
-      ValueError: settings out of range, or a class with too few rows.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     classes = _classes(rows, num_clients, classes_per_client)
@@ -138,9 +131,7 @@ def power_law(
 def power_law_counts(
     sizes: np.ndarray, classes: np.ndarray, least: int, sigma: float, seed: int
 ) -> np.ndarray:
-    """Number of rows [N, k] per client and class, for `classes` [N, k] of `sizes`
-    [M].
-    """
+    """Rows [N, k] per client and class, for `classes` [N, k] of `sizes` [M]."""
     (num_clients, k), num_classes = classes.shape, len(sizes)
     shape = num_classes, num_clients // num_classes, k
     share = np.random.RandomState(seed).lognormal(0, sigma, shape)
@@ -155,9 +146,7 @@ def power_law_counts(
 
 
 def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
-    """Take `shares` [n] in turn; 0 for those that are not below the remaining
-    amount.
-    """
+    """Take `shares` [n] in turn; 0 for those that are not below what is left."""
     shares = shares.copy()
     while (over := (np.cumsum(shares) >= left) & (shares > 0)).any():
         shares[np.argmax(over)] = 0  # hardly ever: shares are rounded down
@@ -184,9 +173,6 @@ def lognormal_sizes(
       mean, sigma: of the logarithm of a client's size, sigma at least 0.
       labels, num_clients, classes_per_client, is_test, test_fraction, seed: as for
         `power_law`.
-
-    Raises:
-      ValueError: settings out of range, or a client that is left empty.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     classes = _classes(rows, num_clients, classes_per_client)

@@ -1,7 +1,7 @@
 """Re-identification partitions: by camera, by identity, by data set.
 
 Scenarios of Zhuang et al., arXiv:2205.12144, section 3.2. Clients are numbered from 0;
-images that no client trains on have the client NOBODY.
+images that no client trains on have the client UNASSIGNED.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class TrainingLabels(NamedTuple):
 class ClientOfImage(NamedTuple):
     """Client of each image."""
 
-    client: np.ndarray  # [n] int in [0, N), or NOBODY
+    client: np.ndarray  # [n] int in [0, N), or UNASSIGNED
     names: tuple[str, ...]  # N
 
 
@@ -38,13 +38,8 @@ def by_camera(
     People whom several cameras saw are with several clients.
 
     Args:
-      camera_groups: numbers of the cameras of each client; nobody trains on the images
-      of
-        other cameras. None gives every camera a client.
-
-    Raises:
-      ValueError: for a camera in two groups, one that saw nobody to train on, or groups
-        of several data sets.
+      camera_groups: numbers of the cameras of each client; the images of other
+        cameras are unassigned. None gives every camera a client.
     """
     if camera_groups is None:
         keys = np.stack([seen.domains, seen.cameras], axis=1)
@@ -74,7 +69,7 @@ def by_identity(
 ) -> ClientOfImage:
     """Assign equally many random identities to each client, without overlap.
 
-    People that an equal division leaves over are nobody's.
+    Identities that an equal division leaves over are unassigned.
 
     Args:
       num_clients: N, at most the number of people.

@@ -98,8 +98,8 @@ def _num_classes(split, labels):
     """Number of classes that each client trains on, [N]."""
     num_clients = len(split.train_offsets) - 1
     client = np.repeat(np.arange(num_clients), np.diff(split.train_offsets))
-    held = np.unique(client * split.num_classes + labels[split.train])
-    return np.bincount(held // split.num_classes, minlength=num_clients)
+    pairs = np.unique(client * split.num_classes + labels[split.train])
+    return np.bincount(pairs // split.num_classes, minlength=num_clients)
 
 
 def _table(rows, offsets, labels, num_classes):

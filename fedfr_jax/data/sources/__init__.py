@@ -1,6 +1,8 @@
 """Data sources: factories of a `Source`.
 
-Opening a source lists it and reads labels; images are decoded when they are read.
+Opening a source lists it and reads labels; images are decoded when they are read. What
+does not fit, then or when it is read, is a ValueError that names the file (and the line
+of a list).
 """
 
 import inspect as signatures
@@ -42,7 +44,7 @@ from fedfr_jax.data.sources.synthetic import fake_data, synthetic
 from fedfr_jax.data.sources.table import table
 from fedfr_jax.data.sources.tfds import femnist10, tfds
 from fedfr_jax.data.synthetic_faces import synthetic_faces
-from fedfr_jax.schema import check_choice, register
+from fedfr_jax.schema import call_at, check_choice, register
 from fedfr_jax.types import Source
 
 __all__ = [
@@ -118,9 +120,6 @@ def register_source(name: str, factory: Callable[..., Source]) -> None:
     Args:
       factory: (**settings) -> Source; its signature is the schema of the config's
         section.
-
-    Raises:
-      ValueError: when another factory has the name.
     """
     register(SOURCES, "source", name, factory)
 
@@ -132,24 +131,11 @@ def path_settings(name: str) -> list[str]:
 
 
 def open_source(name: str, **settings) -> Source:
-    """Open the source SOURCES[name] with its settings; expands ~ in paths.
-
-    Raises:
-      ValueError: for an unknown name or setting, listing the known ones.
-    """
+    """Open the source SOURCES[name] with its settings; expands ~ in paths."""
     check_choice("source", name, SOURCES)
-    signature = signatures.signature(SOURCES[name])
-    try:
-        signature.bind(**settings)
-    except TypeError as error:
-        known = ", ".join(signature.parameters)
-        raise ValueError(
-            f"source {name} cannot be opened with these settings: {error}. It has "
-            f"{known}."
-        ) from error
     for key in path_settings(name):
         if str(settings.get(key, "")).startswith("~"):
             path = settings[key]
             kind = type(path) if isinstance(path, str) else str
             settings[key] = kind(os.path.expanduser(path))
-    return SOURCES[name](**settings)
+    return call_at(f"source {name}", SOURCES[name], settings)

@@ -4,9 +4,7 @@ Images of a .npz are decoded already, and resized once when the first is read. E
 function only knows the layout of its set; `folder` and `arrays` read it.
 """
 
-import csv
 import functools
-import io
 import math
 import os
 import pathlib
@@ -16,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import check_channels, check_rows, parse_size
+from fedfr_jax.data.sources.decoding import Channels, ImageSize, check_rows, parse_size
 from fedfr_jax.data.sources.folder import archive_in, folder
 from fedfr_jax.data.sources.npz import (
     open_images,
@@ -26,21 +24,22 @@ from fedfr_jax.data.sources.npz import (
 )
 from fedfr_jax.data.sources.selection import check_unique, keep_identities
 from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.files import check_bytes, check_members, read_list
+from fedfr_jax.files import check_bytes, check_members, read_csv
+from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
 
 
 def arrays(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
+    image_size: ImageSize | None = None,
+    channels: Channels | None = None,
     images: str | Sequence[str] = "images",
     labels: str | Sequence[str] = "labels",
     cameras: str | None = None,
     is_test: str | None = None,
     invert: bool = False,
-    min_images: int = 1,
+    min_images: Whole = 1,
 ) -> Source:
     """Images and labels of a .npz file, as for MNIST, CIFAR or Omniglot.
 
@@ -59,9 +58,6 @@ def arrays(
       is_test: key of the set's own test part, [...] bool, or None; not with two keys.
       invert: turn black into white, for ink on paper.
       min_images: identities with fewer images are left out.
-
-    Raises:
-      ValueError: naming the file and key, for a missing, wrong or damaged array.
     """
     parts = _pairs_of_keys(images, labels, is_test)
     check_members(path, [*np.ravel([*parts]), *filter(None, (cameras, is_test))])
@@ -73,7 +69,7 @@ def arrays(
     ]
     height, width, stored_channels = _one_shape(members)
     size = parse_size((height, width) if image_size is None else image_size)
-    shape = (*size, check_channels(channels or stored_channels))
+    shape = (*size, channels or stored_channels)
     check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
     camera = None if cameras is None else read_integers(path, cameras)
     test = None if is_test is None else read_bools(path, is_test)
@@ -102,8 +98,8 @@ def arrays(
 def omniglot(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] = 28,
-    channels: int = 1,
+    image_size: ImageSize = 28,
+    channels: Channels = 1,
 ) -> Source:
     """Omniglot's background set: white ink on black, one identity per character.
 
@@ -129,21 +125,15 @@ def omniglot(
 
 def _character_names(table, labels):
     """Read <alphabet>/<character> of each label; raises if two are equal."""
-    try:
-        rows = [
-            (row["label"], f"{row['alphabet']}/{row['character']}")
-            for row in csv.DictReader(io.StringIO(read_list(table)))
-        ]
-        found = dict(rows)
-        names = tuple(found[label] for label in labels)
-    except (OSError, KeyError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{table} must be a csv of label, alphabet and character for every label, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
-    check_unique(rows, "label", table)
+    cells = read_csv(table, ("label", "alphabet", "character")).values()
+    rows = [(label, f"{alphabet}/{character}") for label, alphabet, character in cells]
+    names = check_unique(rows, "label", table)
     check_unique(((name, label) for label, name in rows), "character", table)
-    return names
+    if missing := [label for label in labels if label not in names]:
+        raise ValueError(
+            f"{table} must have a row for every label, got no {missing[0]}."
+        )
+    return tuple(names[label] for label in labels)
 
 
 def _pairs_of_keys(images, labels, is_test):
@@ -203,11 +193,11 @@ TWO_PARTS = {
 def image_classes(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = None,
-    channels: int = 3,
+    image_size: ImageSize | None = None,
+    channels: Channels = 3,
     train: str = "train",
     test: str = "test",
-    min_images: int = 1,
+    min_images: Whole = 1,
 ) -> Source:
     """A folder or .zip of images, <part>/<class>/<image>, with a test part.
 
@@ -218,10 +208,6 @@ def image_classes(
       train: name of the folder of the training part.
       test: name of the folder of the test part, such as "val".
       min_images: classes with fewer images are left out.
-
-    Raises:
-      ValueError: naming the file, for one outside the two parts, a part without an
-        image, or (when read) an unreadable image.
     """
     parts = f"(?:{re.escape(train)}|(?P<test>{re.escape(test)}))"
     source = folder(
@@ -241,21 +227,21 @@ def image_classes(
 
 
 def cifar10(
-    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+    data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
 ) -> Source:
     """CIFAR-10 as images: {train,test}/<class>/<number>.jpg in a .zip or a folder."""
     return image_classes(archive_in(data_dir), image_size=image_size)
 
 
 def cifar100(
-    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+    data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
 ) -> Source:
     """CIFAR-100 with fine labels: a .npz of {train,test}_images and _labels."""
     return arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
 
 
 def fashion_mnist(
-    data_dir: str | os.PathLike, *, image_size: int | tuple[int, int] | None = None
+    data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
 ) -> Source:
     """Fashion-MNIST, gray: a .npz of {train,test}_images and _labels."""
     source = arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
@@ -265,7 +251,7 @@ def fashion_mnist(
 def mnist(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize | None = None,
     is_test: str | None = "official_test",
 ) -> Source:
     """MNIST, gray: a .npz of images, labels and the mask of its test part.

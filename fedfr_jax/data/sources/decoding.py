@@ -11,8 +11,10 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedfr_jax.data.align import (
@@ -61,25 +63,18 @@ ORIENTATIONS = {  # from the EXIF orientation to what makes a picture upright
     8: Image.Transpose.ROTATE_90,
 }
 MODES = {1: "L", 3: "RGB"}
+Channels = Literal[1, 3]  # gray or color
+Side = Annotated[int, Interval(ge=1, le=2**13)]  # pixels
+ImageSize = Side | tuple[Side, Side]  # one side, or (H, W)
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError)
 UNREADABLE += (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-def parse_size(image_size: int | tuple[int, int]) -> tuple[int, int]:
+def parse_size(image_size: ImageSize) -> tuple[int, int]:
     """Convert an `image_size`, one side or (H, W), to (H, W)."""
-    height, width = (
-        (image_size, image_size) if isinstance(image_size, int) else image_size
-    )
-    if height < 1 or width < 1:
-        raise ValueError(f"image_size must be positive, got {image_size}.")
+    is_side = isinstance(image_size, int)
+    height, width = (image_size, image_size) if is_side else image_size
     return int(height), int(width)
-
-
-def check_channels(channels: int) -> int:
-    """Return `channels`; raise ValueError unless it is 1 (gray) or 3 (color)."""
-    if channels not in MODES:
-        raise ValueError(f"channels must be 1 (gray) or 3 (color), got {channels}.")
-    return channels
 
 
 def decode(data: bytes, origin: str, channels: int) -> Image.Image:
@@ -89,9 +84,6 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
       data: the file's bytes.
       origin: what to call the image in an error.
       channels: 1 or 3.
-
-    Raises:
-      ValueError: naming `origin` when the bytes are no whole 8-bit image.
     """
     with error_context(origin, "a whole 8-bit image"):
         image = apply_orientation(data, origin)
@@ -110,11 +102,7 @@ def apply_orientation(data: bytes, origin: str) -> Image.Image:
 
 
 def size_of(data: bytes, origin: str) -> tuple[int, int]:
-    """(H, W) of an image file after EXIF rotation, from its header if possible.
-
-    Raises:
-      ValueError: naming `origin`, when it is no image.
-    """
+    """(H, W) of an image file after EXIF rotation, from its header if possible."""
     with error_context(origin, "an image"), _open_image(data) as image:
         is_on_its_side = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)
         return image.size if is_on_its_side else image.size[::-1]
@@ -204,12 +192,7 @@ def resize(
 def check_landmarks(
     landmarks: np.ndarray, names: Sequence[str], path: str | os.PathLike
 ) -> np.ndarray:
-    """Return landmarks [T, 5, 2]; raise ValueError if some cannot align a face.
-
-    Raises:
-      ValueError: naming `path`, where they are from, and the first image whose
-        landmarks are not finite or coincide.
-    """
+    """Return landmarks [T, 5, 2]; raise ValueError if some cannot align a face."""
     is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
     if not is_usable.all():
         bad = names[int(np.argmin(is_usable))]
@@ -285,9 +268,7 @@ def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
 
 
 def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:
-    """Return indices as int64 [n]; raise ValueError unless all are in [0,
-    num_images).
-    """
+    """Indices as int64 [n]; raise ValueError unless all are in [0, num_images)."""
     rows = np.asarray(indices, np.int64).reshape(-1)
     if rows.size and (rows.min() < 0 or rows.max() >= num_images):
         raise ValueError(

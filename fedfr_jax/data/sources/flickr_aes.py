@@ -2,26 +2,26 @@
 
 Ren, Shen, Lin, Mech, Foran, "Personalized Image Aesthetics", ICCV 2017,
 https://github.com/alanspike/personalizedImageAesthetics. A row is a rating, so an image
-comes once for everybody who rated it; the rater is the row's owner (see `natural`),
-the class its score. Raters are chosen as by the FedPer baseline of Flower, because the
+comes once for each of its raters; the rater is the row's client (see `natural`), the
+class its score. Raters are chosen as by the FedPer baseline of Flower, because the
 paper (arXiv:1912.00818, section 4.1) gives the numbers of ratings only.
 """
 
-import csv
-import io
 import os
 import pathlib
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import parse_size
+from fedfr_jax.data.sources.decoding import ImageSize, parse_size
 from fedfr_jax.data.sources.listed_images import RESIZED, listed_images
-from fedfr_jax.files import read_list
+from fedfr_jax.files import read_csv
+from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.types import Source
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
 COLUMNS = ("worker", "imagePair", "score")
 SCORES = 5
+KNOWN_SCORES = [str(score + 1) for score in range(SCORES)]
 
 
 def flickr_aes(
@@ -29,10 +29,10 @@ def flickr_aes(
     *,
     image_folder: str = "40K",
     ratings: str = RATINGS,
-    image_size: int | tuple[int, int] = 224,
-    min_ratings: int = 60,
-    max_ratings: int = 290,
-    min_per_score: int = 4,
+    image_size: ImageSize = 224,
+    min_ratings: Whole = 60,
+    max_ratings: Whole = 290,
+    min_per_score: Count = 4,
 ) -> Source:
     """FLICKR-AES with ratings 1 to 5 as classes, of raters with enough ratings of each.
 
@@ -43,10 +43,6 @@ def flickr_aes(
       image_size: side or (H, W) in pixels, to which images are stretched.
       min_ratings, max_ratings: of a rater, both included.
       min_per_score: ratings that a rater gave of every score, at least 1.
-
-    Raises:
-      ValueError: naming the file, for other columns, a score outside 1 to 5, a missing
-        image or no rater left; or (when read) for an unreadable image.
     """
     path = pathlib.Path(data_dir, ratings)
     workers, names, scores = read_ratings(path)
@@ -55,11 +51,11 @@ def flickr_aes(
     np.add.at(counts, (rater, scores - 1), 1)
     total, fewest = counts.sum(axis=1), counts.min(axis=1)
     is_kept = (min_ratings <= total) & (total <= max_ratings)
-    is_kept &= fewest >= max(min_per_score, 1)
+    is_kept &= fewest >= min_per_score
     if not is_kept.any():
         raise ValueError(
             f"{path} must have raters with {min_ratings} to {max_ratings} ratings and "
-            f"at least {max(min_per_score, 1)} of each score, got none of "
+            f"at least {min_per_score} of each score, got none of "
             f"{len(raters)}. Change min_ratings, max_ratings or min_per_score."
         )
     rows = np.flatnonzero(is_kept[rater])
@@ -69,7 +65,7 @@ def flickr_aes(
     return Source(
         read=loose.read,
         labels=(scores[rows] - 1).astype(np.int32),
-        names=tuple(str(score + 1) for score in range(SCORES)),
+        names=tuple(KNOWN_SCORES),
         input_shape=shape,
         client_ids=workers[rows],
         passed_over=loose.passed_over,
@@ -86,26 +82,14 @@ def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]
     which would put one image into training and test.
     """
     first = {}
-    try:
-        table = csv.reader(io.StringIO(read_list(path)), skipinitialspace=True)
-        header = [word.strip() for word in next(table, [])]
-        places = [header.index(name) for name in COLUMNS]
-        for line in filter(None, table):
-            worker, image, score = (line[place].strip() for place in places)
-            first.setdefault((worker, image), (table.line_num, int(score)))
-    except (OSError, IndexError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be a csv with the columns {', '.join(COLUMNS)}, the last a "
-            f"whole number, got {type(error).__name__}: {error}."
-        ) from error
-    for (worker, image), (line, score) in first.items():
-        if not 1 <= score <= SCORES:
+    for line, (worker, image, score) in read_csv(path, COLUMNS).items():
+        if score not in KNOWN_SCORES:
             raise ValueError(
                 f"{path}, line {line}: the score of {image} by {worker} must be in "
-                f"[1, {SCORES}], got {score}."
+                f"[1, {SCORES}], got {score!r}."
             )
+        first.setdefault((worker, image), int(score))
     if not first:
         raise ValueError(f"{path} must have at least one rating, got none.")
     workers, names = zip(*first, strict=True)
-    scores = np.array([score for _, score in first.values()])
-    return np.array(workers), list(names), scores
+    return np.array(workers), list(names), np.array([*first.values()])

@@ -5,8 +5,6 @@ A `filename_pattern` is a regular expression over the relative path with a group
 takes part in the match for images of the set's own test part only.
 """
 
-import csv
-import io
 import os
 import pathlib
 import re
@@ -15,19 +13,20 @@ import numpy as np
 
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.decoding import (
-    check_channels,
+    Channels,
+    ImageSize,
     check_landmarks,
-    decode,
     parse_size,
     plan_alignment,
-    prepare_image,
-    reader,
 )
 from fedfr_jax.data.sources.image_files import Files, any_image, natural_key, open_files
+from fedfr_jax.data.sources.listed_images import listed_reader
 from fedfr_jax.data.sources.pairs import read_lfw_pairs
 from fedfr_jax.data.sources.selection import check_unique, keep_identities
 from fedfr_jax.data.sources.stored import stored_files
-from fedfr_jax.files import read_list
+from fedfr_jax.files import read_csv
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import naming
 from fedfr_jax.text import normalize_unicode
 from fedfr_jax.types import Preprocessing, Source
 
@@ -42,13 +41,13 @@ NAMINGS = {
 def folder(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None,
-    channels: int = 3,
+    image_size: ImageSize | None,
+    channels: Channels = 3,
     filename_pattern: str = "directory",
     subfolder: str = "",
     landmarks: str | os.PathLike | None = None,
     align: bool = False,
-    min_images: int = 1,
+    min_images: Whole = 1,
 ) -> Source:
     """Images of a directory or .zip; folders or file names give the identity.
 
@@ -58,17 +57,12 @@ def folder(
         size of the first image.
       channels: 1 for gray, 3 for color.
       filename_pattern: a key of NAMINGS, or a regular expression over the whole
-      relative path
-        with a group `identity` and perhaps groups `camera` and `test`.
+        relative path with a group `identity` and perhaps groups `camera` and `test`.
       subfolder: only files below this sub-folder, such as "train".
       landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
         `read_landmarks`).
       align: warp each face to the ArcFace template; needs landmarks.
       min_images: identities with fewer images are left out.
-
-    Raises:
-      ValueError: naming the file, for an empty folder, a name outside the naming, a
-        missing landmark row, too few identities, or (when read) an unreadable image.
     """
     source, _ = _open_folder(
         path, image_size, channels, filename_pattern, subfolder, landmarks, align
@@ -79,9 +73,9 @@ def folder(
 def orl(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] = (112, 92),
-    channels: int = 1,
-    min_images: int = 1,
+    image_size: ImageSize = (112, 92),
+    channels: Channels = 1,
+    min_images: Whole = 1,
 ) -> Source:
     """The AT&T (ORL) faces: 40 people x 10 gray images, s<id>/<number>.pgm."""
     return folder(
@@ -95,9 +89,9 @@ def orl(
 def fei(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] = 28,
-    channels: int = 3,
-    min_images: int = 1,
+    image_size: ImageSize = 28,
+    channels: Channels = 3,
+    min_images: Whole = 1,
 ) -> Source:
     """The FEI faces: 200 people x 14 views, <subject>-<view>.jpg; camera = view."""
     return folder(
@@ -112,10 +106,10 @@ def fei(
 def lfw(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] = 112,
-    channels: int = 3,
+    image_size: ImageSize = 112,
+    channels: Channels = 3,
     align: bool = True,
-    min_images: int = 1,
+    min_images: Whole = 1,
     pairs: str | None = "pairsDevTrain.txt",
 ) -> Source:
     """Labeled Faces in the Wild: Name/Name_0001.jpg with landmarks and pairs.
@@ -152,17 +146,10 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.nda
     rows are ignored, but no image may come twice.
     """
     columns = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
-    try:
-        rows = [
-            (row["name"], _numbers([row[column] for column in columns]))
-            for row in csv.DictReader(io.StringIO(read_list(path)))
-        ]
-    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be a csv with the columns name, {', '.join(columns)}, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
-    points = check_unique(rows, "image", path)
+    rows = read_csv(path, ["name", *columns])
+    with naming(path):
+        named = [(name, _numbers(cells)) for name, *cells in rows.values()]
+    points = check_unique(named, "image", path)
     missing = [name for name in files.names if name not in points]
     if missing:
         raise ValueError(
@@ -185,38 +172,26 @@ def _numbers(cells: list[str]) -> list[float]:
 
 
 def _open_folder(path, image_size, channels, naming, under, landmarks, align):
-    channels = check_channels(channels)
     files = every = open_files(path, under=under)
-    points, matrices, canvas = None, None, None
+    points, first = None, None
     if landmarks is not None:
         files, points = read_landmarks(landmarks, files)
     elif align:
         raise ValueError("landmarks must be a csv file if align is True, got None.")
     stored = stored_files(files, files.names, beside=points)
     labels, names, cameras, is_test = _index(files, naming, path, under)
-    size = _size_of_first(files) if image_size is None else parse_size(image_size)
-    if align:
-        matrices, canvas, points = plan_alignment(points, size)
-    elif points is not None:
-        first = _size_of_first(files)
-        points = rescale_points(points, first, size)
-
-    how = Preprocessing(resize="stretch", alignment="arcface" if align else None)
-
-    def load(row):
-        name = files.names[row]
-        image = decode(files.read(name), files.origin(name), channels)
-        found = (image.height, image.width)
-        if points is not None and not align and found != first:
-            raise ValueError(
-                f"{files.origin(name)} must have the first image's size {first} "
-                f"for its landmarks to fit, got {found}. Set align=True."
-            )
-        matrix = None if matrices is None else matrices[row]
-        return prepare_image(image, size, how, matrix, canvas)
-
+    is_fixed = points is not None and not align  # landmarks are of one stored size
+    if image_size is None or is_fixed:
+        first = files.image_size(files.names[0])
+    size = parse_size(image_size or first)
     shape = (*size, channels)
-    read = reader(load, len(labels), shape)
+    how = Preprocessing(resize="stretch", alignment="arcface" if align else None)
+    faces, fixed = points if align else None, first if is_fixed else None
+    read = listed_reader(files, files.names, shape, how, faces, stored_size=fixed)
+    if align:
+        points = plan_alignment(points, size)[2]
+    elif points is not None:
+        points = rescale_points(points, first, size)
     source = Source(
         read=read,
         labels=labels,
@@ -230,12 +205,6 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         stored=stored,
     )
     return source, files.names
-
-
-def _size_of_first(files):
-    """(H, W) of the first image, as stored."""
-    first = decode(files.read(files.names[0]), files.origin(files.names[0]), 3)
-    return first.height, first.width
 
 
 def _index(files, naming, path, under):
@@ -282,11 +251,7 @@ def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def archive_in(data_dir: str | os.PathLike) -> pathlib.Path:
-    """Path of the only .zip in a data set's folder, or the folder if it has none.
-
-    Raises:
-      ValueError: for several, or one that lies beside images, which it would replace.
-    """
+    """Path of the only .zip in a data set's folder, or the folder if it has none."""
     archives = sorted(pathlib.Path(data_dir).glob("*.zip"))
     if len(archives) > 1:
         raise ValueError(

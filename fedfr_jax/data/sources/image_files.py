@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES
+from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES, size_of
 from fedfr_jax.data.sources.zip_files import open_zip
 from fedfr_jax.files import check_file
 from fedfr_jax.text import normalize_unicode, printable
@@ -34,6 +34,10 @@ class Files(NamedTuple):
     others: Collection[str] = ()  # files that are no images
     path: str = ""  # of the directory or archive
     size: Callable[[str], int] = lambda name: 0  # bytes of a file
+
+    def image_size(self, name: str) -> tuple[int, int]:
+        """(H, W) of an image, as stored."""
+        return size_of(self.read(name), self.origin(name))
 
     def passed_over(self, used: Collection[str] | None = None) -> str:
         """Count ignored files, with the first of each kind; "" if there are none.
@@ -62,9 +66,6 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
 
     Hidden files, those of SYSTEM_FOLDERS and files that are no images by their suffix
     are passed over, see `Files.passed_over`.
-
-    Raises:
-      ValueError: when the path does not exist, is no archive, or holds no image.
     """
     path = pathlib.Path(path)
     prefix = under.strip("/") + "/" if under else ""
@@ -239,7 +240,7 @@ def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, i
         return device, entry.inode()
     try:
         return _place(entry.stat())
-    except OSError:  # of a link to nothing, which is told when it is read
+    except OSError:  # of a broken link, reported when it is read
         return 2**64 - 1, number
 
 

@@ -60,9 +60,7 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
 
 
 def _read_what_can(source, rows, errors):
-    """Yield the readable images of `rows`; append an error message for each other
-    one.
-    """
+    """Yield the readable images of `rows`; append an error for each other one."""
     try:
         yield source.read(rows)
         return

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.data.sources.decoding import (
-    check_channels,
     decode,
     plan_alignment,
     prepare_image,
@@ -44,13 +43,7 @@ def listed_images(
       image_shape: (H, W, C) of the result.
       landmarks: [T, 5, 2] x, y in the stored images, checked by `check_landmarks`:
         faces are warped to the ArcFace template. None stretches the images.
-
-    Raises:
-      ValueError: naming the path, when a named image is missing, when H and W are
-        neither square nor 112:96 and faces are aligned, or (when read) for an
-        unreadable image.
     """
-    check_channels(image_shape[2])
     files = open_files(path)
     names, known = [normalize_unicode(name) for name in names], set(files.names)
     missing = [name for name in names if name not in known]
@@ -69,19 +62,28 @@ def listed_reader(
     image_shape: tuple[int, int, int],
     how: Preprocessing,
     landmarks: np.ndarray | None = None,
+    stored_size: tuple[int, int] | None = None,
 ) -> Callable[[np.ndarray], np.ndarray]:
     """`Source.read` of T named files with the given preprocessing.
 
     Args:
       image_shape: (H, W, C) of the result.
       landmarks: [T, 5, 2], by which faces are warped to the template; None for none.
+      stored_size: (H, W) that every file must have; None for any.
     """
     (*size, channels), matrices, canvas = image_shape, None, None
     if landmarks is not None:
         matrices, canvas, _ = plan_alignment(landmarks, tuple(size))
 
     def load(row):
-        image = decode(files.read(names[row]), files.origin(names[row]), channels)
+        origin = files.origin(names[row])
+        image = decode(files.read(names[row]), origin, channels)
+        found = (image.height, image.width)
+        if stored_size not in (None, found):
+            raise ValueError(
+                f"{origin} must have the first image's size {stored_size}, got "
+                f"{found}. Set image_size, or with landmarks align=True."
+            )
         matrix = None if matrices is None else matrices[row]
         return prepare_image(image, size, how, matrix, canvas)
 

@@ -36,11 +36,7 @@ class ImageArray(NamedTuple):
 
 
 def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
-    """Read an array of non-negative integers, flattened to int32.
-
-    Raises:
-      ValueError: naming the file and key.
-    """
+    """Read an array of non-negative integers, flattened to int32."""
     values = _read(path, key)
     if values.size == 0:
         raise ValueError(f"{path}: {key} must have at least one number, got none.")
@@ -55,11 +51,7 @@ def read_integers(path: str | os.PathLike, key: str) -> np.ndarray:
 
 
 def read_bools(path: str | os.PathLike, key: str) -> np.ndarray:
-    """Read an array of bool, or of 0 and 1, flattened to bool.
-
-    Raises:
-      ValueError: naming the file and key.
-    """
+    """Read an array of bool, or of 0 and 1, flattened to bool."""
     values = _read(path, key)
     if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
         raise ValueError(f"{path}: {key} must be bool, or 0 and 1, got {values.dtype}.")
@@ -71,10 +63,6 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
 
     Args:
       num_images: T, the number of labels that go with the array.
-
-    Raises:
-      ValueError: naming the file and key, when the array is not [T, H, W] or
-        [T, H, W, 1|3] (T on one axis or more) of uint8 or bool.
     """
     try:
         with _member(path, key) as (_, header):
@@ -105,11 +93,7 @@ def open_images(path: str | os.PathLike, key: str, num_images: int) -> ImageArra
 
 
 def read_images(array: ImageArray, table: np.ndarray, *, invert: bool) -> None:
-    """Read, invert and resize images one by one into `table` [T, H, W, C] uint8.
-
-    Raises:
-      ValueError: when the file ends early or is damaged.
-    """
+    """Read, invert and resize images one by one into `table` [T, H, W, C] uint8."""
     try:
         with _member(array.path, array.key) as (file, _):
             for row in range(array.num_images):
@@ -190,8 +174,7 @@ def load_or_build(
     """Arrays of `scan()`, read from the file `cache` while the origins are unchanged.
 
     Args:
-      cache: an .npz to read or make, a `ReadOnly` one only to read; None always
-        scans.
+      cache: an .npz to read or make, a `ReadOnly` one only to read; None always scans.
       origins: the files or folders whose size and time of change it must match.
       scan: makes the arrays.
       fits: whether arrays that were read can be those of a scan; if not, they are

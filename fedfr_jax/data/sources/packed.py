@@ -31,6 +31,7 @@ from fedfr_jax.files import (
     will_need_rows,
 )
 from fedfr_jax.json_files import read_json, read_json_lines
+from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
 from fedfr_jax.types import Masks, Pairs, Source
 
@@ -104,11 +105,7 @@ def packed_file_name(number: int) -> str:
 
 
 def open_index(folder: pathlib.Path) -> dict:
-    """Read the index of a complete packed set.
-
-    Raises:
-      ValueError: naming the file, when there is none, or it contradicts itself.
-    """
+    """Read the index of a complete packed set."""
     if not (folder / INDEX).exists():
         begun = "begun" if (folder / LINES).exists() else "not there"
         raise ValueError(
@@ -153,7 +150,7 @@ def _contradiction(index):
     is_told = all(
         type(of["bytes"]) is int and type(of["sha256"]) is str for of in files.values()
     )
-    needed = {"labels.npy", NAMES}  # and what belongs to them is told by `source`
+    needed = {"labels.npy", NAMES}  # `source` compares the rest
     return None if is_told and needed <= files.keys() else "other files"
 
 
@@ -173,9 +170,6 @@ def pack(
     Args:
       max_file_bytes: most bytes of images in a file; a shard has one image at least.
       say: takes a line per shard written.
-
-    Raises:
-      ValueError: when the folder holds another set, or an image cannot be read.
     """
     folder, num_images = pathlib.Path(folder), len(source.labels)
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +208,7 @@ def pack(
     (folder / LINES).unlink(missing_ok=True)
 
 
-def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
+def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     """Open the set that `pack` wrote into the folder `path`.
 
     Opening looks at the size of every file, and reads all but the images, which must
@@ -223,10 +217,6 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
 
     Args:
       min_images: identities with fewer images are left out.
-
-    Raises:
-      ValueError: naming the file, when the set is not whole, is of another format, or
-        a file is missing or not as it was written.
     """
     folder = pathlib.Path(path)
     index = open_index(folder)
@@ -275,11 +265,7 @@ def packed(path: str | os.PathLike, *, min_images: int = 1) -> Source:
 
 
 def verify(path: str | os.PathLike) -> int:
-    """Check the SHA-256 of every file of a packed set; return their number.
-
-    Raises:
-      ValueError: naming every file whose SHA-256 is not that of its writing.
-    """
+    """Check the SHA-256 of every file of a packed set; return their number."""
     folder = pathlib.Path(path)
     files = open_index(folder)["files"]
     damaged = [

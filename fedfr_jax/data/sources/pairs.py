@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedfr_jax.data.sources.decoding import (
-    check_channels,
+    Channels,
+    ImageSize,
     decode,
     parse_size,
     prepare_image,
@@ -31,18 +32,16 @@ ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
 def bin_pairs(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] = 112,
-    channels: int = 3,
+    image_size: ImageSize = 112,
+    channels: Channels = 3,
 ) -> Source:
-    """Open an InsightFace .bin verification set (lfw.bin, cfp_fp.bin, agedb_30.bin,
-    ...).
+    """Open an InsightFace .bin verification set, such as lfw.bin.
 
-    The file names nobody: the two images of a same pair share a label, and all others
-    have one of their own, so labels say nothing across pairs.
+    The file has no identities: the two images of a same pair share a label and all
+    others have their own, so labels say nothing across pairs.
     """
     images, is_same = load_bin(path)
-    size, channels = parse_size(image_size), check_channels(channels)
-
+    size = parse_size(image_size)
     how = Preprocessing(resize="stretch")
 
     def load(row):
@@ -136,14 +135,17 @@ def _latin1(text, encoding):
     return text.encode("latin1") if isinstance(text, str) else text
 
 
+def _from_buffer(data, dtype, shape, order):
+    del order
+    return _Array(bytes(data), dtype, shape)
+
+
 ALLOWED = {
     "numpy.ndarray": None,
     "numpy.dtype": _Dtype,
     "numpy.core.multiarray._reconstruct": lambda *of: _Array(),
     "numpy.core.multiarray.scalar": lambda dtype, data: _Array(data, dtype),
-    "numpy.core.numeric._frombuffer": lambda data, dtype, shape, order: _Array(
-        bytes(data), dtype, shape
-    ),
+    "numpy.core.numeric._frombuffer": _from_buffer,
     "_codecs.encode": _latin1,
 }
 
@@ -191,8 +193,8 @@ def listed_pairs(
     path: str | os.PathLike,
     *,
     pairs: str | os.PathLike,
-    image_size: int | tuple[int, int] = 112,
-    channels: int = 3,
+    image_size: ImageSize = 112,
+    channels: Channels = 3,
 ) -> Source:
     """Open images of a directory or .zip, paired by the lines of a text file.
 
@@ -205,23 +207,13 @@ def listed_pairs(
       pairs: the text file; a relative one that is not there is looked for in `path`.
       image_size: side or (H, W) of the result; images are stretched.
       channels: 1 for gray, 3 for color.
-
-    Raises:
-      ValueError: naming file and line, for a line of another form, an image that is
-        missing, or a pair that is listed twice.
     """
     file = pathlib.Path(pairs)
     if not file.is_file():
         file = pathlib.Path(path, pairs)
-    try:
-        lines = read_list(file).splitlines()
-    except (OSError, UnicodeError) as error:
-        raise ValueError(
-            f"pairs must name a text file, got {file}: {type(error).__name__}."
-        ) from error
     kept = {
         f"{file} line {number}": line
-        for number, line in enumerate(lines, start=1)
+        for number, line in enumerate(read_list(file).splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     }
     rows = [_pair(line, origin) for origin, line in kept.items()]
@@ -236,7 +228,7 @@ def listed_pairs(
     loose = listed_images(path, names, shape)
     return Source(
         loose.read,
-        np.arange(len(names), dtype=np.int32),  # the list names nobody
+        np.arange(len(names), dtype=np.int32),  # the list has no identities
         tuple(names),
         shape,
         pairs=Pairs(np.array(indices, np.int32), np.array([row[2] for row in rows])),
@@ -264,26 +256,16 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
     Args:
       path: the pairs file.
       rows: example index by "<name>_<number %04d>".
-
-    Raises:
-      ValueError: naming the file and line of a wrong count or format, a missing image,
-        or an image paired with itself.
     """
-    try:
-        lines = read_list(path).splitlines()
-        header = [int(word) for word in lines[0].split()]
-    except (OSError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be an LFW pairs file that starts with its counts, "
-            f"got {type(error).__name__}: {error}."
-        ) from error
-    num_sets, num_each = (1, *header)[-2:] if header else (0, 0)
-    lines = {i: line for i, line in enumerate(lines[1:], 2) if line.strip()}
-    is_count = 1 <= len(header) <= 2 and min(header) > 0
-    if not is_count or len(lines) != 2 * num_sets * num_each:
+    first, *lines = read_list(path).splitlines() or [""]
+    lines = {i: line for i, line in enumerate(lines, 2) if line.strip()}
+    counts = first.split()
+    is_count = len(counts) in (1, 2) and all(word.isdecimal() for word in counts)
+    num_sets, num_each = map(int, ["1", *counts][-2:]) if is_count else (0, 0)
+    if not num_sets * num_each or len(lines) != 2 * num_sets * num_each:
         raise ValueError(
             f"{path} must have two lines per pair that its first line counts, got the "
-            f"first line {header} and {len(lines)} others. Copy the file again."
+            f"first line {first!r} and {len(lines)} others. Copy the file again."
         )
     is_same = np.arange(len(lines)) // num_each % 2 == 0
     origins = [f"{path} line {number}" for number in lines]

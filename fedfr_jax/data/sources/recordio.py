@@ -19,14 +19,14 @@ import os
 import pathlib
 import struct
 import warnings
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedfr_jax import files
 from fedfr_jax.data.sources.decoding import (
-    check_channels,
+    Channels,
+    ImageSize,
     check_classes,
     decode,
     parse_size,
@@ -37,6 +37,7 @@ from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.stored import stored_images
 from fedfr_jax.files import check_file, read_list
+from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
 
 MAGIC = 0xCED7230A
@@ -68,9 +69,6 @@ def read_record(data: np.ndarray, offset: int, origin: str) -> Record:
       data: the .rec file as [bytes] uint8 (a memory map).
       offset: from the index.
       origin: what to call the record in an error.
-
-    Raises:
-      ValueError: when no record begins there or it does not end within the file.
     """
     body = _read_body(data, offset, origin)
     if len(body) < HEADER.size:
@@ -150,19 +148,14 @@ def read_headers(
 
 
 def read_index(path: str | os.PathLike) -> Index:
-    """Parse a text index with lines `key<TAB>byte offset`, sorted by key.
-
-    Raises:
-      ValueError: naming the file, when it is missing, empty, no list of integer pairs,
-        or lists a key twice.
-    """
+    """Parse a text index with lines `key<TAB>byte offset`, sorted by key."""
     try:
         text = read_list(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # numbers cut short
             numbers = np.fromstring(text, dtype=np.int64, sep=" ")
         keys, offsets = numbers.reshape(-1, 2).T
-    except (OSError, ValueError, DeprecationWarning) as error:
+    except (ValueError, DeprecationWarning) as error:
         raise ValueError(
             f"{path} must have lines `key<TAB>byte offset`, got {error}. Copy the .idx "
             "that belongs to the .rec."
@@ -191,55 +184,6 @@ def find_offsets(index: Index, keys: np.ndarray, origin: str) -> np.ndarray:
     return index.offsets[places]
 
 
-def write_recordio(
-    path: str | os.PathLike,
-    records: Iterable[Record],
-    *,
-    keys: Sequence[int | Sequence[int]] | None = None,
-) -> None:
-    """Write records as <path>.rec and <path>.idx, in mxnet's format.
-
-    Args:
-      path: the .rec file; the .idx is put beside it.
-      records: in the order of the file.
-      keys: the key of each record, or all of its keys; None counts from 0.
-    """
-    path = pathlib.Path(path)
-    lines = []
-    with open(path, "wb") as file:
-        for number, record in enumerate(records):
-            own = np.atleast_1d(number if keys is None else keys[number])
-            place = file.tell()
-            lines.extend(f"{key}\t{place}\n" for key in own.tolist())
-            file.write(_chunks(_join(record)))
-    path.with_suffix(".idx").write_text("".join(lines), encoding="ascii")
-
-
-def _join(record: Record) -> bytes:
-    if np.ndim(record.label) == 0:
-        header = HEADER.pack(0, float(record.label), record.id, record.id2)
-        return header + record.payload
-    labels = np.asarray(record.label, "<f4")
-    header = HEADER.pack(len(labels), 0.0, record.id, record.id2)
-    return header + labels.tobytes() + record.payload
-
-
-def _chunks(body: bytes) -> bytes:
-    if len(body) > MAX_LENGTH:
-        raise ValueError(f"a record must be below 2^29 bytes, got {len(body)}.")
-    words = np.frombuffer(body, "<u4", len(body) // 4)
-    cuts = [-4, *(4 * np.flatnonzero(words == MAGIC)).tolist(), len(body)]
-    parts = [body[a + 4 : b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-    flags = [1] + [2] * (len(parts) - 2) + [3] if len(parts) > 1 else [0]
-    return b"".join(
-        MAGIC_BYTES
-        + struct.pack("<I", flag << 29 | len(part))
-        + part
-        + bytes(-len(part) % 4)
-        for flag, part in zip(flags, parts, strict=True)
-    )
-
-
 def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
     """Keys, offsets and labels of the image records, in ascending order of keys.
 
@@ -249,9 +193,6 @@ def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
     Returns:
       keys and offsets [T] int64, labels [T] float32, and is_numbered [] bool: whether
       the records' own headers say their keys.
-
-    Raises:
-      ValueError: naming the file, when the .idx is not of the .rec, or either is cut.
     """
     index_path = path.with_suffix(".idx")
     index = read_index(index_path)
@@ -285,9 +226,7 @@ def _rows(keys, offsets, labels, is_numbered):
 
 
 def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
-    """Whether cached arrays `rows` can be those that `scan_index` returns for
-    `data`.
-    """
+    """Whether cached arrays can be those that `scan_index` returns for `data`."""
     wanted = {"keys": "i8", "offsets": "i8", "labels": "f4", "is_numbered": "?"}
     if {name: x.dtype for name, x in rows.items()} != wanted:
         return False
@@ -317,9 +256,7 @@ def find_misplaced(origin: str, number: int, label: float) -> ValueError:
 
 
 def _count_images(path, data, header, index):
-    """Number N of images by a classic header; searched for if float32 cannot hold
-    it.
-    """
+    """Number N of images, by a classic header or, beyond float32, by a search."""
 
     def is_identity(place):
         origin = f"{path} record {index.keys[place]}"
@@ -366,9 +303,9 @@ MAX_PROPERTY_BYTES = 2**12  # bytes of that file
 def recordio(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = None,
-    channels: int = 3,
-    min_images: int = 1,
+    image_size: ImageSize | None = None,
+    channels: Channels = 3,
+    min_images: Whole = 1,
     cache: str | os.PathLike | None = None,
 ) -> Source:
     """Open a .rec with its .idx and, if present, its `property` file.
@@ -386,10 +323,6 @@ def recordio(
     Returns:
       Source whose names are label numbers: all of `property`'s classes, else those that
       occur.
-
-    Raises:
-      ValueError: naming the file, for a truncated .rec, an .idx that does not fit it,
-        missing keys, or labels that are no integers in [0, classes).
     """
     path = rec_path(path)
     file = _map(path)
@@ -404,7 +337,6 @@ def recordio(
     ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
     labels, names = _number(rows["labels"], num_classes, path)
-    channels = check_channels(channels)
 
     end_of = lambda begin: int(ends[np.searchsorted(ends, begin, "right")])
 
@@ -436,79 +368,6 @@ def recordio(
     )
     source = Source(read, labels, names, shape, preprocessing=how, stored=stored)
     return keep_identities(source, min_images, str(path))
-
-
-def label_vectors(path: str | os.PathLike) -> np.ndarray:
-    """All labels of every image record, [T, L] float32, in the source's order.
-
-    For sets that keep more than the identity, such as 3-D face parameters.
-    """
-    path = rec_path(path)
-    data = np.asarray(_map(path))
-    rows = scan_index(path, data)
-    vectors = [
-        np.ravel(read_record(data, int(offset), f"{path} record {key}").label)
-        for key, offset in zip(rows["keys"], rows["offsets"], strict=True)
-    ]
-    if len({len(vector) for vector in vectors}) > 1:
-        raise ValueError(
-            f"{path} must have the same number of labels in every record, got "
-            f"{sorted({len(vector) for vector in vectors})}."
-        )
-    return np.array(vectors, np.float32)
-
-
-def write_face_set(
-    path: str | os.PathLike,
-    images: Sequence[bytes],
-    labels: Sequence[int],
-    *,
-    image_size: tuple[int, int] = (112, 112),
-) -> None:
-    """Write a set in InsightFace's classic layout: .rec, .idx and `property`.
-
-    Args:
-      path: the .rec file.
-      images: N encoded images.
-      labels: [N] identities in ascending order, none of 0 .. C - 1 without images.
-      image_size: (H, W), which `property` states.
-    """
-    records = [
-        Record(int(label), image, key)
-        for key, (label, image) in enumerate(zip(labels, images, strict=True), 1)
-    ]
-    keys = range(1, len(records) + 1)
-    _write_classic(path, records, keys, _ranges(labels), image_size)
-
-
-def _ranges(labels):
-    """Keys (first, end) of every identity's images, [C, 2]."""
-    labels = np.asarray(labels)
-    counts = np.bincount(labels)
-    if (np.diff(labels) < 0).any() or (counts == 0).any():
-        raise ValueError(
-            "labels must ascend from 0 without gaps in a classic set, got "
-            f"{labels[:8].tolist()} and {max(len(labels) - 8, 0)} more."
-        )
-    borders = 1 + np.concatenate([[0], np.cumsum(counts)])
-    return np.stack([borders[:-1], borders[1:]], axis=1)
-
-
-def _write_classic(path, records, keys, ranges, image_size):
-    """Write the header, the image records, a record per identity, and `property`."""
-    end = int(ranges[-1, 1])
-    people = range(end, end + len(ranges))
-    write_recordio(
-        path,
-        [
-            Record(np.array([end, people.stop]), b""),
-            *records,
-            *(Record(pair, b"", c) for c, pair in zip(people, ranges, strict=True)),
-        ],
-        keys=[0, *keys, *people],
-    )
-    text = f"{len(ranges)},{image_size[0]},{image_size[1]}"
-    pathlib.Path(path).with_name("property").write_text(text, encoding="ascii")
 
 
 def rec_path(path: str | os.PathLike) -> pathlib.Path:

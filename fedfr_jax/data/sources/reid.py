@@ -11,8 +11,6 @@ test part is our choice (`held_out_roles`). Lists are a csv of our format (`reid
 and MSMT17's files.
 """
 
-import csv
-import io
 import os
 import pathlib
 import re
@@ -21,11 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import decode, parse_size, prepare_image, reader
+from fedfr_jax.data.sources.decoding import (
+    ImageSize,
+    parse_size,
+)
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
+from fedfr_jax.data.sources.listed_images import listed_reader
 from fedfr_jax.data.sources.stored import stored_files
-from fedfr_jax.files import read_list
+from fedfr_jax.files import read_csv, read_list
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Preprocessing, Source
 
 DISTRACTOR = "-1"
@@ -44,7 +46,7 @@ class Listing(NamedTuple):
 def reid_source(
     files: Files,
     listing: Listing,
-    image_size: int | tuple[int, int] | None,
+    image_size: ImageSize | None,
     path: str | os.PathLike,
 ) -> Source:
     """Build the source of a listing's images, in color.
@@ -53,10 +55,6 @@ def reid_source(
       image_size: side or (H, W), to which images are resized (bicubic); None takes
         images of one size as they are.
       path: what to call the set in an error.
-
-    Raises:
-      ValueError: without an image; (when read) for an unreadable image, or one of
-        another size where none is asked for.
     """
     if not len(listing.names):
         raise ValueError(f"{path} must have images of the set, got none.")
@@ -64,43 +62,21 @@ def reid_source(
     number = {name: i for i, name in enumerate(names)}
     roles = np.array(listing.roles, np.uint8)
     labels = np.array([number[name] for name in listing.identities], np.int32)
-    is_nobody = labels == number.get(DISTRACTOR, -1)
-    first = listing.names[0]
+    is_distractor = labels == number.get(DISTRACTOR, -1)
     how = Preprocessing(resize="stretch", kernel="bicubic")
-    size = (
-        parse_size(image_size) if image_size else _size_of(_open_listing(files, first))
-    )
-
-    def load(row):
-        name = listing.names[row]
-        image = _open_listing(files, name)
-        if not image_size and _size_of(image) != size:
-            raise ValueError(
-                f"{files.origin(name)} must have the first image's size {size}, got "
-                f"{_size_of(image)}. Set image_size to resize all images."
-            )
-        return prepare_image(image, size, how)
-
+    stored = None if image_size else files.image_size(listing.names[0])
+    shape = (*parse_size(image_size or stored), 3)
     return Source(
-        read=reader(load, len(labels), (*size, 3)),
+        read=listed_reader(files, listing.names, shape, how, stored_size=stored),
         labels=labels,
         names=tuple(names),
-        input_shape=(*size, 3),
+        input_shape=shape,
         cameras=np.array(listing.cameras, np.int32),
-        roles=np.where(is_nobody, GALLERY, roles).astype(np.uint8),
+        roles=np.where(is_distractor, GALLERY, roles).astype(np.uint8),
         passed_over=files.passed_over(listing.names),
         preprocessing=how,
         stored=stored_files(files, listing.names),
     )
-
-
-def _open_listing(files, name):
-    return decode(files.read(name), files.origin(name), 3)
-
-
-def _size_of(image):
-    """Size (H, W) of an image."""
-    return image.height, image.width
 
 
 def check_disjoint(
@@ -109,12 +85,11 @@ def check_disjoint(
     """Raise ValueError if an identity is in both training and test.
 
     Args:
-      strangers: names in the gallery that are nobody to be found, whoever else has
-        them.
+      strangers: names in the gallery that no query asks for.
     """
     roles, people = np.array(listing.roles), np.array(listing.identities)
-    is_nobody = np.isin(people, [DISTRACTOR, *filter(None, strangers)])
-    tested = people[(roles != TRAIN) & ~is_nobody]
+    is_distractor = np.isin(people, [DISTRACTOR, *filter(None, strangers)])
+    tested = people[(roles != TRAIN) & ~is_distractor]
     is_both = (roles == TRAIN) & np.isin(people, tested)
     if is_both.any():
         row = int(np.argmax(is_both))
@@ -138,12 +113,9 @@ def held_out_roles(
     the others are the gallery.
 
     Args:
-      num_test: people to be tested, a number or a share in (0, 1); None for nobody.
+      num_test: people to be tested, a number or a share in (0, 1); None for none.
       seed: draws them; None takes the last by name.
       strangers: identities that are no people to be tested.
-
-    Raises:
-      ValueError: when nobody is left to train on, or to be tested.
     """
     roles = np.full(len(identities), TRAIN, np.uint8)
     if num_test is None:
@@ -184,7 +156,7 @@ ROLES = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
 def market1501(
     path: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     subfolder: str = "",
     folders: Mapping[str, str] | None = None,
     test_identities: int | float | None = None,
@@ -202,18 +174,13 @@ def market1501(
       subfolder: only files below this sub-folder.
       folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
       test_identities: of a set without those folders, how many people are tested (see
-        `reid.held_out_roles`), a number or a share in (0, 1); None trains on everybody.
+        `reid.held_out_roles`), a number or a share in (0, 1); None trains on all.
       seed: draws those people; None takes the last by name.
       distractor_identity: identity of strangers in the gallery, where it has no query;
-      it is a
-        person among queries, in training and in a set of one folder. None where it is
-        a person in the gallery too, as in MSMT17.
+        it is a person among queries, in training and in a set of one folder. None where
+        it is a person in the gallery too, as in MSMT17.
       separate_ids: True where training and tested people are both numbered from 0, as
         in MSMT17: their names become train-0000 and test-0000.
-
-    Raises:
-      ValueError: naming the file, for a name without person or camera, a person to
-        train on and to be tested, or (when read) an unreadable image.
     """
     files = open_files(path, under=subfolder)
     names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
@@ -237,7 +204,7 @@ def cuhk03_np(
     data_dir: str | os.PathLike,
     *,
     boxes: str = "detected",
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
 ) -> Source:
     """CUHK03 in the new protocol: cuhk03-np/<boxes>/{bounding_box_train, ...}.
 
@@ -302,35 +269,21 @@ def reid_csv(
     path: str | os.PathLike,
     *,
     images: str | os.PathLike | None = None,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
 ) -> Source:
     """Open the images that a csv lists, in its order.
 
     Args:
       path: csv with the columns of COLUMNS: a file's path below `images`, a name, a
-        whole number of at least 0, and train, query or gallery. The identity -1 is
-        nobody.
+        whole number of at least 0, and train, query or gallery. The identity -1 is a
+        distractor.
       images: directory or .zip; None is the csv's folder.
       image_size: side or (H, W), to which images are resized; None takes images of
         one size as they are.
-
-    Raises:
-      ValueError: naming the csv and its line, for other columns, another camera or
-        split, a file that comes twice or is not there, or a person to train on and to
-        be tested; (when read) naming an unreadable image.
     """
-    rows = []
-    try:
-        table = csv.DictReader(io.StringIO(read_list(path)), skipinitialspace=True)
-        for row in table:
-            words = [row[column].strip() for column in COLUMNS]
-            rows.append((f"{path}, line {table.line_num}", *words))
-    except (OSError, KeyError, AttributeError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path} must be a csv with the columns {', '.join(COLUMNS)}, got "
-            f"{type(error).__name__}: {error}."
-        ) from error
-    for where, _, person, camera, split in rows:
+    listed = []
+    for line, (file, person, camera, split) in read_csv(path, COLUMNS).items():
+        where = f"{path}, line {line}"
         if not person:
             raise ValueError(
                 f"{where}: identity must be a name, or -1 for a distractor, got an "
@@ -341,10 +294,7 @@ def reid_csv(
                 f"{where}: camera must be an integer and split one of "
                 f"{', '.join(SPLITS)}, got {camera!r} and {split!r}."
             )
-    listed = [
-        ListEntry(where, file, person, int(camera), SPLITS[split])
-        for where, file, person, camera, split in rows
-    ]
+        listed.append(ListEntry(where, file, person, int(camera), SPLITS[split]))
     folder = images or pathlib.Path(path).parent
     return _as_listing(listed, open_files(folder), image_size, path)
 
@@ -352,7 +302,7 @@ def reid_csv(
 def msmt17(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     folders: tuple[str, str] = ("train", "test"),
 ) -> Source:
     """Open MSMT17 (Wei et al., CVPR 2018) by its list_{train,val,query,gallery}.txt.
@@ -366,30 +316,17 @@ def msmt17(
       image_size: side or (H, W), to which images are resized.
       folders: of training and test images; ("mask_train_v2", "mask_test_v2") in the
         second release.
-
-    Raises:
-      ValueError: naming the list and its line, for a line of another form or a file
-        that is not there.
     """
     listed = []
     for part, role in MSMT17_LISTS.items():
         path = pathlib.Path(data_dir, f"list_{part}.txt")
         kind, folder = ("train", folders[0]) if role == TRAIN else ("test", folders[1])
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(read_list(path).splitlines(), 1):
             where = f"{path}, line {number}"
             name, camera, person = _parse(line, where)
             file, person = f"{folder}/{name}", f"{kind}-{person}"
             listed.append(ListEntry(where, file, person, camera, role))
     return _as_listing(listed, open_files(archive_in(data_dir)), image_size, data_dir)
-
-
-def _lines(path):
-    try:
-        return read_list(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} must be a list of images, got {type(error).__name__}: {error}."
-        ) from error
 
 
 def _parse(line, where):

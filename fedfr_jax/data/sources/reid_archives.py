@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedfr_jax.data.sources.decoding import ImageSize
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, open_files
 from fedfr_jax.data.sources.reid import (
@@ -72,7 +73,7 @@ ILIDS_VID = Names(
 def viper(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:
@@ -84,9 +85,6 @@ def viper(
         one size as they are.
       test_identities: people that are tested, a number or a share in (0, 1).
       seed: samples them.
-
-    Raises:
-      ValueError: for a folder without images of such names, or too few people.
     """
     return _halves(_list_archive(data_dir, VIPER), image_size, test_identities, seed)
 
@@ -94,7 +92,7 @@ def viper(
 def cuhk01(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:
@@ -111,7 +109,7 @@ def cuhk01(
 def three_dpes(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:
@@ -128,7 +126,7 @@ def three_dpes(
 def ilids(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:
@@ -149,7 +147,7 @@ def prid2011(
     data_dir: str | os.PathLike,
     *,
     shots: Literal["single_shot", "multi_shot"] = "single_shot",
-    image_size: int | tuple[int, int] | None = IMAGE_SIZE,
+    image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:

@@ -10,18 +10,19 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from PIL import Image
 
 from fedfr_jax.data.sources.decoding import (
+    Channels,
+    ImageSize,
     apply_orientation,
-    check_channels,
     error_context,
     parse_size,
     reader,
-    size_of,
 )
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, open_files
@@ -39,9 +40,7 @@ class MaskEncoding(NamedTuple):
 
     class_names: tuple[str, ...]  # M classes
     numbers: tuple[int, ...]  # M, in the files
-    ignored: tuple[int, ...] = (
-        IGNORE_INDEX,
-    )  # numbers of pixels that belong to no class
+    ignored: tuple[int, ...] = (IGNORE_INDEX,)  # of pixels that belong to no class
 
     @property
     def table(self) -> np.ndarray:
@@ -55,11 +54,7 @@ class MaskEncoding(NamedTuple):
 def detect_encoding(
     classes: Sequence[str] | Mapping[str, int], first: int, void: Sequence[int]
 ) -> MaskEncoding:
-    """Pixel values of the classes: first, first + 1, ... or those of a mapping.
-
-    Raises:
-      ValueError: for no class, one name twice, or numbers that clash or are no byte.
-    """
+    """Pixel values of the classes: first, first + 1, ... or those of a mapping."""
     names = list(classes)
     numbers = list(range(first, first + len(names)))
     if isinstance(classes, Mapping):
@@ -75,18 +70,15 @@ def detect_encoding(
         raise ValueError(
             f"classes must have 1 to {IGNORE_INDEX} different names, got {names}."
         )
-    for number in numbers:
-        if not 0 <= number <= 255 or numbers.count(number) > 1:
-            raise ValueError(
-                "classes must have different numbers in [0, 255], got "
-                f"{_preview(numbers)}."
-            )
-    for number in void:
-        if not 0 <= number <= 255 or number in numbers:
-            raise ValueError(
-                "ignore_values must be numbers in [0, 255] other than the classes' "
-                f"{_preview(numbers)}, got {number}."
-            )
+    if len({*numbers}) < len(numbers) or max(numbers) > 255:
+        raise ValueError(
+            f"classes must have different numbers in [0, 255], got {_preview(numbers)}."
+        )
+    if both := sorted({*void} & {*numbers}):
+        raise ValueError(
+            f"ignore_values must not be numbers of classes ({_preview(numbers)}), got "
+            f"{both[0]}."
+        )
     return MaskEncoding(tuple(names), tuple(numbers), tuple(void))
 
 
@@ -107,10 +99,6 @@ def read_mask(
       origin: what to call the mask in an error.
       size: (H, W) of the result.
       wanted: (H, W) of the image that the mask belongs to.
-
-    Raises:
-      ValueError: naming `origin`, when it is no whole image of a byte per pixel, has
-        another size than its image, or holds a number that stands for nothing.
     """
     numbers = _numbers(data, origin)
     if numbers.shape != wanted:
@@ -186,9 +174,6 @@ def largest_classes(
 
     Returns:
       labels [T] int32 in [0, L), and the names of the L classes that there are.
-
-    Raises:
-      ValueError: for an unknown name.
     """
     counts = counts.astype(np.float64)
     for name in background:
@@ -219,6 +204,7 @@ def class_counts(
 IMAGES = r"(?:.*/)?images/(?P<pair>(?P<test>test/)?.+)\.[^./]+"
 MASKS = r"(?:.*/)?masks/(?P<pair>.+)\.[^./]+"
 Labels = Literal["largest", "identity"]
+Byte = Annotated[int, Interval(ge=0, le=255)]
 CAMVID = {  # name: color, as the authors of SegNet draw them; 11 is void
     "Sky": (128, 128, 128),
     "Building": (128, 0, 0),
@@ -238,13 +224,13 @@ CAMVID = {  # name: color, as the authors of SegNet draw them; 11 is void
 def image_masks(
     path: str | os.PathLike,
     *,
-    classes: Sequence[str] | Mapping[str, int],
-    image_size: int | tuple[int, int] | None = None,
-    channels: int = 3,
+    classes: Sequence[str] | Mapping[str, Byte],
+    image_size: ImageSize | None = None,
+    channels: Channels = 3,
     images: str = IMAGES,
     masks: str = MASKS,
-    first_class: int = 0,
-    ignore_values: Sequence[int] = (IGNORE_INDEX,),
+    first_class: Byte = 0,
+    ignore_values: Sequence[Byte] = (IGNORE_INDEX,),
     labels: Labels = "largest",
     background: Sequence[str] = (),
 ) -> Source:
@@ -266,16 +252,8 @@ def image_masks(
       labels: what an image as a whole is labeled with, for partitions: "largest", the
         class of most of its pixels (see `largest_classes`), or "identity", the group.
       background: classes that are the largest only where there is no other.
-
-    Raises:
-      ValueError: naming the file, for an image without a mask, a mask of another size
-        or with a number that stands for nothing, or one name twice; for a class that
-        no mask has.
     """
-    stored, channels = (
-        detect_encoding(classes, first_class, ignore_values),
-        check_channels(channels),
-    )
+    stored = detect_encoding(classes, first_class, ignore_values)
     files = open_files(path)
     matches = _match_masks(files, images, "images", path)
     pairs = _match_masks(files, masks, "masks", path)
@@ -288,7 +266,7 @@ def image_masks(
             )
     names = [match.string for match in matches.values()]
     mask_names = [pairs[pair].string for pair in matches]
-    size = _first_size(files, names) if image_size is None else parse_size(image_size)
+    size = parse_size(image_size or files.image_size(names[0]))
     shape, how = (*size, channels), Preprocessing(resize="stretch")
     read_masks = _mask_reader(files, names, mask_names, stored, size)
     found = list(matches.values())
@@ -316,7 +294,7 @@ def image_masks(
 def camvid(
     data_dir: str | os.PathLike,
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize | None = None,
     train: Sequence[str] = ("train",),
     test: Sequence[str] = ("test",),
     labels: Labels = "largest",
@@ -373,17 +351,12 @@ def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Mat
     return found
 
 
-def _first_size(files, names):
-    return size_of(files.read(names[0]), files.origin(names[0]))
-
-
 def _mask_reader(files, names, mask_names, stored: MaskEncoding, size):
     """`Masks.read` of the masks of the named images."""
 
     def load(row):
         image, mask = names[row], mask_names[row]
-        wanted = size_of(files.read(image), files.origin(image))
-        origin = files.origin(mask)
+        origin, wanted = files.origin(mask), files.image_size(image)
         return read_mask(files.read(mask), origin, stored, size, wanted)
 
     return reader(load, len(names), size)

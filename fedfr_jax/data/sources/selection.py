@@ -24,9 +24,6 @@ def check_unique(
     Args:
       what: the name is of, in an error.
       path: the list's file.
-
-    Raises:
-      ValueError: naming the file and the first name that comes twice.
     """
     found: dict[str, Value] = {}
     for name, value in rows:
@@ -74,11 +71,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
 
 @checked
 def keep_identities(source: Source, min_images: Whole, origin: str) -> Source:
-    """Source with only the identities that have at least `min_images` images.
-
-    Raises:
-      ValueError: naming `origin` when fewer than two identities remain.
-    """
+    """Source with only the identities that have at least `min_images` images."""
     counts = np.bincount(source.labels, minlength=len(source.names))
     is_kept = counts >= min_images
     if min_images <= 1 or is_kept.all():
@@ -99,13 +92,10 @@ def _take(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
 def concat_sources(parts: Mapping[str, Source]) -> Source:
     """Concatenate sources; identities are named <part>/<name> and never merged.
 
-    People in more than one part count as different ones: join sets that share nobody.
+    Identities in more than one part count as different ones.
     Pairs and masks are dropped; landmarks, test parts, cameras and roles stay when
     every source has them. Cameras keep their numbers: the camera 1 of two parts is two
     cameras. Preprocessing stays where it is the same for all.
-
-    Raises:
-      ValueError: without parts, or when their images differ in shape.
     """
     shapes = {name: part.input_shape for name, part in parts.items()}
     if len(set(shapes.values())) != 1:
@@ -150,11 +140,7 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
 
 
 def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
-    """Mask [M] of the identities whose name starts with `part`/.
-
-    Raises:
-      ValueError: naming `key` and the parts there are, when there is none.
-    """
+    """Mask [M] of the identities whose name starts with `part`/."""
     parts = np.array([name.partition("/")[0] for name in names])
     if part not in parts:
         known = sorted(set(parts.tolist()))

@@ -10,9 +10,7 @@ from fedfr_jax.data.sources.decoding import in_threads
 from fedfr_jax.data.sources.image_files import Files
 from fedfr_jax.types import Source, StoredImages
 
-MAX_READ_BYTES = (
-    2**28
-)  # bytes of a set whose contents are read; of larger ones, sizes alone
+MAX_READ_BYTES = 2**28  # of a larger set, sizes stand for the contents
 
 
 def stored_images(
@@ -55,10 +53,8 @@ def stored_files(
     files: Files, names: Sequence[str], *, beside: np.ndarray | None = None
 ) -> StoredImages:
     """Names, sizes and checksums of files of a directory or .zip."""
-    size, read = (
-        (lambda row: files.size(names[row])),
-        (lambda row: files.read(names[row])),
-    )
+    size = lambda row: files.size(names[row])
+    read = lambda row: files.read(names[row])
     return stored_images(names, size, read, beside=beside)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax.data.sources.decoding import check_rows, parse_size
+from fedfr_jax.data.sources.decoding import ImageSize, check_rows, parse_size
 from fedfr_jax.ranges import Count, NonNegative, Seed, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
@@ -70,7 +70,7 @@ def fake_data(
     *,
     num_identities: Count,
     images_per_identity: Count = 10,
-    image_size: int | tuple[int, int] = 112,
+    image_size: ImageSize = 112,
     channels: Annotated[int, Interval(ge=1, le=16)] = 3,
     num_cameras: Whole = 0,
     test_identities: Count = 1,
@@ -87,9 +87,6 @@ def fake_data(
         re-identification, 0 none.
       test_identities: of such a set, the last ones: a query each, and a gallery.
       num_pixel_classes: of masks, all of class 0; 0 gives none.
-
-    Raises:
-      ValueError: when a number is out of its range.
     """
     shape = (*parse_size(image_size), channels)
     labels = np.repeat(np.arange(num_identities, dtype=np.int32), images_per_identity)

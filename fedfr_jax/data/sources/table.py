@@ -28,9 +28,6 @@ def table(
       label: column of the classes.
       client: column that says whose a row is, for the partition by owner.
       ignore: columns that are left out.
-
-    Raises:
-      ValueError: naming the file, for a missing column or a line of another length.
     """
     header, lines = _read(path)
     for name in (label, *filter(None, [client]), *ignore):
@@ -63,12 +60,7 @@ def table(
 
 def _read(path) -> tuple[list[str], list[list[str]]]:
     """Read a .csv: (column names, cells of every line)."""
-    try:
-        header, *lines = csv.reader(read_list(path).splitlines())
-    except (csv.Error, ValueError) as error:
-        raise ValueError(
-            f"{path} must be a .csv with a header, got {error}."
-        ) from error
+    header, *lines = csv.reader(read_list(path).splitlines() or [""])
     for number, line in enumerate(lines, 2):
         if len(line) != len(header):
             raise ValueError(

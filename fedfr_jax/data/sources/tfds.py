@@ -17,7 +17,8 @@ from PIL import Image
 
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.decoding import (
-    check_channels,
+    Channels,
+    ImageSize,
     decode,
     parse_size,
     plan_alignment,
@@ -28,7 +29,7 @@ from fedfr_jax.data.sources.decoding import (
 from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.segmentation import MaskEncoding, class_counts, read_mask
 from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.ranges import Whole
+from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.schema import check_choice, checked
 from fedfr_jax.types import Masks, Preprocessing, Source
 
@@ -84,9 +85,6 @@ def scan(
       "labels" [T]; where asked for or there: `attribute` [T] bool, "landmarks" [T, 5,
       2] as (x, y) in pixels, and "masks", names of the classes that masks were checked
       for.
-
-    Raises:
-      ValueError: for an unknown attribute, or a mask that does not fit.
     """
     labels, landmarks, has = [], [], []
     for example in itertools.chain(*parts):
@@ -141,9 +139,6 @@ def by_attribute(
       source: labeled by identity, who become the owners.
       has: [T] bool.
       min_images: people with fewer images are left out.
-
-    Raises:
-      ValueError: when a class has no image, or nobody is left.
     """
     is_kept = np.bincount(source.labels)[source.labels] >= min_images
     if len(np.unique(has[is_kept])) < 2:
@@ -170,8 +165,8 @@ def tfds(
     *,
     test_split: str | None = None,
     data_dir: str | os.PathLike | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
+    image_size: ImageSize | None = None,
+    channels: Channels | None = None,
     align: bool = False,
     attribute: str | None = None,
     min_images: Whole = 1,
@@ -208,7 +203,7 @@ def tfds(
     num_first, num_images = len(parts[0]), sum(len(part) for part in parts)
     stored_size = tuple(info.features["image"].shape)
     size = _size(image_size, stored_size[:2], name)
-    channels = check_channels(channels or stored_size[2])
+    channels = channels or stored_size[2]
 
     def example(row):
         part = int(row >= num_first)  # 1 in the test split
@@ -261,8 +256,8 @@ def tfds(
 def femnist10(
     data_dir: str | os.PathLike | None = None,
     *,
-    images_per_class: int = 4000,
-    image_size: int | tuple[int, int] | None = None,
+    images_per_class: Count = 4000,
+    image_size: ImageSize | None = None,
     cache: str | os.PathLike | None = None,
 ) -> Source:
     """FedProx's FEMNIST (arXiv:1812.06127): the small letters a to j of EMNIST.
@@ -270,14 +265,7 @@ def femnist10(
     Args:
       data_dir, image_size, cache: see `tfds`; the set is emnist/byclass.
       images_per_class: the first ones are taken, at least 1.
-
-    Raises:
-      ValueError: as `tfds`, or when a letter is missing.
     """
-    if images_per_class < 1:
-        raise ValueError(
-            f"images_per_class must be at least 1, got {images_per_class}."
-        )
     name = "emnist/byclass"
     whole = tfds(name, data_dir=data_dir, image_size=image_size, cache=cache)
     rows = [np.flatnonzero(whole.labels == c) for c in LETTERS_A_TO_J]

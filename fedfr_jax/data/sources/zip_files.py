@@ -21,12 +21,7 @@ class ZipFiles(NamedTuple):
 
 
 def open_zip(path: pathlib.Path) -> ZipFiles:
-    """Open a .zip and list its files.
-
-    Raises:
-      ValueError: naming the archive, when it is none, is damaged, or has a member twice
-        or outside of itself.
-    """
+    """Open a .zip and list its files."""
     try:
         archive = zipfile.ZipFile(path)
         count = _end_count(path)

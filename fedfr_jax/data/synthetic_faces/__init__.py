@@ -19,14 +19,15 @@ train, 50 others to test) on 2 CPU cores shared with other jobs:
 """
 
 import functools
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from jax import random
 
-from fedfr_jax.data.synthetic_faces import drawing as features
-from fedfr_jax.data.synthetic_faces import drawing as scene
+from fedfr_jax.data.synthetic_faces import drawing
 from fedfr_jax.data.synthetic_faces.drawing import develop, over
 from fedfr_jax.data.synthetic_faces.parameters import (
     PyTree,
@@ -38,6 +39,8 @@ from fedfr_jax.data.synthetic_faces.parameters import (
     name_photograph,
 )
 from fedfr_jax.data.synthetic_faces.shapes import cover, project, surface
+from fedfr_jax.ranges import MAX, Count, Seed
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Source
 
 __all__ = ["conditions", "synthetic_faces", "identity", "landmarks", "render"]
@@ -46,13 +49,14 @@ CHUNK = 32  # images drawn at once: one compiled program per size
 LANDMARK_CHUNK = 4096
 
 
+@checked
 def synthetic_faces(
     *,
-    num_identities: int,
-    images_per_identity: int,
-    image_size: int = 32,
-    seed: int = 0,
-    difficulty: float = 1.0,
+    num_identities: Count,
+    images_per_identity: Count,
+    image_size: Annotated[int, Interval(ge=28, le=112)] = 32,
+    seed: Seed = 0,
+    difficulty: Annotated[float, Interval(ge=0, le=2)] = 1.0,
 ) -> Source:
     """Synthetic face photographs, ordered by identity.
 
@@ -66,18 +70,12 @@ def synthetic_faces(
     Returns:
       A source of T = M * images_per_identity RGB images with the five landmarks (eyes,
       tip of the nose, corners of the mouth, each left to right in the image).
-
-    Raises:
-      ValueError: when an argument is out of its range.
     """
-    _check_count("num_identities", num_identities, 1, 2**31 - 1)
-    _check_count("images_per_identity", images_per_identity, 1, 2**31 - 1)
-    _check_count("image_size", image_size, 28, 112)
-    _check_count("seed", seed, 0, 2**32 - 1)
-    if not 0.0 <= difficulty <= 2.0:
-        raise ValueError(f"difficulty must be in [0, 2], got {difficulty}.")
     total = num_identities * images_per_identity
-    _check_count("num_identities * images_per_identity", total, 1, 2**31 - 1)
+    if total > MAX:
+        raise ValueError(
+            f"num_identities * images_per_identity must be at most {MAX}, got {total}."
+        )
     seed, difficulty = np.uint32(seed), np.float32(difficulty)
 
     def draw(people, numbers):
@@ -118,23 +116,23 @@ def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
       [H, W, 3] float32 in [0, 1].
     """
     seen = surface(person, photograph, size)
-    shade, gloss = features.lighting(person, photograph, seen)
+    shade, gloss = drawing.lighting(person, photograph, seen)
     flat = photograph["ambient"] + 0.45 * photograph["diffuse"]
-    image = scene.background(photograph, size)
-    image = scene.hair_behind(image, person, photograph, seen)
-    image = scene.body(image, person, photograph, seen, flat)
-    image = scene.ears(image, person, photograph, seen, flat)
-    head = features.skin(person, photograph, seen)
-    head = features.beard(head, person, photograph, seen)
-    head = features.nose(head, person, photograph, seen)
-    head = features.mouth(head, person, photograph, seen)
-    head = features.eyes(head, person, photograph, seen)
-    head = features.brows(head, person, photograph, seen)
+    image = drawing.background(photograph, size)
+    image = drawing.hair_behind(image, person, photograph, seen)
+    image = drawing.body(image, person, photograph, seen, flat)
+    image = drawing.ears(image, person, photograph, seen, flat)
+    head = drawing.skin(person, photograph, seen)
+    head = drawing.beard(head, person, photograph, seen)
+    head = drawing.nose(head, person, photograph, seen)
+    head = drawing.mouth(head, person, photograph, seen)
+    head = drawing.eyes(head, person, photograph, seen)
+    head = drawing.brows(head, person, photograph, seen)
     head = head * shade[None] + gloss[None]
-    head = scene.hair_front(head, person, photograph, seen)
+    head = drawing.hair_front(head, person, photograph, seen)
     image = over(image, head, cover(seen.distance, seen.pixel))
-    image = scene.glasses(image, person, photograph, seen)
-    image = scene.hider(image, photograph, seen)
+    image = drawing.glasses(image, person, photograph, seen)
+    image = drawing.hider(image, photograph, seen)
     return jnp.moveaxis(develop(image, photograph), 0, -1)
 
 
@@ -143,7 +141,7 @@ def landmarks(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
 
     Pixel centers are whole numbers: the first pixel's center is (0, 0).
     """
-    width, lift, _ = features.mouth_shape(person, photograph)
+    width, lift, _ = drawing.mouth_shape(person, photograph)
     lean = person["asymmetry"]
     eye, corner = person["eye_y"], person["mouth_y"] - 0.65 * lift
     across = jnp.stack(
@@ -212,11 +210,3 @@ def _in_chunks(function, people, numbers, chunk) -> np.ndarray:
         rows = (np.pad(x[part].astype(np.uint32), fill) for x in (people, numbers))
         parts.append(function(*rows))
     return np.concatenate([np.asarray(part) for part in parts])[: len(people)]
-
-
-def _check_count(name: str, value: int, low: int, high: int) -> None:
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or not low <= value <= high:
-        raise ValueError(
-            f"{name} must be a whole number in [{low}, {high}], got {value}."
-        )

@@ -39,25 +39,22 @@ def over(image: jax.Array, color: jax.Array, alpha: jax.Array) -> jax.Array:
 def skin_color(face: PyTree) -> jax.Array:
     """Skin color [3, 1, 1], from light to dark along a curve, with an undertone."""
     m = jnp.clip(face["melanin"], 0.0, 0.95)
-    light, middle, dark = (
-        rgb(0.96, 0.80, 0.70),
-        rgb(0.80, 0.58, 0.44),
-        rgb(0.30, 0.19, 0.14),
-    )
-    tone = (1 - m) ** 2 * light + 2 * m * (1 - m) * middle + m**2 * dark
+    light, middle, dark = (0.96, 0.80, 0.70), (0.80, 0.58, 0.44), (0.30, 0.19, 0.14)
+    tone = _between_tones(m, rgb(*light), rgb(*middle), rgb(*dark))
     under = face["undertone"]
     return tone + rgb(under, 0.2 * under, -under)
+
+
+def _between_tones(t, light, middle, dark):
+    """Color on the Bezier curve of three colors, at t [] in [0, 1]."""
+    return (1 - t) ** 2 * light + 2 * t * (1 - t) * middle + t**2 * dark
 
 
 def hair_color(face: PyTree) -> jax.Array:
     """Hair color [3, 1, 1], from blond to black, with red and gray."""
     d = jnp.clip(face["hair_dark"], 0.0, 1.0)
-    light, middle, dark = (
-        rgb(0.86, 0.70, 0.45),
-        rgb(0.40, 0.25, 0.15),
-        rgb(0.06, 0.05, 0.05),
-    )
-    tone = (1 - d) ** 2 * light + 2 * d * (1 - d) * middle + d**2 * dark
+    light, middle, dark = (0.86, 0.70, 0.45), (0.40, 0.25, 0.15), (0.06, 0.05, 0.05)
+    tone = _between_tones(d, rgb(*light), rgb(*middle), rgb(*dark))
     red = face["hair_red"] * (1.0 - d)
     gray = jnp.clip(2.0 * face["age"] - 1.0, 0.0, 0.85)
     tone = tone + rgb(2.0 * red, 0.0 * red, -red)
@@ -65,9 +62,7 @@ def hair_color(face: PyTree) -> jax.Array:
 
 
 def develop(image, shot: PyTree) -> jax.Array:
-    """Apply the camera: saturation, color cast, exposure, blur, contrast, noise; [3,
-    H, W].
-    """
+    """Camera: saturation, cast, exposure, blur, contrast, noise; [3, H, W]."""
     gray = jnp.mean(image, axis=0, keepdims=True)
     image = gray + shot["saturation"] * (image - gray)
     cast = rgb(shot["cast_red"], shot["cast_green"], shot["cast_blue"])
@@ -97,9 +92,7 @@ def blur(width: jax.Array, size: int) -> jax.Array:
 
 
 def relief(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
-    """Surface slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H,
-    W].
-    """
+    """Slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H, W]."""
     x, y = seen.across, seen.down
     side, sign = jnp.abs(x), jnp.sign(x)
     # The nose stands out, so it is displaced against the face behind it.

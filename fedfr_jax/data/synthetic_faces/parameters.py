@@ -219,9 +219,7 @@ def draw_person(key: jax.Array) -> jax.Array:
 
 
 def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
-    """Sample values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for
-    noise.
-    """
+    """Values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for noise."""
     key_values, key_chances, key_noise = random.split(key, 3)
     rows = jnp.array(list(CONDITIONS.values()), jnp.float32)
     z = random.truncated_normal(key_values, -2.0, 2.0, (len(rows),), jnp.float32)
