@@ -108,16 +108,17 @@ def read_list(path: str | os.PathLike) -> str:
 
 def read_csv(path: str | os.PathLike, columns: Sequence[str]) -> dict[int, list[str]]:
     """Read `columns` of a .csv with a header: {line number: stripped cells}."""
-    table = csv.DictReader(io.StringIO(read_list(path)), skipinitialspace=True)
+    table = csv.reader(io.StringIO(read_list(path)), skipinitialspace=True)
     lines = {}
     try:
-        table.fieldnames = [name.strip() for name in table.fieldnames or ()]
-        for row in table:
-            lines[table.line_num] = [row[column].strip() for column in columns]
-    except (KeyError, AttributeError, csv.Error) as error:  # None of a short line
+        header = [name.strip() for name in next(table, [])]
+        places = [header.index(name) for name in columns]
+        for cells in filter(None, table):
+            lines[table.line_num] = [cells[i].strip() for i in places]
+    except (ValueError, IndexError, csv.Error) as error:
         raise ValueError(
-            f"{path} must be a csv with the columns {', '.join(columns)}, got "
-            f"{type(error).__name__}: {error}."
+            f"{path} must be a csv with the columns {', '.join(columns)}, but line "
+            f"{max(table.line_num, 1)} is not so: {error}."
         ) from error
     return lines
 

@@ -193,7 +193,7 @@ def test_images_are_float32_even_when_jax_is_in_double_precision():
 )
 def test_a_wrong_argument_is_an_error_that_names_it(wrong):
     settings = {"num_identities": 2, "images_per_identity": 2} | wrong
-    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must"):
         synthetic_faces(**settings)
 
 

@@ -302,7 +302,7 @@ def test_too_few_identities_says_how_many_exist_are_needed_and_what_to_lower():
         ({"num_clients": 0}, "num_clients must be at least 1"),
         ({"num_clients": 99}, "num_clients"),
         ({"ids_per_client": 0}, "ids_per_client must be at least 1, got 0"),
-        ({"ids_per_client": [2, 0]}, "ids_per_client must be at least 1, got 0"),
+        ({"ids_per_client": [2, 0]}, r"ids_per_client must be at least 1, got \(2, 0"),
         ({"ids_per_client": [1, 2, 3]}, "ids_per_client must be one integer or 2"),
         ({"ids_per_client": 1.5}, "ids_per_client"),
         ({"num_public_ids": -1}, "num_public_ids"),
@@ -409,8 +409,6 @@ def test_ms1m_names_the_keys_when_identities_are_too_few():
         ms1m(labels, num_clients=1, ids_per_client=1)
     with pytest.raises(ValueError, match="num_test_images"):
         ms1m(labels, num_test_images=101)
-    with pytest.raises(ValueError, match="negative"):
-        ms1m(labels, num_public_ids=-1, num_unseen_ids=2)
 
 
 def test_report_counts_everybody_and_prints_as_a_table():

@@ -324,7 +324,7 @@ def test_missing_and_repeated_landmark_rows_name_file_and_image(small_lfw):
     with pytest.raises(ValueError, match="csv with the columns name, x1, y1"):
         lfw(small_lfw)
     table.unlink()
-    with pytest.raises(ValueError, match="landmarks.csv must be a csv"):
+    with pytest.raises(ValueError, match="landmarks.csv must be a readable list"):
         lfw(small_lfw)
     with pytest.raises(ValueError, match="landmarks must be a csv"):
         folder(small_lfw / "lfw.zip", image_size=56, align=True)
@@ -404,7 +404,7 @@ def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
         ValueError, match="one of .'3dpes', .*, 'viper'., got 'imagenet'"
     ):
         open_source("imagenet")
-    with pytest.raises(ValueError, match="source orl .*'sice'.*image_size"):
+    with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
         open_source("orl", data_dir=tmp_path, sice=3)
     assert list(SOURCES) == sorted(SOURCES)
 

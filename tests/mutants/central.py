@@ -30,7 +30,7 @@ MUTANTS = [
         "central/test_class_parallel.py",
         [
             ("(place < num_real)", "(place < num_rows)"),
-            ("is_own = (place >= 0) & (place", "is_own = (place"),
+            ("(place >= 0) & (place < num_real)", "(place < num_real)"),
             ("jnp.where(is_last, start + place, -1)", "start + place"),
         ],
     ),

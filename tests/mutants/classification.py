@@ -82,7 +82,7 @@ MUTANTS = [
         "data/test_flickr_aes.py",
         [
             ("(total <= max_ratings)", "(total <= 2 * max_ratings)"),
-            ("fewest >= max(min_per_score, 1)", "fewest >= 1"),
+            ("fewest >= min_per_score", "fewest >= 1"),
             ("client_ids=workers[rows]", "client_ids=workers[: len(rows)]"),
         ],
     ),

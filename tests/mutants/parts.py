@@ -109,16 +109,16 @@ MUTANTS = [
         "fedfr_jax/data/sources/flickr_aes.py",
         DEFAULTS,
         [
-            ("image_size: int | tuple[int, int] = 224", "image_size: int = 256"),
-            ("min_ratings: int = 60", "min_ratings: int = 50"),
-            ("max_ratings: int = 290", "max_ratings: int = 300"),
-            ("min_per_score: int = 4", "min_per_score: int = 1"),
+            ("image_size: ImageSize = 224", "image_size: ImageSize = 256"),
+            ("min_ratings: Whole = 60", "min_ratings: Whole = 50"),
+            ("max_ratings: Whole = 290", "max_ratings: Whole = 300"),
+            ("min_per_score: Count = 4", "min_per_score: Count = 1"),
         ],
     ),
     Mutants(
         "fedfr_jax/data/sources/tfds.py",
         DEFAULTS,
-        [("images_per_class: int = 4000", "images_per_class: int = 400")],
+        [("images_per_class: Count = 4000", "images_per_class: Count = 400")],
     ),
     Mutants(
         "fedfr_jax/data/partition/quantity_skew.py",

@@ -51,7 +51,7 @@ MUTANTS = [
         "data/test_reid_sources.py",
         [
             (
-                "roles=np.where(is_nobody, GALLERY, roles)",
+                "roles=np.where(is_distractor, GALLERY, roles)",
                 "roles=np.where(0, 0, roles)",
             ),
             ('kernel="bicubic"', 'kernel="bilinear"'),

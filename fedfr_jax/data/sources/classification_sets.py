@@ -131,7 +131,7 @@ def _character_names(table, labels):
     check_unique(((name, label) for label, name in rows), "character", table)
     if missing := [label for label in labels if label not in names]:
         raise ValueError(
-            f"{table} must have a row for every label, got no {missing[0]}."
+            f"{table} must have a row for every label, got none for {missing[0]}."
         )
     return tuple(names[label] for label in labels)
 
