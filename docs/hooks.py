@@ -16,7 +16,9 @@ import os
 import pathlib
 import posixpath
 import re
+import sys
 from collections.abc import Callable
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
 API = re.compile(r"<!-- api: (.*?) -->", re.S)
@@ -117,7 +119,9 @@ def members() -> str:
 def keys_of(member: Callable) -> list[tuple[str, str, str]]:
     """(key, default, meaning) of every setting of a factory, or field of a section."""
     is_section = inspect.isclass(member)
-    meanings = comments_of(member) if is_section else arguments_of(member)
+    package = sys.modules[member.__module__.rpartition(".")[0]]  # has shared arguments
+    meanings = arguments_of(package) | arguments_of(member)
+    meanings = comments_of(member) if is_section else meanings
     rows = []
     for key, parameter in inspect.signature(member).parameters.items():
         if key in PASSED and not is_section:
@@ -129,11 +133,10 @@ def keys_of(member: Callable) -> list[tuple[str, str, str]]:
     return rows
 
 
-def arguments_of(function: Callable) -> dict[str, str]:
+def arguments_of(documented: Any) -> dict[str, str]:
     """{argument: meaning} out of the section Args of a docstring."""
-    block = re.search(
-        r"^Args:\n((?: +.*\n?|\n)+)", inspect.getdoc(function) or "", re.M
-    )
+    text = inspect.getdoc(documented) or ""
+    block = re.search(r"^Args:\n((?: +.*\n?|\n)+)", text, re.M)
     found = re.findall(
         r"^  (\w[\w, ]*): ((?:.|\n   )*)", block[1] if block else "", re.M
     )

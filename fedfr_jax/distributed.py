@@ -39,10 +39,6 @@ def join(
     Args:
       coordinator: host:port where process 0 listens; None, like the numbers, leaves
         it to JAX to find out from the cluster.
-
-    Raises:
-      ValueError: when only some are given, there is no cluster that JAX knows, or the
-        others are not found.
     """
     import jax
 
@@ -77,9 +73,7 @@ def join(
 
 
 def _bind_address(coordinator: str | None) -> str | None:
-    """Address on which process 0 listens: loopback for a loopback coordinator; None
-    for JAX's default, every interface.
-    """
+    """Address on which process 0 listens; None for JAX's default, every interface."""
     host = (coordinator or "").rpartition(":")[0]
     return coordinator if host in LOOPBACK else None
 

@@ -2,10 +2,21 @@
 
 They end in an embedding (sphereface, iresnet, mobilefacenet, vit, cnn, mlp), in the
 logits of `num_classes` classes (resnet, reid, mobilenet, linear_base, leaf_*, logistic;
-cnn and mlp when asked) or in logits for every pixel (segmenter). All take a `dtype` to
-compute in, such as "bfloat16", and `remat` (a segmenter's is its encoder's), but for
-those of few layers, without blocks to compute again: cnn, mlp, linear_base, leaf_*,
-logistic and tabular. The inputs of tabular are rows of a table.
+cnn and mlp when asked) or in logits for every pixel (segmenter, whose `remat` is its
+encoder's). The inputs of tabular are rows of a table.
+
+Unless a factory says otherwise:
+
+Args:
+  input_shape: (H, W, C).
+  num_classes: M.
+  embedding_dim: D.
+  conv_implementation: how convolutions are computed, see `conv.convolve` and
+    `conv.depthwise`.
+  dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
+    Normalization and linear layers compute in at least float32.
+  scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
+  remat: training keeps the input of every block only, and computes it again.
 """
 
 from collections.abc import Callable, Mapping

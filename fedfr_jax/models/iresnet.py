@@ -95,7 +95,6 @@ def iresnet(
       depth: a key of DEPTHS.
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage; the stem has those of the first.
-      embedding_dim: D.
       dropout: share of the linear layer's inputs that training sets to 0, in [0, 1);
         above 0, training needs `apply`'s key.
       stride_on: "second" (ArcFace) or "first" (BigFace): which convolution of a
@@ -104,11 +103,9 @@ def iresnet(
         channels drop every second pixel instead, without parameters.
       head: a name of `heads.HEADS`: E, F, GAP, GDC, or moe, the two experts of
         BigFace's first round, whose `Model.features` are the gate's logits [B, 2].
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Statistics, the linear layer and the last BN always compute in at
         least float32.
-      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
       remat: training keeps the input of every block only, and computes the rest again;
         "convolutions" keeps what they give too, "offload" keeps it in the memory of the
         host.

@@ -43,13 +43,11 @@ def linear_base(
 
     Args:
       input_shape: (H, W, C); the linear layer has H W C side^2 width weights.
-      num_classes: M.
       block: whose block, "resnet" (a basic one) or "mobilenet".
       width: channels D of the block.
       side: s, pixels of the block's input on each side.
       norm: "batch" or "group", whose groups must divide the width.
       norm_groups: of group normalization.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
     """

@@ -68,12 +68,6 @@ def mobilefacenet(
       input_shape: (H, W, C); the stem and every stage halve H and W, rounding up.
       blocks: blocks of stride 1 in each of the three stages.
       scale: times the channels between blocks; 2 in insightface's mbf.
-      embedding_dim: D.
-      conv_implementation: how convolutions are computed, see `conv.convolve` and
-        `depthwise`.
-      dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
-      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
-      remat: training keeps the input of every block only, and computes it again.
     """
     if len(blocks) != len(STAGES):
         raise ValueError(

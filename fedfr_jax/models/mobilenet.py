@@ -65,18 +65,12 @@ def mobilenet(
     Args:
       input_shape: (H, W, C); four blocks, and the "imagenet" stem, halve H and W,
         rounding up.
-      num_classes: M.
       num_blocks: 13, or fewer down to 8 without some that keep 512 channels; 11 is our
         reading of FedPer's.
       width: times the channels of every layer, rounded; the paper's alpha.
       stem: "cifar", stride 1, or "imagenet", stride 2.
       norm: "batch" or "group", whose groups must divide all channels.
       norm_groups: of group normalization.
-      conv_implementation: how convolutions are computed, see `conv.convolve` and
-        `depthwise`.
-      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
-        parameters. Normalization and the linear layer compute in at least float32.
-      remat: training keeps the input of every block only, and computes it again.
     """
     layers = parse_layers(num_blocks, width, stem)
     module = MobileNet(

@@ -258,17 +258,12 @@ def resnet(
 
     Args:
       input_shape: (H, W, C); every stage but the first halves H and W, rounding up.
-      num_classes: M.
       depth: a key of `residual.DEPTHS`; with `blocks`, bottlenecks from 50 on.
       blocks: residual blocks of every stage, instead of those of `depth`.
       widths: channels of every stage; a bottleneck ends in four times as many.
       stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 at stride 2 and max pooling.
       norm: "batch" or "group", whose groups must divide all widths.
       norm_groups: of group normalization.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
-        parameters. Normalization and the linear layer compute in at least float32.
-      remat: training keeps the input of every block only, and computes it again.
     """
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)

@@ -106,7 +106,6 @@ def segmenter(
       width: channels of the decoder.
       norm: "batch" or "group", whose groups must divide all widths.
       norm_groups: of group normalization.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
     """

@@ -62,8 +62,6 @@ def cnn(
       widths: channels of every convolution.
       embedding_dim: of the hidden layer, D.
       num_classes: M, for logits [B, M] instead of embeddings.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
     """
     smallest = 2 * len(widths) + 2
     if min(input_shape[:2]) < smallest:
@@ -179,9 +177,7 @@ def leaf_celeba(
 
     Args:
       input_shape: (H, W, C), halved once per width.
-      num_classes: M.
       widths: channels of every convolution.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
     """
@@ -283,7 +279,6 @@ def logistic(
 
     Args:
       input_shape: (H, W, C) or (D,).
-      num_classes: M.
       dtype: of the product, such as "bfloat16"; None for that of the parameters.
     """
     module = Logistic(num_classes, dtype)

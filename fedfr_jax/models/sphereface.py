@@ -57,12 +57,6 @@ def sphereface(
       depth: a key of DEPTHS.
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage.
-      embedding_dim: D.
-      conv_implementation: how convolutions are computed, see `conv.convolve`.
-      dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
-        parameters. The linear layer always computes in the latter.
-      scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
-      remat: training keeps the input of every block only, and computes it again.
     """
     module = SphereFace(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),

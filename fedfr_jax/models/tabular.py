@@ -31,7 +31,6 @@ def tabular(
     Args:
       input_shape: {"numbers": (D,), "categories": (C,)}, as of the source `table`.
       hidden_dims: units of the layers.
-      num_classes: M.
       num_categories: V, vectors of categories; further ones share them (modulo V).
       category_dim: E.
     """

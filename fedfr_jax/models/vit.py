@@ -68,12 +68,9 @@ def vit(
       patch_size: pixels of a patch's side.
       mask_ratio: share of the patches that training masks, in [0, 1); above 0,
         training needs `apply`'s key.
-      embedding_dim: D.
       conv_implementation: how patches are taken, see `conv.convolve`.
       dtype: of matrix products, such as "bfloat16"; None for that of the parameters.
         The softmax of attention, all norms and the head compute in at least float32.
-      scan_blocks: run the stack of equal blocks by a scan; False unrolls it.
-      remat: training keeps the input of every block only, and computes it again.
     """
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth

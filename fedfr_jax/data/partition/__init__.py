@@ -2,6 +2,18 @@
 
 Faces: each identity belongs to one client at most (`IdentityPartition`).
 Classification: clients share the classes, in different proportions (`ClientPartition`).
+Unless a partition says otherwise:
+
+Args:
+  labels: [T] int class in [0, M); every class has a training row.
+  num_clients: N.
+  min_examples: rows that every client has at least: training rows, or with `is_test`
+    None training and held-out rows together (2 for one of each kind).
+  is_test: [T] bool, the set's test part: clients get the share of a class's test rows
+    that they have of its training rows, rounded up or down at random. None holds rows
+    out.
+  test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
+  seed: of the random choices.
 """
 
 from collections.abc import Callable

@@ -46,12 +46,9 @@ def iid(
     """IID: assign random rows, equally many to every client (up to one).
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
       num_clients: N, at most the number of training rows.
       is_test: [T] bool, the set's own test part, dealt likewise; with fewer of them
         than clients some clients have none. None holds rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients", num_clients, 1, rows)
@@ -80,13 +77,10 @@ def by_class(
     gets the rows that an equal division leaves over (`divide_proportionally`) are ours.
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
       num_clients: N, at least M / k, so that every class is owned.
       classes_per_client: k in [1, M]; M makes every client's classes those of all.
       is_test: [T] bool, the set's own test part: each class's images are divided
         equally over its owners, like the training rows. None holds rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     num_classes = rows.num_classes
@@ -133,17 +127,8 @@ def dirichlet(
     in their classes and hardly in their number of rows.
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
-      num_clients: N.
       alpha: > 0; small for clients with few classes, large for equal ones.
-      min_examples: rows that every client has at least, >= 1: training rows, or with
-        `is_test` None training and held-out rows together (2 for one of each kind).
       max_examples: such rows that every client has at most; None for no bound.
-      is_test: [T] bool, the set's own test part: clients get the share of a class's
-        test rows that they have of its training rows, rounded up or down at random.
-        None holds rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
@@ -203,15 +188,8 @@ def shards(
     """Sort rows by class, cut them into equal shards; s random shards per client.
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
-      num_clients: N.
       shards_per_client: s; N * s is at most the number of training rows. Sizes of
         shards differ by one row at most.
-      is_test: [T] bool, the set's own test part: clients get the share of a class's
-        test rows that they have of its training rows, rounded up or down at random.
-        None holds rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough(

@@ -29,15 +29,12 @@ def natural(
     """Natural partition: each example belongs to the client id it comes with.
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
       client_ids: [T] int or str, whom each row belongs to (a writer, a rater), or
         "<file>.npz:<key>" (see `read_client_ids`); a source that knows gives its own.
         Clients are numbered in the order of the sorted client_ids.
       num_clients: N client_ids drawn at random; None takes all.
       is_test: [T] bool, the set's own test part: client_ids' own test rows. None holds
         rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     names, client = read_client_ids(client_ids, len(labels))

@@ -60,17 +60,8 @@ def quantity_skew(
     """Assign random rows; client sizes above the minimum follow a distribution.
 
     Args:
-      labels: [T] int class in [0, M); every class has a training row.
-      num_clients: N.
       distribution: power or lognormal.
       skew: >= 0, of the law; 0 makes all clients equal.
-      min_examples: rows that every client has at least, >= 1: training rows, or with
-        `is_test` None training and held-out rows together (2 for one of each kind).
-      is_test: [T] bool, the set's own test part: clients get the share of a class's
-        test rows that they have of its training rows, rounded up or down at random.
-        None holds rows out.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
-      seed: any int >= 0.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
@@ -105,13 +96,11 @@ def power_law(
     A share that a class has not left is not assigned: a few rows have no client.
 
     Args:
-      labels: [T] int class in [0, M).
       num_clients: N, a multiple of M.
       classes_per_client: k in [1, M].
       sigma: of the logarithm of a share, at least 0.
       is_test: [T] bool, the set's own test part, dealt to those who train on its
         classes. None holds rows out; the released code deals both parts as one.
-      test_fraction: held out of each client's rows, in (0, 1), when `is_test` is None.
       seed: of the legacy generator.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)

@@ -2,7 +2,12 @@
 
 Opening a source lists it and reads labels; images are decoded when they are read. What
 does not fit, then or when it is read, is a ValueError that names the file (and the line
-of a list).
+of a list). Unless a source says otherwise:
+
+Args:
+  image_size: side or (H, W) of the result.
+  channels: 1 for gray, 3 for color.
+  min_images: identities with fewer images are left out.
 """
 
 import inspect as signatures

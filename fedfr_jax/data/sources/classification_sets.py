@@ -57,7 +57,6 @@ def arrays(
       cameras: key of the cameras, [...] int, or None.
       is_test: key of the set's own test part, [...] bool, or None; not with two keys.
       invert: turn black into white, for ink on paper.
-      min_images: identities with fewer images are left out.
     """
     parts = _pairs_of_keys(images, labels, is_test)
     check_members(path, [*np.ravel([*parts]), *filter(None, (cameras, is_test))])
@@ -204,7 +203,6 @@ def image_classes(
     Args:
       path: the directory or archive; folders above the parts are passed over.
       image_size: side or (H, W) in pixels; None is the size of the first image.
-      channels: 1 for gray, 3 for color.
       train: name of the folder of the training part.
       test: name of the folder of the test part, such as "val".
       min_images: classes with fewer images are left out.

@@ -55,14 +55,12 @@ def folder(
       path: the directory or archive.
       image_size: side or (H, W) in pixels; images are stretched to it. None is the
         size of the first image.
-      channels: 1 for gray, 3 for color.
       filename_pattern: a key of NAMINGS, or a regular expression over the whole
         relative path with a group `identity` and perhaps groups `camera` and `test`.
       subfolder: only files below this sub-folder, such as "train".
       landmarks: csv file with the columns name, x1, y1 ... x5, y5 (see
         `read_landmarks`).
       align: warp each face to the ArcFace template; needs landmarks.
-      min_images: identities with fewer images are left out.
     """
     source, _ = _open_folder(
         path, image_size, channels, filename_pattern, subfolder, landmarks, align
@@ -117,8 +115,6 @@ def lfw(
     Args:
       data_dir: folder with one .zip (or the folders of the people), `landmarks.csv`
         when `align`, and the pairs file.
-      image_size: side or (H, W) of the result.
-      channels: 1 for gray, 3 for color.
       align: warp to the ArcFace template by `landmarks.csv`.
       min_images: people with fewer images are left out, and their pairs with them.
       pairs: name of the pairs file of either view in `data_dir`; None for no pairs.

@@ -24,6 +24,7 @@ from fedfr_jax.data.sources.decoding import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.stored import stored_rows
+from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.files import (
     advise_random_access,
     check_file,
@@ -214,9 +215,6 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     Opening looks at the size of every file, and reads all but the images, which must
     have the SHA-256 that they were written with; `read` touches the rows asked for and
     no others.
-
-    Args:
-      min_images: identities with fewer images are left out.
     """
     folder = pathlib.Path(path)
     index = open_index(folder)
@@ -227,7 +225,10 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
                 f"{folder / name} must have {facts['bytes']} bytes, "
                 f"got {'no file' if size is None else size}. Copy or pack it again."
             )
-        if not name.startswith("images-") and _sha256(folder / name) != facts["sha256"]:
+        if (
+            not name.startswith("images-")
+            and digest_of_file(folder / name) != facts["sha256"]
+        ):
             raise ValueError(
                 f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
                 "or pack it again."
@@ -271,7 +272,8 @@ def verify(path: str | os.PathLike) -> int:
     damaged = [
         str(folder / name)
         for name, facts in files.items()
-        if _size(folder / name) is None or _sha256(folder / name) != facts["sha256"]
+        if _size(folder / name) is None
+        or digest_of_file(folder / name) != facts["sha256"]
     ]
     if damaged:
         raise ValueError(
@@ -346,7 +348,7 @@ def _write_atomically(path, write):
     with replace_file(path) as file:
         write(file)
         file.flush()
-        return {"bytes": file.tell(), "sha256": _sha256(file.name)}
+        return {"bytes": file.tell(), "sha256": digest_of_file(file.name)}
 
 
 def _begin(path, head):
@@ -386,8 +388,3 @@ def _is_whole(path, facts):
 def _size(path):
     check_file(path)  # a pipe would be waited for
     return path.stat().st_size if path.exists() else None
-
-
-def _sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -206,7 +206,6 @@ def listed_pairs(
       path: of the images.
       pairs: the text file; a relative one that is not there is looked for in `path`.
       image_size: side or (H, W) of the result; images are stretched.
-      channels: 1 for gray, 3 for color.
     """
     file = pathlib.Path(pairs)
     if not file.is_file():

@@ -316,8 +316,6 @@ def recordio(
     Args:
       path: the .rec, or a folder with train.rec.
       image_size: side or (H, W); None takes `property`'s, else the first image's.
-      channels: 1 or 3.
-      min_images: identities with fewer images are left out.
       cache: file that keeps the parsed index; it is made anew when the .rec changes.
 
     Returns:

@@ -244,7 +244,6 @@ def image_masks(
         names with their numbers, such as {"background": 0, "object": 255} with void=().
       image_size: side or (H, W) in pixels; images are stretched to it, masks take the
         nearest pixel. None is the size of the first image.
-      channels: 1 for gray, 3 for color.
       images, masks: see above; the default is images/<name> and masks/<name>, the test
         part below images/test/ and masks/test/.
       first_class: number of the first class.

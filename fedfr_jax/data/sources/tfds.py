@@ -185,7 +185,6 @@ def tfds(
       align: warp to the ArcFace template; needs landmarks (celeb_a).
       attribute: of celeb_a, such as "Smiling": there are two classes, without and with
         it, and the identities are the images' owners.
-      min_images: identities with fewer images are left out.
       cache: file that keeps the labels, one per data set and splits.
 
     Raises:
