@@ -296,8 +296,8 @@ MUTANTS = [
         [
             ("own = rows[here] - number * size", "own = rows[here] % 2"),
             (
-                'startswith("images-") and _sha256',
-                'startswith("images-") and False and _sha256',
+                "if is_read and digest_of_file",
+                "if False and digest_of_file",
             ),
             (
                 "if not _is_whole(folder / name, done.get(name)):",

@@ -225,10 +225,8 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
                 f"{folder / name} must have {facts['bytes']} bytes, "
                 f"got {'no file' if size is None else size}. Copy or pack it again."
             )
-        if (
-            not name.startswith("images-")
-            and digest_of_file(folder / name) != facts["sha256"]
-        ):
+        is_read = not name.startswith("images-")
+        if is_read and digest_of_file(folder / name) != facts["sha256"]:
             raise ValueError(
                 f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
                 "or pack it again."
