@@ -11,9 +11,7 @@ from fedfr_jax.evaluation.personalized import (
     client_identification,
     client_verification,
     client_verification_binned,
-    identification_1toN,
     mean_over_clients,
-    verification_1to1,
 )
 from fedfr_jax.evaluation.templates import (
     aggregate_templates,
@@ -25,7 +23,6 @@ from fedfr_jax.evaluation.verification import (
     flip_sum,
     generic_verification,
     roc_curve,
-    tar_at_far,
     ten_fold,
 )
 
@@ -45,16 +42,13 @@ __all__ = [
     "flip_sum",
     "generic_identification",
     "generic_verification",
-    "identification_1toN",
     "mean_over_clients",
     "open_set_tpir",
     "pair_scores",
     "pair_tpir",
     "rank_k",
     "roc_curve",
-    "tar_at_far",
     "tar_nearest_far",
     "ten_fold",
-    "verification_1to1",
     "weigh_images",
 ]

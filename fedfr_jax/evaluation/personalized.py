@@ -12,10 +12,9 @@ Deviation: thresholds are exact order statistics. `client_verification_binned` i
 released variant with bins of width 0.001 and interpolation, in fractions, unrounded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedfr_jax.evaluation.error_rates import binned_tar, cosine_histogram, exact_tar
@@ -97,66 +96,6 @@ def client_identification(
     own_classes = np.asarray(own_classes)
     gallery = class_means(gallery_features, gallery_labels, own_classes)
     return pair_tpir(features, labels, gallery, own_classes, fpirs=fpirs)
-
-
-def verification_1to1(
-    features_of: Callable[[int], jax.Array],
-    labels,
-    own_classes: Sequence[Sequence[int]],
-    *,
-    fars: Sequence[float] = FARS,
-    verify: Callable[..., dict[str, float]] = client_verification,
-) -> ClientSummary:
-    """Average personalized 1:1 verification over N clients, one at a time in memory.
-
-    Args:
-      features_of: client -> [Q, D] all test images through that client's network.
-      labels: [Q] int identities.
-      own_classes: [N][C_n] identities of each client.
-      fars: rates in (0, 1).
-      verify: the protocol for one client.
-    """
-    labels = np.asarray(labels)
-    return mean_over_clients(
-        [
-            verify(features_of(client), labels, np.isin(labels, classes), fars=fars)
-            for client, classes in enumerate(own_classes)
-        ]
-    )
-
-
-def identification_1toN(  # noqa: N802 (the protocol's name)
-    features_of: Callable[[int], jax.Array],
-    labels,
-    gallery_of: Callable[[int], jax.Array],
-    gallery_labels,
-    own_classes: Sequence[Sequence[int]],
-    *,
-    fpirs: Sequence[float] = FPIRS,
-) -> ClientSummary:
-    """Average personalized 1:N identification over N clients, one at a time in memory.
-
-    Args:
-      features_of: client -> [Q, D] all test images through that client's network.
-      labels: [Q] int identities.
-      gallery_of: client -> [G, D] training images through that client's network.
-      gallery_labels: [G] int identities.
-      own_classes: [N][C_n] identities of each client.
-      fpirs: rates in (0, 1).
-    """
-    return mean_over_clients(
-        [
-            client_identification(
-                features_of(client),
-                labels,
-                gallery_of(client),
-                gallery_labels,
-                classes,
-                fpirs=fpirs,
-            )
-            for client, classes in enumerate(own_classes)
-        ]
-    )
 
 
 def mean_over_clients(results: Sequence[dict[str, float]]) -> ClientSummary:

@@ -114,7 +114,6 @@ def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[M
 
 
 RANKS = (1, 5, 10)
-DIVISORS = ("valid", "all")  # of sums over queries
 
 # Rows [B] of the queries -> scores [B, G], higher for what is more alike.
 Scores = Callable[[np.ndarray], jax.Array]

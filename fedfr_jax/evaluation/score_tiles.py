@@ -14,7 +14,6 @@ import numpy as np
 
 NEGATIVE, POSITIVE, IGNORED = 0, 1, 2
 ALL, OTHERS = "all", "other_clients"  # which pairs of two identities count
-NEGATIVES = (ALL, OTHERS)
 TILE_SIZE = (1024, 8192)  # rows and columns of one block: 32 MiB of float32 scores
 
 

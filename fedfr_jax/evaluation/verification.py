@@ -27,7 +27,6 @@ from fedfr_jax.evaluation.error_rates import (
     exact_points,
     far_ranks,
     flagged_name,
-    metric_name,
 )
 from fedfr_jax.evaluation.score_tiles import (
     check_features,
@@ -162,29 +161,6 @@ def fold_tar(
     fold = np.arange(len(best))
     tar = counts.same[fold, best] / counts.num_same
     return tar, counts.different[fold, best] / counts.num_different, THRESHOLDS[best]
-
-
-def tar_at_far(
-    embeddings, is_same, *, fars: Sequence[float] = FARS, folds: int = 10
-) -> dict[str, float]:
-    """Cross-validated TAR of a pair list at each FAR.
-
-    Args are those of `ten_fold`; fars in (0, 1).
-
-    Returns:
-      For each FAR "tar@far=1e-03", its population standard deviation over folds
-      "tar_std@far=1e-03", and the FAR measured on the held-out folds,
-      "measured_far@far=1e-03"; all in [0, 1].
-    """
-    check_rates("FAR", fars)
-    counts = count_accepted(pair_distances(embeddings), is_same, folds=folds)
-    result = {}
-    for far in fars:
-        tar, measured, _ = fold_tar(counts, far)
-        result[metric_name("tar@far", far)] = float(tar.mean())
-        result[metric_name("tar_std@far", far)] = float(tar.std())
-        result[metric_name("measured_far@far", far)] = float(measured.mean())
-    return result
 
 
 def generic_verification(

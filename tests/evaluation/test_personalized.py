@@ -76,12 +76,12 @@ def test_negatives_are_all_others_or_those_of_other_clients(negatives):
 
 
 def test_binned_tar_is_the_released_table(released):
-    result = personalized.verification_1to1(
-        lambda client: released["features"],
-        released["labels"],
-        CLASSES,
-        fars=(1e-1, 1e-2, 1e-3, 1e-4),
-        verify=personalized.client_verification_binned,
+    verify = personalized.client_verification_binned
+    features, labels, fars = released["features"], released["labels"], (0.1, 0.01)
+    fars += (1e-3, 1e-4)
+    owned = [np.isin(labels, classes) for classes in CLASSES]
+    result = personalized.mean_over_clients(
+        [verify(features, labels, is_own, fars=fars) for is_own in owned]
     )
     percent = 100 * np.stack(list(result.per_client.values()), axis=1)
     expected = released["tpr_percent_far_1e-1_to_1e-6"][:, :4]
@@ -105,13 +105,11 @@ def test_gallery_is_the_released_mean_and_keeps_its_norm(released):
 
 
 def test_tpir_is_the_released_one(released):
-    result = personalized.identification_1toN(
-        lambda client: released["features"],
-        released["labels"],
-        lambda client: released["gallery_image_features"],
-        released["gallery_image_labels"],
-        CLASSES,
-        fpirs=released["tpir_fpir"],
+    names = ("features", "labels", "gallery_image_features", "gallery_image_labels")
+    arrays, fpirs = [released[name] for name in names], released["tpir_fpir"]
+    identify = personalized.client_identification
+    result = personalized.mean_over_clients(
+        [identify(*arrays, classes, fpirs=fpirs) for classes in CLASSES]
     )
     assert list(result.mean)[:2] == ["tpir@fpir=1e-06", "tpir@fpir=1e-05"]
     per_client = np.stack(list(result.per_client.values()), axis=1)
@@ -135,8 +133,10 @@ def test_each_client_is_judged_by_its_own_features():
     good = np.eye(4, dtype=np.float32)[labels]
     good += 0.01 * np.random.default_rng(0).standard_normal(good.shape)
     bad = np.random.default_rng(1).standard_normal(good.shape)
-    result = personalized.verification_1to1(
-        lambda client: (good, bad)[client], labels, [[0, 1], [2, 3]], fars=(0.1,)
+    pairs = (good, labels < 2), (bad, labels >= 2)
+    verify = personalized.client_verification
+    result = personalized.mean_over_clients(
+        [verify(x, labels, is_own, fars=(0.1,)) for x, is_own in pairs]
     )
     values = result.per_client["tar@far=1e-01"]
     assert values[0] == 1 and values[1] < 0.7
