@@ -105,27 +105,15 @@ def rescale_points(
     return (points + 0.5) * scale - 0.5
 
 
-def warp(image: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Warp an image by the inverse matrix, bilinearly; black outside the image.
-
-    Args:
-      image: [H, W, C] uint8 with C 1 or 3.
-      matrix: [2, 3] forward map, image x, y -> output x, y. Must be invertible.
-      size: (H', W') of the output.
-
-    Returns:
-      [H', W', C] uint8.
-    """
-    channels = image.shape[-1]
-    picture = Image.fromarray(image[..., 0] if channels == 1 else image)
-    warped = warp_picture(picture, matrix, size)
-    return np.asarray(warped).reshape(*size, channels)
-
-
 def warp_picture(
     picture: Image.Image, matrix: np.ndarray, size: tuple[int, int]
 ) -> Image.Image:
-    """`warp` of a Pillow image in mode L or RGB."""
+    """Warp a Pillow image (mode L or RGB) bilinearly; black outside the image.
+
+    Args:
+      matrix: [2, 3] invertible forward map, image x, y -> output x, y.
+      size: (H', W') of the output.
+    """
     inverse = np.linalg.inv(matrix[:, :2].astype(np.float64))
     shift = -inverse @ matrix[:, 2]
     # Pillow maps output to input, both with integers at pixel corners, and repeats the

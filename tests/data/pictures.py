@@ -9,7 +9,6 @@ from jax import random
 
 from fedfr_jax.data.augment import (
     affine,
-    batched,
     color_jitter,
     horizontal_flip,
     identity,
@@ -42,6 +41,21 @@ EVERY = [
     {"name": "color_jitter", "brightness": 0.4, "contrast": 0.4},
     "random_erasing",
 ]
+
+
+def batched(augment, keys, inputs, targets):
+    """Apply an augment to every example of a batch.
+
+    Args:
+      keys: [B], may be None when augment.views is 1.
+      inputs, targets: what `Augment` takes, with [B] in front of every shape.
+
+    Returns:
+      (inputs, targets), the same.
+    """
+    if augment.num_views == 1:
+        return jax.vmap(lambda *example: augment.apply(None, *example))(inputs, targets)
+    return jax.vmap(augment.apply)(keys, inputs, targets)
 
 
 def picture(shape=(12, 16, 3), seed=0):

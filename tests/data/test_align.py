@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import ndimage
 
 from fedfr_jax.data.align import (
@@ -11,8 +12,15 @@ from fedfr_jax.data.align import (
     rescale_points,
     similarity,
     transform,
-    warp,
+    warp_picture,
 )
+
+
+def warp(image, matrix, size):
+    """`warp_picture` of an array [H, W, C]."""
+    channels = image.shape[-1]
+    picture = Image.fromarray(image[..., 0] if channels == 1 else image)
+    return np.asarray(warp_picture(picture, matrix, size)).reshape(*size, channels)
 
 
 def turned_by(angle, scale, shift):

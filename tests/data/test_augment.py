@@ -15,7 +15,6 @@ from fedfr_jax.data import augment as augments
 from fedfr_jax.data.augment import (
     AUGMENTS,
     affine,
-    batched,
     build_augment,
     color_jitter,
     compose,
@@ -31,6 +30,7 @@ from tests.data.pictures import (
     EVERY,
     MOVING,
     assert_near,
+    batched,
     examples,
     images_of,
     keys,

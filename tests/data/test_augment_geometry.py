@@ -11,7 +11,6 @@ from scipy import ndimage
 
 from fedfr_jax.data.augment import (
     affine,
-    batched,
     color_jitter,
     geometry,
     horizontal_flip,
@@ -19,6 +18,7 @@ from fedfr_jax.data.augment import (
     random_erasing,
 )
 from tests.data.pictures import (
+    batched,
     examples,
     images_of,
     keys,

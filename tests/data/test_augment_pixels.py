@@ -10,7 +10,6 @@ import pytest
 from jax import random
 
 from fedfr_jax.data.augment import (
-    batched,
     camera_statistics,
     color_jitter,
     compose,
@@ -21,6 +20,7 @@ from fedfr_jax.data.augment import (
 from fedfr_jax.data.augment.photometric import compute_statistics, rotate_hue
 from fedfr_jax.data.augment.random_erasing import paper_rectangle
 from tests.data.pictures import (
+    batched,
     images_of,
     picture,
 )

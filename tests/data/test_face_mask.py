@@ -8,13 +8,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.augment import (
-    batched,
     build_augment,
     compose,
     face_mask,
     horizontal_flip,
 )
 from fedfr_jax.data.augment.face_mask import BARE, SURFACE, TEMPLATE, cover, fingerprint
+from tests.data.pictures import batched
 
 KINDS = {"template": TEMPLATE, "surface": SURFACE}
 SIZE = 48

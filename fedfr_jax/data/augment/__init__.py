@@ -1,11 +1,11 @@
 """Augmentations of single examples, on the device.
 
-Every factory here returns an `Augment` of one example; `batched` maps it over a batch.
+Every factory here returns an `Augment` of one example; `Batching` maps it over a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedfr_jax.data.augment.composition import batched, compose, identity
+from fedfr_jax.data.augment.composition import compose, identity
 from fedfr_jax.data.augment.face_mask import face_mask
 from fedfr_jax.data.augment.geometry import affine, horizontal_flip, pad_and_crop
 from fedfr_jax.data.augment.photometric import (
@@ -20,7 +20,6 @@ from fedfr_jax.types import Augment
 __all__ = [
     "AUGMENTS",
     "affine",
-    "batched",
     "camera_statistics",
     "build_augment",
     "color_jitter",

@@ -132,20 +132,3 @@ def compose(*augments: Augment) -> Augment:
     if not all(counts):
         return Augment(apply, deterministic=plain)
     return Augment(apply, math.prod(counts), view, draw if has_draw else None)
-
-
-def batched(
-    augment: Augment, keys: jax.Array | None, inputs: PyTree, targets: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Apply an augment to every example of a batch.
-
-    Args:
-      keys: [B], may be None when augment.views is 1.
-      inputs, targets: what `Augment` takes, with [B] in front of every shape.
-
-    Returns:
-      (inputs, targets), the same.
-    """
-    if augment.num_views == 1:
-        return jax.vmap(lambda *example: augment.apply(None, *example))(inputs, targets)
-    return jax.vmap(augment.apply)(keys, inputs, targets)
