@@ -17,14 +17,7 @@ from fedfr_jax.central.sharding import (
     group_size,
     leaf_sharding,
 )
-from fedfr_jax.ranges import (
-    Cosine,
-    Count,
-    NonNegative,
-    PositiveShare,
-    Share,
-    Whole,
-)
+from fedfr_jax.ranges import Cosine, Count, NonNegative, PositiveShare, Share, Whole
 from fedfr_jax.schema import naming
 
 

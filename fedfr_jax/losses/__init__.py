@@ -5,6 +5,12 @@ cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs 
 (*, ...) -> loss(outputs [N, M], targets [N] int32) -> [N], a number for every example
 or pixel, as optax has them. Either is the key `loss` of a method.
 The other losses compare different things and are imported from their modules.
+
+Unless a margin loss says otherwise:
+
+Args:
+  scale: inverse temperature of the cosines.
+  margin: of the true class, added to its angle (radians) or subtracted from its cosine.
 """
 
 from collections.abc import Callable, Mapping

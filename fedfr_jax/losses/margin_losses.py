@@ -72,10 +72,6 @@ def arcface(*, scale: Positive = 64.0, margin: NonNegative = 0.5) -> Margin:
     d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
     is unbounded near cosine = +-1. At +-1 itself, where the direction of the gradient
     is undefined, scale * cos(margin) is used.
-
-    Args:
-      scale: inverse temperature, positive.
-      margin: added to the angle of the true class, radians.
     """
 
     def target(seen, state):
@@ -94,10 +90,6 @@ def arcface_straight_through(
     The widely used released code computes the margin in place outside automatic
     differentiation, so d logit / d cosine = scale for every entry, the label included.
     The values equal those of `arcface`, the training trajectory does not.
-
-    Args:
-      scale: inverse temperature, positive.
-      margin: added to the angle of the true class, radians.
     """
 
     def target(seen, state):
@@ -110,12 +102,7 @@ def arcface_straight_through(
 
 @checked
 def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
-    """Logits scale * (cosine - margin at the label).
-
-    Args:
-      scale: inverse temperature, positive.
-      margin: subtracted from the cosine of the true class.
-    """
+    """Logits scale * (cosine - margin at the label)."""
 
     def target(seen, state):
         del state
@@ -135,8 +122,6 @@ def curricularface(
     - margin sin(margin)), while others are still compared with cos(angle + margin).
 
     Args:
-      scale: inverse temperature, positive.
-      margin: added to the angle of the true class, radians.
       ema_rate: weight of a batch's mean cosine in t, in [0, 1].
     """
 
@@ -170,8 +155,6 @@ def uniface(
     log(10 M). What is above `scale` counts as `scale`, without gradient.
 
     Args:
-      scale: positive.
-      margin: subtracted from the cosine of the true class.
       negative_weight: of the other classes' sum, at least 0; the paper's l.
     """
 
@@ -204,7 +187,6 @@ def elasticface(
     """ArcFace or CosFace logits with a margin from N(margin, std^2) per example.
 
     Args:
-      scale: inverse temperature, positive.
       margin: mean of the margins; the paper has 0.5 on the angle, 0.35 on the cosine.
       std: their deviation, at least 0; the paper has 0.05, with `plus` 0.0175 on the
         angle and 0.025 on the cosine.
@@ -257,7 +239,6 @@ def adaface(
     the moved angle to [0.001, pi - 0.001], which stops the gradient there.
 
     Args:
-      scale: inverse temperature, positive.
       margin: m, at least 0.
       h: deviations of length that make the margin's full change are 1 / h; positive.
       ema_rate: weight of a batch's mean and deviation in the running ones, in (0, 1];
@@ -317,7 +298,6 @@ def magface(
     which falls up to max_norm.
 
     Args:
-      scale: inverse temperature, positive.
       margin: radians, at a length of `min_norm`.
       max_margin: radians, at a length of `max_norm`; at least `margin`.
       min_norm: shorter features count as this long; positive.

@@ -34,11 +34,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv, Implementation
-from fedfr_jax.models.linen import (
-    from_linen,
-    sow_features,
-    xavier_uniform,
-)
+from fedfr_jax.models.linen import from_linen, sow_features, xavier_uniform
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.ranges import Count, Width, Widths
 from fedfr_jax.schema import checked

@@ -15,12 +15,7 @@ import numpy as np
 from annotated_types import Interval
 from jax import lax
 
-from fedfr_jax.data.augment.composition import (
-    Fill,
-    change_image,
-    identity,
-    store,
-)
+from fedfr_jax.data.augment.composition import Fill, change_image, identity, store
 from fedfr_jax.ranges import NonNegative, Positive, Share
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Augment

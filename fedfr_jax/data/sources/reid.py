@@ -19,10 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import (
-    ImageSize,
-    parse_size,
-)
+from fedfr_jax.data.sources.decoding import ImageSize, parse_size
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
 from fedfr_jax.data.sources.listed_images import listed_reader
