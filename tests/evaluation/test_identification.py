@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedfr_jax.evaluation import generic_identification, identification
 
@@ -76,10 +74,9 @@ def test_ties_count_against_the_probe():
     assert result == {"rank1": 0.0, "rank5": 1.0, "rank10": 1.0}
 
 
-@settings(max_examples=6, deadline=None)
-@given(size=st.integers(1, 400), seed=st.integers(0, 3))
-def test_summaries_do_not_depend_on_the_block(size, seed):
-    random = np.random.default_rng(seed)
+@pytest.mark.parametrize("size", [1, 60, 400])  # a probe, some, nearly all at once
+def test_summaries_do_not_depend_on_the_block(size):
+    random = np.random.default_rng(size)
     probes, gallery = (np.float32(random.standard_normal((n, 5))) for n in (37, 11))
     probe_ids, gallery_ids = random.integers(14, size=37), random.permutation(14)[:11]
     with pytest.MonkeyPatch.context() as patch:

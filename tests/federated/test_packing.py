@@ -28,7 +28,7 @@ from tests.tasks.faces import given
 
 SHAPE = (8, 8, 3)
 NETWORKS = {
-    "iresnet": {"blocks": (2,), "widths": (4,), "embedding_dim": 5},
+    "iresnet": {"blocks": (1,), "widths": (4,), "embedding_dim": 5},
     "sphereface": {"blocks": (1, 1), "widths": (4, 6), "embedding_dim": 5},
 }
 

@@ -8,19 +8,19 @@ import numpy as np
 
 from fedfr_jax.models import MODELS
 
-TINY = {"widths": (4, 6), "blocks": (1, 4), "embedding_dim": 10}
+TINY = {"widths": (6,), "blocks": (4,), "embedding_dim": 10}
 SETTINGS = {
     "sphereface": TINY,
     "iresnet": TINY,
     "mobilefacenet": {"blocks": (3, 0, 0), "embedding_dim": 10},
     "vit": {"width": 8, "num_heads": 2, "depth": 4, "embedding_dim": 10},
-    "resnet": {"widths": (4, 6), "blocks": (1, 4), "num_classes": 10},
+    "resnet": {"widths": (4, 6), "blocks": (1, 1), "num_classes": 10},
     "mobilenet": {"width": 0.1, "num_blocks": 8, "num_classes": 10},
     "reid": {
         **{"widths": (4, 6), "blocks": (1, 1), "depth": 18, "stem": "cifar"},
         **{"neck_dim": 5, "dropout": 0.0, "num_classes": 10},
     },
-    "linear_base": {"width": 6, "side": 3, "num_classes": 10},
+    "linear_base": {"width": 6, "side": 3, "num_classes": 10, "block": "mobilenet"},
     "segmenter": {
         "encoder": {"name": "resnet", "widths": (4, 6), "blocks": (1, 1)},
         "width": 4,
