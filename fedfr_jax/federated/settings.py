@@ -43,9 +43,9 @@ class Federation(NamedTuple):
     reproducible_sum: bool = False  # same bits on any number of devices
     num_partial_sums: Count = 8  # of reproducible sums, best a multiple of the devices
     model_shards: Count = 1  # devices that hold one network's parameters together
-    rounds_per_call: Count = (
-        1  # at most, without the host: see docs/explanation/engine.md
-    )
+    # At most, without the host. Pays where a round is shorter than the host's work
+    # around it, not where it is mostly personal rows: docs/explanation/engine.md.
+    rounds_per_call: Count = 1
     evaluate_every: Whole = 0  # rounds between generic evaluations; 0: after the last
     checkpoint_every: Whole = 1
     data_placement: Literal["auto", "device", "stream"] = (

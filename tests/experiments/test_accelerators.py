@@ -82,8 +82,7 @@ def test_the_table_has_a_line_for_each_program(accelerators):
     assert first.count("|") == second.count("|") == len(accelerators.HEADINGS) + 1
 
 
-# FedFR's compiled segment has room for every public image as a hard negative of a
-# client; a plan takes as many as the client has images of its own.
+# FedFR's segment has the personal rows of some clients, the plan those of the cohort.
 PLANNED_OTHERWISE = ("fedfr",)
 QUICK = ("canonical",)
 
@@ -108,16 +107,15 @@ def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
         needed = needed_gib(row)
         if name not in PLANNED_OTHERWISE:
             assert row["planned_gib"] == pytest.approx(needed, rel=0.25, abs=0.01), name
-        assert row["planned_gib"] > needed / 2
+        assert needed / 2 < row["planned_gib"] < 1.35 * needed
 
 
 def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan(accelerators):
     rows = rows_on(accelerators, "v5p")
     assert len(rows) >= 7
     for name, row in rows.items():
-        if name not in PLANNED_OTHERWISE:
-            most = 1.61 * row["planned_gib"] + 0.1
-            assert 0.7 * row["planned_gib"] < needed_gib(row) < most, name
+        most = 1.61 * row["planned_gib"] + 0.1
+        assert 0.7 * row["planned_gib"] < needed_gib(row) < most, name
 
 
 @pytest.mark.parametrize(
