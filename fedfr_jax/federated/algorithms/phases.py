@@ -82,12 +82,20 @@ def alternate(fits: Sequence[Callable], parts: Callable) -> Callable:
 
 
 def first_step(client: Client, epoch: int) -> jax.Array:
-    """First step of `epoch`, at most the number of steps, [] int32."""
+    """First step of `epoch`, at most the number of steps, [] int32.
 
-    def early(step):
-        return (step < client.num_steps) & (client.step_to_epoch(step) < epoch)
+    By bisection, a loop of known length in which no GPU asks the host.
+    """
 
-    return jax.lax.while_loop(early, lambda step: step + 1, jnp.int32(0))
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + ((high - low) >> 1)
+        is_early = (middle < high) & (client.step_to_epoch(middle) < epoch)
+        low = jnp.where(is_early, middle + 1, low)
+        return low, jnp.where(is_early, high, middle)
+
+    bounds = jnp.int32(0), jnp.int32(client.num_steps)
+    return jax.lax.fori_loop(0, 31, halve, bounds)[0]
 
 
 def steps_between(client: Client, start: jax.Array, end: jax.Array) -> Client:
