@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from jax import random
 
-from fedfr_jax.data.synthetic_faces import (
-    conditions,
-    identity,
-    landmarks,
-    render,
-    synthetic_faces,
+from fedfr_jax.data.synthetic_faces import landmarks, render, synthetic_faces
+from fedfr_jax.data.synthetic_faces.parameters import (
+    draw_person,
+    draw_photograph,
+    name_person,
+    name_photograph,
 )
 
 SIZE = 28
@@ -19,6 +19,12 @@ SIZE = 28
 def source(people=50, each=8, **settings):
     settings = {"image_size": SIZE} | settings
     return synthetic_faces(num_identities=people, images_per_identity=each, **settings)
+
+
+def portrait():
+    """A person and a photograph at difficulty 1."""
+    values = draw_photograph(random.key(1), 1.0)
+    return name_person(draw_person(random.key(0))), name_photograph(*values, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +167,7 @@ def test_eyes_are_painted_where_the_landmarks_say(photographs):
 def test_landmarks_scale_with_the_size():
     @jax.jit
     def both():
-        person, photograph = identity(random.key(0)), conditions(random.key(1))
+        person, photograph = portrait()
         return [landmarks(person, photograph, size) for size in (28, 112)]
 
     small, large = (np.asarray(marks) for marks in both())
@@ -170,7 +176,7 @@ def test_landmarks_scale_with_the_size():
 
 def test_images_are_float32_even_when_jax_is_in_double_precision():
     def draw():
-        person, photograph = identity(random.key(0)), conditions(random.key(1))
+        person, photograph = portrait()
         return render(person, photograph, SIZE)
 
     with jax.enable_x64(True):

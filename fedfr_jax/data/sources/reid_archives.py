@@ -70,76 +70,55 @@ ILIDS_VID = Names(
 )
 
 
-def viper(
-    data_dir: str | os.PathLike,
-    *,
-    image_size: ImageSize | None = IMAGE_SIZE,
-    test_identities: int | float = 0.5,
-    seed: Seed = 0,
-) -> Source:
-    """VIPeR (Gray et al., 2007): VIPeR/{cam_a,cam_b}/000_45.bmp, 632 people.
+def _archive_source(doc: str, *known: Names) -> Callable[..., Source]:
+    """Build the source of a set whose images have one of the known names."""
+
+    def open_archive(
+        data_dir: str | os.PathLike,
+        *,
+        image_size: ImageSize | None = IMAGE_SIZE,
+        test_identities: int | float = 0.5,
+        seed: Seed = 0,
+    ) -> Source:
+        found = _list_archive(data_dir, *known)
+        roles = _roles(found.people, found.views, test_identities, seed)
+        return _source(found, roles, image_size)
+
+    open_archive.__doc__ = f"""{doc}
 
     Args:
       data_dir: folder with one .zip, or of the unpacked archive.
       image_size: side or (H, W), to which images are resized; None takes images of
         one size as they are.
-      test_identities: people that are tested, a number or a share in (0, 1).
+      test_identities: identities that are tested, a number or a share in (0, 1).
       seed: samples them.
     """
-    return _halves(_list_archive(data_dir, VIPER), image_size, test_identities, seed)
+    return open_archive
 
 
-def cuhk01(
-    data_dir: str | os.PathLike,
-    *,
-    image_size: ImageSize | None = IMAGE_SIZE,
-    test_identities: int | float = 0.5,
-    seed: Seed = 0,
-) -> Source:
+viper = _archive_source(
+    "VIPeR (Gray et al., 2007): VIPeR/{cam_a,cam_b}/000_45.bmp, 632 people.", VIPER
+)
+cuhk01 = _archive_source(
     """CUHK01 (Li et al., ACCV 2012): campus/0001001.png, 971 people.
 
-    Images 1 and 2 of a person are of one camera, 3 and 4 of the other.
-
-    Args:
-      data_dir, image_size, test_identities, seed: see `viper`.
-    """
-    return _halves(_list_archive(data_dir, CUHK01), image_size, test_identities, seed)
-
-
-def three_dpes(
-    data_dir: str | os.PathLike,
-    *,
-    image_size: ImageSize | None = IMAGE_SIZE,
-    test_identities: int | float = 0.5,
-    seed: Seed = 0,
-) -> Source:
+    Images 1 and 2 of a person are of one camera, 3 and 4 of the other.""",
+    CUHK01,
+)
+three_dpes = _archive_source(
     """3DPeS (Baltieri et al., 2011): RGB/<person>_<sequence>_FRAME_<n>_RGB.bmp.
 
-    Args:
-      data_dir, image_size, test_identities, seed: see `viper`; FedReID tests 100.
-    """
-    return _halves(
-        _list_archive(data_dir, THREE_DPES), image_size, test_identities, seed
-    )
-
-
-def ilids(
-    data_dir: str | os.PathLike,
-    *,
-    image_size: ImageSize | None = IMAGE_SIZE,
-    test_identities: int | float = 0.5,
-    seed: Seed = 0,
-) -> Source:
+    FedReID tests 100 people.""",
+    THREE_DPES,
+)
+ilids = _archive_source(
     """i-LIDS (Zheng et al., BMVC 2009): Persons/0001001.jpg, 119 people.
 
     Or iLIDS-VID's single images (Wang et al., ECCV 2014), 300 people and two cameras:
-    images/cam1/person001/cam1_person001.png. FedReID's table has 119 people.
-
-    Args:
-      data_dir, image_size, test_identities, seed: see `viper`.
-    """
-    found = _list_archive(data_dir, ILIDS, ILIDS_VID)
-    return _halves(found, image_size, test_identities, seed)
+    images/cam1/person001/cam1_person001.png. FedReID's table has 119 people.""",
+    ILIDS,
+    ILIDS_VID,
+)
 
 
 @checked
@@ -188,11 +167,6 @@ def _list_archive(data_dir, *known: Names) -> ArchiveListing:
         f"{path} must have images named like {examples}, got {files.names[0]}. Check "
         "the path."
     )
-
-
-def _halves(found: ArchiveListing, image_size, test_identities, seed) -> Source:
-    roles = _roles(found.people, found.views, test_identities, seed)
-    return _source(found, roles, image_size)
 
 
 def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Synthetic faces by formula: any number of identities, any size, no download.
 
-A person (`identity`) is a vector of shape, skin, hair and habit; a photograph
-(`conditions`) adds pose, expression, light, background, blur and something in front of
+A person (`IDENTITY`) is a vector of shape, skin, hair and habit; a photograph
+(`CONDITIONS`) adds pose, expression, light, background, blur and something in front of
 the face. `render` paints the two together from analytic shapes. Every image depends on
 (seed, person, image number) only, so sets of different sizes share their people.
 Values are float32 even under x64; the bits of an image may differ between backends.
@@ -31,10 +31,8 @@ from fedfr_jax.data.synthetic_faces import drawing
 from fedfr_jax.data.synthetic_faces.drawing import develop, over
 from fedfr_jax.data.synthetic_faces.parameters import (
     PyTree,
-    conditions,
     draw_person,
     draw_photograph,
-    identity,
     name_person,
     name_photograph,
 )
@@ -43,7 +41,7 @@ from fedfr_jax.ranges import MAX, Count, Seed
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Source
 
-__all__ = ["conditions", "synthetic_faces", "identity", "landmarks", "render"]
+__all__ = ["landmarks", "render", "synthetic_faces"]
 
 CHUNK = 32  # images drawn at once: one compiled program per size
 LANDMARK_CHUNK = 4096
@@ -108,8 +106,7 @@ def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
     """Render one photograph.
 
     Args:
-      person: what `identity` returns.
-      photograph: what `conditions` returns.
+      person: of `name_person`; photograph: of `name_photograph`.
       size: height and width H = W in pixels, static.
 
     Returns:

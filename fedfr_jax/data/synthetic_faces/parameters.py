@@ -184,33 +184,6 @@ CONDITIONS = {
 HIDDEN_SHARE = 0.15  # of the images at difficulty 1
 
 
-def identity(key: jax.Array) -> PyTree:
-    """Sample the parameters of one synthetic person.
-
-    Args:
-      key: [] typed PRNG key.
-
-    Returns:
-      {name: []} over the names of `IDENTITY`, float32.
-    """
-    return name_person(draw_person(key))
-
-
-def conditions(key: jax.Array, difficulty: jax.Array | float = 1.0) -> PyTree:
-    """Sample the parameters of one photograph.
-
-    Args:
-      key: [] typed PRNG key.
-      difficulty: [] factor on every spread, 0 gives a frontal portrait in even light.
-
-    Returns:
-      {name: []} over the names of `CONDITIONS`, float32, and `wears` (a uniform number:
-      glasses are worn when it is below the person's own share), `is_hidden` (1 when
-      something covers part of the face) and `noise_key`, a PRNG key.
-    """
-    return name_photograph(*draw_photograph(key, difficulty), difficulty)
-
-
 def draw_person(key: jax.Array) -> jax.Array:
     """Sample values [P] in the order of `IDENTITY`."""
     rows = jnp.array(list(IDENTITY.values()), jnp.float32)
@@ -219,7 +192,11 @@ def draw_person(key: jax.Array) -> jax.Array:
 
 
 def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
-    """Values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for noise."""
+    """Values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for noise.
+
+    Args:
+      difficulty: [] factor on every spread, 0 gives a frontal portrait in even light.
+    """
     key_values, key_chances, key_noise = random.split(key, 3)
     rows = jnp.array(list(CONDITIONS.values()), jnp.float32)
     z = random.truncated_normal(key_values, -2.0, 2.0, (len(rows),), jnp.float32)
@@ -229,12 +206,16 @@ def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
 
 
 def name_person(values: jax.Array) -> PyTree:
-    """Name the values of `draw_person`, as `identity` returns them."""
+    """{name: []} over the names of `IDENTITY`, from `draw_person`."""
     return dict(zip(IDENTITY, values, strict=True))
 
 
 def name_photograph(values, chances, noise_key, difficulty) -> PyTree:
-    """Name the values of `draw_photograph`, as `conditions` returns them."""
+    """{name: []} over the names of `CONDITIONS`, from `draw_photograph`.
+
+    Also `wears` (a uniform number: glasses are worn when it is below the person's own
+    share), `is_hidden` (1 when something covers part of the face) and `noise_key`.
+    """
     is_hidden = chances[1] < HIDDEN_SHARE * difficulty
     return dict(zip(CONDITIONS, values, strict=True)) | {
         "wears": chances[0],
