@@ -62,7 +62,7 @@ def fedfr_generic():
         return ComputedFeatures(features, shared, previous)
 
     loss = face_loss(backbone, contrastive_weight=5.0)
-    training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.02)
+    training = ff.LocalTraining(loss, optax.sgd, learning_rate=0.002)
     fedfr = ff.fedfr(training, reference_features=reference_features)
     start = backbone.init(jax.random.key(0))
     classes = 0.1 * jax.random.normal(jax.random.key(1), (14, 16))
