@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import gc  # noqa: E402
 import pathlib  # noqa: E402
 import tempfile  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 
 # Equal programs are compiled once, whichever test and process asks first.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -29,7 +30,7 @@ from fedfr_jax.federated import (  # noqa: E402
     inference,  # noqa: E402
     lowering,
 )
-from fedfr_jax.runs import compile_time  # noqa: E402
+from fedfr_jax.runs import compile_time, experiment, report  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
 gc.set_threshold(100_000, 50, 50)  # compiled programs are many objects that stay
@@ -46,6 +47,21 @@ def seconds_of_tests(tmp_path_factory):
         folder = tmp_path_factory.mktemp("cache")
         patch.setattr(compile_time, "path", lambda: folder / "first_calls.json")
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_plots():
+    """Runs draw no plots, which would take longer than they train; see `plots`."""
+    drawing = SimpleNamespace(**{**vars(report), "draw": lambda *_, **__: []})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "report", drawing)
+        yield
+
+
+@pytest.fixture
+def plots(monkeypatch):
+    """Runs draw their plots, as a user's do."""
+    monkeypatch.setattr(experiment, "report", report)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A federated run from a notebook: examples by client, rounds, numbers, files."""
 
+import functools
 import tracemalloc
 
 import jax
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import fedfr_jax as ff
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.simulation import open_store
 
 NUM_CLIENTS, CLASSES = 4, 3
 
@@ -63,10 +65,19 @@ def algorithm(where="params/b", rate=0.3):
 
 
 def new_run(algorithm=algorithm, *, start=None, data=None, **options):
-    """A run of two of four clients a round."""
+    """A run of two of four clients a round; its usual data are compiled for once."""
+    if start is None and data is None:
+        run = first_run(algorithm, **options)
+        return run._replace(store=open_store(run.sim, run.server))
     data = data or ff.FederatedDataset.from_client_ids(*examples())
     given = {"batch_size": 4, "cohort_size": 2, "local_epochs": 2, "seed": 3, **options}
     return ff.init(algorithm(), data, start or variables(), **given)
+
+
+@functools.cache
+def first_run(algorithm, **options):
+    data = ff.FederatedDataset.from_client_ids(*examples())
+    return new_run(algorithm, data=data, **options)
 
 
 def played(run, rounds):
@@ -240,9 +251,9 @@ def test_a_number_of_an_image_that_is_not_finite_is_refused_by_its_example(numbe
 
 
 def test_parameters_alone_are_variables_without_statistics():
-    of_both = [new_run(start=x) for x in (variables(), variables()["params"])]
-    ends = [state(played(run, 2)[0]) for run in of_both]
-    assert_same_bits(*ends)
+    alone, both = new_run(start=variables()["params"]), new_run()
+    assert_same_bits(alone.variables, both.variables)
+    assert_same_bits(*(state(played(run, 2)[0]) for run in (alone, both)))
 
 
 def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
@@ -288,7 +299,7 @@ def test_sizes_out_of_range_are_refused(wrong, rule):
 
 def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
     data = ff.FederatedDataset.from_client_ids(*examples())
-    run, _ = ff.run_round(new_run(data=data))
+    run, _ = ff.run_round(new_run())
     assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
     assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
     shown = "LocalTraining(loss=loss, optimizer=sgd, learning_rate=0.1)"
@@ -473,7 +484,7 @@ def test_a_run_before_its_first_round_is_loaded_too(tmp_path):
 def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
     """As when a notebook's cell is run twice: rows are kept in one place."""
     data = ff.FederatedDataset.from_client_ids(*examples())
-    run = new_run(data=data)
+    run = new_run()
     after, _ = ff.run_round(run)
     for use in (
         lambda: ff.run_round(run),

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from fedfr_jax.data import permutation
 from fedfr_jax.data.permutation import permute, permute_on_host
 
+PERMUTE = jax.jit(permute)
+
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 5000), st.integers(0, 2**32 - 1))
@@ -22,8 +24,8 @@ def test_host_permutation_is_a_bijection(n, key):
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1))
 def test_device_permutation_is_a_bijection_and_leaves_padding(n, key):
-    index = jnp.arange(208, dtype=jnp.int32)
-    places = np.asarray(permute(jnp.uint32(key), index, jnp.int32(n)))
+    index = np.arange(208, dtype=np.int32)
+    places = np.asarray(PERMUTE(np.uint32(key), index, np.int32(n)))
     np.testing.assert_array_equal(np.sort(places[:n]), np.arange(n))
     np.testing.assert_array_equal(places[n:], np.arange(n, 208))
 
@@ -38,7 +40,7 @@ def test_a_gpus_walk_of_known_length_is_the_same_permutation(monkeypatch):
 
 
 def test_every_place_is_about_equally_likely():
-    draws = np.array([permute_on_host(k, np.arange(7), 7) for k in range(7000)])
+    draws = np.array([permute_on_host(k, np.arange(7), 7) for k in range(2100)])
     for place in range(7):
         counts = np.bincount(draws[:, place], minlength=7)
-        assert abs(counts - 1000).max() < 150  # five standard deviations
+        assert abs(counts - 300).max() < 80  # five standard deviations

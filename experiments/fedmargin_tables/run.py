@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOM = HERE.parent
 sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
@@ -232,10 +234,11 @@ def with_loss(experiment, config: dict):
 
 def mean_cross_entropy(logits, labels) -> float:
     """Mean softmax cross-entropy of logits [n, M] to labels [n]."""
+    import jax
     import optax
 
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return float(losses.mean())
+    losses = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, labels)
+    return float(np.asarray(losses).mean())
 
 
 def seen(config: dict, source) -> tuple:

@@ -169,7 +169,7 @@ def exact_points(
     """
     # The scores are made by one program and counted by another, so both passes see the
     # same bits, whatever the compiler fuses.
-    upper = _histogram(blocks, _upper_bin, jnp.zeros(()), _HALF)
+    upper = _histogram(blocks, _upper_bin, np.float32(0), _HALF)
     num_negatives, num_positives = _check_counts(upper)
     ranks = np.asarray(ranks_fn(num_negatives), np.int64)
     if ranks.max(initial=0) >= num_negatives:
@@ -178,7 +178,7 @@ def exact_points(
         )
     bins, rest = _locate(upper[NEGATIVE], ranks)
     # Ranks that share a bin share the last of their sections.
-    sections = jnp.asarray(bins, jnp.int32)
+    sections = bins.astype(np.int32)
     lower = _histogram(blocks, _lower_bin, sections, len(bins) * _HALF)
     lower = lower.reshape(2, len(bins), _HALF)
     section_of = {int(b): section for section, b in enumerate(bins)}
@@ -224,7 +224,7 @@ def cosine_histogram(blocks: ScoreTiles, *, bins_per_unit: int = 1000) -> np.nda
     The bin is trunc((cosine + 1) * bins_per_unit). The first row counts negatives, the
     second positives.
     """
-    scale = jnp.asarray(bins_per_unit, jnp.float32)
+    scale = np.float32(bins_per_unit)
     return _histogram(blocks, _linear_bin, scale, 2 * bins_per_unit + 1)
 
 

@@ -96,7 +96,7 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
     for index, block in enumerate(blocks()):
         if best is None:
             best = jnp.full((3, num_probes), -jnp.inf, block.scores.dtype)
-        start = jnp.int32(index * rows)
+        start = np.int32(index * rows)
         best = _best(block, best, start, num_probes=num_probes)
     return np.asarray(best)
 
@@ -129,15 +129,15 @@ def with_distractors(
       block: largest (probes, distractors) that are compared at once.
     """
     rows, columns = block
-    probes = unit_length(jnp.asarray(probes))
+    probes = unit_length(probes)
     starts = range(0, len(probes), rows)
-    cut = [jnp.asarray(best[:, start : start + rows]) for start in starts]
+    cut = [best[:, start : start + rows] for start in starts]
     for part in distractors:
         check_features("distractors", part, np.zeros(len(part)))
         for first in range(0, len(part), columns):
             here = np.asarray(part[first : first + columns], probes.dtype)
-            count = jnp.int32(len(here))
-            here = jnp.asarray(np.pad(here, ((0, columns - len(here)), (0, 0))))
+            count = np.int32(len(here))
+            here = np.pad(here, ((0, columns - len(here)), (0, 0)))
             cut = [
                 _impostor_scores(probes[start : start + rows], one, here, count)
                 for start, one in zip(starts, cut, strict=True)
@@ -235,9 +235,16 @@ def class_means(features, labels, classes) -> jax.Array:
         raise ValueError(
             f"every gallery class must have an image, got none for {missing}."
         )
-    x = unit_length(jnp.asarray(features))
-    total = jax.ops.segment_sum(x, jnp.asarray(place), len(classes) + 1)[:-1]
-    return total / jnp.asarray(counts, total.dtype)[:, None]
+    return _means(unit_length(features), place, counts)
+
+
+@jax.jit
+def _means(features, place, counts):
+    """Means [C, D] of the features [G, D] at each place, of which there are counts
+    [C]; at place C they are left out.
+    """
+    total = jax.ops.segment_sum(features, place, len(counts) + 1)[:-1]
+    return total / counts.astype(total.dtype)[:, None]
 
 
 def generic_identification(

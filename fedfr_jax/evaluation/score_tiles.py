@@ -28,17 +28,12 @@ class ScoreTile(NamedTuple):
 ScoreTiles = Callable[[], Iterator[ScoreTile]]
 
 
-@jax.jit
-def _are_finite(features):
-    return jnp.isfinite(features).all()
-
-
 def check_features(name: str, features, labels) -> None:
     """Raise ValueError unless features [Q, D] of labels [Q] are finite, with Q > 0."""
     assert np.ndim(features) == 2 and np.shape(labels) == np.shape(features)[:1]
     if not len(features):
         raise ValueError(f"{name} must have at least one feature, got 0.")
-    if not _are_finite(jnp.asarray(features)):
+    if not np.isfinite(np.asarray(features)).all():
         raise ValueError(f"{name} must be finite, got nan or inf.")
 
 
@@ -63,12 +58,12 @@ def unit_length(features: jax.Array) -> jax.Array:
     return x / jnp.where(norm > 0, norm, 1)
 
 
-def _codes(*labels) -> list[jax.Array]:
+def _codes(*labels) -> list[np.ndarray]:
     """Integer codes (int32), equal for equal labels of any integer or string type."""
     lengths = np.cumsum([len(part) for part in labels])[:-1]
     together = np.concatenate([np.asarray(part) for part in labels])
     codes = np.unique(together, return_inverse=True)[1].astype(np.int32)
-    return [jnp.asarray(part) for part in np.split(codes, lengths)]
+    return np.split(codes, lengths)
 
 
 def _dot(rows, columns):
@@ -133,7 +128,7 @@ def pair_tiles(
     rows = np.flatnonzero(is_row).astype(np.int32)
     num_rows, num_columns = min(block[0], len(rows)), min(block[1], len(labels))
     rows = np.pad(rows, (0, -len(rows) % num_rows), constant_values=-1)
-    tables = unit_length(jnp.asarray(features)), *_codes(labels), jnp.asarray(is_row)
+    tables = jax.device_put((unit_length(features), *_codes(labels), is_row))
 
     def stream():
         for part in rows.reshape(-1, num_rows):
@@ -141,13 +136,9 @@ def pair_tiles(
                 stop = min(start + num_columns, len(is_row))
                 if stop <= part[0] + 1 and is_row[start:stop].all():
                     continue  # met before, as columns
-                yield _pair_tile(
-                    *tables,
-                    jnp.asarray(part),
-                    jnp.int32(start),
-                    num_columns=num_columns,
-                    negatives=negatives,
-                )
+                place = part, np.int32(start)
+                options = {"num_columns": num_columns, "negatives": negatives}
+                yield _pair_tile(*tables, *place, **options)
 
     return stream
 
@@ -189,14 +180,17 @@ def gallery_tiles(
     check_features("gallery", gallery, gallery_labels)
     lengths = len(labels), len(gallery_labels)
     size = min(block[0], lengths[0]), min(block[1], lengths[1])
-    queries, gallery = unit_length(jnp.asarray(queries)), jnp.asarray(gallery)
-    labels, gallery_labels = _codes(labels, gallery_labels)
-    tables = queries, labels, gallery.astype(queries.dtype), gallery_labels
+    queries, (labels, gallery_labels) = (
+        unit_length(queries),
+        _codes(labels, gallery_labels),
+    )
+    gallery = gallery.astype(queries.dtype)
+    tables = jax.device_put((queries, labels, gallery, gallery_labels))
 
     def stream():
         for row in range(0, lengths[0], size[0]):
             for column in range(0, lengths[1], size[1]):
-                starts = jnp.asarray([row, column], jnp.int32)
+                starts = np.array([row, column], np.int32)
                 yield _gallery_tile(*tables, starts, size=size, is_same_set=is_same_set)
 
     return stream

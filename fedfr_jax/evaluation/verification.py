@@ -51,7 +51,7 @@ class PairCounts(NamedTuple):
 
 def flip_sum(embeddings, flipped) -> jax.Array:
     """Normalized sum [Q, D] of the embeddings of images and their mirror images."""
-    return unit_length(jnp.asarray(embeddings) + jnp.asarray(flipped))
+    return unit_length(embeddings + flipped)
 
 
 @jax.jit
@@ -66,7 +66,7 @@ def pair_distances(embeddings) -> np.ndarray:
     Rows are normalized here.
     """
     check_features("embeddings", embeddings, np.zeros(len(embeddings)))
-    return np.asarray(_squared_distances(jnp.asarray(embeddings)))
+    return np.asarray(_squared_distances(embeddings))
 
 
 def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:

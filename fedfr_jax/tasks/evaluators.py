@@ -105,17 +105,22 @@ def representation(
     look = build_feature_fn(model, table, mesh, feed, max_images)
     wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
 
+    @jax.jit
+    def numbers(labels, features, logits):
+        everything = jnp.ones(len(labels), bool)
+        means = class_means(features, labels, everything, model.embedding_dim)
+        return {
+            "amm": aggregate_mean_margin(prototype_of_class(*means)),
+            "softmax_entropy": softmax_entropy(logits).mean(),
+            "feature_entropy": feature_entropy(features).mean(),
+        }
+
     def evaluate(networks: TrainedModels) -> Evaluation:
         if networks.variables is None:
             return Evaluation()
         labels, features, logits = look(networks.variables)
-        everything = np.ones(len(labels), bool)
-        means = class_means(features, labels, everything, model.embedding_dim)
-        metrics = {
-            "amm": float(aggregate_mean_margin(prototype_of_class(*means))),
-            "softmax_entropy": float(softmax_entropy(logits).mean()),
-            "feature_entropy": float(feature_entropy(features).mean()),
-        }
+        found = numbers(labels, features, logits)
+        metrics = {name: float(value) for name, value in found.items()}
         if reference is not None:
             metrics |= discrepancies(features, wanted())
         return Evaluation(metrics)
@@ -164,7 +169,7 @@ def build_feature_fn(
         return x.reshape(len(x), pixels, *channels)[:, places].reshape(-1, *channels)
 
     truth = np.asarray(table.targets.get("mask", table.targets["label"]))[rows]
-    labels = np.asarray(chosen(jnp.asarray(truth, jnp.int32)))
+    labels = np.asarray(jax.jit(chosen)(truth.astype(np.int32)))
     is_known = (labels >= 0) & (labels < model.embedding_dim)
     if is_known.sum() < 2:
         raise ValueError(

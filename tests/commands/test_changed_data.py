@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs import experiment as experiments
 
 CONFIG = '''"""Twelve noisy images of each of three classes on two clients."""
 
@@ -42,16 +41,13 @@ def trained(tmp_path_factory):
         for number in range(12):
             picture(root / "set" / who / f"{number}.bmp", [ord(who), number])
     (root / "tiny.py").write_text(CONFIG.replace("PATH", str(root / "set")))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiments.report, "draw", lambda *_, **__: [])
-        assert main(["train", f"--config={root}/tiny.py", f"--workdir={root}/run"]) == 0
+    assert main(["train", f"--config={root}/tiny.py", f"--workdir={root}/run"]) == 0
     return root
 
 
 @pytest.fixture
-def case(trained, tmp_path, monkeypatch):
+def case(trained, tmp_path):
     """A copy of it, whose data have moved with it."""
-    monkeypatch.setattr(experiments.report, "draw", lambda *_, **__: [])
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path
 

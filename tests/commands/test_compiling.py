@@ -9,7 +9,7 @@ from fedfr_jax.cli import aot_compile, plan
 from fedfr_jax.config.files import find, load
 from fedfr_jax.types import Dataset
 
-ROW = {"fedavg": {"round": {"fits": False, "says": "Used 120G of 95G"}}}
+ROW = {"fedper": {"round": {"fits": False, "says": "Used 120G of 95G"}}}
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def process(monkeypatch):
 
 def test_a_plan_asks_the_compiler_of_its_devices_about_its_config(process, capsys):
     asked, _ = process
-    words = ["--config", "fedfr/demo", "--config.seed=3", "--methods=fedavg"]
+    words = ["--config", "smoke", "--config.seed=3", "--methods=fedper"]
     plan.main([*words, "--device=v5e:2x4", "--compile"])
     ((extra, command, environment),) = asked
     assert extra == "tpu" and environment["JAX_PLATFORMS"] == "cpu"
-    wanted = ["--config=fedfr/demo", "--config.seed=3", "--methods=fedavg"]
+    wanted = ["--config=smoke", "--config.seed=3", "--methods=fedper"]
     assert command[2:] == ["--device=v5e:2x4", *wanted]
     said = capsys.readouterr().out
-    assert "fedavg, round: does not fit. Used 120G of 95G" in said
+    assert "fedper, round: does not fit. Used 120G of 95G" in said
 
 
 def test_a_wrong_config_is_told_from_a_compiler_that_fails(process):
@@ -52,9 +52,9 @@ def test_a_wrong_config_is_told_from_a_compiler_that_fails(process):
 
 def test_data_that_are_not_there_lie_where_the_config_says(monkeypatch):
     monkeypatch.setenv("FEDFR_DATA", "nowhere")
-    config = load(find("fedper/cifar10"))
+    config = load(find("classification/mnist"))
     config.federation.unlock()
     config.federation.data_placement = "device"
     dataset = aot_compile.without_images(config).task.dataset
-    assert isinstance(dataset, Dataset) and dataset.num_examples == 50_000
+    assert isinstance(dataset, Dataset) and dataset.num_examples == 60_000
     assert not dataset.images[:100].any()

@@ -17,7 +17,7 @@ import jax
 import pytest
 
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs import experiment
+from fedfr_jax.runs import experiment, report
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -82,6 +82,7 @@ def whole(config, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setattr(experiment, "report", report)  # which draws plots
         yield train
 
 

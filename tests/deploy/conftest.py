@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.config.build import build
 from fedfr_jax.runs.experiment import run_stages
 from fedfr_jax.runs.workdir import claim_on_all_processes
@@ -57,17 +58,45 @@ def faces(tmp_path_factory):
 
 
 def play(config, folder):
-    """Train and judge what a config says in a folder."""
+    """Train and judge what a config says in a folder; returns the experiment."""
     text = json.dumps(config)
     experiment = build(with_tuples(config))
     with claim_on_all_processes(folder, text, experiment.stages):
         with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
             run_stages(experiment, folder)
+    return experiment
 
 
 @pytest.fixture(scope="session")
 def run(faces, tmp_path_factory):
     """The run's work folder."""
     folder = tmp_path_factory.mktemp("run")
-    play(settings(faces), folder)
+    PLAYED[folder] = play(settings(faces), folder)
     return folder
+
+
+PLAYED = {}  # experiments by their folders, whose programs are compiled
+
+
+@pytest.fixture(scope="session")
+def experiment(run):
+    """What was run."""
+    return PLAYED[run]
+
+
+@pytest.fixture(scope="session")
+def server(run):
+    """The opened network of the run's last stage."""
+    return ff.load_model(run)
+
+
+@pytest.fixture(scope="session")
+def pretrained(run):
+    """That of its first."""
+    return ff.load_model(run, method="pretrained")
+
+
+@pytest.fixture(scope="session")
+def own(run):
+    """That of a client, which has layers of its own."""
+    return ff.load_model(run, client=1)

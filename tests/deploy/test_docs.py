@@ -9,7 +9,6 @@ import textwrap
 import numpy as np
 import pytest
 
-import fedfr_jax as ff
 from fedfr_jax.central.settings import Training
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.gallery import Gallery, search, unit_length, write_gallery
@@ -21,10 +20,9 @@ LOADERS = {"stablehlo": CODE[0], "onnx": CODE[1]}
 
 
 @pytest.mark.parametrize("suffix", LOADERS)
-def test_a_loader_of_five_lines_gives_the_same_embedding(run, tmp_path, suffix):
+def test_a_loader_of_five_lines_gives_the_same_embedding(server, tmp_path, suffix):
     pytest.importorskip({"stablehlo": "flatbuffers", "onnx": "onnxruntime"}[suffix])
-    network = ff.load_model(run)
-    export(network, tmp_path / f"face.{suffix}")
+    export(server, tmp_path / f"face.{suffix}")
     code = LOADERS[suffix]
     assert "fedfr" not in code and len(code.split("\n\n")) == 2
     lines = [line for line in code.splitlines() if line]
@@ -34,7 +32,7 @@ def test_a_loader_of_five_lines_gives_the_same_embedding(run, tmp_path, suffix):
     command = [sys.executable, "-c", "\n".join(program)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    wanted = network.embed(np.zeros((2, 12, 12, 3), np.uint8))
+    wanted = server.embed(np.zeros((2, 12, 12, 3), np.uint8))
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, atol=1e-4)
 
 

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.config.build import build
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.restore import evaluate_experiment
-from fedfr_jax.runs.workdir import kept_config
-from fedfr_jax.schema import with_tuples
 
 PROTECTED = []  # folders in which the hook below refuses every change
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
@@ -54,8 +51,7 @@ def archived(run, tmp_path_factory):
     return shutil.copytree(run, tmp_path_factory.mktemp("archive") / "run")
 
 
-def test_a_folder_that_may_only_be_read_is_evaluated(archived, capsys):
-    experiment = build(with_tuples(kept_config(archived)))
+def test_a_folder_that_may_only_be_read_is_evaluated(archived, experiment, capsys):
     with read_only(archived), jax.numpy_dtype_promotion("standard"):
         with pytest.raises(OSError, match="Read-only"):
             (archived / "probe").touch()

@@ -151,8 +151,8 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
         ({"size": 3}, "preprocessing must have keys of"),
     ],
 )
-def test_a_wrong_record_is_refused_with_the_file(run, tmp_path, record, says):
-    arrays, about = ff.load_model(run, method="pretrained").weights
+def test_a_wrong_record_is_refused_with_the_file(pretrained, tmp_path, record, says):
+    arrays, about = pretrained.weights
     path = tmp_path / "x.safetensors"
     write_weights(path, arrays, {**about, "preprocessing": json.dumps(record)})
     with pytest.raises(ValueError, match=f"x.safetensors.*{says}"):

@@ -46,6 +46,15 @@ def camvid(fedmargin_run):
 
 
 @pytest.fixture
+def sketched(monkeypatch):
+    """Figures are put together, and their files are there without being rendered."""
+    from matplotlib.figure import Figure
+
+    save = lambda figure, path, **options: pathlib.Path(path).write_text("a figure")
+    monkeypatch.setattr(Figure, "savefig", save)
+
+
+@pytest.fixture
 def drawn(monkeypatch):
     """What is drawn in lines and in bars, and where.
 

@@ -28,7 +28,9 @@ MASKS = [
 STAMP = {"made": "2026-01-02, commit 1", "cost": {"core_seconds": 12.0}}
 
 
-def test_camvid_is_a_line_per_row_and_a_column_per_number_and_alpha(tables, tmp_path):
+def test_camvid_is_a_line_per_row_and_a_column_per_number_and_alpha(
+    tables, tmp_path, sketched
+):
     import camvid_tables
 
     entropies = {**MASKS[4], "softmax_entropy": [9.0, 0.5]}

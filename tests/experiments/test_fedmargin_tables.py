@@ -127,7 +127,7 @@ def test_rounds_are_compared_with_the_fastest_and_accuracy_with_the_best(tables)
     assert "+30 beside fedprox" in text  # a variant of FedMargin is no rival
 
 
-def test_every_set_stands_in_the_same_tables(tables, tmp_path):
+def test_every_set_stands_in_the_same_tables(tables, tmp_path, sketched):
     (tmp_path / "README.md").write_text("# Title\n\nText.\n")
     tables.publish("mnist", RUNS, tmp_path)
     tables.publish("fashion", RUNS[:4], tmp_path)
@@ -139,7 +139,7 @@ def test_every_set_stands_in_the_same_tables(tables, tmp_path):
     assert (tmp_path / "mnist.png").exists() and (tmp_path / "fashion.png").exists()
 
 
-def test_a_part_that_is_run_again_leaves_the_rest_as_it_was(tables, tmp_path):
+def test_a_part_that_is_run_again_leaves_the_rest_as_it_was(tables, tmp_path, sketched):
     tables.publish("mnist", RUNS, tmp_path)
     again = [run("fedmargin", 0, 0.5, [0.1]), run("fedper", 0, 0.5, [0.7])]
     tables.publish("mnist", again, tmp_path)

@@ -147,10 +147,13 @@ def test_rows_of_another_case_are_those_of_the_same_seeds():
     assert "### strong_center" in text and text.count("| merged |") == 2
 
 
-def test_every_plot_is_drawn_for_whole_and_for_begun_results(tmp_path):
+def test_every_plot_is_drawn_for_whole_results(tmp_path):
     plots.draw(results_of(), tmp_path)
     names = {"rounds.png", "clients.png", "statistics.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_plots_of_begun_results_are_those_that_have_rows(tmp_path, sketched):
     (tmp_path / "begun").mkdir()
     one = {cases.PARTS: {"0": {"fedpav": PAPER["fedpav"]}}}
     plots.draw(one, tmp_path / "begun")

@@ -31,8 +31,8 @@ from tests.mutants.lists import ROOT, Mutant, mutants
 LEFT_OUT = ("runs", "build", "dist")  # of the repository's root
 LONGEST = 900  # seconds of a mutant's tests
 WORDS = {0: "survived", 1: "noticed", None: "timed out"}  # by pytest's exit status
-# Plugins that no test needs and every start pays for.
-UNUSED = ("cacheprovider", "xdist", "hypothesispytest", "junitxml")
+# Plugins that no test needs and every start pays for; libraries' are not loaded at all.
+UNUSED = ("cacheprovider", "junitxml")
 
 
 def main() -> int:
@@ -201,6 +201,7 @@ def run_tests(copy: pathlib.Path, tests: tuple[str, ...]) -> int | None:
         **os.environ,
         "PYTHONPATH": str(copy),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         # What one fault's tests compile most others' do, too.
         "JAX_COMPILATION_CACHE_DIR": str(copy.parent / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

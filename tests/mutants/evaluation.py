@@ -15,11 +15,8 @@ MUTANTS = [
         "evaluation/test_personalized.py evaluation/test_identification.py "
         "tasks/faces/test_personalized_golden.py",
         [
-            ("x = unit_length(jnp.asarray(features))", "x = jnp.asarray(features)"),
-            (
-                "return total / jnp.asarray(counts, total.dtype)[:, None]",
-                "return unit(total)",
-            ),
+            ("_means(unit_length(features), place", "_means(features, place"),
+            ("return total / counts.astype(total.dtype)[:, None]", "return total"),
             ("(counts[place] + 1) // 2", "counts[place] // 2"),
             ("gallery = unit_length(", "gallery = jnp.asarray("),
         ],
@@ -67,10 +64,7 @@ MUTANTS = [
                 "counts.num_different[:, None] - counts.different\n",
                 "counts.different\n",
             ),
-            (
-                "jnp.asarray(embeddings) + jnp.asarray(flipped)",
-                "jnp.asarray(embeddings)",
-            ),
+            ("unit_length(embeddings + flipped)", "unit_length(embeddings)"),
             (
                 "counts.different.sum(axis=0) - counts.different\n",
                 "counts.different.sum(axis=0) + 0 * counts.different\n",

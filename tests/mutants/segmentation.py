@@ -7,7 +7,7 @@ FEDMARGIN = "federated/test_fedmargin.py"
 MUTANTS = [
     Mutants(
         "fedfr_jax/tasks/contrastive.py",
-        "tasks/reid/test_stages.py::test_moon_trains_with_its_term",
+        "tasks/reid/test_stages.py::test_rows_are_trained_and_judged",
         [('{**metrics, "contrastive_loss": term}', "metrics")],
     ),
     Mutants(

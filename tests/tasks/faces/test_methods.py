@@ -98,25 +98,25 @@ def method_of(options):
 BUILT = {}  # compiled simulations by their options, shared by the tests
 
 
-def run(task, options, *, rounds=2, local_epochs=(2, 1), lanes=1):
-    """(sim, server, rows [3], outcomes) after some rounds on the real engine."""
-    name = repr((sorted(options.items(), key=str), lanes))
+def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
+    """(sim, server, rows [3], outcomes) after some rounds on the real engine.
+
+    Args:
+      adaptation: that of `options`, or another one.
+    """
+    name = repr(sorted(options.items(), key=str))
     if name not in BUILT:
         method = method_of(options)
-        feed, mesh = Batching(8, MIRRORED), make_mesh(1)
-        sim = build_simulation(
-            method.algorithm,
-            feed,
-            task.table,
-            task.population,
-            mesh=mesh,
-            clients_per_device=lanes,
-        )
-        last = method.final_adaptation and final_simulation(
-            sim, method.final_adaptation
-        )
-        BUILT[name] = method, sim, last
+        # Shuffling would take longer to compile.
+        feed, mesh = Batching(8, MIRRORED, shuffle=False), make_mesh(1)
+        given = method.algorithm, feed, task.table, task.population
+        sim = build_simulation(*given, mesh=mesh)
+        end = method.final_adaptation
+        BUILT[name] = method, sim, end and final_simulation(sim, end)
     method, sim, last = BUILT[name]
+    if adaptation:
+        method = method_of({**options, "adaptation": adaptation})
+        last = final_simulation(sim, method.final_adaptation)
     sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
@@ -307,10 +307,10 @@ def test_rows_stand_for_their_class_and_padding_for_nothing():
     client = client_of_row(np.array([3, 2]), 6)
     np.testing.assert_array_equal(client, [0, 0, 0, 1, 1, 2])
     labels = np.array([5, 1, 5, 5, 1, 5, 1, 0])
-    owner = class_of_row(jnp.asarray(client), jnp.asarray(labels[:6]))
+    owner = jax.jit(class_of_row)(client, labels[:6])
     np.testing.assert_array_equal(owner, [1, 0, 1, 3, 2, 4])
-    features = jnp.arange(8.0)[:, None] * jnp.ones((1, 2))
-    phi = jnp.array([[10.0, 10.0], [20.0, 20.0]])
+    features = np.arange(8, dtype=np.float32)[:, None] * np.ones((1, 2), np.float32)
+    phi = np.float32([[10, 10], [20, 20]])
     rows = class_features(features, client, phi, labels)
     np.testing.assert_allclose(rows[:5, 0], [1, 1, 1, 3, 4])
     np.testing.assert_allclose(rows[6:, 0], [20, 10])
@@ -388,7 +388,7 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
     assert not outcomes[-1].num_added.any()
     # From the global network: a rate of zero leaves every client with exactly that.
     still = {"kind": kind, "learning_rate": 0.0, "epochs": 1}
-    _, server, same, _ = run(task, {**ADDED, "adaptation": still})
+    _, server, same, _ = run(task, ADDED, adaptation=still)
     for c in range(3):
         row = jax.tree.map(lambda x, c=c: x[c], given.previous(same))
         assert_same(row, given.backbone(server))
@@ -397,7 +397,7 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
 def test_a_perfect_student_has_nothing_to_distil(task):
     still = {"alpha": 1.0, "learning_rate": 0.0, "epochs": 1}
     for kind in ("distill", "distill_classes", "angular"):
-        _, _, _, outcomes = run(task, {**ADDED, "adaptation": {**still, "kind": kind}})
+        _, _, _, outcomes = run(task, ADDED, adaptation={**still, "kind": kind})
         term = "angular_loss" if kind == "angular" else "loss"
         np.testing.assert_allclose(outcomes[-1].metrics[term], 0, atol=1e-4)
 
@@ -406,6 +406,7 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    log_softmax = lambda x: x - np.log(np.exp(x).sum(axis=1, keepdims=True))
     images, taught = draw(5, SIDE, SIDE, 1), draw(5, DIM)
     head, teacher_head, labels = draw(4, DIM), draw(4, DIM), np.int32([0, 1, 2, 2, 0])
     batch = Batch(
@@ -423,14 +424,14 @@ def test_distilling_compares_own_classes_with_the_embeddings_of_the_teacher():
     reference = SimpleNamespace(previous_features=lambda batch: taught)
     variables["batch_stats"] = {}
     teacher = {"reference": reference, "teacher_head": teacher_head}
-    found, _ = loss(variables, batch, None, **teacher)
+    found, _ = jax.jit(lambda given: loss(given, batch, None, **teacher))(variables)
 
     student = 8 * unit(images.reshape(5, -1) @ BACKBONE["params"]["kernel"])
     student = student @ unit(head[:3]).T
     teacher = 8 * unit(taught) @ unit(teacher_head[:3]).T
-    p, q = (jax.nn.log_softmax(x / 2) for x in (teacher, student))
+    p, q = (log_softmax(x / 2) for x in (teacher, student))
     divergence = (np.exp(p) * (p - q)).sum(axis=1)
-    hard = -jax.nn.log_softmax(student)[np.arange(5), labels]
+    hard = -log_softmax(student)[np.arange(5), labels]
     expected = np.mean(0.9 * 2.0**2 * divergence + 0.1 * hard)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -579,10 +580,12 @@ def test_the_options_of_the_spread_out_reach_the_server(task):
     _, server, rows, _ = run(task, {**row, "spreadout": spreadout}, rounds=1)
     mask = np.arange(3)[None] < np.array(SIZES)[:, None]
     heads = given.own(rows)["head"].reshape(-1, DIM)
-    expected, _ = spread(heads, margin=0.0, class_mask=mask.reshape(-1), **options)
-    np.testing.assert_allclose(server.heads.reshape(-1, DIM), expected, atol=1e-6)
-    _, other, _, _ = run(task, row, rounds=1)
-    assert differs(server.heads, other.heads)
+    apart = lambda **options: jax.jit(
+        lambda x: spread(x, margin=0.0, class_mask=mask.reshape(-1), **options)[0]
+    )(heads)
+    found = server.heads.reshape(-1, DIM)
+    np.testing.assert_allclose(found, apart(**options), atol=1e-6)
+    assert differs(found, apart())
 
 
 def test_an_adaptation_without_settings_is_five_epochs_of_fine_tuning():

@@ -1,6 +1,5 @@
 """The device table of a partition, and its judge against the evaluation room."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,12 +90,12 @@ def test_streamed_images_are_judged_alike(task):
 def test_the_judge_scores_each_clients_own_network(task):
     task, images = task
     rng = np.random.default_rng(1)
-    networks = [jnp.asarray(rng.normal(size=(36, 5)), jnp.float32) for _ in range(3)]
+    networks = [rng.normal(size=(36, 5)).astype(np.float32) for _ in range(3)]
     judge = FaceEvaluator(task, make_mesh(4), batch_size=8, fars=(0.1,), fpirs=(0.5,))
     judged = judge.personalized(embed, lambda client: networks[client])
     p = task.partition
     for client, network in enumerate(networks):
-        pixels = jnp.float32(images[p.test]) / 127.5 - 1
+        pixels = np.float32(images[p.test]) / np.float32(127.5) - 1
         expected = client_verification(
             embed(network, pixels),
             task.test_identities,
@@ -132,8 +131,8 @@ def test_the_generic_protocol_is_one_network_on_unseen_people():
     source = source_of(images[:, :, None, None], people)
     options = {"fars": (0.4,), "fpirs": (0.5,)}
     judge = FaceEvaluator(build_face_data(source, partition), make_mesh(1), **options)
-    own = lambda client: jnp.zeros((4, 4))
-    networks = TrainedModels(jnp.eye(4), embed, own, embed)
+    own = lambda client: np.zeros((4, 4), np.float32)
+    networks = TrainedModels(np.eye(4, dtype=np.float32), embed, own, embed)
     generic = judge.evaluators["generic"].evaluate(networks)
     assert generic.metrics["tar@far=4e-01"] == pytest.approx(20 / 30)
     # Three images of each are sought, of which one is found as the other stranger.
@@ -150,9 +149,7 @@ def test_unseen_people_are_judged_with_masks_too(task):
     judge = FaceEvaluator(task, make_mesh(1), masked_fars=(0.1, 1e-5), fars=(0.1,))
     rows = np.arange(36) // 6
     networks = [np.eye(36, dtype=np.float32)[where] for where in (rows < 2, rows > 3)]
-    upper, lower = (
-        judge.generic(embed, jnp.asarray(network.T)).metrics for network in networks
-    )
+    upper, lower = (judge.generic(embed, network.T).metrics for network in networks)
     for found in (upper, lower):
         masked, standard = (
             found[f"mfr_{kind}_fnmr@far=1e-01"] for kind in ("masked", "standard")
@@ -177,7 +174,7 @@ def test_judged_masks_lie_where_the_landmarks_are():
     split = partition_of(labels, is_test, [[0], [1]], public=[2], unseen=range(3, 8))
     aligned = np.tile(arcface_template((16, 16)), (48, 1, 1)).astype(np.float32)
     model = MODELS["sphereface"]((16, 16, 1), blocks=(1,), widths=(4,), embedding_dim=5)
-    chin = jnp.eye(256)[:, np.arange(256) // 16 > 10]
+    chin = np.eye(256, dtype=np.float32)[:, np.arange(256) // 16 > 10]
     lost = []  # by masks alone
     for points in (None, aligned, aligned + np.float32([0, 9])):
         settings = {"methods": {}, "evaluation": {"masked_fars": 0.1}}

@@ -39,6 +39,7 @@ ROWS = {
         **{"loss": {"triplet_weight": 1.0}, "identities_per_batch": 2},
     },
     "clusters": {"algorithm": "finch"},
+    "moon": {"algorithm": {"name": "moon", "contrastive_weight": 0.5}},
     "merged": {
         "kind": "central",
         "epochs": 1,
@@ -81,7 +82,7 @@ def config(**others):
 
 @pytest.mark.parametrize(
     "chosen",
-    [("kd_cdw", "merged"), pytest.param(tuple(ROWS), marks=pytest.mark.slow)],
+    [("kd_cdw", "moon", "merged"), pytest.param(tuple(ROWS), marks=pytest.mark.slow)],
     ids=len,
 )
 def test_rows_are_trained_and_judged(chosen, tmp_path):
@@ -96,6 +97,9 @@ def test_rows_are_trained_and_judged(chosen, tmp_path):
         assert ("rank1" in found["local"]) == (name != "merged"), name
         for evaluator in ("generic", "personalized", "local"):
             assert all(0 <= x <= 1 for x in found[evaluator].values())
+    lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
+    terms = [found["contrastive_loss"] for found in map(json.loads, lines)]
+    assert len(terms) == 2 and all(np.isfinite(terms))
 
 
 def test_clients_keep_their_classifier_and_merged_training_has_everybodys():
@@ -201,6 +205,7 @@ def test_nobody_trains_on_public_people():
 
 
 RATE = {"learning_rate": 0.05}
+COLD = {"name": "moon", "contrastive_temperature": 0.0}
 
 
 TOLD = ("model", "num_clients", "shared")
@@ -223,29 +228,6 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
         rule = f"^config.methods.x: algorithm {name} needs {needed}, which the task re"
         with pytest.raises(ValueError, match=rule):
             build(config(methods={"x": {**RATE, "algorithm": name}}))
-
-
-def test_moon_trains_with_its_term(tmp_path):
-    row = {**RATE, "algorithm": {"name": "moon", "contrastive_weight": 0.5}}
-    experiment = build(config(methods={"moon": row}, evaluation={"num_visualized": 0}))
-    with jax.numpy_dtype_promotion("standard"):  # which optax's schedules need
-        run_experiment(experiment, tmp_path)
-    lines = (tmp_path / "moon" / "metrics.jsonl").read_text().splitlines()
-    terms = [found["contrastive_loss"] for found in map(json.loads, lines)]
-    assert len(terms) == 2 and all(np.isfinite(terms))
-    with pytest.raises(
-        ValueError, match="contrastive_temperature must be positive, got 0"
-    ):
-        build(
-            config(
-                methods={
-                    "moon": {
-                        **row,
-                        "algorithm": {"name": "moon", "contrastive_temperature": 0.0},
-                    }
-                }
-            )
-        )
 
 
 @pytest.mark.parametrize(
@@ -288,6 +270,10 @@ def test_moon_trains_with_its_term(tmp_path):
                 },
             },
             "methods.x: local_epochs must be at least 2 with stragglers, got 1",
+        ),
+        (
+            {"methods": {"x": {**RATE, "algorithm": COLD}}},
+            "contrastive_temperature must be positive, got 0",
         ),
         ({"model": {"name": "segmenter"}}, "config.model must have features"),
         *[

@@ -26,7 +26,8 @@ ROW = {
 def plain_prototypes(model, variables, dataset):
     """(means [M, D], numbers [M]) of features, pixel after pixel."""
     images = np.asarray(dataset.images).astype(np.float32) / 127.5 - 1
-    _, features, _ = model.apply_with_features(variables, images, False)
+    look = jax.jit(lambda v: model.apply_with_features(v, images, False)[1])
+    features = np.asarray(look(variables))
     length = np.linalg.norm(features, axis=-1, keepdims=True)
     features = features / np.maximum(length, 1e-12)  # a pixel may have none
     height, width = features.shape[1:3]

@@ -31,9 +31,14 @@ def batch_of(num_valid=3, size=3):
     mask = rng.choice([0, 1, 2, IGNORE_INDEX, -1], (size, *SHAPE[:2])).astype(np.int32)
     return types.SimpleNamespace(
         images=rng.normal(size=(size, *SHAPE)).astype(np.float32),
-        targets={"mask": jnp.asarray(mask)},
-        is_valid=jnp.arange(size) < num_valid,
+        targets={"mask": mask},
+        is_valid=np.arange(size) < num_valid,
     )
+
+
+def compiled(loss, batch):
+    """What a loss gives on a batch, variables -> (value, aux), in one program."""
+    return jax.jit(lambda given: loss(given, batch, None))
 
 
 def expected(batch, class_weights=(1, 1, 1)):
@@ -60,8 +65,8 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
     batch, weights = batch_of(2), (1.0, 2.0, 3.0)
     given = {"name": "number", "class_weights": weights}
     with jax.numpy_dtype_promotion("standard"):
-        loss = loss_on_outputs(given)(MODEL)
-        value, (_, metrics) = loss(VARIABLES, batch, None)
+        loss = compiled(loss_on_outputs(given)(MODEL), batch)
+        value, (_, metrics) = loss(VARIABLES)
     mask = np.asarray(batch.targets["mask"])[:2]
     counts = np.array([(mask == c).sum() for c in range(CLASSES)]) * weights
     np.testing.assert_allclose(value, counts @ [0, 1, 2] / counts.sum(), rtol=1e-6)
@@ -71,25 +76,33 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
 @pytest.mark.parametrize("num_valid", [3, 1])
 def test_the_loss_is_the_mean_over_pixels_of_a_class_of_valid_examples(num_valid):
     batch = batch_of(num_valid)
-    value, (stats, metrics) = pixel_cross_entropy(MODEL)(VARIABLES, batch, None)
+    value, (stats, metrics) = compiled(pixel_cross_entropy(MODEL), batch)(VARIABLES)
     found = value, metrics["accuracy"]
     np.testing.assert_allclose(found, expected(batch), rtol=1e-5)
     assert stats["is_train"] == 1 and value.shape == ()
     weighted = pixel_cross_entropy(MODEL, class_weights=(0.0, 2.0, 0.5))
-    value, _ = weighted(VARIABLES, batch, None)
+    value, _ = compiled(weighted, batch)(VARIABLES)
     np.testing.assert_allclose(value, expected(batch, (0, 2, 0.5))[0], rtol=1e-5)
 
 
 def test_what_is_void_moves_nothing_and_a_batch_of_it_has_no_loss():
     batch, loss = batch_of(), pixel_cross_entropy(MODEL)
-    images, is_void = batch.images, np.asarray(batch.targets["mask"]) >= CLASSES
-    grad = jax.grad(lambda v: loss(v, batch, None)[0])
-    before = grad(VARIABLES)["params"]["W"]
-    batch.images = np.where(is_void[..., None], 1000, images).astype(np.float32)
-    np.testing.assert_allclose(grad(VARIABLES)["params"]["W"], before, rtol=1e-5)
-    batch.targets = {"mask": jnp.full_like(batch.targets["mask"], IGNORE_INDEX)}
-    assert loss(VARIABLES, batch, None)[0] == 0
-    np.testing.assert_array_equal(grad(VARIABLES)["params"]["W"], 0 * before)
+    images, is_void = batch.images, batch.targets["mask"] >= CLASSES
+
+    @jax.jit
+    @jax.value_and_grad
+    def run(weights, images, mask):
+        own = {"images": images, "targets": {"mask": mask}}
+        given = types.SimpleNamespace(**{**vars(batch), **own})
+        return loss({**VARIABLES, "params": {"W": weights}}, given, None)[0]
+
+    mask = batch.targets["mask"]
+    _, before = run(WEIGHTS, images, mask)
+    marked = np.where(is_void[..., None], 1000, images).astype(np.float32)
+    np.testing.assert_allclose(run(WEIGHTS, marked, mask)[1], before, rtol=1e-5)
+    value, after = run(WEIGHTS, images, np.full_like(mask, IGNORE_INDEX))
+    assert value == 0
+    np.testing.assert_array_equal(after, 0 * before)
 
 
 def test_logits_of_few_bits_are_summed_in_float32():
@@ -98,6 +111,6 @@ def test_logits_of_few_bits_are_summed_in_float32():
         return logits.astype(jnp.bfloat16), stats
 
     model = MODEL._replace(apply=rounded)
-    value, _ = pixel_cross_entropy(model)(VARIABLES, batch_of(), None)
+    value, _ = compiled(pixel_cross_entropy(model), batch_of())(VARIABLES)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, expected(batch_of())[0], rtol=0.02)

@@ -42,9 +42,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def finished(config, folder):
+def finished(config, folder, plots):
     """(experiment, its folder, its numbers), trained by the first who asks."""
-    experiment = build(config(methods=METHODS))
+    given = config(methods=METHODS)
+    given["federation"] |= {"evaluate_every": 4}  # once, at the end
+    experiment = build(given)
     done = folder / "summary.json"
     if not done.exists():
         with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
@@ -100,7 +102,8 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
     source = open_data(given["data"])
     test = with_masks(source, split_classes(given["partition"], source)[0].test, None)
     model = build_segmenter({"name": "segmenter", **given["model"]}, source)
-    mine, other = (model.init(jax.random.key(seed)) for seed in (0, 1))
+    init = jax.jit(model.init)
+    mine, other = (init(jax.random.key(seed)) for seed in (0, 1))
     path = str(tmp_path / "other.safetensors")
     write_weights(path, named_arrays(other))
     told = {"max_images": 10**6, "reference": path}
@@ -111,20 +114,20 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
         TrainedModels(x, None, None, None)
     )
     found = judge(mine).metrics
-    images = jnp.asarray(test.images, jnp.float32) / 127.5 - 1
+    images = np.float32(test.images) / np.float32(127.5) - 1
     truth = test.targets["mask"][:, ::2, ::2]  # the map is half as large
-    outputs = [model.apply_with_features(x, images, False) for x in (mine, other)]
+    apply = jax.jit(lambda x: model.apply_with_features(x, images, False))
+    outputs = [apply(x) for x in (mine, other)]
     features, others = (np.asarray(x)[truth != IGNORE_INDEX] for _, x, _ in outputs)
     labels = truth[truth != IGNORE_INDEX]
     means = np.stack([features[labels == c].mean(0) for c in range(3)])
     apart = np.linalg.norm(means[:, None] - means, axis=-1) + np.eye(3) * 1e9
     assert found["amm"] == pytest.approx(apart.min(1).mean(), rel=1e-4)
-    share = np.asarray(jax.nn.softmax(outputs[0][0]))[:, ::2, ::2][
-        truth != IGNORE_INDEX
-    ]
+    logits = np.asarray(outputs[0][0])[:, ::2, ::2][truth != IGNORE_INDEX]
+    share = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     entropy = -(share * np.log(share)).sum(axis=1).mean()
     assert found["softmax_entropy"] == pytest.approx(entropy, rel=1e-4)
-    spread = float(feature_entropy(features).mean())
+    spread = float(jax.jit(feature_entropy)(features).mean())
     assert found["feature_entropy"] == pytest.approx(spread, rel=1e-4)
     assert found["mmd"] == pytest.approx(mmd_squared(features, others), rel=1e-3)
     assert abs(judge(other).metrics["mmd"]) < 1e-6
@@ -220,6 +223,17 @@ def plain_round(apply, start, dataset, offsets):
     return total
 
 
+def augmented(feed, images, mask):
+    """A batch as a step of training sees it."""
+
+    @jax.jit
+    def run(number, images, mask):
+        given = jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
+        return feed.augment_batch(*given)[:2]
+
+    return run(np.arange(len(images), dtype=np.int32), images, mask)
+
+
 def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
     crop = {"name": "pad_and_crop", "padding": 3, "fill": 0}
     given = config()
@@ -227,10 +241,7 @@ def test_augmentations_of_the_config_move_the_mask_with_the_image(config):
     feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (2, 12, 16), np.uint8)
     images = np.repeat(20 * mask[..., None] + 10, 3, axis=-1).astype(np.uint8)
-    number = jnp.arange(2, dtype=jnp.int32)
-    inputs, targets, _ = feed.augment_batch(
-        jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
-    )
+    inputs, targets = augmented(feed, images, mask)
     values = np.rint((np.asarray(inputs["image"]) + 1) * 127.5)[..., 1]
     moved = np.asarray(targets["mask"])
     assert (moved == IGNORE_INDEX).any() and moved.dtype == np.uint8
@@ -247,10 +258,7 @@ def test_a_known_affine_takes_the_nearest_pixels_of_the_mask(config):
     feed = build(given).batching
     mask = np.random.default_rng(0).integers(0, 3, (1, 12, 16), np.uint8)
     images = np.zeros((1, 12, 16, 3), np.uint8)
-    number = jnp.zeros(1, jnp.int32)
-    _, targets, _ = feed.augment_batch(
-        jax.random.key(1), 0, number, {"image": images}, {"mask": mask}
-    )
+    _, targets = augmented(feed, images, mask)
     source = lambda n: np.rint((np.arange(n) - (n - 1) / 2) / 2 + (n - 1) / 2)
     rows, columns = source(12).astype(int), source(16).astype(int)
     expected = mask[0][:, ::-1][rows][:, columns]

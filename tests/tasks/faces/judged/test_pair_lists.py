@@ -1,6 +1,5 @@
 """Judging on pairs: released accuracies, and thresholds of folds, lists and bins."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,7 +30,7 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     path = write_bin(tmp_path / "lfw.bin", is_same)
     judge = FaceEvaluator(task, make_mesh(2), pairs=str(path), **SMALL)
     plain = FaceEvaluator(task, make_mesh(2), **SMALL)
-    judged = judge.generic(looked_up, jnp.asarray(features[None])).metrics
+    judged = judge.generic(looked_up, features[None]).metrics
     mean = float(arrays["accuracy_mean"])
     assert judged["pairs_accuracy"] == pytest.approx(mean, abs=1e-6)
     distances = verification.pair_distances(features)
@@ -40,7 +39,7 @@ def test_pairs_by_config_give_the_released_accuracy(task, golden, tmp_path):
     for far, name in ((1e-3, "tar@far=1e-03~"), (1e-2, "tar@far=1e-02")):
         tar, _, _ = verification.fold_tar(counts, far)
         assert judged[f"pairs_{name}"] == pytest.approx(tar.mean(), abs=1e-6)
-    without = plain.generic(looked_up, jnp.asarray(features[None])).metrics
+    without = plain.generic(looked_up, features[None]).metrics
     assert list(without) == ["tar@far=1e-01", "tpir@fpir=5e-01", "accuracy"]
     assert without.items() <= judged.items() and len(judged) == 6
 
@@ -164,7 +163,7 @@ def test_personalized_thresholds_are_the_released_ones(golden, word):
         batch_size=64,
         client_thresholds=word,
     )
-    network = jnp.asarray(np.concatenate(features)[None])
+    network = np.concatenate(features)[None]
     judged = judge.personalized(looked_up, None, network)
     columns = list(judged.per_client.values())
     exact = np.stack([released[f"exact_tar_client{c}"] for c in range(3)])
