@@ -82,7 +82,6 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
 
 def test_rows_that_nothing_checks_are_found_by_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "zlib", SimpleNamespace(crc32=lambda *_: 0))
-    monkeypatch.setattr(damage, "PLACES", 3)
     sim, server = test_loop.build("fedfr")
     expected = test_loop.train(sim, server, tmp_path / "whole", rounds=6)
     damage.stopped(sim, server, tmp_path / "stopped")
