@@ -328,7 +328,7 @@ def train_rounds(
     Raises:
       RuntimeError: when no client is there, or none answers a round that asks some.
       ValueError: when the first round would overspend the privacy budget; others that
-        would are not played.
+        would are not trained.
       FloatingPointError: when the server's numbers are not finite after a round.
     """
     nodes = Nodes(grid, deployment.num_clients)

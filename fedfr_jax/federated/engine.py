@@ -422,22 +422,22 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
     def run_rounds(server, rows, count, inputs, table, shared):
         extra, first, key, hyper = shared
 
-        def play(i, server, rows):
+        def train(i, server, rows):
             own = CallInputs(*(x[i] for x in inputs))
             shared = extra, first + i, key, hyper
             given = jax.lax.optimization_barrier((server, take(rows, own.rows)))
-            played = whole(*given, own.slots, own.order, table, shared)
-            server, new, metrics = jax.lax.optimization_barrier(played)
+            trained = whole(*given, own.slots, own.order, table, shared)
+            server, new, metrics = jax.lax.optimization_barrier(trained)
             return server, put(rows, own.rows, new), (metrics, all_finite(server))
 
-        play = jax.jit(play, inline=True)  # traced once, for shapes and for the loop
+        train = jax.jit(train, inline=True)  # traced once, for shapes and for the loop
 
         def turn(i, carry):
-            server, rows, found = play(i, *carry[:2])
+            server, rows, found = train(i, *carry[:2])
             set_at = lambda whole, x: whole.at[i].set(x)
             return server, rows, jax.tree.map(set_at, carry[2], found)
 
-        *_, found = jax.eval_shape(play, jnp.int32(0), server, rows)
+        *_, found = jax.eval_shape(train, jnp.int32(0), server, rows)
         found = zeros_like_shapes(found, len(inputs.order))
         server, rows, found = jax.lax.fori_loop(0, count, turn, (server, rows, found))
         return server, rows, *found

@@ -160,15 +160,15 @@ def load_call(
     )
 
 
-def set_new(told: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
-    """Set in `told` [count, A, w, L] whether a client has no state before the round.
+def set_new(flags: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
+    """Set in `flags` [count, A, w, L] whether a client has no state before the round.
 
     Args:
-      places: of `told`, each slot's client among C; C where it is idle.
+      places: like `flags`, each slot's client among C; C where it is idle.
       is_new: [C] before the call.
     """
     is_new = np.append(is_new, True)
-    for of_round, place in zip(told, places, strict=True):
+    for of_round, place in zip(flags, places, strict=True):
         of_round[:] = is_new[place]
         is_new[place] = False
         is_new[-1] = True

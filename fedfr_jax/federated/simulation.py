@@ -319,8 +319,9 @@ def lengths_of_loops(
     population: Population,
     local_epochs: Callable,
 ) -> tuple[int, ...]:
-    """Lengths of counted loops, falling: those given, or on GPUs those that fit some
-    clients and rounds; () for none.
+    """Lengths of counted loops, falling; () for none.
+
+    They are those of the setting, or on GPUs those that fit some clients and rounds.
     """
     if steps_per_loop != AUTO:
         lengths = tuple(np.ravel(steps_per_loop).tolist())
