@@ -20,8 +20,7 @@ from fedfr_jax.federated.attacks.updates import (
     scaled,
     sign_flip,
 )
-from fedfr_jax.ranges import BelowOne
-from fedfr_jax.schema import checked, choose, register
+from fedfr_jax.schema import choose, register
 from fedfr_jax.types import Algorithm
 
 __all__ = ["Attack", "backdoor_rate", "is_attacker", "stamp", "with_attack"]
@@ -37,12 +36,11 @@ ATTACKS = {
 }
 
 
-@checked
 def with_attack(
     algorithm: Algorithm,
     name: str,
     *,
-    share: BelowOne,
+    share: float,
     num_clients: int,
     seed: int = 0,
     **settings,

@@ -49,6 +49,8 @@ def attack_algorithm(
     algorithm: Algorithm, attack: Attack, *, share: float, num_clients: int, seed: int
 ) -> Algorithm:
     """Make round(share N) of the N clients attackers, chosen by the seed."""
+    if not 0 <= share < 1:
+        raise ValueError(f"attack.share must be in [0, 1), got {share}.")
     if share == 0:
         return algorithm
     number = round(share * num_clients)
