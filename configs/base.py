@@ -26,45 +26,35 @@ def get_config():
     config.model = ConfigDict()
     config.pretrain = ConfigDict()
     config.federation = ConfigDict()
-    # Keys of tasks/faces/recognition.py:Judge. `fars` and `fpirs` are the rates; a name
-    # that ends in "~" is of a rate that so few pairs cannot tell. Others are off until
-    # they are given, here or as --config.evaluation.key=value:
-    #   pairs = "lfw.bin", or {"path" or "source", "threshold_pairs", "fars",
-    #     "folds", "flip_test"}, see tasks/faces/pair_list.py: generic pairs_accuracy
-    # and
+    # Of faces: keys of tasks/faces/evaluator.py:FaceEvaluator. `fars` and `fpirs` are
+    # the rates; a name that ends in "~" is of a rate that so few pairs cannot measure.
+    # The others are off until they are set, here or as --config.evaluation.key=value;
+    # their settings are in tasks/faces/evaluation_sets.py:
+    #   pairs = "lfw.bin", or {"path" or "source", ...}: generic pairs_accuracy and
     #     pairs_tar@far=... by ten folds, or at the thresholds of the development list,
     #     as LFW's View 1; own images by {"name": "listed_pairs", "path", "pairs"}.
-    #   identification = "tinyface/Testing_Set", or {"path", "probes", "gallery",
-    # "distractors",
-    #     "ranks", "flip_test"}, see tasks/faces/search_set.py: generic
-    # identification_rank... of
-    #     single images among mates and distractors.
+    #   identification = "tinyface/Testing_Set", or {"path", "probes", "gallery", ...}:
+    #     generic identification_rank... of single images among mates and distractors.
     #   masked_fars = 1e-3, or several rates: generic mfr_score@far=... (0.25 masked +
-    # 0.75
-    #     standard FNMR, lower is better) on the unseen people with masks drawn on them.
-    #   templates = "IJBC", or {"path", "images", "media", "landmarks", "pairs",
-    #     "gallery", "probes", "align", "use_detector_score", "flip_test",
-    # "use_norm_score", "fars",
-    #     "fpirs", "ranks"}, see tasks/faces/template_set.py: generic ijb_tar@far=...,
-    #     ijb_tpir@fpir=... and ijb_rank... of IJB-C style templates.
+    #     0.75 standard FNMR, lower is better) on the unseen identities with masks.
+    #   templates = "IJBC", or {"path", "images", "media", "landmarks", ...}: generic
+    #     ijb_tar@far=..., ijb_tpir@fpir=... and ijb_rank... of IJB-C style templates.
     #   negatives = "other_clients": of personalized 1:1; "all" counts pairs of two
     #     identities of the client too, as the released code.
     #   client_thresholds = "binned": the released evaluation's 2001 bins in
-    # personalized
-    #     1:1; "exact" order statistics otherwise.
+    #     personalized 1:1; "exact" order statistics otherwise.
     # Every generic evaluation embeds those files (federation.evaluate_every).
     config.evaluation = ConfigDict()
-    # Any row, and `pretrain`, may have a teacher, see tasks/faces/distilled.py:
-    #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}
-    #     or {"weights": "runs/big"}, the work folder of the teacher's run;
-    #     or with "cache": "big.npy", embeddings that are kept (and made when missing);
+    # Any method, and `pretrain`, may have a teacher, see tasks/faces/distillation.py:
+    #   distill = {"teacher": {"weights": "big.npz", "model": {...}}, "weight": 9.0}, or
+    #     "teacher": {"weights": "runs/big"}, the run directory of the teacher;
+    #     "cache": "big.npy", embeddings that are kept (and made when missing);
     #     "teacher_input": "clean" for a teacher that sees no mask;
-    # "unlabeled_fraction": 0.5 for a share
-    #     of images whose labels are not used, 1.0 for clients without labels;
+    #     "unlabeled_fraction": 0.5 for a share of images whose labels are not used, 1.0
+    #     for clients without labels;
     #     "unlabeled_source": "name" of a joined part without labels, in `pretrain`.
-    # Masks on faces are an augment: federation.augment or pretrain.augment = [{"name":
-    #   "face_mask", "probability": 0.35, "surface_fraction": 0.5, "fixed_per_image",
-    # "keep_clean"}].
+    # Masks on faces are an augment: federation.augment or pretrain.augment =
+    #   [{"name": "face_mask", "probability": 0.35, "surface_fraction": 0.5, ...}].
     config.methods = ConfigDict({"fedavg": FEDAVG, "fedfr": FEDFR})
     return config
 

@@ -131,6 +131,11 @@ def keywords(function: Callable) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
+def keyword_kinds(function: Callable) -> dict[str, Any]:
+    """{keyword-only argument: annotation} of a factory."""
+    return {name: x.annotation for name, x in keywords(function).items()}
+
+
 def kinds_of(function: Callable) -> dict[str, Any]:
     """{argument: annotation} of a function, {field: annotation} of a NamedTuple."""
     parameters = inspect.signature(function).parameters
@@ -347,6 +352,7 @@ def in_words(kind: Any) -> str:
         number = f"{len(inside)} " if is_fixed else ""
         return f"a list of {number}{_nouns(inside[0])}"
     plain = {bool: "true or false", type(None): "none", tuple: "a list"}
+    plain[Sequence] = "a list"
     return plain.get(kind) or f"a {_noun(kind)}"
 
 

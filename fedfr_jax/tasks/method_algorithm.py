@@ -26,7 +26,7 @@ from fedfr_jax.schema import (
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.tasks.local_training import build_local
 from fedfr_jax.tasks.method_context import MethodContext
-from fedfr_jax.tasks.methods import Method, named
+from fedfr_jax.tasks.methods import Method, named, refuse_other_loss
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.privacy import with_privacy
 from fedfr_jax.tasks.trust import with_trust_keys
@@ -116,10 +116,7 @@ def loss_of_method(
         del settings["name"]
         return functools.partial(call, f"{section}.loss", context.loss_of, settings)
     if context.other_losses is None:
-        known = sorted(keywords(context.loss_of))
-        raise ValueError(
-            f"loss must be settings of the task's only loss, {known}, got {given!r}."
-        )
+        refuse_other_loss(keywords(context.loss_of), given)
     return context.other_losses(settings)
 
 

@@ -12,8 +12,9 @@ from annotated_types import MinLen
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.ranges import BelowOne, ByRound, Count, NonNegative, Share, Whole
-from fedfr_jax.schema import call, check_choice, check_keys
-from fedfr_jax.tasks.renamed import check_renamed
+from fedfr_jax.renamed_keys import RENAMED
+from fedfr_jax.schema import call, check_choice, check_keys, keywords
+from fedfr_jax.tasks.renamed import check_removed, check_renamed
 
 
 class Method(NamedTuple):
@@ -93,14 +94,15 @@ def algorithm_of(section: str, options: Mapping, default: str) -> tuple[str, dic
     """(name of a method's algorithm, its settings).
 
     Raises:
-      ValueError: for an unknown algorithm.
+      ValueError: for an unknown algorithm, or a key that is gone.
     """
-    given = options.get("algorithm", default)
-    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
-    name = settings.pop("name", None)
+    settings = named(options.get("algorithm", default), default)
+    name = settings.pop("name")
     if name not in list(ALGORITHMS):  # a user's own may have an old name
         check_renamed(section, name)
     check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
+    if "share" not in keywords(ALGORITHMS[name]):
+        check_removed(section, settings)
     return name, settings
 
 
@@ -119,13 +121,22 @@ def read_method(
     """
     known = [x for x in Method._fields if x not in TASK_KEYS or x in offered]
     for key in options:
-        if key not in known and key in below:
+        new = [key, *RENAMED.get(key, ())]
+        moved = [x for x in new if x.partition(".")[0] in below]
+        if moved and not any(x.partition(".")[0] in known for x in new):
             raise ValueError(
                 f"config.{section} must have keys of {sorted(known)}, got {key!r} "
-                f"(moved to algorithm.{key})."
+                f"(moved to algorithm.{moved[0]})."
             )
     check_keys(f"config.{section}", options, known)
     return call(section, Method, options)
+
+
+def refuse_other_loss(keys: Collection[str], given: str | Mapping) -> None:
+    """Raise ValueError for a loss by name, in a task that has one, with these keys."""
+    raise ValueError(
+        f"loss must be settings of the task's only loss, {sorted(keys)}, got {given!r}."
+    )
 
 
 def with_numbers(options: Mapping, numbers: Mapping) -> dict:

@@ -22,7 +22,7 @@ NEEDS = {
     "contrastive_loss": Need("a loss that compares networks' features"),
     "equal_features": Need(
         "features that are the same in training and evaluation, unlike a bnneck's",
-        ("reid",),
+        (*PLAIN, "reid"),
         "Set train_mode to True",
     ),
     "features": Need(

@@ -13,7 +13,7 @@ from fedfr_jax.federated.privacy.mechanism import (
     with_mechanism,
 )
 from fedfr_jax.federated.settings import Federation, build_sampling
-from fedfr_jax.schema import call, choose, naming
+from fedfr_jax.schema import call, check_settings, choose, kinds_of, naming
 from fedfr_jax.types import Algorithm
 
 NOISE = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
@@ -48,12 +48,11 @@ def with_privacy(
     Raises:
       ValueError: for an unknown key, one that is missing, or a number out of range.
     """
+    check_privacy_settings(section, settings)
     section, settings = f"{section}.privacy", dict(settings)
     rounds = federation.rounds
     noise = _noise(section, settings.pop("noise", None), rounds)
     is_calibrated = "noise_multiplier" not in settings
-    if is_calibrated and "epsilon" not in settings:
-        raise ValueError(f"config.{section} needs the key epsilon or noise_multiplier.")
     settings = {"noise_multiplier": 0.0, **settings}
     cohort_size = federation.cohort_size or num_clients
     fixed = {"cohort_size": cohort_size, "strategy": noise}
@@ -66,6 +65,17 @@ def with_privacy(
             needed = calibrate_noise(mechanism, epsilon=given.epsilon, rounds=rounds)
             given = given._replace(noise_multiplier=needed)
         return with_mechanism(algorithm, given)
+
+
+def check_privacy_settings(section: str, settings: Mapping) -> None:
+    """Raise ValueError for a wrong key, kind or number, or a missing key."""
+    where, kinds = f"config.{section}.privacy", kinds_of(Privacy)
+    kinds["noise"] = str | Mapping | None
+    for fixed in ("cohort_size", "strategy"):
+        del kinds[fixed]
+    check_settings(where, settings, kinds)
+    if not {"epsilon", "noise_multiplier"} & settings.keys():
+        raise ValueError(f"{where} needs the key epsilon or noise_multiplier.")
 
 
 def _noise(section: str, given: str | Mapping | None, rounds: int) -> Strategy | None:

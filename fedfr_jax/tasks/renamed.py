@@ -33,10 +33,10 @@ def check_renamed(section: str, algorithm: str) -> None:
         )
 
 
-def check_removed(settings: Mapping) -> None:
+def check_removed(section: str, settings: Mapping) -> None:
     """Raise ValueError for a key of FedFR that is a method's `personal` now."""
     if "share" in settings:
         raise ValueError(
-            "algorithm cannot have the key share, which is now the method's key "
-            'personal: clients that train alone have personal=".".'
+            f"config.{section}.algorithm cannot have the key share, which is now the "
+            'method\'s key personal: clients that train alone have personal=".".'
         )

@@ -1,9 +1,18 @@
 """Malicious and faulty clients of a method: the keys `attack` and `on_bad_update`."""
 
+from collections.abc import Mapping
+
 from fedfr_jax.federated.aggregation import with_update_checks
 from fedfr_jax.federated.attacks import ATTACKS
-from fedfr_jax.federated.attacks.contract import attack_algorithm
-from fedfr_jax.schema import call, choose
+from fedfr_jax.federated.attacks.contract import Attack, attack_algorithm
+from fedfr_jax.ranges import BelowOne, Seed
+from fedfr_jax.schema import (
+    check_choice,
+    check_settings,
+    check_values,
+    choose,
+    keyword_kinds,
+)
 from fedfr_jax.tasks.methods import Method, named
 from fedfr_jax.types import Algorithm
 
@@ -23,18 +32,28 @@ def with_trust_keys(
       ValueError: for an unknown name or key, a missing one, or a number out of range.
     """
     if method.attack is not None:
-        settings, where = dict(method.attack), f"config.{section}.attack"
-        if "share" not in settings:
-            raise ValueError(f"{where} needs the key share, of all clients.")
-        share, seed = settings.pop("share"), settings.pop("seed", seed)
-        attack = choose(f"{section}.attack", ATTACKS, settings)
-        algorithm = attack_algorithm(
-            algorithm, attack, share=share, num_clients=num_clients, seed=seed
-        )
+        attack, settings = read_attack(section, method.attack)
+        settings = {"seed": seed, **settings, "num_clients": num_clients}
+        algorithm = attack_algorithm(algorithm, attack, **settings)
     if method.on_bad_update is not None:
-        settings = named(method.on_bad_update)
-        action = {"on_bad_update": settings.pop("name") or None, **settings}
-        algorithm = call(
-            f"{section}.on_bad_update", with_update_checks, action, algorithm
-        )
+        action, settings = read_action(section, method.on_bad_update)
+        algorithm = with_update_checks(algorithm, action, **settings)
     return algorithm
+
+
+def read_attack(section: str, given: Mapping) -> tuple[Attack, dict]:
+    """Read the key `attack`: (the attack, its `share` and perhaps `seed`)."""
+    settings, where = dict(given), f"config.{section}.attack"
+    if "share" not in settings:
+        raise ValueError(f"{where} needs the key share, of all clients.")
+    who = {k: settings.pop(k) for k in ("share", "seed") if k in settings}
+    check_values(f"{where}.", who, {"share": BelowOne, "seed": Seed})
+    return choose(f"{section}.attack", ATTACKS, settings), who
+
+
+def read_action(section: str, given: str | Mapping) -> tuple[str, dict]:
+    """Read the key `on_bad_update`: (stop or exclude, further keywords)."""
+    settings, where = named(given), f"config.{section}.on_bad_update"
+    action = settings.pop("name")
+    check_choice(f"{where}.name", action, ("exclude", "stop"))
+    return action, check_settings(where, settings, keyword_kinds(with_update_checks))

@@ -143,7 +143,10 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
             "config.partition.num_clients must be below 2**31",
         ),
         ("methods.fedfr=3", "config.methods.fedfr must be a mapping, got 3"),
-        ("methods.fedfr.algorithm={}", "config.methods.fedfr.algorithm must be one of"),
+        (
+            "methods.fedfr.algorithm={'name':None}",
+            "config.methods.fedfr.algorithm must be one of",
+        ),
         ("pretrain.init=1", "config.pretrain.init: weights must be a file with suf"),
         ("pretrain.init=", "config.pretrain.init: weights must be a file with suf"),
         (

@@ -207,7 +207,7 @@ def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
     assert keys == {"server_optimizer", "mu", "weighting"}
 
 
-@pytest.mark.parametrize("name", ["fedavgg", {}, ["fedavg"], None])
+@pytest.mark.parametrize("name", ["fedavgg", {"name": None}, ["fedavg"]])
 def test_a_row_names_a_known_algorithm(name):
     rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"
     with pytest.raises(ValueError, match=rule):

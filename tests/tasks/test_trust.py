@@ -43,7 +43,7 @@ def test_a_methods_keys_are_attackers_around_its_rule_and_checks_around_all():
             "cohort_size must be at most 3 .* overflow 32 bits",
         ),
         ({"aggregation": {"name": "quantize", "range": 0}}, "range must be positive"),
-        ({"on_bad_update": "ignore"}, "on_bad_update must be one of .*'ignore'"),
+        ({"on_bad_update": "ignore"}, "on_bad_update.name must be one of .*'ignore'"),
         (
             {"on_bad_update": {"name": "stop", "norm": 1}},
             "on_bad_update must have keys",

@@ -3,7 +3,7 @@
 Aggarwal, Zhou, Jain 2021, arXiv:2104.03008. A client uploads its class embeddings; the
 server takes some steps on a spread-out penalty over all of the cohort's and hands each
 client its own back when it trains next. Wraps an algorithm like `fedfr`, whose local
-loss it leaves alone: FedFace's own is `margin_loss` class_hinge of the faces task, and
+loss it leaves alone: FedFace's own is the `loss` class_hinge of the faces task, and
 `init_head_from_class_means` its start. A client may hold many classes, FedFace's holds
 one.
 """

@@ -2,17 +2,25 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 
 from jax.sharding import Mesh
 
-from fedfr_jax.data.partition import ClientPartition, class_report, format_class_report
+from fedfr_jax.central.settings import Training
+from fedfr_jax.data.partition import (
+    PARTITIONS,
+    ClientPartition,
+    class_report,
+    format_class_report,
+)
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
 from fedfr_jax.losses.spreadout import spreadout_sum
 from fedfr_jax.models import MODELS, build_model
-from fedfr_jax.schema import call, naming
+from fedfr_jax.schema import call, check_settings, kinds_of, naming
 from fedfr_jax.tasks.classification.evaluators import (
+    EvaluationConfig,
     build_clients,
     build_evaluators,
     split_clients,
@@ -30,10 +38,20 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.method_context import MethodContext, method_context
+from fedfr_jax.tasks.early_checks import (
+    check_member,
+    check_methods,
+    check_task_loss,
+)
+from fedfr_jax.tasks.method_context import TERMS, MethodContext, method_context
 from fedfr_jax.tasks.model import build_network
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
+from fedfr_jax.tasks.trainers import (
+    OF_FACES,
+    remake_of,
+    stage_of,
+    trainers_and_context,
+)
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -58,6 +76,7 @@ def classification(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
+    check_config(settings)
     source = open_data(settings["data"])
     parts, unseen = split_clients(settings["partition"], source)
     num_clients = len(parts.train_offsets) - 1
@@ -100,6 +119,25 @@ def classification(settings: Mapping) -> Experiment:
         federation=federation,
         seed=seed,
         with_hyperparameters=remake_of(settings["methods"], context),
+    )
+
+
+def check_config(settings: Mapping) -> None:
+    """Raise ValueError for a wrong key, kind or number, before data is opened."""
+    others = "projection", "dtype"  # of any model
+    check_member("model", MODELS, settings["model"], others)
+    partition = {"name": "iid", **settings["partition"]}
+    check_member("partition", PARTITIONS, partition, ("unseen_clients",))
+    kinds = kinds_of(EvaluationConfig)
+    check_settings("config.evaluation", settings["evaluation"], kinds)
+    check_methods(
+        "classification",
+        settings["methods"],
+        check_loss=partial(
+            check_task_loss, loss_of=cross_entropy, name="cross_entropy", other_kinds={}
+        ),
+        terms={**TERMS, "class_pull_loss": class_pull},
+        central_keys={*Training._fields} - {*OF_FACES},
     )
 
 

@@ -14,12 +14,13 @@ their own (Liu et al. 2022, arXiv:2112.12496, section 3.3).
 
 The local objective of FedFR, each term an option.
 
-total = L_cos + contrastive_weight * L_con + branch_weight * L_branch (Liu et al. 2022,
-arXiv:2112.12496, section 3): a margin softmax over the client's own classes followed by
-the public ones, a model-contrastive term against frozen features, and a branch of
-decoupled feature customization. It sees the client's own classes, with public images as
-negatives (bce, uniface) or left out (cosface), or the public classes too (cosface_all);
-which of the latter two is the paper's CosFace branch is not published.
+total = L_cos + contrastive_weight * L_con + w * L_branch, w the weight of `branch` (Liu
+et al. 2022, arXiv:2112.12496, section 3): a margin softmax over the client's own
+classes followed by the public ones, a model-contrastive term against frozen features,
+and a branch of decoupled feature customization. It sees the client's own classes, with
+public images as negatives (bce, uniface) or left out (cosface), or the public classes
+too (cosface_all); which of the latter two is the paper's CosFace branch is not
+published.
 """
 
 from collections.abc import Callable, Mapping

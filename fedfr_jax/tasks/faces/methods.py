@@ -62,7 +62,6 @@ from fedfr_jax.tasks.faces.loss import (
 )
 from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import algorithm_of
-from fedfr_jax.tasks.renamed import check_removed
 from fedfr_jax.tasks.trainers import federated_trainer
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
@@ -132,6 +131,12 @@ class FaceMethod(NamedTuple):
         False  # start it from the public classes' mean features
     )
     distill: Distill | None = None  # its teacher
+
+
+def kinds_of_terms(factory: Callable) -> Mapping:
+    """{key of `FaceTerms`: annotation} for an algorithm that takes them, else {}."""
+    takes_terms = "reference_features" in keywords(factory)
+    return kinds_of(FaceTerms) if takes_terms else {}
 
 
 def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
@@ -210,7 +215,6 @@ def face_method(
     unset = {} if takes_terms else PLAIN._asdict()
     given = {key: settings.pop(key) for key in known if key in settings}
     with naming(f"config.{section}"):
-        check_removed(settings)
         terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given})
         _check_exclusions(terms, options)
         options["algorithm"] = {"name": name, **settings}

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
-from fedfr_jax.data.partition import format_report, report
+from fedfr_jax.data.partition import PARTITIONS, format_report, report
 from fedfr_jax.data.partition.identity_assignment import IdentityPartition
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import (
@@ -17,7 +17,8 @@ from fedfr_jax.federated.settings import (
     build_mesh,
     check_federation,
 )
-from fedfr_jax.schema import call, naming
+from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call, check_settings, keyword_kinds, naming
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -27,15 +28,18 @@ from fedfr_jax.tasks.data import (
     split,
     with_report,
 )
+from fedfr_jax.tasks.early_checks import check_member, check_methods
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
 from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.given_weights import load_start_weights
-from fedfr_jax.tasks.faces.loss import backbone_of
+from fedfr_jax.tasks.faces.loss import backbone_of, build_rule
 from fedfr_jax.tasks.faces.methods import (
+    DEFAULTS,
     FaceMethod,
     backbone_features,
     build_method,
+    kinds_of_terms,
     methods_of,
 )
 from fedfr_jax.tasks.faces.public_classes import (
@@ -125,6 +129,7 @@ def plan(settings: Mapping) -> FaceConfig:
         )
     federation = call("federation", Federation, settings["federation"])
     pretraining = call("pretrain", Training, settings["pretrain"])
+    check_config(settings)
     source = open_data(settings["data"])
     partition = split(settings["partition"], source)
     model = build_model(settings["model"], source)
@@ -175,6 +180,33 @@ def plan(settings: Mapping) -> FaceConfig:
         federation=federation,
         methods=methods,
     )
+
+
+def check_config(settings: Mapping) -> None:
+    """Raise ValueError for a wrong key, kind or number, before data is opened."""
+    check_member("model", MODELS, settings["model"], ("projection", "dtype"))
+    partition = {"name": "by_identity", **settings["partition"]}
+    # Lists of identities may be named by a part of the data.
+    lists = [key for key in partition if key.endswith("_ids_from")]
+    check_member("partition", PARTITIONS, partition, lists)
+    kinds = keyword_kinds(FaceEvaluator)
+    check_settings("config.evaluation", settings["evaluation"], kinds)
+    check_loss("pretrain", settings["pretrain"].get("loss", ""))
+    check_methods(
+        "faces",
+        settings["methods"],
+        check_loss=check_loss,
+        algorithm="fedfr",
+        defaults=DEFAULTS,
+        keys=("distill",),
+        algorithm_kinds=kinds_of_terms,
+    )
+
+
+def check_loss(section: str, loss: str | Mapping) -> None:
+    """Raise ValueError for a wrong key `loss` of a section."""
+    with naming(f"config.{section}"):
+        build_rule(loss)
 
 
 def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:

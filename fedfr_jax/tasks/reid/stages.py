@@ -6,14 +6,18 @@ of all clients, with a classifier of all their people.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
+from fedfr_jax.central.settings import Training
+from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
-from fedfr_jax.schema import call
+from fedfr_jax.models import MODELS
+from fedfr_jax.schema import call, check_settings, kinds_of
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -21,8 +25,15 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
+from fedfr_jax.tasks.early_checks import (
+    check_member,
+    check_methods,
+    check_task_loss,
+)
+from fedfr_jax.tasks.model import with_name
 from fedfr_jax.tasks.reid import data
 from fedfr_jax.tasks.reid.data import (
+    SCENARIOS,
     ReidSplit,
     build_split,
     data_usage,
@@ -38,11 +49,16 @@ from fedfr_jax.tasks.reid.evaluator import (
     cache_first_call,
     local_models,
 )
+from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.methods import Parts, clients_model, trainers_of
-from fedfr_jax.tasks.reid.public_data import build_public_data, build_public_images
+from fedfr_jax.tasks.reid.public_data import (
+    PublicDataConfig,
+    build_public_data,
+    build_public_images,
+)
 from fedfr_jax.tasks.reid.retrieval_page import retrieval_sheets
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import stage_of
+from fedfr_jax.tasks.trainers import OF_FACES, stage_of
 from fedfr_jax.types import (
     CentralTrainer,
     Dataset,
@@ -68,6 +84,7 @@ def reid(settings: Mapping) -> Experiment:
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
     evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
+    check_config(settings)
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})
     source, shared = build_public_data(public, open_data(settings["data"]))
@@ -104,6 +121,23 @@ def reid(settings: Mapping) -> Experiment:
         batching=parts.feed,
         federation=federation,
         seed=settings["seed"],
+    )
+
+
+def check_config(settings: Mapping) -> None:
+    """Raise ValueError for a wrong key, kind or number, before data is opened."""
+    network = with_name("reid", settings["model"])
+    check_member("model", MODELS, network, ("weights", "dtype"))
+    scenarios, partition = {**PARTITIONS, **SCENARIOS}, settings["partition"]
+    check_member("partition", scenarios, partition, ("public", "held_out_domains"))
+    public, kinds = partition.get("public", {}), kinds_of(PublicDataConfig)
+    check_settings("config.partition.public", public, kinds)
+    check_methods(
+        "reid",
+        settings["methods"],
+        check_loss=partial(check_task_loss, loss_of=reid_loss),
+        keys=("identities_per_batch",),
+        central_keys={*Training._fields, "identities_per_batch"} - {*OF_FACES},
     )
 
 

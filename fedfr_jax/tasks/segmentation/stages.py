@@ -1,20 +1,28 @@
 """Stages of a segmentation config."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
 from jax.sharding import Mesh
 
+from fedfr_jax.central.settings import Training
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.partition import ClientPartition, class_report, format_class_report
+from fedfr_jax.data.partition import (
+    PARTITIONS,
+    ClientPartition,
+    class_report,
+    format_class_report,
+)
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
+from fedfr_jax.models import MODELS
 from fedfr_jax.ranges import BatchSize, Share
-from fedfr_jax.schema import call
+from fedfr_jax.schema import call, keyword_kinds
 from fedfr_jax.tasks.data import (
     build_batching,
     build_dataset,
@@ -25,6 +33,11 @@ from fedfr_jax.tasks.data import (
     should_stream,
     split_classes,
     with_report,
+)
+from fedfr_jax.tasks.early_checks import (
+    check_member,
+    check_methods,
+    check_task_loss,
 )
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
 from fedfr_jax.tasks.method_context import MethodContext, method_context
@@ -37,7 +50,12 @@ from fedfr_jax.tasks.segmentation.evaluator import (
 )
 from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
+from fedfr_jax.tasks.trainers import (
+    OF_FACES,
+    remake_of,
+    stage_of,
+    trainers_and_context,
+)
 from fedfr_jax.types import (
     CentralTrainer,
     Dataset,
@@ -77,6 +95,7 @@ def segmentation(settings: Mapping) -> Experiment:
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
     evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
+    check_config(settings)
     source = check_masks(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
@@ -110,6 +129,24 @@ def segmentation(settings: Mapping) -> Experiment:
         federation=federation,
         seed=settings["seed"],
         with_hyperparameters=remake_of(settings["methods"], context),
+    )
+
+
+def check_config(settings: Mapping) -> None:
+    """Raise ValueError for a wrong key, kind or number, before data is opened."""
+    network = with_name("segmentation", settings["model"])
+    check_member("model", MODELS, network, ("dtype",))
+    check_member("partition", PARTITIONS, {"name": "iid", **settings["partition"]})
+    check_methods(
+        "segmentation",
+        settings["methods"],
+        check_loss=partial(
+            check_task_loss,
+            loss_of=pixel_cross_entropy,
+            name="cross_entropy",
+            other_kinds=keyword_kinds(pixel_cross_entropy),
+        ),
+        central_keys={*Training._fields} - {*OF_FACES},
     )
 
 

@@ -466,7 +466,7 @@ ROWS = [
     ({**RATE, "personal": {"block": 1}}, "personal must have keys of .*did you mean"),
     ({**RATE, "personal": "conv1"}, "path pattern must match a leaf.*got 'conv1'"),
     ({**RATE, "algorithm": "fedavgg"}, "algorithm must be one of .*'fedavgg'"),
-    ({**RATE, "algorithm": {}}, "algorithm must be one of .*got None"),
+    ({**RATE, "algorithm": {"name": None}}, "algorithm must be one of .*got None"),
     ({**RATE, "algorithm": "fedprox"}, "needs the key mu"),
     ({**RATE, "algorithm": "kd"}, r"needs public data, .* offer \(reid does\)"),
     ({**RATE, "algorithm": "fedfr"}, r"needs public identities .*\(faces does\)"),

@@ -238,7 +238,7 @@ def test_every_algorithm_is_a_row_or_refused_with_what_it_needs():
             "public data. Set config.partition.public",
         ),
         (
-            {"methods": {"x": {**RATE, "algorithm": {}}}},
+            {"methods": {"x": {**RATE, "algorithm": {"name": None}}}},
             "^config.methods.x.algorithm must be one of .*got None",
         ),
         (

@@ -1,0 +1,96 @@
+"""A mistake in a section of a config ends in one line before the data is opened."""
+
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from fedfr_jax.config.build import build
+from fedfr_jax.data.sources import SOURCES
+
+TASKS = {
+    "faces": {
+        "model": {"name": "sphereface"},
+        "partition": {"num_clients": 2, "ids_per_client": 2, "num_public_ids": 2},
+        "pretrain": {"epochs": 1, "learning_rate": 0.1},
+    },
+    "classification": {"model": {"name": "mlp"}, "partition": {"num_clients": 2}},
+    "segmentation": {"model": {}, "partition": {"num_clients": 2}},
+    "reid": {"model": {}, "partition": {"name": "by_camera"}},
+}
+EVERYWHERE = [
+    ({"learning_rat": 0.1}, r"^config.methods.x must have .*mean learning_rate\?"),
+    ({"learning_rate": "fast"}, "^config.methods.x.learning_rate must be a finite"),
+    ({"kind": "centrl"}, "^config.methods.x.kind must be one of"),
+    ({"kind": "central", "batch_sise": 1}, r"\(did you mean batch_size\?\)"),
+    ({"kind": "central", "loss": {"margn": 1}}, "^config.methods.x.*'margn'"),
+    ({"algorithm": "fedprx"}, r"^config.methods.x.algorithm must .*mean fedprox\?"),
+    ({"algorithm": {"name": "fedprox", "mu": "x"}}, "x.algorithm.mu must be a finite"),
+    ({"algorithm": {"name": "fedprox", "m": 0.1}}, "algorithm needs the key mu"),
+    ({"algorithm": "fedprox", "mu": 0.1}, r"\(moved to algorithm.mu\)"),
+    ({"loss": "nosuch"}, "^config.methods.x: loss must be .*'nosuch'"),
+    ({"loss": {"margn": 0.4}}, "^config.methods.x.*loss must have keys .*'margn'"),
+    ({"optimizer": "adm"}, "^config.methods.x: optimizer must be the name"),
+    ({"personal": {"block": 1}}, r"x: personal must have .*mean blocks\?"),
+    ({"aggregation": "medan"}, r"x.aggregation.name must .*mean median\?"),
+    ({"aggregation": 3}, "x.aggregation must be a text or a mapping or a list, got 3"),
+    ({"attack": {"name": "signflip", "share": 0.1}}, "x.attack.name must be one of"),
+    ({"on_bad_update": "skip"}, "x.on_bad_update.name must be one of"),
+    ({"privacy": {"clip": 1.0}}, r"x.privacy must have .*mean clip_norm\?"),
+]
+OF_A_TASK = [
+    ("faces", {"algorithm": {"branch_weight": 1}}, r"\(renamed to branch.weight\)"),
+    ("faces", {"branch_weight": 1}, r"\(moved to algorithm.branch.weight\)"),
+    ("faces", {"algorithm": {"share": False}}, 'have personal="."'),
+    ("faces", {"loss": {"name": "cosface", "t": 1}}, "loss must have keys of"),
+    ("faces", {"algorithm": "kd"}, "needs public data"),
+    ("classification", {"algorithm": "fedfr"}, "needs public identities"),
+    ("classification", {"loss": {"class_weights": [1.0]}}, "'class_weights'"),
+    ("classification", {"distill": {}}, "^config.methods.x must have .*'distill'"),
+    ("segmentation", {"loss": {"class_weights": "a"}}, "loss.class_weights must be"),
+    ("reid", {"loss": "arcface"}, "settings of the task's only loss"),
+    ("reid", {"identities_per_batch": 1.5}, "identities_per_batch must be a whole"),
+]
+SECTIONS = ("data", "partition", "model", "federation", "evaluation", "pretrain")
+
+
+@pytest.fixture(autouse=True)
+def unopened(monkeypatch):
+    def opened():
+        raise AssertionError("the data was opened")
+
+    monkeypatch.setitem(SOURCES, "unopened", opened)
+
+
+def mistake(task: str, method: Mapping | None = None, **sections) -> str:
+    """The error of a config with these keys."""
+    config = {
+        "data": {"name": "unopened"},
+        "federation": {"rounds": 1},
+        **TASKS[task],
+    }
+    for name, keys in sections.items():
+        config[name] = {**config.get(name, {}), **keys}
+    methods = {"x": {"learning_rate": 0.1, **(method or {})}}
+    with pytest.raises(ValueError) as error:
+        build({"task": task, **config, "methods": methods})
+    return str(error.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_wrong_method_is_refused_before_the_data_is_opened(task):
+    for method, message in EVERYWHERE:
+        found = mistake(task, method)
+        assert re.search(message, found) and "\n" not in found, found
+
+
+@pytest.mark.parametrize("task, method, message", OF_A_TASK)
+def test_a_method_has_keys_of_its_task_only(task, method, message):
+    assert re.search(message, mistake(task, method))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_section_refuses_an_unknown_key(task):
+    for section in SECTIONS:
+        found = mistake(task, **{section: {"nosuch": 1}})
+        assert re.search(f"^config.{section} must have .*'nosuch'", found), found
