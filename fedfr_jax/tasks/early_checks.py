@@ -26,6 +26,7 @@ from fedfr_jax.schema import (
 )
 from fedfr_jax.tasks.leaves import KEYS
 from fedfr_jax.tasks.local_training import build_local
+from fedfr_jax.tasks.method_algorithm import with_nested
 from fedfr_jax.tasks.method_context import TERMS
 from fedfr_jax.tasks.methods import algorithm_of, named, read_method, refuse_other_loss
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
@@ -135,6 +136,7 @@ def _check_algorithm(
 ) -> None:
     """Check an algorithm's settings, and that the task may offer what it needs."""
     where, possible = f"config.{section}.algorithm", dict(kinds)
+    settings = with_nested(section, settings)
     for term in terms.values():  # whether the algorithm needs it is not known yet
         possible |= keyword_kinds(term)
     check_values(

@@ -144,14 +144,20 @@ def algorithm_maker(
             if key in NEEDS:
                 check_needs(section, name, [key], facts, task)
             raise ValueError(f"{below} needs the key {key}.")
-    for key, family in NESTED.items():
-        if isinstance(own.get(key), Mapping | str):
-            own[key] = choose(f"{section}.algorithm.{key}", family, named(own[key]))
-    own = check_values(f"{below}.", own, kinds_of(factory))
+    own = check_values(f"{below}.", with_nested(section, own), kinds_of(factory))
     own |= {k: v for k, v in facts.items() if k in keywords(factory)}
     make = functools.partial(factory, **own)
     check_needs(section, name, needs_of(make), facts, task)
     return make, {*asked}
+
+
+def with_nested(section: str, settings: Mapping) -> dict:
+    """Settings of an algorithm, with the members of families that they name built."""
+    settings = dict(settings)
+    for key, family in NESTED.items():
+        if isinstance(given := settings.get(key), Mapping | str):
+            settings[key] = choose(f"{section}.algorithm.{key}", family, named(given))
+    return settings
 
 
 def with_leaves(

@@ -1,11 +1,14 @@
 """A mistake in a section of a config ends in one line before the data is opened."""
 
+import importlib
 import re
+import runpy
 from collections.abc import Mapping
 
 import pytest
 
-from fedfr_jax.config.build import build
+from fedfr_jax.config.build import build, sections
+from fedfr_jax.config.files import load, shipped
 from fedfr_jax.data.sources import SOURCES
 
 TASKS = {
@@ -51,6 +54,8 @@ OF_A_TASK = [
     ("reid", {"loss": "arcface"}, "settings of the task's only loss"),
     ("reid", {"identities_per_batch": 1.5}, "identities_per_batch must be a whole"),
 ]
+SERVER = {"name": "fedavg", "server_optimizer": {"name": "fedavgm", "rate": 1.0}}
+EVERYWHERE.append(({"algorithm": SERVER}, "server_optimizer must have keys of"))
 SECTIONS = ("data", "partition", "model", "federation", "evaluation", "pretrain")
 
 
@@ -94,3 +99,12 @@ def test_each_section_refuses_an_unknown_key(task):
     for section in SECTIONS:
         found = mistake(task, **{section: {"nosuch": 1}})
         assert re.search(f"^config.{section} must have .*'nosuch'", found), found
+
+
+def test_shipped_configs_pass(monkeypatch):
+    monkeypatch.setenv("FEDFR_DATA", "data")
+    for path in shipped().values():
+        for word in runpy.run_path(str(path)).get("DATA") or (None,):
+            settings = sections(load(path, word))
+            stages = f"fedfr_jax.tasks.{settings['task']}.stages"
+            importlib.import_module(stages).check_config(settings)
