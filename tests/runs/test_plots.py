@@ -46,8 +46,6 @@ def test_det_names_a_curve_without_errors(tmp_path, drawn):
 
 def test_curves_without_points_are_refused(tmp_path):
     for plot in (report.plot_roc, report.plot_det):
-        with pytest.raises(ValueError, match="at least one stage"):
-            plot(tmp_path / "x", {})
         with pytest.raises(ValueError, match=r"curves\['a'\] must have a far > 0"):
             plot(tmp_path / "x", {"a": ([0.0], [1.0])})
     assert curves.MIN_POINTS == 10 and not list(tmp_path.iterdir())
@@ -63,8 +61,6 @@ def test_clients_take_any_metric_few_many_and_missing_clients(tmp_path, drawn):
     report.plot_clients(tmp_path / "per_client.png", values, evaluator="own")
     assert_is_drawn(tmp_path / "per_client.png")
     assert titles(drawn["per_client"]) == ["Own: accuracy", "Own: dice"]
-    with pytest.raises(ValueError, match="at least one stage and metric"):
-        report.plot_clients(tmp_path / "x.png", {"a": {}})
 
 
 def test_clients_of_many_metrics_show_four(tmp_path, shown):
@@ -89,8 +85,6 @@ def test_a_partition_shows_every_count_of_few_clients(tmp_path, drawn):
     np.testing.assert_array_equal(cells, [[3, 4], [-1, 5]])  # none is white
     assert sorted(text.get_text() for text in above.texts) == ["3", "4", "5"]
     assert titles(drawn["split"])[0] == "2 clients, 2 classes"
-    with pytest.raises(ValueError, match="table of images by client"):
-        report.plot_partition(tmp_path / "x", {"clients": 3})
 
 
 def test_a_crowd_is_sorted_by_class_and_is_of_some_clients(tmp_path, shown):
