@@ -149,6 +149,8 @@ def with_numbers(options: Mapping, numbers: Mapping) -> dict:
     for path, number in numbers.items():
         key, _, inside = path.partition(".")
         part = changed.get(key, {})
+        if inside and part is None:
+            raise ValueError(f"{path} cannot be set where {key} is None. Set {key}.")
         part = {"name": part} if isinstance(part, str) else part
         changed[key] = with_numbers(part, {inside: number}) if inside else number
     return changed

@@ -229,6 +229,8 @@ def test_keys_of_the_algorithm_stand_below_it():
     with pytest.raises(ValueError, match=r"\(renamed to loss.label_smoothing\)"):
         read_method("methods.x", old, (), ())
     row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "learning_rate": 0.1}
+    with pytest.raises(ValueError, match="branch.weight cannot be set where branch is"):
+        with_numbers({"algorithm": {"branch": None}}, {"algorithm.branch.weight": 1.0})
     numbers = {"algorithm.mu": 1.0, "learning_rate": 0.2}
     expected = {"algorithm": {"name": "fedprox", "mu": 1.0}, "learning_rate": 0.2}
     assert with_numbers(row, numbers) == expected and row["learning_rate"] == 0.1
