@@ -101,6 +101,12 @@ def test_each_section_refuses_an_unknown_key(task):
         assert re.search(f"^config.{section} must have .*'nosuch'", found), found
 
 
+def test_rates_of_faces_are_shares():
+    for key in ("fars", "fpirs", "masked_fars"):
+        found = mistake("faces", evaluation={key: (1e-3, 1.5)})
+        assert f"config.evaluation.{key} must be" in found, found
+
+
 def test_shipped_configs_pass(monkeypatch):
     monkeypatch.setenv("FEDFR_DATA", "data")
     for path in shipped().values():

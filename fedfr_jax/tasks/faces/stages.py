@@ -31,6 +31,7 @@ from fedfr_jax.tasks.data import (
 from fedfr_jax.tasks.early_checks import check_member, check_methods
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
 from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
+from fedfr_jax.tasks.faces.evaluation_sets import build_rates
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.given_weights import load_start_weights
 from fedfr_jax.tasks.faces.loss import backbone_of, build_rule
@@ -191,6 +192,9 @@ def check_config(settings: Mapping) -> None:
     check_member("partition", PARTITIONS, partition, lists)
     kinds = keyword_kinds(FaceEvaluator)
     check_settings("config.evaluation", settings["evaluation"], kinds)
+    for key in ("fars", "fpirs", "masked_fars"):
+        if settings["evaluation"].get(key) is not None:
+            build_rates(f"evaluation.{key}", settings["evaluation"][key])
     check_loss("pretrain", settings["pretrain"].get("loss", ""))
     check_methods(
         "faces",
