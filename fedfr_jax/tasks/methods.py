@@ -123,7 +123,8 @@ def read_method(
     for key in options:
         new = [key, *RENAMED.get(key, ())]
         moved = [x for x in new if x.partition(".")[0] in below]
-        if moved and not any(x.partition(".")[0] in known for x in new):
+        is_known = any(x.partition(".")[0] in known for x in new)
+        if key not in known and moved and (key in below or not is_known):
             raise ValueError(
                 f"config.{section} must have keys of {sorted(known)}, got {key!r} "
                 f"(moved to algorithm.{moved[0]})."
