@@ -15,6 +15,7 @@ from fedfr_jax.federated.algorithms.mime import mime, mimelite
 from fedfr_jax.federated.algorithms.perfedavg import split_batches
 from fedfr_jax.federated.algorithms.phases import alternate
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
+from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -160,3 +161,12 @@ def test_an_algorithm_in_another_server_s_state_sees_its_own():
     inside, server = on_inner(algorithm), Around("its state")
     assert inside.prepare(server, None) == "its state"
     assert inside.cohort_metrics(server, None) == "its state"
+
+
+def test_scaffolds_control_moves_by_the_share_of_clients_that_took_part():
+    algorithm = scaffold(LocalTraining(norm_loss, sgd(), 0.1), num_clients=4)
+    variables = {"params": {"x": np.zeros(2, np.float32)}, "batch_stats": {}}
+    drift, gain = jax.tree.map(np.zeros_like, variables), {"x": np.float32([1, 2])}
+    result = RoundResult((drift, gain), (), {}, np.ones(3, np.float32), 0)
+    control = algorithm.server_update(algorithm.init(variables), result).control
+    np.testing.assert_allclose(jax.tree.leaves(control)[0], [0.75, 1.5])

@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/scaffold.py",
-        ROUNDS,
+        f"{ROUNDS} federated/test_algorithm_parts.py",
         [
             ("subtract(server.control, control)", "subtract(control, server.control)"),
             ("gradient - mean_control, 0)", "gradient, 0)"),
