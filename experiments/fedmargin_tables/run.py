@@ -221,7 +221,7 @@ def with_loss(experiment, config: dict):
 
     model, feed = seen(config, open_data(config["data"]))
     table, mesh = experiment.task.dataset, experiment.mesh
-    look = build_feature_fn(model, table, mesh, feed, most=2000)
+    look = build_feature_fn(model, table, mesh, feed, max_features=2000)
 
     def evaluate(networks):
         if networks.variables is None:

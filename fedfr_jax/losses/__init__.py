@@ -79,14 +79,9 @@ def build_margin(settings: Mapping) -> Margin:
     return call_at("loss", LOSSES[name], settings)
 
 
-def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
-    """Build a loss on outputs: (outputs [N, M], targets [N]) -> [N].
-
-    Args:
-      given: its name, or {"name": ..., settings}.
-      num_classes: M.
-    """
-    settings = {"name": given} if isinstance(given, str) else dict(given)
+def read_output_loss(settings: Mapping) -> Callable:
+    """Read a loss on outputs from {"name": ..., settings}."""
+    settings = dict(settings)
     name = settings.pop("name", None)
     check_choice("loss", name, LOSSES)
     loss = call_at("loss", LOSSES[name], settings)
@@ -95,11 +90,22 @@ def build_output_loss(given: str | Mapping, num_classes: int) -> Callable:
             f"loss must be a loss on logits, got {name!r}, a margin loss on cosines, "
             "which the task faces takes."
         )
+    return loss
+
+
+def build_output_loss(settings: Mapping, num_classes: int) -> Callable:
+    """Build a loss on outputs: (outputs [N, M], targets [N]) -> [N].
+
+    Args:
+      settings: {"name": ..., settings of the loss}.
+      num_classes: M.
+    """
+    loss = read_output_loss(settings)
     outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     targets = jax.ShapeDtypeStruct((2,), jnp.int32)
     if (shape := jnp.shape(jax.eval_shape(loss, outputs, targets))) != (2,):
         raise ValueError(
             f"loss must return one value per example, shape (2,) for two, got {shape} "
-            f"from {name!r}."
+            f"from {settings['name']!r}."
         )
     return loss

@@ -41,20 +41,20 @@ def with_contrastive_loss(
     loss_of(model)  # what is wrong with its settings is told before training
 
     def loss_fn(variables, batch, key, *, received, previous):
-        output, seen, stats = model.apply_with_features(
+        output, features, stats = model.apply_with_features(
             variables, batch.model_inputs, True, key=key
         )
-        known = model._replace(
+        known_model = model._replace(
             apply=lambda *_, **__: (output, stats),
-            apply_with_features=lambda *_, **__: (output, seen, stats),
+            apply_with_features=lambda *_, **__: (output, features, stats),
         )
-        value, (stats, metrics) = loss_of(known)(variables, batch, key)
+        value, (stats, metrics) = loss_of(known_model)(variables, batch, key)
         fixed = [
             model.apply_with_features(other, batch.model_inputs, False)[1]
             for other in (received, previous)
         ]
         terms = model_contrastive(
-            *map(_embed_images, (seen, *fixed)), temperature=contrastive_temperature
+            *map(_embed_images, (features, *fixed)), temperature=contrastive_temperature
         )
         term = masked_mean(terms, batch.is_valid)
         total = value + contrastive_weight * term

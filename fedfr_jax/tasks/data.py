@@ -38,11 +38,11 @@ from fedfr_jax.types import (
 def open_data(settings: Mapping) -> Source:
     """Open the config's data source; errors of its files name them."""
     source = choose("data", SOURCES, settings)
-    where = settings.get("path", settings.get("data_dir", "config.data"))
+    location = settings.get("path", settings.get("data_dir", "config.data"))
 
     def named(read):
         def call(rows):
-            with naming(where):
+            with naming(location):
                 return read(rows)
 
         return call
@@ -57,10 +57,10 @@ def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
     """Report fields of a `Task`, with the files that its sources ignored."""
     if not any(passed_over):
         return {"data_report": facts, "data_report_text": text}
-    found = "\n".join(filter(None, passed_over))
+    ignored = "\n".join(filter(None, passed_over))
     return {
-        "data_report": {**facts, "passed_over": found.split("\n")},
-        "data_report_text": f"{text}\n{found}",
+        "data_report": {**facts, "passed_over": ignored.split("\n")},
+        "data_report_text": f"{text}\n{ignored}",
     }
 
 
@@ -74,22 +74,22 @@ def split(settings: Mapping, source: Source):
     settings = {"name": "by_identity", **settings}
     for key, value in settings.items():
         if key.endswith("_ids_from") and isinstance(value, str):
-            where = f"config.partition.{key}"
-            settings[key] = names_from(source.names, value, where)
+            key_path = f"config.partition.{key}"
+            settings[key] = names_from(source.names, value, key_path)
     check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
-    asked = inspect.signature(PARTITIONS[settings["name"]]).parameters
-    given = {"is_test": source.is_test, "client_ids": source.client_ids}
+    parameters = inspect.signature(PARTITIONS[settings["name"]]).parameters
+    offered = {"is_test": source.is_test, "client_ids": source.client_ids}
     if source.stored is not None and source.stored.is_named:
-        given["names"] = IdentityNames(source.stored.names, source.names)
-    for key, known in given.items():
-        if key in asked and known is not None:
-            settings.setdefault(key, known)
+        offered["names"] = IdentityNames(source.stored.names, source.names)
+    for key, array in offered.items():
+        if key in parameters and array is not None:
+            settings.setdefault(key, array)
     parts = choose("partition", PARTITIONS, settings, source.labels)
-    is_held_out = "test_fraction" in asked and settings.get("is_test") is None
-    if isinstance(parts, ClientPartition) and is_held_out and "names" in given:
-        fraction = settings.get("test_fraction", asked["test_fraction"].default)
+    is_held_out = "test_fraction" in parameters and settings.get("is_test") is None
+    if isinstance(parts, ClientPartition) and is_held_out and "names" in offered:
+        fraction = settings.get("test_fraction", parameters["test_fraction"].default)
         drawn = fraction, settings.get("seed", 0)
-        return hold_out_by_name(parts, source.labels, given["names"].images, *drawn)
+        return hold_out_by_name(parts, source.labels, offered["names"].images, *drawn)
     return parts
 
 
@@ -131,18 +131,18 @@ def data_usage(
     source: Source, parts: ClientPartition, unseen: ClientPartition | None = None
 ) -> DataUsage:
     """Images of a split's clients, and of unseen clients, by use."""
-    found, first = {}, 0
-    for prefix, of in (("", parts), ("unseen ", unseen)):
-        if of is None:
+    used, first = {}, 0
+    for prefix, part in (("", parts), ("unseen ", unseen)):
+        if part is None:
             continue
         for use in ("train", "test"):
-            rows, offsets = (of.train, of.train_offsets)
+            rows, offsets = (part.train, part.train_offsets)
             if use == "test":
-                rows, offsets = (of.test, of.test_offsets)
+                rows, offsets = (part.test, part.test_offsets)
             client = first + np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-            found[prefix + use] = UsedRows(rows, client, source.labels[rows])
-        first += len(of.train_offsets) - 1
-    return DataUsage(source, found)
+            used[prefix + use] = UsedRows(rows, client, source.labels[rows])
+        first += len(part.train_offsets) - 1
+    return DataUsage(source, used)
 
 
 def build_population(parts: ClientPartition, num_classes: int) -> Population:
@@ -183,10 +183,10 @@ def build_batching(
             value = settings._asdict()[key]
             if value:
                 default = type(settings)._field_defaults.get(key)
-                words = ", the default" if value == default else ""
+                suffix = ", the default" if value == default else ""
                 raise ValueError(
                     f"{key} must be {off} for data other than images, got {value}"
-                    f"{words}."
+                    f"{suffix}."
                 )
         return Batching(settings.batch_size, drop_last=drop_last)
     augment = build_data_augment(
@@ -234,26 +234,26 @@ def build_preprocessing(
 
 def _augments(settings: Mapping, pretrains: bool) -> dict[str, Sequence]:
     """Lists of augments in a config, by key."""
-    found, rows = {}, settings["methods"].items()
+    lists, rows = {}, settings["methods"].items()
     if any(row.get("kind") != "central" for _, row in rows):
-        found["federation.augment"] = settings["federation"].get("augment", ())
+        lists["federation.augment"] = settings["federation"].get("augment", ())
     if pretrains:
-        found["pretrain.augment"] = settings["pretrain"].get("augment", ())
+        lists["pretrain.augment"] = settings["pretrain"].get("augment", ())
     for name, row in rows:
         if row.get("kind") == "central":
-            found[f"methods.{name}.augment"] = row.get("augment", ())
-    return found
+            lists[f"methods.{name}.augment"] = row.get("augment", ())
+    return lists
 
 
 def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
     """`mean` and `std` in a list of augments."""
-    own = {}
+    settings = {}
     for entry in augment:
         if isinstance(entry, Mapping) and entry.get("name") == "normalize":
-            own = {k: v for k, v in entry.items() if k != "name"}
-    call(key, normalize, own)
+            settings = {k: v for k, v in entry.items() if k != "name"}
+    call(key, normalize, settings)
     default = Preprocessing()
-    return with_tuples({"mean": default.mean, "std": default.std, **own})
+    return with_tuples({"mean": default.mean, "std": default.std, **settings})
 
 
 def example_bytes(shape: InputShape) -> int:
@@ -284,9 +284,9 @@ def should_stream(
 
 def by_conv_implementation(settings: Mapping) -> tuple[str, ...]:
     """Implementations of convolutions to time; none if the config sets one."""
-    known = inspect.signature(MODELS[settings["name"]]).parameters
+    parameters = inspect.signature(MODELS[settings["name"]]).parameters
     is_open = (
-        "conv_implementation" in known
+        "conv_implementation" in parameters
         and settings.get("conv_implementation", conv.AUTO) == conv.AUTO
     )
     return conv.other_implementations() if is_open else ()

@@ -5,14 +5,12 @@ checked as the methods are built.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.aggregation import build_links
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.losses import LOSSES
+from fedfr_jax.losses import LOSSES, read_output_loss
 from fedfr_jax.schema import (
     check_choice,
     check_keys,
@@ -27,15 +25,16 @@ from fedfr_jax.schema import (
 from fedfr_jax.tasks.leaves import KEYS
 from fedfr_jax.tasks.local_training import build_local
 from fedfr_jax.tasks.method_algorithm import with_nested
-from fedfr_jax.tasks.method_context import TERMS
-from fedfr_jax.tasks.methods import algorithm_of, named, read_method, refuse_other_loss
+from fedfr_jax.tasks.methods import algorithm_of, named, refuse_other_loss
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.privacy import check_privacy_settings
+from fedfr_jax.tasks.task_methods import (
+    OFFERED,
+    TaskMethods,
+    read_federated,
+    settings_of,
+)
 from fedfr_jax.tasks.trust import read_action, read_attack
-
-# Arguments of algorithms that a task offers, which are no settings.
-OFFERED = {*NEEDS, "begin", "model", "momentum", "num_clients", "prepare"}
-OFFERED |= {"initial_previous_model", "reference_features"}
 
 
 def check_member(
@@ -54,64 +53,47 @@ def check_member(
     check_settings(f"config.{section}", settings, kinds)
 
 
-def check_methods(
-    task: str,
-    methods: Mapping,
-    *,
-    check_loss: Callable[[str, str | Mapping], None],
-    algorithm: str = "fedavg",
-    defaults: Mapping = MappingProxyType({}),
-    keys: Collection[str] = (),
-    terms: Mapping[str, Callable] = TERMS,
-    algorithm_kinds: Callable[[Callable], Mapping] = lambda factory: {},
-    central_keys: Collection[str] = Training._fields,
-) -> None:
-    """Check config.methods, as far as it does not depend on the data.
-
-    Args:
-      check_loss: (section, its key `loss`) raises ValueError for a wrong one.
-      algorithm: the default one.
-      defaults, keys: see `MethodContext`.
-      terms: {need: factory whose keywords are keys below `algorithm`}.
-      algorithm_kinds: factory of an algorithm -> {key of it that the task itself reads:
-        annotation}.
-      central_keys: of methods of kind central.
-    """
-    for method, options in methods.items():
-        section, options = f"methods.{method}", dict(options)
+def check_methods(task: TaskMethods, methods: Mapping) -> None:
+    """Check config.methods, as far as it does not depend on the data."""
+    for name, options in methods.items():
+        section, options = f"methods.{name}", dict(options)
         kind = options.pop("kind", "federated")
         check_choice(f"config.{section}.kind", kind, ("federated", "central"))
         if kind == "central":
-            check_keys(f"config.{section}", options, central_keys)
-            given = {k: v for k, v in options.items() if k in Training._fields}
-            check_values(f"config.{section}.", given, kinds_of(Training))
+            check_keys(f"config.{section}", options, task.central_keys)
+            settings = {k: v for k, v in options.items() if k in Training._fields}
+            check_values(f"config.{section}.", settings, kinds_of(Training))
         else:
-            name, settings = algorithm_of(section, options, algorithm)
-            kinds = keyword_kinds(ALGORITHMS[name])
-            kinds = {k: x for k, x in kinds.items() if k not in OFFERED}
-            kinds |= algorithm_kinds(ALGORITHMS[name])
-            _check_federated(section, {**defaults, **options}, kinds, keys, terms)
-            _check_algorithm(section, name, settings, kinds, terms, task)
-        with naming(f"config.{section}"):
-            check_loss(section, options.get("loss", ""))
+            _check_federated(section, options, task)
+        check_loss(section, options.get("loss", ""), task)
 
 
-def _check_federated(
-    section: str,
-    options: Mapping,
-    kinds: Mapping[str, Any],
-    keys: Collection[str],
-    terms: Mapping[str, Callable],
-) -> None:
-    """Read a federated method, and check the keys that are named parts.
+def check_loss(section: str, loss: str | Mapping, task: TaskMethods) -> None:
+    """Check the key `loss` of a section."""
+    with naming(f"config.{section}"):
+        if task.read_loss:
+            task.read_loss(loss)
+            return
+        settings = named(loss, task.loss_name)
+        chosen = settings.pop("name")
+        kinds = keyword_kinds(task.loss_of)
+        if chosen == task.loss_name:
+            check_settings(f"config.{section}.loss", settings, kinds)
+        elif task.other_losses is None:
+            refuse_other_loss(kinds, loss)
+        else:
+            check_choice("loss", chosen, (task.loss_name, *LOSSES))
+            added = task.other_loss_kinds
+            own = {key: settings.pop(key) for key in added if key in settings}
+            check_values("loss.", own, added)
+            read_output_loss({"name": chosen, **settings})
 
-    Args:
-      kinds: of the settings of its algorithm.
-    """
+
+def _check_federated(section: str, options: Mapping, task: TaskMethods) -> None:
+    """Read a federated method, and check the keys that are named parts."""
     where = f"config.{section}"
-    for term in terms.values():
-        kinds = {**kinds, **keyword_kinds(term)}
-    method = read_method(section, options, keys, kinds)
+    name, settings = algorithm_of(section, options, task.algorithm)
+    method = read_federated(section, options, name, task)
     with naming(where):
         build_local(method, loss=None)
         for key, leaves in (("personal", method.personal), ("frozen", method.frozen)):
@@ -124,64 +106,35 @@ def _check_federated(
         read_action(section, method.on_bad_update)
     if method.privacy is not None:
         check_privacy_settings(section, method.privacy)
+    _check_algorithm(section, name, settings, task)
 
 
 def _check_algorithm(
-    section: str,
-    name: str,
-    settings: Mapping,
-    kinds: Mapping[str, Any],
-    terms: Mapping[str, Callable],
-    task: str,
+    section: str, name: str, settings: Mapping, task: TaskMethods
 ) -> None:
     """Check an algorithm's settings, and that the task may offer what it needs."""
-    where, possible = f"config.{section}.algorithm", dict(kinds)
+    where, kinds = f"config.{section}.algorithm", settings_of(task, name)
+    possible = dict(kinds)
+    # Whether the algorithm needs them is not known yet.
+    for factory in (*task.losses.values(), *task.terms.values()):
+        possible |= keyword_kinds(factory)
     settings = with_nested(section, settings)
-    for term in terms.values():  # whether the algorithm needs it is not known yet
-        possible |= keyword_kinds(term)
-    check_values(
-        f"{where}.", {k: settings[k] for k in settings if k in possible}, possible
-    )
-    asked = keywords(ALGORITHMS[name])
-    required = {k for k, p in asked.items() if p.default is p.empty}
+    known = {key: x for key, x in settings.items() if key in possible}
+    check_values(f"{where}.", known, possible)
+    arguments = keywords(ALGORITHMS[name])
+    required = {k for k, p in arguments.items() if p.default is p.empty}
     if missing := sorted(required - OFFERED - settings.keys()):
         raise ValueError(f"{where} needs the key {missing[0]}.")
     needs = required & NEEDS.keys()
     if not required & OFFERED:  # then it can be made without what the task offers
-        given = {k: v for k, v in settings.items() if k in required}
-        needs |= {*needs_of(functools.partial(ALGORITHMS[name], **given))}
-    offers = {k for k, x in NEEDS.items() if not x.tasks or task in x.tasks}
-    check_needs(section, name, sorted(needs & NEEDS.keys()), offers, task)
+        required_settings = {k: v for k, v in settings.items() if k in required}
+        make = functools.partial(ALGORITHMS[name], **required_settings)
+        needs |= {*needs_of(make)}
+    offers = {k for k, x in NEEDS.items() if not x.tasks or task.task in x.tasks}
+    check_needs(section, name, sorted(needs & NEEDS.keys()), offers, task.task)
     for key in settings:
         if key not in possible:
             raise ValueError(
                 f"{where} must have keys of {sorted(kinds)}, got {key!r}"
                 f"{hint(key, possible)}."
             )
-
-
-def check_task_loss(
-    section: str,
-    given: str | Mapping,
-    loss_of: Callable,
-    name: str = "",
-    other_kinds: Mapping[str, Any] | None = None,
-) -> None:
-    """Check a key `loss`: settings of the task's own, or another loss of LOSSES.
-
-    Args:
-      loss_of, name: see `MethodContext`.
-      other_kinds: {key of the task beside those of another loss: annotation}; None: the
-        task has no other loss.
-    """
-    settings = named(given, name)
-    chosen = settings.pop("name")
-    own = keyword_kinds(loss_of)
-    if chosen == name:
-        check_settings(f"config.{section}.loss", settings, own)
-    elif other_kinds is None:
-        refuse_other_loss(own, given)
-    else:
-        check_choice("loss", chosen, (name, *LOSSES))
-        kinds = {**other_kinds, **kinds_of(LOSSES[chosen])}
-        check_settings("loss", settings, kinds)

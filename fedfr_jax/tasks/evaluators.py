@@ -1,11 +1,9 @@
-"""Evaluators of any task: representation, rounds to target.
+"""Evaluators of any task: representation metrics, and the first round at a target.
 
 Representation metrics of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things
 Journal), for features of images or of pixels: AMM, the mean distance of a class's
 prototype to the nearest other one; MMD to the features of a reference, the centrally
 trained network; mean entropies.
-
-The value of a metric whose first round a table tells.
 """
 
 import functools
@@ -102,8 +100,9 @@ def representation(
     """
     if model.apply_with_features is None:
         raise ValueError("the model must have features, got one without.")
-    look = build_feature_fn(model, table, mesh, feed, max_images)
-    wanted = functools.cache(lambda: look(reference)[1])  # not before it is needed
+    compute_features = build_feature_fn(model, table, mesh, feed, max_images)
+    # Not before they are needed.
+    reference_features = functools.cache(lambda: compute_features(reference)[1])
 
     @jax.jit
     def numbers(labels, features, logits):
@@ -118,33 +117,35 @@ def representation(
     def evaluate(networks: TrainedModels) -> Evaluation:
         if networks.variables is None:
             return Evaluation()
-        labels, features, logits = look(networks.variables)
-        found = numbers(labels, features, logits)
-        metrics = {name: float(value) for name, value in found.items()}
+        labels, features, logits = compute_features(networks.variables)
+        values = numbers(labels, features, logits)
+        metrics = {name: float(value) for name, value in values.items()}
         if reference is not None:
-            metrics |= discrepancies(features, wanted())
+            metrics |= discrepancies(features, reference_features())
         return Evaluation(metrics)
 
     return Evaluator(evaluate)
 
 
-def discrepancies(features: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
+def discrepancies(
+    features: np.ndarray, reference_features: np.ndarray
+) -> dict[str, float]:
     """Squared MMD of features [n, D] to those of a reference, in three forms.
 
     Nothing where features are all alike or no numbers: the radial kernel has no width.
     """
-    spread = np.ptp(np.concatenate([features, wanted]), axis=0).max()
+    spread = np.ptp(np.concatenate([features, reference_features]), axis=0).max()
     if not 0 < spread < math.inf:
         return {}
     return {
-        "mmd": mmd_squared(features, wanted),
-        "mmd_unbiased": mmd_squared(features, wanted, unbiased=True),
-        "mmd_linear": mmd_squared(features, wanted, kernel="linear"),
+        "mmd": mmd_squared(features, reference_features),
+        "mmd_unbiased": mmd_squared(features, reference_features, unbiased=True),
+        "mmd_linear": mmd_squared(features, reference_features, kernel="linear"),
     }
 
 
 def build_feature_fn(
-    model: Model, table, mesh: Mesh, feed: Batching, most: int
+    model: Model, table, mesh: Mesh, feed: Batching, max_features: int
 ) -> Callable:
     """Build variables -> (labels [n], features [n, D], logits [n, M]) of test images.
 
@@ -157,16 +158,16 @@ def build_feature_fn(
     """
     shape = class_features(model).shape  # [1, D], or [1, h, w, D]
     pixels, count = math.prod(shape[1:-1]), table.num_examples
-    num_images = min(max(most // min(pixels, OF_IMAGE), 1), count)
+    num_images = min(max(max_features // min(pixels, OF_IMAGE), 1), count)
     rows = np.linspace(0, count - 1, num_images).astype(np.int32)
-    each = min(most // num_images, pixels)
-    places = np.sort(np.random.default_rng(0).permutation(pixels)[:each])
+    each = min(max_features // num_images, pixels)
+    positions = np.sort(np.random.default_rng(0).permutation(pixels)[:each])
 
     def chosen(x):
         """Select values [B, ...] per image, or per pixel, as [B * each, ...]."""
         x = nearest_prototype(x, shape)
         channels = x.shape[len(shape) - 1 :]
-        return x.reshape(len(x), pixels, *channels)[:, places].reshape(-1, *channels)
+        return x.reshape(len(x), pixels, *channels)[:, positions].reshape(-1, *channels)
 
     truth = np.asarray(table.targets.get("mask", table.targets["label"]))[rows]
     labels = np.asarray(jax.jit(chosen)(truth.astype(np.int32)))
@@ -177,19 +178,20 @@ def build_feature_fn(
             f"label, got {is_known.sum()} of {len(labels)}."
         )
 
-    def both(variables, images):
+    def outputs(variables, images):
         logits, features, _ = model.apply_with_features(variables, images, False)
         found = jnp.concatenate([chosen(features), chosen(logits)], axis=1)
         return found.reshape(len(images), -1)
 
-    run, held = build_embed(jax.jit(both), feed, mesh), place_examples(table, mesh)
+    embed = build_embed(jax.jit(outputs), feed, mesh)
+    examples = place_examples(table, mesh)
 
-    def look(variables):
-        found = meshes.fetch(run(variables, held, rows))[: len(rows), 0]
+    def compute_features(variables):
+        found = meshes.fetch(embed(variables, examples, rows))[: len(rows), 0]
         found = found.reshape(len(labels), -1)[is_known]
         return labels[is_known], found[:, : shape[-1]], found[:, shape[-1] :]
 
-    return look
+    return compute_features
 
 
 def with_target(
@@ -197,4 +199,7 @@ def with_target(
 ) -> dict[str, Evaluator]:
     """Set the target of a metric in the evaluators that have it; None for no target."""
     targets = {} if target is None else {metric: target}
-    return {name: of._replace(targets=targets) for name, of in evaluators.items()}
+    return {
+        name: evaluator._replace(targets=targets)
+        for name, evaluator in evaluators.items()
+    }

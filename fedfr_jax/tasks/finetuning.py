@@ -25,13 +25,13 @@ from fedfr_jax.types import (
 )
 
 
-def build_finetuning(local: LocalTraining, moves: str = "") -> Algorithm:
+def build_finetuning(local: LocalTraining, trainable_pattern: str = "") -> Algorithm:
     """Build an algorithm whose personal state is a client's fine-tuned model.
 
     Args:
-      moves: regular expression of the leaves that are trained, "" for all.
+      trainable_pattern: regular expression of the leaves that are trained, "" for all.
     """
-    train = build_local_training(local, moves)
+    train = build_local_training(local, trainable_pattern)
 
     def client_update(key, server, row, client):
         del server
@@ -53,21 +53,22 @@ def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:
 
     All of them are kept on disk, in a temporary folder.
     """
-    num_clients, of_client = sim.population.num_clients, networks.client_variables
-    first = networks.variables if of_client is None else of_client(0)
+    num_clients = sim.population.num_clients
+    client_variables = networks.client_variables
+    first = networks.variables if client_variables is None else client_variables(0)
     server = start_simulation(sim, first)
     store = open_store(sim, server)
-    if of_client is not None:
+    if client_variables is not None:
         for client in range(num_clients):
-            row = meshes.fetch(of_client(client))
+            row = meshes.fetch(client_variables(client))
             row = jax.tree.map(lambda x: np.asarray(x)[None], row)
             store.scatter(np.array([client]), row, 0)
     # All clients, whatever the round: its number only names what they draw.
     server, _ = run_cohort(sim, server, store, Cohort(np.arange(num_clients), 1))
 
-    def after(client):
+    def finetuned(client):
         rows, _ = store.gather(np.array([client]))
         row = jax.tree.map(lambda x: x[0], rows)
         return meshes.put_global(row, meshes.replicated(sim.mesh))
 
-    return networks._replace(variables=None, client_variables=after)
+    return networks._replace(variables=None, client_variables=finetuned)

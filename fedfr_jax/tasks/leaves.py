@@ -13,7 +13,7 @@ KEYS = ("blocks", "all_but_blocks", "batch_norms")
 
 
 def leaves_of(
-    model: Model, given: str | Mapping, at: str = "", *, key: str = "personal"
+    model: Model, selection: str | Mapping, at: str = "", *, key: str = "personal"
 ) -> str | Callable:
     """Select leaves by a regular expression over paths, or by a mapping.
 
@@ -27,14 +27,14 @@ def leaves_of(
     Raises:
       ValueError: for another key, none or several, or so many blocks.
     """
-    if isinstance(given, str):
-        return given
-    check_keys(key, given, KEYS)
-    if len(given) != 1:
+    if isinstance(selection, str):
+        return selection
+    check_keys(key, selection, KEYS)
+    if len(selection) != 1:
         raise ValueError(
-            f"{key} must have exactly one key of {KEYS}, got {dict(given)}."
+            f"{key} must have exactly one key of {KEYS}, got {dict(selection)}."
         )
-    ((which, value),) = given.items()
+    ((which, value),) = selection.items()
     if which == "batch_norms":
         return batch_norms_at(at) if value else ""
     top = top_blocks(model.blocks, value, prefix=at)
@@ -55,22 +55,22 @@ def batch_norms_at(at: str) -> Callable:
 
     def select(variables: PyTree) -> PyTree:
         params = variables["params"]
-        found = batch_norms({**variables, "params": params[name]})
+        selected = batch_norms({**variables, "params": params[name]})
         others = jax.tree.map(lambda _: False, params)
-        return {**found, "params": {**others, name: found["params"]}}
+        return {**selected, "params": {**others, name: selected["params"]}}
 
     return select
 
 
-def frozen_pattern(model: Model, given: str | Mapping, at: str = "") -> str:
+def frozen_pattern(model: Model, selection: str | Mapping, at: str = "") -> str:
     """Pattern of the key `frozen`: as `leaves_of`, without batch norms.
 
     Raises:
       ValueError: for anything else.
     """
-    found = leaves_of(model, given, at, key="frozen")
-    if not isinstance(found, str):
+    pattern = leaves_of(model, selection, at, key="frozen")
+    if not isinstance(pattern, str):
         raise ValueError(
-            f"frozen must have a key of {KEYS[:2]} or be a pattern, got {given}."
+            f"frozen must have a key of {KEYS[:2]} or be a pattern, got {selection}."
         )
-    return found
+    return pattern

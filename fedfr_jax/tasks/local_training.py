@@ -78,12 +78,12 @@ def _optimizer_of(method: Method) -> Callable:
 def _of_optax(name: str, settings: Mapping) -> Callable:
     """Build rate -> optax.<name>(rate, **settings)."""
     factory = getattr(optax, name, None)
-    known = inspect.signature(factory).parameters if callable(factory) else {}
-    if "learning_rate" not in known:  # not an optimizer
+    parameters = inspect.signature(factory).parameters if callable(factory) else {}
+    if "learning_rate" not in parameters:  # not an optimizer
         raise ValueError(
             f"optimizer must be the name of an optax optimizer, got {name!r}."
         )
-    check_keys(f"optimizer {name}", settings, set(known) - {"learning_rate"})
+    check_keys(f"optimizer {name}", settings, set(parameters) - {"learning_rate"})
     make = lambda rate: factory(rate, **settings)
     one = jax.ShapeDtypeStruct((), jnp.result_type(float))
     try:  # a step of one number: optax itself looks at few of its settings

@@ -26,12 +26,13 @@ from fedfr_jax.schema import (
 from fedfr_jax.tasks.leaves import frozen_pattern, leaves_of
 from fedfr_jax.tasks.local_training import build_local
 from fedfr_jax.tasks.method_context import MethodContext
-from fedfr_jax.tasks.methods import Method, named, refuse_other_loss
+from fedfr_jax.tasks.methods import Method, named
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.privacy import with_privacy
+from fedfr_jax.tasks.task_methods import loss_of_method
 from fedfr_jax.tasks.trust import with_trust_keys
 from fedfr_jax.trees import matching
-from fedfr_jax.types import Algorithm, LocalTraining, Model
+from fedfr_jax.types import Algorithm, LocalTraining
 
 # Keys of algorithms that are a name of a family, or {"name": ..., settings}.
 NESTED = {"server_optimizer": SERVER_OPTIMIZERS}
@@ -63,8 +64,8 @@ def build_algorithm(
         algorithm, context.kept, init_per_client=context.draw_kept
     )
     if method.privacy is not None:
-        given = method.privacy, context.federation, num_clients
-        algorithm = with_privacy(algorithm, section, *given)
+        privacy = method.privacy, context.federation, num_clients
+        algorithm = with_privacy(algorithm, section, *privacy)
     algorithm = with_trust_keys(algorithm, section, method, num_clients, context.seed)
     # A pattern must match: found before any compile.
     jax.eval_shape(algorithm.init, context.shapes)
@@ -80,21 +81,22 @@ def factory_and_loss(
     settings stand below `algorithm` too.
     """
     # FedNova's momentum is that of its clients.
-    offers = {**context.offers, "momentum": method.momentum}
-    make, known = algorithm_maker(section, name, settings, offers, context.task)
+    task, offers = context.task, {**context.offers, "momentum": method.momentum}
+    make, known = algorithm_maker(section, name, settings, offers, task.task)
     needs = needs_of(make)
-    needed = [context.losses[need] for need in needs if need in context.losses]
-    terms = [context.terms[need] for need in needs if need in context.terms]
-    known = known.union(context.terms_keys, *map(keywords, (*needed, *terms)))
+    needed = [task.losses[need] for need in needs if need in task.losses]
+    terms = [task.terms[need] for need in needs if need in task.terms]
+    task_keys = task.terms_of(ALGORITHMS[name])
+    known = known.union(task_keys, *map(keywords, (*needed, *terms)))
     check_keys(f"config.{section}.algorithm", settings, known)
-    defaults = {k: v for k, v in context.algorithm_defaults.items() if k in known}
+    defaults = {k: v for k, v in task.algorithm_defaults.items() if k in known}
     settings = {**defaults, **settings}
 
     def with_own_settings(loss_of: Callable) -> Callable:
-        own = {k: v for k, v in settings.items() if k in keywords(loss_of)}
-        return functools.partial(call, f"{section}.algorithm", loss_of, own)
+        loss_settings = {k: v for k, v in settings.items() if k in keywords(loss_of)}
+        return functools.partial(call, f"{section}.algorithm", loss_of, loss_settings)
 
-    loss_of = loss_of_method(section, method.loss, context)
+    loss_of = loss_of_method(section, method.loss, task)
     if needed:
         if method.loss:
             raise ValueError(
@@ -105,19 +107,6 @@ def factory_and_loss(
     for term in terms:
         loss_of = with_own_settings(functools.partial(term, loss_of))
     return make, loss_of(context.model)
-
-
-def loss_of_method(
-    section: str, given: str | Mapping, context: MethodContext
-) -> Callable[[Model], Callable]:
-    """Build model -> loss of a client from the key `loss` of a method."""
-    settings = named(given, context.loss_name)
-    if settings["name"] == context.loss_name:
-        del settings["name"]
-        return functools.partial(call, f"{section}.loss", context.loss_of, settings)
-    if context.other_losses is None:
-        refuse_other_loss(keywords(context.loss_of), given)
-    return context.other_losses(settings)
 
 
 def algorithm_maker(
@@ -136,27 +125,29 @@ def algorithm_maker(
       ValueError: for a key that is missing or of another kind, or a need that the task
         does not offer.
     """
-    factory, below = ALGORITHMS[name], f"config.{section}.algorithm"
-    asked = {k: p for k, p in keywords(factory).items() if k not in facts}
-    own = {k: v for k, v in settings.items() if k in asked}
-    for key, parameter in asked.items():
-        if parameter.default is parameter.empty and key not in own:
+    factory, where = ALGORITHMS[name], f"config.{section}.algorithm"
+    parameters = {k: p for k, p in keywords(factory).items() if k not in facts}
+    own_settings = {k: v for k, v in settings.items() if k in parameters}
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in own_settings:
             if key in NEEDS:
                 check_needs(section, name, [key], facts, task)
-            raise ValueError(f"{below} needs the key {key}.")
-    own = check_values(f"{below}.", with_nested(section, own), kinds_of(factory))
-    own |= {k: v for k, v in facts.items() if k in keywords(factory)}
-    make = functools.partial(factory, **own)
+            raise ValueError(f"{where} needs the key {key}.")
+    own_settings = check_values(
+        f"{where}.", with_nested(section, own_settings), kinds_of(factory)
+    )
+    own_settings |= {k: v for k, v in facts.items() if k in keywords(factory)}
+    make = functools.partial(factory, **own_settings)
     check_needs(section, name, needs_of(make), facts, task)
-    return make, {*asked}
+    return make, {*parameters}
 
 
 def with_nested(section: str, settings: Mapping) -> dict:
     """Settings of an algorithm, with the members of families that they name built."""
     settings = dict(settings)
     for key, family in NESTED.items():
-        if isinstance(given := settings.get(key), Mapping | str):
-            settings[key] = choose(f"{section}.algorithm.{key}", family, named(given))
+        if isinstance(member := settings.get(key), Mapping | str):
+            settings[key] = choose(f"{section}.algorithm.{key}", family, named(member))
     return settings
 
 

@@ -1,45 +1,27 @@
-"""What a task offers to its methods."""
+"""What a task offers to its methods, once its data is open."""
 
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.task_methods import TaskMethods
 from fedfr_jax.types import Model, PyTree
-
-# Around a method's loss, by the need of its algorithm.
-TERMS = MappingProxyType({"contrastive_loss": with_contrastive_loss})
 
 
 class MethodContext(NamedTuple):
-    """What a task offers to its methods."""
+    """What a task offers to its methods, once its data is open."""
 
+    task: TaskMethods
     model: Model  # over the variables that an algorithm trains
     apply: Callable  # (variables that a client deploys, images) -> output, compiled
     initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
     shapes: PyTree  # of them
-    # (model, *, settings) -> loss of `LocalTraining`; the settings are keys of a method
-    # below `loss`
-    loss_of: Callable
     num_rows: int  # training images of all clients together
     mesh: Mesh | None
     facts: Mapping  # values for algorithms that ask, by the names of their needs
-    task: str = ""  # its name
-    # {need: (model, **keys below `algorithm`) -> loss}, for algorithms whose clients
-    # need another loss
-    losses: Mapping[str, Callable] = MappingProxyType({})
-    terms: Mapping[str, Callable] = TERMS
-    loss_name: str = ""  # of `loss_of` in a config, where it has others beside it
-    # {"name" of LOSSES, settings} -> (model) -> loss; None: the task has one loss
-    other_losses: Callable | None = None
-    defaults: Mapping = MappingProxyType({})  # of keys of a federated method
-    keys: Collection[str] = ()  # of TASK_KEYS of a method, those that the task knows
-    terms_keys: Collection[str] = ()  # of an algorithm that the task itself reads
-    algorithm_defaults: Mapping = MappingProxyType({})  # of keys that it knows
     prefix: str = ""  # where the network's params lie, such as "backbone/"
     kept: str = ""  # pattern of leaves that stay with clients whatever a method says
     federation: Federation = Federation()  # for privacy
@@ -56,12 +38,12 @@ class MethodContext(NamedTuple):
         """Everything that the task offers to algorithms, by the names of their
         needs.
         """
-        return {**self.facts, **self.losses, **self.terms}
+        return {**self.facts, **self.task.losses, **self.task.terms}
 
 
 def method_context(
+    task: TaskMethods,
     model: Model,
-    loss_of: Callable,
     *,
     num_clients: int,
     num_rows: int,
@@ -78,11 +60,11 @@ def method_context(
     """
     key = jax.random.key(seed)
     return MethodContext(
+        task=task,
         model=model,
         apply=jax.jit(lambda variables, x: model.apply(variables, x, False)[0]),
         initial=lambda: model.init(key),
         shapes=jax.eval_shape(model.init, key),
-        loss_of=loss_of,
         num_rows=num_rows,
         mesh=mesh,
         facts={

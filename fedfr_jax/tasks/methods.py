@@ -80,13 +80,13 @@ LOCAL_KEYS = Method._fields[:9]  # up to learning_rate_multipliers
 TASK_KEYS = ("distill", "identities_per_batch")  # which a task must offer
 
 
-def named(given: str | Mapping, default: str = "") -> dict:
+def named(part: str | Mapping, default: str = "") -> dict:
     """A named part of a method as {"name": ..., settings}.
 
     >>> named("fedprox"), named({"mu": 0.1}, "fedprox")
     ({'name': 'fedprox'}, {'name': 'fedprox', 'mu': 0.1})
     """
-    settings = dict(given) if isinstance(given, Mapping) else {"name": given or default}
+    settings = dict(part) if isinstance(part, Mapping) else {"name": part or default}
     return {"name": default, **settings}
 
 
@@ -133,10 +133,10 @@ def read_method(
     return call(section, Method, options)
 
 
-def refuse_other_loss(keys: Collection[str], given: str | Mapping) -> None:
+def refuse_other_loss(keys: Collection[str], loss: str | Mapping) -> None:
     """Raise ValueError for a loss by name, in a task that has one, with these keys."""
     raise ValueError(
-        f"loss must be settings of the task's only loss, {sorted(keys)}, got {given!r}."
+        f"loss must be settings of the task's only loss, {sorted(keys)}, got {loss!r}."
     )
 
 

@@ -28,13 +28,13 @@ def paths_in(config: Mapping, at: Keys = ()) -> Iterator[tuple[Keys, str]]:
     """Yield (keys, value) of every path in a config."""
     section = "/".join(at)
     is_source = re.fullmatch(SOURCE, section) and config.get("name") in list(SOURCES)
-    own = path_settings(config["name"]) if is_source else ()
+    path_keys = path_settings(config["name"]) if is_source else ()
     for key, value in config.items():
         here = (*at, str(key))
         if isinstance(value, Mapping):
             yield from paths_in(value, here)
         elif isinstance(value, str | os.PathLike) and str(value):
-            if key in own or re.fullmatch(OTHERS, "/".join(here)):
+            if key in path_keys or re.fullmatch(OTHERS, "/".join(here)):
                 yield here, os.fspath(value)
 
 
@@ -77,5 +77,5 @@ def _section(config: Mapping, keys: Keys) -> Any:
 def _copied(value):
     """Copy mappings to dicts, recursively."""
     if isinstance(value, Mapping):
-        return {key: _copied(of) for key, of in value.items()}
+        return {key: _copied(inner) for key, inner in value.items()}
     return value

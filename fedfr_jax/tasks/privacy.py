@@ -56,15 +56,15 @@ def with_privacy(
     settings = {"noise_multiplier": 0.0, **settings}
     cohort_size = federation.cohort_size or num_clients
     fixed = {"cohort_size": cohort_size, "strategy": noise}
-    given = call(section, Privacy, settings, **fixed)
+    privacy = call(section, Privacy, settings, **fixed)
     with naming(f"config.{section}"):
-        check_privacy(given)
+        check_privacy(privacy)
         if is_calibrated:
             sampling = build_sampling(federation.sampling)
-            mechanism = mechanism_of(given, sampling, num_clients)
-            needed = calibrate_noise(mechanism, epsilon=given.epsilon, rounds=rounds)
-            given = given._replace(noise_multiplier=needed)
-        return with_mechanism(algorithm, given)
+            mechanism = mechanism_of(privacy, sampling, num_clients)
+            needed = calibrate_noise(mechanism, epsilon=privacy.epsilon, rounds=rounds)
+            privacy = privacy._replace(noise_multiplier=needed)
+        return with_mechanism(algorithm, privacy)
 
 
 def check_privacy_settings(section: str, settings: Mapping) -> None:
@@ -78,9 +78,9 @@ def check_privacy_settings(section: str, settings: Mapping) -> None:
         raise ValueError(f"{where} needs the key epsilon or noise_multiplier.")
 
 
-def _noise(section: str, given: str | Mapping | None, rounds: int) -> Strategy | None:
+def _noise(section: str, noise: str | Mapping | None, rounds: int) -> Strategy | None:
     """Build the correlated noise of the key `noise`, for all rounds."""
-    if given is None:
+    if noise is None:
         return None
-    given = {"name": given} if isinstance(given, str) else given
-    return choose(f"{section}.noise", NOISE, {"rounds": rounds, **given})
+    noise = {"name": noise} if isinstance(noise, str) else noise
+    return choose(f"{section}.noise", NOISE, {"rounds": rounds, **noise})

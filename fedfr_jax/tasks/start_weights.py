@@ -59,24 +59,25 @@ def with_modules(variables: PyTree, arrays: Mapping[str, np.ndarray]) -> PyTree:
       arrays: by our names, see `our_names`.
     """
     blocks = by_block_name(variables)
-    wanted, fits = _leaves(blocks), {}
-    for name, leaf in wanted.items():
+    leaves, fits = _leaves(blocks), {}
+    for name, leaf in leaves.items():
         is_same = name in arrays and np.shape(arrays[name]) == leaf.shape
         fits.setdefault(_module(name), {})[name] = is_same
-    given = {_module(name) for name in arrays}
+    modules = {_module(name) for name in arrays}
     is_taken = lambda module: any(fits[module].values()) or module.startswith(TRUNK)
-    taken = [module for module in fits if module in given and is_taken(module)]
-    for name in sorted({*arrays, *wanted}):
+    taken = [module for module in fits if module in modules and is_taken(module)]
+    for name in sorted({*arrays, *leaves}):
         if _module(name) in taken and not fits[_module(name)].get(name):
-            shape = lambda of, name: np.shape(of[name]) if name in of else "absent"
-            must, found = shape(wanted, name), shape(arrays, name)
+            must, actual = (
+                np.shape(x[name]) if name in x else "absent" for x in (leaves, arrays)
+            )
             raise ValueError(
-                f"weights must fit the model: {name} must be {must}, got {found}."
+                f"weights must fit the model: {name} must be {must}, got {actual}."
             )
     if not taken:
         raise ValueError(
             f"weights must have modules of the model, {sorted(fits)}, got "
-            f"{sorted(given)[:9]}."
+            f"{sorted(modules)[:9]}."
         )
     if meshes.is_first_process():
         new = ", ".join(sorted(fits.keys() - {*taken})) or "none"

@@ -11,25 +11,15 @@ import jax.numpy as jnp
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.data.stream import Stream
-from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.settings import AUTO, Federation
-from fedfr_jax.schema import (
-    call,
-    check_choice,
-    check_keys,
-    keywords,
-    naming,
-)
+from fedfr_jax.schema import call, check_choice, check_keys, naming
 from fedfr_jax.tasks.data import build_batching, by_conv_implementation
-from fedfr_jax.tasks.method_algorithm import build_algorithm, loss_of_method
+from fedfr_jax.tasks.method_algorithm import build_algorithm
 from fedfr_jax.tasks.method_context import MethodContext
-from fedfr_jax.tasks.methods import (
-    algorithm_of,
-    read_method,
-    with_numbers,
-)
+from fedfr_jax.tasks.methods import algorithm_of, with_numbers
 from fedfr_jax.tasks.privacy import affordable_rounds
 from fedfr_jax.tasks.start_weights import initialized
+from fedfr_jax.tasks.task_methods import loss_of_method, read_federated
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
@@ -39,12 +29,6 @@ from fedfr_jax.types import (
     is_image,
 )
 
-# Keys of `Training` that are of faces only.
-OF_FACES = (
-    *("class_chunk_size", "class_dtype", "class_parallel", "class_sample_rate"),
-    *("distill", "gate_weight", "init", "interclass_filtering_threshold"),
-    "sync_batch_norm",
-)
 Trainer = FederatedTrainer | CentralTrainer
 
 
@@ -126,15 +110,9 @@ def federated_trainer(
     Args:
       around: is applied to the algorithm before what is personal.
     """
-    name, settings = algorithm_of(section, options, "fedavg")
+    name, settings = algorithm_of(section, options, context.task.algorithm)
     with naming(f"config.{section}"):
-        below = {*keywords(ALGORITHMS[name]), *context.terms_keys}
-        below = below.union(
-            *map(keywords, (*context.losses.values(), *context.terms.values()))
-        )
-        method = read_method(
-            section, {**context.defaults, **options}, context.keys, below
-        )
+        method = read_federated(section, options, name, context.task)
         algorithm = build_algorithm(section, method, name, settings, context, around)
     network = algorithm.global_model if algorithm.has_global_model else None
     if context.network:
@@ -159,9 +137,10 @@ def central_trainer(
 ) -> CentralTrainer:
     """Build a central trainer, from keys of `Training` and `loss`."""
     options = dict(options)
-    check_keys(f"config.{section}", options, {*Training._fields} - {*OF_FACES})
+    check_keys(f"config.{section}", options, context.task.central_keys)
     with naming(f"config.{section}"):
-        loss = loss_of_method(section, options.pop("loss", ""), context)(context.model)
+        loss = loss_of_method(section, options.pop("loss", ""), context.task)
+        loss = loss(context.model)
     training = call(section, Training, options)
     check_training(training, section, context.num_rows, context.mesh)
     check_patterns(training, section, lambda: context.shapes["params"], context.mesh)

@@ -41,19 +41,19 @@ def with_trust_keys(
     return algorithm
 
 
-def read_attack(section: str, given: Mapping) -> tuple[Attack, dict]:
+def read_attack(section: str, attack: Mapping) -> tuple[Attack, dict]:
     """Read the key `attack`: (the attack, its `share` and perhaps `seed`)."""
-    settings, where = dict(given), f"config.{section}.attack"
+    settings, where = dict(attack), f"config.{section}.attack"
     if "share" not in settings:
         raise ValueError(f"{where} needs the key share, of all clients.")
-    who = {k: settings.pop(k) for k in ("share", "seed") if k in settings}
-    check_values(f"{where}.", who, {"share": BelowOne, "seed": Seed})
-    return choose(f"{section}.attack", ATTACKS, settings), who
+    attackers = {k: settings.pop(k) for k in ("share", "seed") if k in settings}
+    check_values(f"{where}.", attackers, {"share": BelowOne, "seed": Seed})
+    return choose(f"{section}.attack", ATTACKS, settings), attackers
 
 
-def read_action(section: str, given: str | Mapping) -> tuple[str, dict]:
+def read_action(section: str, key: str | Mapping) -> tuple[str, dict]:
     """Read the key `on_bad_update`: (stop or exclude, further keywords)."""
-    settings, where = named(given), f"config.{section}.on_bad_update"
+    settings, where = named(key), f"config.{section}.on_bad_update"
     action = settings.pop("name")
     check_choice(f"{where}.name", action, ("exclude", "stop"))
     return action, check_settings(where, settings, keyword_kinds(with_update_checks))

@@ -32,7 +32,7 @@ from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public_data import PublicDataConfig
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
-from fedfr_jax.tasks.trainers import OF_FACES
+from fedfr_jax.tasks.task_methods import OF_FACES
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -165,7 +165,7 @@ def check_faces(config):
         if options.get("kind") == "central":
             check(Training, {k: v for k, v in options.items() if k != "kind"}, name)
             continue
-        check_below(name, check_method(name, options, "fedfr"), faces.TERMS)
+        check_below(name, check_method(name, options, "fedfr"), faces.FaceTerms._fields)
 
 
 def check_method(name, options, default):

@@ -103,6 +103,27 @@ def test_bytes_of_a_round_are_those_of_what_is_sent(name):
     assert traffic_of(**{"name": name, **settings}) == Communication(*expected)
 
 
+def twice(algorithm):
+    """The algorithm, whose clients send their update in two places."""
+
+    def client_update(*arguments):
+        output = algorithm.client_update(*arguments)
+        return output._replace(update=(output.update, output.update))
+
+    def server_update(server, result):
+        return algorithm.server_update(
+            server, result._replace(aggregate=result.aggregate[0])
+        )
+
+    return algorithm._replace(client_update=client_update, server_update=server_update)
+
+
+def test_an_array_in_two_places_is_sent_once(monkeypatch):
+    fedavg = ALGORITHMS["fedavg"]
+    monkeypatch.setitem(ALGORITHMS, "fedavg", lambda *x, **y: twice(fedavg(*x, **y)))
+    assert traffic_of("fedavg") == Communication(MODEL, MODEL)
+
+
 def test_a_stream_of_examples_changes_nothing_but_what_cannot_be_traced():
     assert traffic_of("fedavg", streamed=True) == traffic_of("fedavg")
     assert traffic_of("mime", streamed=True) is None

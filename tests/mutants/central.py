@@ -93,8 +93,8 @@ MUTANTS = [
         PUBLIC,
         [
             (
-                f"            {FILTER},\n        )\n    if told",
-                "        )\n    if told",
+                f"            {FILTER},\n        )\n    if distill",
+                "        )\n    if distill",
             ),
             (f"{FILTER},\n        chunk", "chunk"),
         ],

@@ -90,8 +90,8 @@ MUTANTS = [
         "fedfr_jax/tasks/finetuning.py",
         STAGES,
         [
-            ("local_training(local, moves)", "local_training(local)"),
-            ("if of_client is not None:", "if False:"),
+            ("local_training(local, trainable_pattern)", "local_training(local)"),
+            ("if client_variables is not None:", "if False:"),
         ],
     ),
     Mutants(

@@ -65,9 +65,9 @@ MUTANTS = [
         ],
     ),
     Mutants(
-        "fedfr_jax/cli/plan.py",
+        "fedfr_jax/cli/signals.py",
         "commands/test_commands.py::test_the_launcher_starts_without_jax",
-        [("import pathlib\n", "import pathlib\n\nimport jax  # noqa: F401\n")],
+        [("import threading\n", "import threading\n\nimport jax  # noqa: F401\n")],
     ),
     Mutants(
         "fedfr_jax/cli/main.py",

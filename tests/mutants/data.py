@@ -156,7 +156,7 @@ MUTANTS = [
         "fedfr_jax/tasks/data.py",
         "contracts/test_preprocessing.py",
         [
-            ("default.std, **own})", "default.std})"),
+            ("default.std, **settings})", "default.std})"),
             ("if first and found != how:", "if False:"),
         ],
     ),
@@ -284,11 +284,6 @@ MUTANTS = [
         "fedfr_jax/data/sources/selection.py",
         "data/test_sources_folder.py",
         [("min_images: Whole", "min_images: int")],
-    ),
-    Mutants(
-        "fedfr_jax/data/sources/tfds.py",
-        "data/test_sources_tfds.py",
-        [("has: np.ndarray, min_images: Whole", "has: np.ndarray, min_images: int")],
     ),
     Mutants(
         "fedfr_jax/data/sources/packed.py",

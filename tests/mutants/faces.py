@@ -138,7 +138,10 @@ MUTANTS = [
                 "p.train_labels, p.public_labels",
                 "p.train_labels, p.public_labels[::-1]",
             ),
-            ("build_inputs(source, judged_landmarks)", "build_inputs(source, False)"),
+            (
+                "build_inputs(source, with_evaluation_landmarks)",
+                "build_inputs(source, False)",
+            ),
         ],
     ),
     Mutants(
@@ -147,7 +150,10 @@ MUTANTS = [
         [
             ("stream(build_inputs(source, True)", "stream(build_inputs(source, False)"),
             ("if k not in NUM_CHECKED", "if False"),
-            ("if teacher is not None:", "if teacher is None:"),
+            (
+                'if teacher is not None:\n        expected["',
+                'if teacher is None:\n        expected["',
+            ),
         ],
     ),
     Mutants(
@@ -161,7 +167,7 @@ MUTANTS = [
             ),
             ("network, 0, train[low:high]", "network, 1, train[low:high]"),
             ("networks.client_apply if of_client", "networks.apply if of_client"),
-            ("is_own = np.isin(labels, own)", "is_own = labels >= 0"),
+            ("is_own = np.isin(labels, identities)", "is_own = labels >= 0"),
             ("shared[0], shared[1][low:high]", "shared[0], shared[1]"),
         ],
     ),

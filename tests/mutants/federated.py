@@ -512,7 +512,7 @@ MUTANTS = [
         "federated/test_participation.py",
         [
             ("steps = np.where(part.is_present, steps, 0)", "pass"),
-            ("        part = part.take(order)\n", ""),
+            ("        part = part.take(order)\n", "        pass\n"),
         ],
     ),
     Mutants(

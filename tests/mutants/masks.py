@@ -22,7 +22,7 @@ MUTANTS = [
         "fedfr_jax/tasks/faces/distillation.py",
         TAUGHT,
         [
-            ("told.weight * value", "2 * told.weight * value"),
+            ("distill.weight * value", "2 * distill.weight * value"),
             ("is_used &= batch.labels >= 0", "is_used &= batch.labels >= -1"),
             ("masked_mean(distance, batch.is_valid)", "distance.mean()"),
             ("jax.lax.rem(batch.view_index,", "0 * jax.lax.rem(batch.view_index,"),

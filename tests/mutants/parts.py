@@ -87,7 +87,7 @@ MUTANTS = [
         "fedfr_jax/tasks/evaluators.py",
         VECTORS,
         [
-            ("wanted, unbiased=True)", "wanted)"),
+            ("reference_features, unbiased=True)", "reference_features)"),
             ("softmax_entropy(logits).mean", "feature_entropy(logits).mean"),
             ("Interval(ge=2, le=MAX)", "Interval(ge=0, le=MAX)"),
         ],

@@ -41,12 +41,23 @@ EVERYWHERE = [
     ({"on_bad_update": "skip"}, "x.on_bad_update.name must be one of"),
     ({"privacy": {"clip": 1.0}}, r"x.privacy must have .*mean clip_norm\?"),
 ]
+NO_BRANCH = {"branch": None}
 OF_A_TASK = [
     ("faces", {"algorithm": {"branch_weight": 1}}, r"\(renamed to branch.weight\)"),
     ("faces", {"branch_weight": 1}, r"\(moved to algorithm.branch.weight\)"),
     ("faces", {"algorithm": {"share": False}}, 'have personal="."'),
     ("faces", {"loss": {"name": "cosface", "t": 1}}, "loss must have keys of"),
     ("faces", {"algorithm": "kd"}, "needs public data"),
+    ("faces", {"algorithm": {"branch": {"scal": 1}}}, r"mean scale\?"),
+    ("faces", {"algorithm": {"branch": "bec"}}, r"x: branch must .*mean bce\?"),
+    ("faces", {"loss": "adaface", "algorithm": {"branch": "cosface"}}, "a softmax"),
+    ("faces", {"algorithm": {"spreadout": {"steps": 1}}}, "needs the key threshold"),
+    ("faces", {"algorithm": {"adaptation": {}}}, "None with adaptation"),
+    ("faces", {"algorithm": {**NO_BRANCH, "adaptation": {"epoch": 1}}}, "mean epochs"),
+    ("faces", {"distill": {"weight": 1.0}}, "x.distill needs the key teacher or cache"),
+    ("faces", {"distill": {"teacher": {"file": "t"}}}, "x.distill.teacher must have"),
+    ("faces", {"kind": "central", "distill": {"wight": 1.0}}, r"mean weight\?"),
+    ("classification", {"loss": "arcface"}, "a loss on logits, got 'arcface'"),
     ("classification", {"algorithm": "fedfr"}, "needs public identities"),
     ("classification", {"loss": {"class_weights": [1.0]}}, "'class_weights'"),
     ("classification", {"distill": {}}, "^config.methods.x must have .*'distill'"),

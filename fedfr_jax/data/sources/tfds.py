@@ -129,9 +129,8 @@ def fits(layout: Layout, attribute: str | None, rows: dict[str, np.ndarray]) -> 
     return landmarks is None or landmarks.shape == (len(labels), 5, 2)
 
 
-@checked
 def by_attribute(
-    source: Source, attribute: str, has: np.ndarray, min_images: Whole
+    source: Source, attribute: str, has: np.ndarray, min_images: int
 ) -> Source:
     """Relabel the source by an attribute: "not <attribute>" and "<attribute>".
 

@@ -3,8 +3,6 @@
 Generic: one network on all test images. Personalized: each client's network on the
 client's test images; the mean is over clients, whatever their sizes, as FedPer plots it
 (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
-
-How classification judges networks: in the federation, outside it, fine-tuned.
 """
 
 from collections.abc import Callable, Mapping
@@ -137,8 +135,8 @@ class Accuracy:
         if apply not in self._compiled:
             best = jax.jit(lambda v, x: apply(v, x).argmax(1, keepdims=True))
             self._compiled[apply] = build_embed(best, self._feed, self._mesh)
-        found = self._compiled[apply](variables, self._table, rows.astype(np.int32))
-        return meshes.fetch(found)[: len(rows), 0, 0] == self._labels[rows]
+        predicted = self._compiled[apply](variables, self._table, rows.astype(np.int32))
+        return meshes.fetch(predicted)[: len(rows), 0, 0] == self._labels[rows]
 
 
 def accuracy_summary(values: np.ndarray) -> dict[str, float]:
@@ -146,15 +144,15 @@ def accuracy_summary(values: np.ndarray) -> dict[str, float]:
 
     Nothing, where none is left: no client has a test image.
     """
-    known = np.sort(values[~np.isnan(values)])
-    if not len(known):
+    accuracies = np.sort(values[~np.isnan(values)])
+    if not len(accuracies):
         return {}
-    tenth = known[: max(len(known) // 10, 1)]
+    tenth = accuracies[: max(len(accuracies) // 10, 1)]
     return {
-        "accuracy": float(known.mean()),
-        "accuracy_std": float(known.std()),
-        "accuracy_min": float(known[0]),
-        "accuracy_max": float(known[-1]),
+        "accuracy": float(accuracies.mean()),
+        "accuracy_std": float(accuracies.std()),
+        "accuracy_min": float(accuracies[0]),
+        "accuracy_max": float(accuracies[-1]),
         "accuracy_worst_decile": float(tenth.mean()),
     }
 
@@ -180,44 +178,48 @@ class FinetuneConfig(NamedTuple):
 
 
 def build_evaluators(
-    settings: Mapping, model: Model, first: PyTree, plain: Augment | None
+    settings: Mapping, model: Model, first: PyTree, preprocess: Augment | None
 ) -> Callable:
     """Build the evaluators of config.evaluation, checked, from the images.
 
     Args:
       settings: keys of `EvaluationConfig`.
       first: variables of the model, arrays or shapes.
-      plain: what happens to an image before the network sees it.
+      preprocess: what happens to an image before the network sees it.
 
     Returns:
-      judge(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed
+      build(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed
       and options are those of a client's training.
 
     Raises:
       ValueError: for an unknown key, or a value out of its range.
     """
-    asked = call("evaluation", EvaluationConfig, settings)
-    given = asked.finetune
-    prepared = None if given is None else _finetuning(given, model, first)
-    of_features = check_settings(asked.representation, model, first)
-    judged = Batching(asked.batch_size, plain)
+    evaluation = call("evaluation", EvaluationConfig, settings)
+    prepared = None
+    if evaluation.finetune is not None:
+        prepared = _finetuning(evaluation.finetune, model, first)
+    representation_settings = check_settings(evaluation.representation, model, first)
+    batching = Batching(evaluation.batch_size, preprocess)
 
-    def judge(clients, unseen, mesh, feed, **options):
+    def build(clients, unseen, mesh, feed, **options):
         groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}
-        found = {}
-        for group, of in groups.items():
-            accuracy = Accuracy(of.test, of.test_offsets, mesh, judged)
-            found |= accuracy.evaluators if not group else _unseen(accuracy)
+        evaluators = {}
+        for group, group_clients in groups.items():
+            accuracy = Accuracy(
+                group_clients.test, group_clients.test_offsets, mesh, batching
+            )
+            evaluators |= accuracy.evaluators if not group else _unseen(accuracy)
             if prepared:
                 name = f"{group}_finetuned".strip("_")
-                tune = _evaluate_after(prepared, of, mesh, feed, **options)
-                found[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
-        if of_features is not None:
-            given = model, clients.test, mesh, judged
-            found["representation"] = representation(*given, **of_features)
-        return with_target(found, "accuracy", asked.target_accuracy)
+                tune = _evaluate_after(prepared, group_clients, mesh, feed, **options)
+                evaluators[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
+        if representation_settings is not None:
+            evaluators["representation"] = representation(
+                model, clients.test, mesh, batching, **representation_settings
+            )
+        return with_target(evaluators, "accuracy", evaluation.target_accuracy)
 
-    return judge
+    return build
 
 
 def _finetuning(settings, model, first) -> tuple:
@@ -228,13 +230,17 @@ def _finetuning(settings, model, first) -> tuple:
             f"config.{section} cannot be used in a multi-process run, got "
             f"{dict(settings)}."
         )
-    own = {k: v for k, v in settings.items() if k in FinetuneConfig._fields}
-    epochs, moves = call(section, FinetuneConfig, own)
-    others = {k: v for k, v in settings.items() if k not in own}
-    local = local_from_settings(section, others, cross_entropy(model))
+    finetune_settings = {
+        k: v for k, v in settings.items() if k in FinetuneConfig._fields
+    }
+    epochs, trainable_pattern = call(section, FinetuneConfig, finetune_settings)
+    local_settings = {k: v for k, v in settings.items() if k not in finetune_settings}
+    local = local_from_settings(section, local_settings, cross_entropy(model))
     with naming(f"config.{section}.trainable"):
-        jax.eval_shape(lambda params: trainable(moves, params)[0], first["params"])
-    return build_finetuning(local, moves), epochs
+        jax.eval_shape(
+            lambda params: trainable(trainable_pattern, params)[0], first["params"]
+        )
+    return build_finetuning(local, trainable_pattern), epochs
 
 
 def _evaluate_after(
@@ -242,14 +248,14 @@ def _evaluate_after(
 ) -> Callable:
     """Build models -> models after fine-tuning; set up at its first call."""
     algorithm, epochs = prepared
-    kept = []
+    simulations = []
 
     def tune(networks: TrainedModels) -> TrainedModels:
-        if not kept:
+        if not simulations:
             data = clients.train, clients.population
             given = {"mesh": mesh, "local_epochs": epochs, **options}
-            kept.append(build_simulation(algorithm, feed, *data, **given))
-        return finetune_clients(kept[0], networks)
+            simulations.append(build_simulation(algorithm, feed, *data, **given))
+        return finetune_clients(simulations[0], networks)
 
     return tune
 

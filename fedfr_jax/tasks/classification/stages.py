@@ -2,11 +2,9 @@
 
 import inspect
 from collections.abc import Mapping
-from functools import partial
 
 from jax.sharding import Mesh
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.partition import (
     PARTITIONS,
     ClientPartition,
@@ -38,20 +36,12 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import (
-    check_member,
-    check_methods,
-    check_task_loss,
-)
-from fedfr_jax.tasks.method_context import TERMS, MethodContext, method_context
+from fedfr_jax.tasks.early_checks import check_member, check_methods
+from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import (
-    OF_FACES,
-    remake_of,
-    stage_of,
-    trainers_and_context,
-)
+from fedfr_jax.tasks.task_methods import TaskMethods
+from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -60,6 +50,14 @@ from fedfr_jax.types import (
     Source,
     Task,
     is_image,
+)
+
+METHODS = TaskMethods(
+    task="classification",
+    loss_of=cross_entropy,
+    loss_name="cross_entropy",
+    other_losses=loss_on_outputs,
+    losses={"class_pull_loss": class_pull},
 )
 
 
@@ -83,18 +81,19 @@ def classification(settings: Mapping) -> Experiment:
     check_federation(federation, num_clients)
     mesh = build_mesh(federation)
     trainers, context = build_trainers(settings, source, parts, mesh)
-    how, is_images = build_preprocessing(settings, source), is_image(source.input_shape)
-    plain = normalization(how) if is_images else None
-    judge = build_evaluators(
+    preprocessing = build_preprocessing(settings, source)
+    is_images = is_image(source.input_shape)
+    plain = normalization(preprocessing) if is_images else None
+    build_evaluation = build_evaluators(
         settings["evaluation"], context.model, context.shapes, plain
     )
     needed = parts.train, parts.test, unseen.train, unseen.test
-    most = should_stream(federation, source, needed, mesh)
+    stream_bytes = should_stream(federation, source, needed, mesh)
     drop_last = federation.drop_last
     with naming("config.federation"):
         feed = build_batching(federation, drop_last=drop_last, is_images=is_images)
-    clients = build_clients(source, parts, most)
-    others = build_clients(source, unseen, most) if len(unseen.train) else None
+    clients = build_clients(source, parts, stream_bytes)
+    others = build_clients(source, unseen, stream_bytes) if len(unseen.train) else None
     lanes, seed = federation.initial_clients_per_device, settings["seed"]
     facts = class_report(parts, source.labels, source.names)
     if others:
@@ -103,11 +102,11 @@ def classification(settings: Mapping) -> Experiment:
         task=Task(
             dataset=clients.train,
             population=clients.population,
-            evaluators=judge(
+            evaluators=build_evaluation(
                 clients, others, mesh, feed, clients_per_device=lanes, seed=seed
             ),
             **with_report(facts, format_class_report(facts), source.passed_over),
-            preprocessing=how,
+            preprocessing=preprocessing,
             classes=source.names,
             used=data_usage(source, parts, unseen),
         ),
@@ -130,15 +129,7 @@ def check_config(settings: Mapping) -> None:
     check_member("partition", PARTITIONS, partition, ("unseen_clients",))
     kinds = kinds_of(EvaluationConfig)
     check_settings("config.evaluation", settings["evaluation"], kinds)
-    check_methods(
-        "classification",
-        settings["methods"],
-        check_loss=partial(
-            check_task_loss, loss_of=cross_entropy, name="cross_entropy", other_kinds={}
-        ),
-        terms={**TERMS, "class_pull_loss": class_pull},
-        central_keys={*Training._fields} - {*OF_FACES},
-    )
+    check_methods(METHODS, settings["methods"])
 
 
 def build_trainers(
@@ -155,17 +146,13 @@ def build_trainers(
             "spreadout": spreadout_sum,
         }
         return method_context(
+            METHODS,
             model,
-            cross_entropy,
-            loss_name="cross_entropy",
-            other_losses=loss_on_outputs,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,
             seed=settings["seed"],
-            losses={"class_pull_loss": class_pull},
             facts=facts,
-            task="classification",
         )
 
     return trainers_and_context(settings, settings["model"], context_of)
@@ -181,9 +168,10 @@ def classifier(settings: Mapping, source: Source) -> Model:
     """
     settings, num_classes = dict(settings), len(source.names)
     added = {key: settings.pop(key) for key in ("projection",) if key in settings}
-    known = inspect.signature(MODELS.get(settings.get("name"), lambda: None)).parameters
-    key = "num_classes" if "num_classes" in known else "embedding_dim"
-    if key in known:
+    network = MODELS.get(settings.get("name"), lambda: None)
+    parameters = inspect.signature(network).parameters
+    key = "num_classes" if "num_classes" in parameters else "embedding_dim"
+    if key in parameters:
         settings.setdefault(key, num_classes)
     model, _, _ = build_network(settings, source.input_shape)
     if model.embedding_dim != num_classes:

@@ -31,16 +31,16 @@ def build_face_data(
     stream_bytes: int | None = None,
     *,
     with_landmarks: bool = False,
-    judged_landmarks: bool = False,
-    how: Preprocessing | None = None,
+    with_evaluation_landmarks: bool = False,
+    preprocessing: Preprocessing | None = None,
 ) -> FaceData:
     """Load the images of the partition, or stream them.
 
     Args:
       stream_bytes: bytes that the images may take on a device; None takes them all.
       with_landmarks: whether training images come with those that the source has.
-      judged_landmarks: whether judged ones do.
-      how: how networks have the images, None for the defaults.
+      with_evaluation_landmarks: whether judged ones do.
+      preprocessing: how networks have the images, None for the defaults.
     """
     p = partition
 
@@ -62,11 +62,11 @@ def build_face_data(
         evaluation_set=table(
             np.concatenate([p.test, p.unseen_examples]),
             np.concatenate([p.test_identities, p.unseen_labels]),
-            build_inputs(source, judged_landmarks),
+            build_inputs(source, with_evaluation_landmarks),
         ),
         test_identities=p.test_identities,
         train_identities=p.train_identities,
-        alignment=how or Preprocessing(),
+        alignment=preprocessing or Preprocessing(),
     )
 
 
@@ -77,7 +77,7 @@ def build_inputs(source: Source, with_landmarks: bool) -> Callable:
     points = source.landmarks if with_landmarks else None
 
     def inputs(rows):
-        found = {"image": source.read(rows)}
-        return found if points is None else {**found, "landmarks": points[rows]}
+        examples = {"image": source.read(rows)}
+        return examples if points is None else {**examples, "landmarks": points[rows]}
 
     return inputs

@@ -1,4 +1,4 @@
-"""Distillation from a teacher's embeddings, live or cached.
+"""Distillation from a teacher's embeddings, computed in each step or cached in a file.
 
 L = L_cos + 9 L_d with L_d the squared distance of unit embeddings, so 2 (1 - cosine):
 angular distillation (VarGFaceNet, arXiv:1910.04985) as BigFace's authors weigh it. An
@@ -7,15 +7,12 @@ image without a label has L_d alone, so that labeled and unlabeled ones share a 
   L = sum a_i L_cos_i / max(1, sum a_i) + weight * mean L_d_i,  a_i = 1 where labeled,
 
 over the whole batch of central training, however many devices and micro-batches it has.
-
 The same term teaches a client's network, whose own faces may have no labels.
 
-A teacher's embeddings of all images of a source, kept in a file.
-
-`name.npy` holds float16 [T, V, D] in V views: plain, mirrored, and under either mask,
-as the row's augment counts them. `name.npy.json` says what they depend on: digests of
-the images (with their landmarks, where a mask is drawn) and of the teacher, and the
-views' settings.
+A cache has the teacher's embeddings of all images of a source. `name.npy` holds float16
+[T, V, D] in V views: plain, mirrored, and under either mask, as the method's augments
+count them. `name.npy.json` says what they depend on: digests of the images (with their
+landmarks, where a mask is drawn) and of the teacher, and the views' settings.
 """
 
 import contextlib
@@ -47,8 +44,10 @@ from fedfr_jax.ranges import NonNegative, Share
 from fedfr_jax.schema import (
     call,
     check_keys,
+    check_settings,
     checked,
     choose,
+    keyword_kinds,
     naming,
 )
 from fedfr_jax.tasks.data import build_data_augment
@@ -112,11 +111,8 @@ def distill(
         classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
 
     Raises:
-      ValueError: for neither teacher nor cache, or a teacher that does not fit its file
-        or the student.
+      ValueError: for a teacher that does not fit its file or the student.
     """
-    if teacher is None and cache is None:
-        raise ValueError("distill needs the key teacher or cache, got neither.")
     opened = None if teacher is None else open_teacher(teacher, model)
     if cache is not None and not isinstance(cache, DummyTeacher):
         cache = str(cache)
@@ -125,24 +121,37 @@ def distill(
     )
 
 
+def check_distill(section: str, settings: Mapping | None) -> None:
+    """Check the key `distill` of a config's section, but for its files."""
+    if settings is None:
+        return
+    where = f"config.{section}.distill"
+    settings = check_settings(where, settings, keyword_kinds(distill))
+    teacher = settings.get("teacher")
+    if teacher is None and settings.get("cache") is None:
+        raise ValueError(f"{where} needs the key teacher or cache, got neither.")
+    if teacher is not None:
+        check_keys(f"{where}.teacher", teacher, ("weights", "model"))
+        if "weights" not in teacher:
+            raise ValueError(f"{where}.teacher needs the key weights.")
+
+
 def open_distill(section: str, settings: Mapping | None, model: Model):
     """Open `distill` of the config's section; None without it."""
     if settings is None:
         return None
+    check_distill(section, settings)
     return call(f"{section}.distill", distill, settings, model)
 
 
 def open_teacher(settings: Mapping, student: Model) -> Teacher:
     """Load the teacher of {"weights", "model"}, for images of the student's shape."""
-    check_keys("teacher", settings, ("weights", "model"))
-    if "weights" not in settings:
-        raise ValueError("teacher needs the key weights.")
-    given, shape = settings["weights"], student.input_shape
-    if isinstance(given, DummyTeacher):
+    source, shape = settings["weights"], student.input_shape
+    if isinstance(source, DummyTeacher):
         model = choose("distill.teacher.model", MODELS, settings["model"], shape)
         return Teacher(_like(student, model), _dummy_teacher(model))
-    weights = load_weights(given)
-    with naming(given):
+    weights = load_weights(source)
+    with naming(source):
         section = settings.get("model") or network_for(weights, shape)
         model = choose("distill.teacher.model", MODELS, section, shape)
         return Teacher(
@@ -187,26 +196,28 @@ def network_for(weights: Weights, input_shape: tuple[int, ...]) -> Mapping:
     return section
 
 
-def with_distillation(loss_of: Callable, model: Model, told: Distill) -> Callable:
+def with_distillation(loss_of: Callable, model: Model, distill: Distill) -> Callable:
     """Add the distance to the teacher to a loss; the student runs once.
 
     Args:
       loss_of: model -> loss over params with a "backbone"; a mean over valid examples.
       model: the student.
     """
-    teach = with_live_teacher(told) if told.cache is None else with_cached_targets
+    teacher_features = (
+        with_live_teacher(distill) if distill.cache is None else with_cached_targets
+    )
 
     def loss(variables, batch, key, **round_args):
         backbone = {**variables, "params": variables["params"]["backbone"]}
         features, stats = model.apply(backbone, batch.images, True, key=key)
-        known = model._replace(apply=lambda *_, **__: (features, stats))
-        seen = labeled_only(batch, told.unlabeled_fraction)
-        total, (stats, metrics) = as_aux_loss(loss_of(known))(
-            variables, seen, key, **round_args
+        known_model = model._replace(apply=lambda *_, **__: (features, stats))
+        labeled = labeled_only(batch, distill.unlabeled_fraction)
+        total, (stats, metrics) = as_aux_loss(loss_of(known_model))(
+            variables, labeled, key, **round_args
         )
-        distance = angular_distillation(features, teach(batch))
+        distance = angular_distillation(features, teacher_features(batch))
         value = masked_mean(distance, batch.is_valid)
-        return total + told.weight * value, (
+        return total + distill.weight * value, (
             stats,
             {**metrics, "distillation_loss": value},
         )
@@ -223,15 +234,15 @@ def labeled_only(batch: Batch, unlabeled: float) -> Batch:
     return batch._replace(targets=targets, is_valid=batch.is_valid & is_used)
 
 
-def count_distilled(told: Distill | None) -> Callable[[Batch], Batch] | None:
+def count_distilled(distill: Distill | None) -> Callable[[Batch], Batch] | None:
     """Build a function that adds the share of used labels to a batch; None if all
     are used.
     """
-    if told is None or not (told.unlabeled_fraction or told.unlabeled_source):
+    if distill is None or not (distill.unlabeled_fraction or distill.unlabeled_source):
         return None
 
     def counted(batch: Batch) -> Batch:
-        is_used = labeled_only(batch, told.unlabeled_fraction).is_valid
+        is_used = labeled_only(batch, distill.unlabeled_fraction).is_valid
         share = jnp.maximum(is_used.sum(), 1).astype(jnp.float32) / len(is_used)
         share = jnp.broadcast_to(share, is_used.shape)
         return batch._replace(targets={**batch.targets, COUNTED: share})
@@ -247,19 +258,19 @@ def shuffle_rows(rows: jax.Array) -> jax.Array:
     return bits ^ (bits >> 16)
 
 
-def with_live_teacher(told: Distill) -> Callable:
+def with_live_teacher(distill: Distill) -> Callable:
     """Build batch -> the teacher's embeddings [B, D], computed in the step."""
 
     def teach(batch: Batch) -> jax.Array:
-        if told.teacher_input == "clean" and "clean" not in batch.inputs:
+        if distill.teacher_input == "clean" and "clean" not in batch.inputs:
             raise ValueError(
                 "distill.teacher_input must be 'same' unless face_mask has "
                 "keep_clean=True, got 'clean'."
             )
         images = (
-            batch.inputs["clean"] if told.teacher_input == "clean" else batch.images
+            batch.inputs["clean"] if distill.teacher_input == "clean" else batch.images
         )
-        return told.teacher.model.apply(told.teacher.variables, images, False)[0]
+        return distill.teacher.model.apply(distill.teacher.variables, images, False)[0]
 
     return teach
 
@@ -269,9 +280,9 @@ def with_cached_targets(batch: Batch) -> jax.Array:
 
     What is kept are the fastest views: of 2 the mirror's, whatever mask is on them.
     """
-    kept = batch.targets[KNOWN].astype(jnp.float32)  # [B, V, D]
-    view = jax.lax.rem(batch.view_index, jnp.int32(kept.shape[1]))
-    return jnp.take_along_axis(kept, view[:, None, None], axis=1)[:, 0]
+    embeddings = batch.targets[KNOWN].astype(jnp.float32)  # [B, V, D]
+    view = jax.lax.rem(batch.view_index, jnp.int32(embeddings.shape[1]))
+    return jnp.take_along_axis(embeddings, view[:, None, None], axis=1)[:, 0]
 
 
 LOOKED_AT = 1024  # images whose pixels are in a digest
@@ -292,25 +303,25 @@ def digest_of(source: Source) -> str:
     """Digest of a source: its size and up to 1024 evenly spaced images."""
     count = len(source.labels)
     rows = np.unique(np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64))
-    found = hashlib.sha256(repr((count, tuple(source.input_shape))).encode())
+    digest = hashlib.sha256(repr((count, tuple(source.input_shape))).encode())
     for start in range(0, len(rows), 64):
-        found.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
+        digest.update(np.ascontiguousarray(source.read(rows[start : start + 64])))
     if source.landmarks is not None:
-        found.update(np.ascontiguousarray(source.landmarks[rows], np.float32))
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(source.landmarks[rows], np.float32))
+    return digest.hexdigest()
 
 
 def digest_of_teacher(teacher: Teacher) -> str:
     """Digest of a teacher's variables."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.variables):
         leaf = np.asarray(leaf)
-        found.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
-        found.update(np.ascontiguousarray(leaf))
-    return found.hexdigest()
+        digest.update(f"{path_name(path)} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()
 
 
-def cached_views(settings, sees: str) -> tuple[Batching, str]:
+def cached_views(settings, teacher_input: str) -> tuple[Batching, str]:
     """Views to cache: all of a method's, or those without masks.
 
     Args:
@@ -322,8 +333,8 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
     Raises:
       ValueError: when the row's views are not counted, or a mirror follows the masks.
     """
-    listed = json.loads(json.dumps(settings.augment))
-    names = [entry if isinstance(entry, str) else entry["name"] for entry in listed]
+    augments = json.loads(json.dumps(settings.augment))
+    names = [entry if isinstance(entry, str) else entry["name"] for entry in augments]
     augment = build_data_augment(
         settings.flip_probability, json.dumps(settings.augment)
     )
@@ -332,24 +343,28 @@ def cached_views(settings, sees: str) -> tuple[Batching, str]:
             "distill.cache needs an augment with a countable number of views, such as "
             f"face_mask with fixed=True, got {names}."
         )
-    if sees == "same":
-        return _views(settings, listed)
+    if teacher_input == "same":
+        return _views(settings, augments)
     if "face_mask" in names and "horizontal_flip" in names[names.index("face_mask") :]:
         raise ValueError(
             f"augment must have horizontal_flip before face_mask, got {names}."
         )
-    others = [x for x, n in zip(listed, names, strict=True) if n != "face_mask"]
-    return _views(settings, others)
+    without_masks = [
+        x for x, n in zip(augments, names, strict=True) if n != "face_mask"
+    ]
+    return _views(settings, without_masks)
 
 
-def _views(settings, listed):
+def _views(settings, augments):
     feed = Batching(
         settings.batch_size,
-        build_data_augment(settings.flip_probability, json.dumps(listed)),
+        build_data_augment(settings.flip_probability, json.dumps(augments)),
     )
-    entries = [{"name": x} if isinstance(x, str) else x for x in listed]
-    kept = [{k: v for k, v in x.items() if k not in NUM_CHECKED} for x in entries]
-    return feed, json.dumps(kept, sort_keys=True)
+    entries = [{"name": x} if isinstance(x, str) else x for x in augments]
+    view_settings = [
+        {k: v for k, v in x.items() if k not in NUM_CHECKED} for x in entries
+    ]
+    return feed, json.dumps(view_settings, sort_keys=True)
 
 
 def write_cache(
@@ -369,9 +384,9 @@ def write_cache(
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, count, CHUNK):
             rows = np.arange(start, min(start + CHUNK, count), dtype=np.int32)
-            found = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
-            norms = np.maximum(np.linalg.norm(found, axis=2), 1e-12)
-            file.write((found / norms[..., None]).astype("<f2").tobytes())
+            features = meshes.fetch(run(teacher.variables, table, rows))[: len(rows)]
+            norms = np.maximum(np.linalg.norm(features, axis=2), 1e-12)
+            file.write((features / norms[..., None]).astype("<f2").tobytes())
         about = {"views": listed, "teacher": digest_of_teacher(teacher)}
         write_text(sidecar(path), json.dumps({"images": digest_of(source), **about}))
 
@@ -413,71 +428,71 @@ def read_cache(
     feed, listed = views
     path = pathlib.Path(path)
     try:
-        kept = np.load(path, mmap_mode="r", allow_pickle=False)
+        embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
         about = read_json(sidecar(path))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"distill.cache must be a file of embeddings with its {sidecar(path).name},"
             f" got {type(error).__name__}: {error}."
         ) from error
-    wanted = len(source.labels), max(feed.num_views, 1), model.embedding_dim
-    if kept.shape != wanted or kept.dtype != np.float16:
+    shape = len(source.labels), max(feed.num_views, 1), model.embedding_dim
+    if embeddings.shape != shape or embeddings.dtype != np.float16:
         raise ValueError(
-            f"{path} must hold float16 (images, views, embedding) {wanted}, got "
-            f"{kept.dtype} {kept.shape}."
+            f"{path} must hold float16 (images, views, embedding) {shape}, got "
+            f"{embeddings.dtype} {embeddings.shape}."
         )
-    known = {"images": digest_of(source), "views": listed}
+    expected = {"images": digest_of(source), "views": listed}
     if teacher is not None:
-        known["teacher"] = digest_of_teacher(teacher)
-    for what, own in known.items():
-        if about.get(what, "nothing known") != own:
+        expected["teacher"] = digest_of_teacher(teacher)
+    for field, value in expected.items():
+        if about.get(field, "nothing known") != value:
             raise ValueError(
-                f"{path} must belong to {BELONGS_TO[what]}, {own}, got "
-                f"{about.get(what, 'nothing known')}. Delete it to make it again."
+                f"{path} must belong to {BELONGS_TO[field]}, {value}, got "
+                f"{about.get(field, 'nothing known')}. Delete it to make it again."
             )
-    return kept
+    return embeddings
 
 
 def cache_embeddings(
-    task: FaceData, told: Mapping, source: Source, model: Model, mesh: Mesh
+    task: FaceData, distillations: Mapping, source: Source, model: Model, mesh: Mesh
 ) -> FaceData:
     """Add cached embeddings to a task's table; compute them if missing.
 
     Args:
-      told: {section: (its `Distill`, or the settings of one, or None; settings of its
-        training)} of pretraining and of all rows.
+      distillations: {section: (its `Distill`, or the settings of one, or None;
+        settings of its training)} of pretraining and of all methods.
       model: the student.
 
     Raises:
       ValueError: as `read_cache`, for two caches, or a missing file without a teacher.
     """
-    kept, file = None, None
+    embeddings, file = None, None
     p, table = task.partition, task.table
     rows = np.concatenate([p.train, p.public_examples])
-    for section, (given, settings) in told.items():
-        one = given
-        if not isinstance(given, Distill):
-            one = open_distill(section, given, model)
-        if one is None or one.cache is None:
+    for section, (distill, settings) in distillations.items():
+        opened = distill
+        if not isinstance(distill, Distill):
+            opened = open_distill(section, distill, model)
+        if opened is None or opened.cache is None:
             continue
-        if file not in (None, one.cache):
+        if file not in (None, opened.cache):
             raise ValueError(
                 f"config.{section}.distill.cache must be the same file in all methods, "
-                f"{file}, got {one.cache}."
+                f"{file}, got {opened.cache}."
             )
         with naming(f"config.{section}"):
-            kept = _is_valid(
-                one,
-                cached_views(settings, one.teacher_input),
+            embeddings = _is_valid(
+                opened,
+                cached_views(settings, opened.teacher_input),
                 source,
                 rows,
                 model,
                 mesh,
             )
-        file = one.cache
-    if kept is None:
+        file = opened.cache
+    if embeddings is None:
         return task
-    targets = {**table.targets, KNOWN: kept}
+    targets = {**table.targets, KNOWN: embeddings}
     if isinstance(table, Stream):
         table = stream(table.read, targets, memory=table.memory, waves=table.waves)
     else:
@@ -486,7 +501,7 @@ def cache_embeddings(
 
 
 def _is_valid(
-    one: Distill,
+    distill: Distill,
     views: tuple[Batching, str],
     source: Source,
     rows,
@@ -494,14 +509,14 @@ def _is_valid(
     mesh: Mesh,
 ) -> np.ndarray:
     """Embeddings of `rows` from a cache, which is made if it is missing."""
-    if isinstance(one.cache, DummyTeacher):
+    if isinstance(distill.cache, DummyTeacher):
         shape = len(rows), max(views[0].num_views, 1), model.embedding_dim
         return np.broadcast_to(np.float16(0), shape)
-    if not pathlib.Path(one.cache).is_file():
-        if one.teacher is None:
+    if not pathlib.Path(distill.cache).is_file():
+        if distill.teacher is None:
             raise ValueError(
-                f"distill.cache must exist unless there is a teacher, got {one.cache}, "
-                "which does not."
+                "distill.cache must exist unless there is a teacher, got "
+                f"{distill.cache}, which does not."
             )
-        write_cache(one.cache, source, one.teacher, views, mesh)
-    return read_cache(one.cache, source, model, views, one.teacher)[rows]
+        write_cache(distill.cache, source, distill.teacher, views, mesh)
+    return read_cache(distill.cache, source, model, views, distill.teacher)[rows]

@@ -93,7 +93,7 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
             f"{path} must be a little-endian file of MATLAB 5 to 7, got {data[:20]}. "
             "Save it with -v7."
         )
-    found = {}
+    variables = {}
     for kind, part in _elements(data[HEADER:]):
         if kind == COMPRESSED:
             unpack = zlib.decompressobj()
@@ -105,8 +105,8 @@ def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
             ((kind, part),) = _elements(part)
         if kind == MATRIX:
             name, values = _matrix(part)
-            found[name] = values
-    return found
+            variables[name] = values
+    return variables
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -174,15 +174,15 @@ def open_evaluation_files(
     return stream(files.read, labels)
 
 
-def file_settings(section: str, given: Any) -> Mapping:
+def file_settings(section: str, settings: Any) -> Mapping:
     """Settings of an evaluation set; a path alone is {"path": path}."""
-    if isinstance(given, str | os.PathLike):
-        return {"path": given}
-    if not isinstance(given, Mapping):
+    if isinstance(settings, str | os.PathLike):
+        return {"path": settings}
+    if not isinstance(settings, Mapping):
         raise ValueError(
-            f"config.{section} must be a path or a mapping, got {given!r}."
+            f"config.{section} must be a path or a mapping, got {settings!r}."
         )
-    return given
+    return settings
 
 
 def existing_files(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Path:
@@ -257,20 +257,22 @@ def pair_list(
             f"config.{PAIRS_SECTION} must have one of the keys path and source, "
             f"got {'neither' if path is None else 'both'}."
         )
-    given = {"name": "bin_pairs", "path": str(path)} if source is None else source
+    first_source = (
+        {"name": "bin_pairs", "path": str(path)} if source is None else source
+    )
     fars = build_rates(f"{PAIRS_SECTION}.fars", fars)
-    lists = [_open(given, image_shape, "source")]
+    lists = [_open(first_source, image_shape, "source")]
     if threshold_pairs is not None:
         lists.insert(0, _open(threshold_pairs, image_shape, "threshold_pairs"))
     count_of = _counter(lists, folds)
     with naming(f"config.{PAIRS_SECTION}"):  # once, with all pairs equally far
         fold_tar(count_of([np.zeros(len(one.pairs.is_same)) for one in lists]), 0.5)
-    found = [np.unique(one.pairs.indices, return_inverse=True) for one in lists]
-    starts = np.cumsum([0, *(len(rows) for rows, _ in found)])
+    unique_rows = [np.unique(one.pairs.indices, return_inverse=True) for one in lists]
+    starts = np.cumsum([0, *(len(rows) for rows, _ in unique_rows)])
 
     def read(i):
         images = np.empty((len(i), *image_shape), np.uint8)
-        for one, (rows, _), start in zip(lists, found, starts, strict=False):
+        for one, (rows, _), start in zip(lists, unique_rows, starts, strict=False):
             here = (i >= start) & (i < start + len(rows))
             if here.any():
                 images[here] = one.read(rows[i[here] - start])
@@ -281,11 +283,11 @@ def pair_list(
             flip_sum(features[:, 0], features[:, 1]) if flip_test else features[:, 0]
         )
         summed, distances = np.asarray(summed), []
-        for (_, place), start in zip(found, starts, strict=False):
+        for (_, place), start in zip(unique_rows, starts, strict=False):
             distances.append(pair_distances(summed[start + place.reshape(-1)]))
         # Of two lists, the second is judged at thresholds of the first.
-        judged = slice(None) if threshold_pairs is None else slice(1, None)
-        return _rates(count_of(distances), fars, judged)
+        evaluated_folds = slice(None) if threshold_pairs is None else slice(1, None)
+        return _rates(count_of(distances), fars, evaluated_folds)
 
     passed_over = "\n".join(one.passed_over for one in lists if one.passed_over)
     return EvaluationFiles(read, int(starts[-1]), flip_test, metrics, passed_over)
@@ -301,15 +303,15 @@ def _counter(lists: Sequence[Source], folds: int):
     return lambda distances: count_parts(list(zip(distances, kinds, strict=True)))
 
 
-def _rates(counts, fars, judged: slice) -> dict[str, float]:
-    """Accuracy and TAR, averaged over the `judged` folds."""
+def _rates(counts, fars, evaluated_folds: slice) -> dict[str, float]:
+    """Accuracy and TAR, averaged over `evaluated_folds`."""
     accuracy, _ = fold_accuracies(counts)
-    rates = {"accuracy": float(accuracy[judged].mean())}
-    others = counts.num_different.sum() - counts.num_different
-    fewest = int(others[judged].min())
+    rates = {"accuracy": float(accuracy[evaluated_folds].mean())}
+    num_others = counts.num_different.sum() - counts.num_different
+    fewest = int(num_others[evaluated_folds].min())
     for far in fars:
         tar, _, _ = fold_tar(counts, far)
-        rates[flagged_name("tar@far", far, fewest)] = float(tar[judged].mean())
+        rates[flagged_name("tar@far", far, fewest)] = float(tar[evaluated_folds].mean())
     return rates
 
 
@@ -323,8 +325,8 @@ def _open(settings: Mapping, image_shape, key: str) -> Source:
         )
     size = {"image_size": tuple(image_shape[:2]), "channels": image_shape[2]}
     if settings.get("name") in SOURCES:
-        known = inspect.signature(SOURCES[settings["name"]]).parameters
-        settings = {**{k: v for k, v in size.items() if k in known}, **settings}
+        parameters = inspect.signature(SOURCES[settings["name"]]).parameters
+        settings = {**{k: v for k, v in size.items() if k in parameters}, **settings}
     with naming(f"config.{PAIRS_SECTION}"):
         source = choose(f"{PAIRS_SECTION}.{key}", SOURCES, settings)
     if source.pairs is None or not len(source.pairs.is_same):
@@ -382,7 +384,7 @@ def identification_set(
         if distractors is not None:
             folders.append(distractors)
             names.append(list(open_files(pathlib.Path(path, distractors)).names))
-        loose = [
+        sources = [
             listed_images(pathlib.Path(path, folder), here, image_shape)
             for folder, here in zip(folders, names, strict=True)
         ]
@@ -397,7 +399,7 @@ def identification_set(
 
     def read(rows):
         images = np.empty((len(rows), *image_shape), np.uint8)
-        for one, low, high in zip(loose, ends, ends[1:], strict=False):
+        for one, low, high in zip(sources, ends, ends[1:], strict=False):
             here = (rows >= low) & (rows < high)
             if here.any():
                 images[here] = one.read(rows[here] - low)
@@ -410,7 +412,7 @@ def identification_set(
             parts[0], labels[0], parts[1], labels[1], ranks=ranks, distractors=parts[2:]
         )
 
-    passed_over = "\n".join(one.passed_over for one in loose if one.passed_over)
+    passed_over = "\n".join(one.passed_over for one in sources if one.passed_over)
     return EvaluationFiles(read, int(ends[-1]), flip_test, metrics, passed_over)
 
 
@@ -421,9 +423,9 @@ def _read_list(path, folder: str, listed: str) -> dict[str, str]:
         names = open_files(pathlib.Path(path, folder)).names
         return {name: _identity(name) for name in names}
     try:
-        found, kind = read_mat(file), listed.partition("_")[0]
-        names = [str(name) for name in found[f"{kind}_set"]]
-        people = [str(int(one)) for one in found[f"{kind}_ids"]]
+        lists, kind = read_mat(file), listed.partition("_")[0]
+        names = [str(name) for name in lists[f"{kind}_set"]]
+        people = [str(int(one)) for one in lists[f"{kind}_ids"]]
         if not names:
             raise ValueError(f"{kind}_set must hold names of images, got none.")
         return check_unique(zip(names, people, strict=True), "image", file)
@@ -503,7 +505,7 @@ def template_set(
             points, weights = _landmarks_of(file, listed.names)
         folder = pathlib.Path(str(path), str(images))
         points = points if align else None
-        loose = listed_images(folder, listed.names, image_shape, landmarks=points)
+        source = listed_images(folder, listed.names, image_shape, landmarks=points)
         ids = Templates(None, np.unique(listed.template_ids))
         scores = []
         if pairs is not None:
@@ -531,27 +533,30 @@ def template_set(
             detector_scores=weights if use_detector_score else None,
             keep_norm=use_norm_score,
         )
-        found = aggregate_templates(weighed, listed.template_ids, listed.media_ids)
-        return {name: value for score in scores for name, value in score(found).items()}
+        templates = aggregate_templates(weighed, listed.template_ids, listed.media_ids)
+        return {
+            name: value for score in scores for name, value in score(templates).items()
+        }
 
     return EvaluationFiles(
-        loose.read, len(listed.names), flip_test, metrics, loose.passed_over
+        source.read, len(listed.names), flip_test, metrics, source.passed_over
     )
 
 
 def _landmarks_of(file: pathlib.Path, names: tuple[str, ...]):
     """Read landmarks [T, 5, 2] and detector scores [T] of the images `names` [T]."""
     with naming(file):
-        found, points, weights = read_landmarks(file)
-    if found != names:
-        place = {name: row for row, name in enumerate(found)}
-        missing = [name for name in names if name not in place]
-        if missing or len(place) < len(found):
+        file_names, points, weights = read_landmarks(file)
+    if file_names != names:
+        row_of_name = {name: row for row, name in enumerate(file_names)}
+        missing = [name for name in names if name not in row_of_name]
+        if missing or len(row_of_name) < len(file_names):
             raise ValueError(
                 f"{file} must have one row per image, got none for {len(missing)} "
-                f"images {missing[:1]} and {len(found) - len(place)} rows too many."
+                f"images {missing[:1]} and {len(file_names) - len(row_of_name)} rows "
+                "too many."
             )
-        rows = np.array([place[name] for name in names])
+        rows = np.array([row_of_name[name] for name in names])
         points, weights = points[rows], weights[rows]
     if not np.isfinite(weights).all():
         bad = names[int(np.argmin(np.isfinite(weights)))]
@@ -572,8 +577,8 @@ def _one_to_one(file: pathlib.Path, ids: Templates, fars):
             f"1 among {len(is_same)}."
         )
 
-    def score(found):
-        scores = pair_scores(found, pairs)
+    def score(templates):
+        scores = pair_scores(templates, pairs)
         tar = tar_nearest_far(is_same, scores, fars=fars)
         auc = area_under_curve(is_same, scores)
         return {
@@ -596,9 +601,9 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
         )
     gallery = merge(*(_subjects(file, ids) for file in gallery_files))
     probes = _subjects(probe_file, ids)
-    known, counts = np.unique(gallery.subject_ids, return_counts=True)
-    place = np.searchsorted(known, probes.subject_ids).clip(0, len(known) - 1)
-    mates = np.where(known[place] == probes.subject_ids, counts[place], 0)
+    subjects, counts = np.unique(gallery.subject_ids, return_counts=True)
+    index = np.searchsorted(subjects, probes.subject_ids).clip(0, len(subjects) - 1)
+    mates = np.where(subjects[index] == probes.subject_ids, counts[index], 0)
     num_others = mates.size * len(gallery.subject_ids) - int(mates.sum())
     num_needed = max(num_accepted(mates.size, rate) for rate in fpirs)
     if not mates.any() or num_others < num_needed:
@@ -607,9 +612,15 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
             f"{num_needed} non-mated scores, got {mates.sum()} and {num_others}."
         )
 
-    def score(found):
-        of = lambda subjects: found.features[found.rows(subjects.template_ids)]
-        search = of(probes), probes.subject_ids, of(gallery), gallery.subject_ids
+    def score(templates):
+        probe_features, gallery_features = (
+            templates.features[templates.rows(x.template_ids)]
+            for x in (probes, gallery)
+        )
+        search = (
+            *(probe_features, probes.subject_ids),
+            *(gallery_features, gallery.subject_ids),
+        )
         tpir = pair_tpir(*search, fpirs=fpirs)
         tpir = flag_unsupported(tpir, "tpir@fpir", fpirs, mates.size)
         closed = {**tpir, **rank_k(*search, ranks=ranks)}

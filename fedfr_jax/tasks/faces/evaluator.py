@@ -51,12 +51,12 @@ from fedfr_jax.types import (
 )
 
 
-def balanced_pairs(labels: np.ndarray, most: int, seed: int):
+def balanced_pairs(labels: np.ndarray, max_pairs: int, seed: int):
     """Sample balanced pairs of a labeled set, half same, in ten blocks as LFW's.
 
     Args:
       labels: [U] int identities.
-      most: upper bound on the number of pairs P.
+      max_pairs: upper bound on the number of pairs P.
 
     Returns:
       (indices [P, 2] int, is_same [P] bool), drawn with the seed; P is a multiple
@@ -68,17 +68,17 @@ def balanced_pairs(labels: np.ndarray, most: int, seed: int):
     if not len(labels):
         raise ValueError("partition.num_unseen_ids must be at least 2, got 0.")
     rng = np.random.default_rng(seed)
-    first = rng.integers(len(labels), size=8 * most)
+    first = rng.integers(len(labels), size=8 * max_pairs)
     order = np.argsort(labels, kind="stable")
     start = np.searchsorted(labels, labels[first], sorter=order)
     count = np.bincount(labels)[labels[first]]
     same = order[start + rng.integers(count)]
-    different = rng.integers(len(labels), size=8 * most)
+    different = rng.integers(len(labels), size=8 * max_pairs)
     draws = [
         _distinct(first, same, same != first),
         _distinct(first, different, labels[first] != labels[different]),
     ]
-    half = min(*(len(d) for d in draws), most // 2) // 10 * 10
+    half = min(*(len(d) for d in draws), max_pairs // 2) // 10 * 10
     if half < 10:
         raise ValueError(
             "partition.num_unseen_ids must give at least 10 same and 10 different "
@@ -98,23 +98,23 @@ def _distinct(first, second, is_wanted):
 
 def min_negatives(
     labels: np.ndarray,
-    own_of: Sequence[np.ndarray],
+    client_identities: Sequence[np.ndarray],
     negatives: Literal["all", "other_clients"] = ALL,
 ) -> int:
     """Smallest number, over clients, of negative pairs with an image of the client.
 
     Args:
       labels: [E] identities of all clients' images.
-      own_of: a client's own identities, for each client.
+      client_identities: a client's own identities, for each client.
       negatives: of `pair_tiles`.
     """
     counts = []
-    for own in own_of:
-        sizes = np.bincount(labels[np.isin(labels, own)]).astype(np.int64)
-        mine, same = sizes.sum(), (sizes * (sizes - 1) // 2).sum()
-        others = len(labels) - mine
-        within = mine * (mine - 1) // 2 - same
-        counts.append(mine * others + (within if negatives == ALL else 0))
+    for identities in client_identities:
+        sizes = np.bincount(labels[np.isin(labels, identities)]).astype(np.int64)
+        num_own, same = sizes.sum(), (sizes * (sizes - 1) // 2).sum()
+        num_others = len(labels) - num_own
+        within = num_own * (num_own - 1) // 2 - same
+        counts.append(num_own * num_others + (within if negatives == ALL else 0))
     return int(min(counts))
 
 
@@ -200,8 +200,8 @@ class FaceEvaluator:
     @property
     def passed_over(self) -> str:
         """Files that the evaluation sets ignored, a line each."""
-        found = (files.passed_over for files, _ in self._files.values())
-        return "\n".join(filter(None, found))
+        ignored = (files.passed_over for files, _ in self._files.values())
+        return "\n".join(filter(None, ignored))
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -238,9 +238,9 @@ class FaceEvaluator:
         metrics["accuracy"] = folds["accuracy"]
         for prefix, (files, table) in self._files.items():
             rows = np.arange(files.num_images)
-            seen = self._mirrored if files.is_mirrored else self._plain
-            found = files.metrics(self._views(embed, variables, table, rows, seen))
-            metrics |= {f"{prefix}{name}": value for name, value in found.items()}
+            augment = self._mirrored if files.is_mirrored else self._plain
+            values = files.metrics(self._views(embed, variables, table, rows, augment))
+            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
         if self._masked_fars is not None:
             metrics |= self._of_masked(embed, variables)
         return Evaluation(
@@ -267,9 +267,9 @@ class FaceEvaluator:
             [(names[i], names[j]) for i, j in indices[worst]],
             threshold,
         )
-        shown = np.flatnonzero(np.isin(labels, np.unique(labels)[:NUM_MAPPED]))
-        place = embedding_map(unit[shown], [names[i] for i in shown])
-        return Samples({"wrong pairs": pairs}, {"unseen identities": place})
+        mapped = np.flatnonzero(np.isin(labels, np.unique(labels)[:NUM_MAPPED]))
+        positions = embedding_map(unit[mapped], [names[i] for i in mapped])
+        return Samples({"wrong pairs": pairs}, {"unseen identities": positions})
 
     def _of_masked(self, embed, variables) -> dict[str, float]:
         """Scores of the unseen identities, with a mask on every second image."""
@@ -278,8 +278,8 @@ class FaceEvaluator:
         views = self._views(embed, variables, self._tables[1], rows, self._covered)
         kind = 1 + np.arange(len(labels)) % 2
         masked = views[np.arange(len(labels)), kind]
-        found = masked_scores(views[:, 0], masked, labels, fprs=self._masked_fars)
-        return {f"mfr_{name}": value for name, value in found.items()}
+        scores = masked_scores(views[:, 0], masked, labels, fprs=self._masked_fars)
+        return {f"mfr_{name}": value for name, value in scores.items()}
 
     def personalized(
         self, embed: Callable, variables_of: Callable | None, variables: PyTree = None
@@ -320,16 +320,16 @@ class FaceEvaluator:
 
         return Evaluation(named(over.mean), named(over.per_client))
 
-    def _judge_client(self, own, queries, gallery, low, high):
+    def _judge_client(self, identities, queries, gallery, low, high):
         labels = self._task.test_identities
-        is_own = np.isin(labels, own)
+        is_own = np.isin(labels, identities)
         verified = self._verify(queries, labels, is_own, fars=self._fars)
         identified = client_identification(
             queries,
             labels,
             gallery,
             self._task.train_identities[low:high],
-            own,
+            identities,
             fpirs=self._fpirs,
         )
         return {**verified, **identified}
@@ -348,18 +348,18 @@ class FaceEvaluator:
         return meshes.fetch(values)[: len(rows)]
 
 
-def _open_files(task: FaceData, mesh: Mesh, **given):
+def _open_files(task: FaceData, mesh: Mesh, **sets):
     """Open the evaluation sets of the given keys: {prefix: (files, their images)}."""
-    judged = task.evaluation_set
-    shape = judged.input_shape
+    evaluation_images = task.evaluation_set
+    shape = evaluation_images.input_shape
     opened = {}
-    for key, settings in given.items():
+    for key, settings in sets.items():
         prefix, open_set = FILES[key]
         if settings is not None:
             section = f"evaluation.{key}"
             settings = file_settings(section, settings)
             opened[prefix] = call(section, open_set, settings, shape)
-    tables = task.table, judged
+    tables = task.table, evaluation_images
     return {
         p: (f, open_evaluation_files(f, shape, tables, mesh)) for p, f in opened.items()
     }

@@ -22,8 +22,8 @@ from fedfr_jax.losses.distillation import (
 )
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.ranges import BelowOne, NonNegative, Positive, Share
-from fedfr_jax.schema import checked
+from fedfr_jax.ranges import BelowOne, NonNegative, Positive, Share, Whole
+from fedfr_jax.schema import check_settings, checked, keyword_kinds, naming
 from fedfr_jax.tasks.faces.frozen_features import frozen_features
 from fedfr_jax.tasks.faces.loss import build_rule, face_loss, margin_settings
 from fedfr_jax.types import Algorithm, LocalTraining, Model
@@ -58,17 +58,9 @@ def build_face_adaptation(
       loss: of fine-tuning, see `face_loss`; distilling uses its scale.
       weight: of the angular term; 9 is BigFace's.
 
-    Raises:
-      ValueError: for a margin loss that keeps or learns numbers.
     """
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     reference = lambda teacher, client: frozen_features(embed, None, teacher, client)
-    rule = build_rule(loss)
-    if rule and not rule.is_plain:
-        raise ValueError(
-            "adaptation.loss must be a softmax without state or parameters, got "
-            f"{loss!r}."
-        )
     finetuning = face_loss(model, loss=loss)
     if kind in DISTILLATIONS:
         client_loss = distillation_loss(
@@ -85,6 +77,25 @@ def build_face_adaptation(
     optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
     local = LocalTraining(client_loss, optimizer, learning_rate)
     return build_adaptation(algorithm, local, reference_features=reference)
+
+
+def read_adaptation(settings: Mapping) -> tuple[int, dict]:
+    """(`epochs`, 5 unless set, keywords of `build_face_adaptation`) of `adaptation`.
+
+    Raises:
+      ValueError: for an unknown setting, one out of range, or a margin loss that keeps
+        or learns numbers.
+    """
+    kinds = {**keyword_kinds(build_face_adaptation), "epochs": Whole}
+    settings = {"epochs": 5, **check_settings("adaptation", settings, kinds)}
+    with naming("adaptation"):
+        rule = build_rule(settings.get("loss", "cosface"))
+    if rule and not rule.is_plain:
+        raise ValueError(
+            "adaptation.loss must be a softmax without state or parameters, got "
+            f"{settings['loss']!r}."
+        )
+    return settings.pop("epochs"), settings
 
 
 def distillation_loss(

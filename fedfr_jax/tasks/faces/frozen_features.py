@@ -5,13 +5,12 @@ sees each example in few ways: the features of all are kept, on the server's sid
 of the data set, on the client's side by position in its list of examples. Under an
 augmentation whose outcomes are not counted they are computed in the step.
 
-What the server computes for a cohort before it trains: features and hard negatives.
-
-Features of the public examples and of the cohort's own are computed once per round with
-the global network, spread over the devices. A public example is a hard negative of a
-client when its largest cosine with one of the client's examples exceeds a threshold
-(FedFR, Liu et al. 2022, arXiv:2112.12496, section 3.2). Similarities exist one block of
-the client's rows at a time, never local x public, and a client receives row numbers.
+Before a cohort trains, the server computes features of the public examples and of the
+cohort's own with the global network, spread over the devices. A public example is a
+hard negative of a client when its largest cosine with one of the client's examples
+exceeds a threshold (FedFR, Liu et al. 2022, arXiv:2112.12496, section 3.2).
+Similarities exist for one chunk of the client's rows at a time, never for all local and
+public rows, and a client receives row numbers.
 
 By class instead of by image, a public class is hard when its embedding Phi_g resembles
 one of the client's classes, and all its images are taken. Deviation: the official code
@@ -47,10 +46,10 @@ class Features(NamedTuple):
     def __call__(self, example: jax.Array, view: jax.Array) -> jax.Array:
         """Features [B, D] of rows [B], all within the spans, in views [B] int32."""
         # Unrolled: a loop launches a kernel per turn.
-        after = jnp.searchsorted(
+        span_end = jnp.searchsorted(
             self.first_row, example, side="right", method="scan_unrolled"
         )
-        return self.values[example + self.shift[after - 1], view]
+        return self.values[example + self.shift[span_end - 1], view]
 
 
 def row_spans(first: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +125,10 @@ def own_class_means(
         batch = client.batch_from(start, jnp.int32(0))
         is_own = batch.is_valid & ~batch.is_added
         place = jnp.where(is_own, batch.labels, num_classes)  # the others drop out
-        one = jnp.ones(len(place), sums.dtype)
+        ones = jnp.ones(len(place), sums.dtype)
         features = embed(variables, batch.images)
         sums += jax.ops.segment_sum(features, place, num_classes)
-        counts += jax.ops.segment_sum(one, place, num_classes)
+        counts += jax.ops.segment_sum(ones, place, num_classes)
         return start + len(place), sums, counts
 
     ongoing = lambda carry: carry[0] < client.num_examples
@@ -167,18 +166,22 @@ def class_mean_start(embed: Callable) -> Callable:
     """
 
     def begin(backbone: PyTree, params: PyTree, client: Client) -> PyTree:
-        own = {name: params[name] for name in ("head", "branch") if name in params}
+        client_params = {
+            name: params[name] for name in ("head", "branch") if name in params
+        }
 
         def fresh():
-            head = own["head"]
+            head = client_params["head"]
             means = own_class_means(embed, backbone, client, len(head))
-            new = {**own, "head": means.astype(head.dtype)}
-            if "branch" in own:
-                new["branch"] = {**own["branch"], "weights": new["head"]}
+            new = {**client_params, "head": means.astype(head.dtype)}
+            if "branch" in client_params:
+                new["branch"] = {**client_params["branch"], "weights": new["head"]}
             return new
 
-        known = jax.lax.cond(jnp.any(own["head"] != 0), lambda: own, fresh)
-        return {**params, **known}
+        started = jax.lax.cond(
+            jnp.any(client_params["head"] != 0), lambda: client_params, fresh
+        )
+        return {**params, **started}
 
     return begin
 
@@ -226,11 +229,11 @@ def prepare_features(
         spans = row_spans(
             np.append(offsets[cohort.ids], offsets[-1]), np.append(starts, len(rows))
         )
-        wanted = np.concatenate([rows, public]).astype(np.int32)
+        needed_rows = np.concatenate([rows, public]).astype(np.int32)
         whole = meshes.replicated(mesh)
         variables = variable_split.merge_personal_variables(server.variables)
-        values = embed_rows(backbone_of(variables), dataset, wanted)
-        values = meshes.put_global(values[: len(wanted)], whole)
+        values = embed_rows(backbone_of(variables), dataset, needed_rows)
+        values = meshes.put_global(values[: len(needed_rows)], whole)
         features = (
             Features(values, *meshes.put_global(spans, whole)) if is_counted else ()
         )
@@ -238,7 +241,7 @@ def prepare_features(
             return nothing._replace(shared=features)
         compared = values[:, 0]  # plain views
         if level == "class":
-            labels = dataset.labels[wanted]
+            labels = dataset.labels[needed_rows]
             client = client_of_row(counts, len(rows))
             phi = variables["params"]["phi"]
             compared = class_features(compared, client, phi, labels)
@@ -280,12 +283,16 @@ def class_features(features, client, phi, labels) -> jax.Array:
       phi: [M_g, D].
       labels: [R + G] int32, the own class within the client or the public class.
     """
-    own, public_labels = features[: len(client)], labels[len(client) :]
+    client_features, public_labels = features[: len(client)], labels[len(client) :]
     owner = class_of_row(client, labels[: len(client)])
-    sums = jax.ops.segment_sum(own, owner, len(owner))
-    counts = jax.ops.segment_sum(jnp.ones(len(owner), own.dtype), owner, len(owner))
+    sums = jax.ops.segment_sum(client_features, owner, len(owner))
+    counts = jax.ops.segment_sum(
+        jnp.ones(len(owner), client_features.dtype), owner, len(owner)
+    )
     means = sums / jnp.maximum(counts, 1)[:, None]
-    return jnp.concatenate([means[owner], phi[public_labels].astype(own.dtype)])
+    return jnp.concatenate(
+        [means[owner], phi[public_labels].astype(client_features.dtype)]
+    )
 
 
 def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable:
@@ -296,12 +303,12 @@ def build_select(mesh: Mesh, threshold: float | None, capacity: int) -> Callable
       (indices [K, X] int32 into the public rows, ascending, numbers [K] int32).
     """
 
-    def one(features, start, count, first_public):
+    def select_client(features, start, count, first_public):
         public = features[first_public:]
         limits = {"threshold": threshold, "capacity": capacity}
         return hard_negatives(features, start, count, public, **limits)
 
-    return build_over_cohort(one, mesh)
+    return build_over_cohort(select_client, mesh)
 
 
 def hard_negatives(
@@ -345,9 +352,9 @@ def max_similarity(features, start, count, public) -> jax.Array:
 
     def body(i, best):
         row = i * block + jnp.arange(block, dtype=jnp.int32)
-        own = unit(features[jnp.minimum(start + row, len(features) - 1)])
+        client_rows = unit(features[jnp.minimum(start + row, len(features) - 1)])
         # As the losses' cosines: a GPU's TF32 would move the threshold.
-        cosines = jnp.matmul(own, public.T, precision=jax.lax.Precision.HIGHEST)
+        cosines = jnp.matmul(client_rows, public.T, precision=jax.lax.Precision.HIGHEST)
         scores = jnp.where((row < count)[:, None], cosines, -jnp.inf)
         return jnp.maximum(best, scores.max(axis=0))
 

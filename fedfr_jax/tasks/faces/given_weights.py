@@ -16,11 +16,11 @@ def load_start_weights(
     """Load the initial backbone of each central training with `init`: {section:
     weights}.
     """
-    found = {}
+    weights = {}
     for section, training in central.items():
         with naming(f"config.{section}.init"):
-            found[section] = load_backbone(training.init, model, input_shape)
-    return found
+            weights[section] = load_backbone(training.init, model, input_shape)
+    return weights
 
 
 def load_backbone(

@@ -1,26 +1,21 @@
-"""Loss of a face client, with optional terms; margin state; FedFR's branch.
+"""Local objective of a face client: margin softmax, contrastive term, branch.
+
+total = L_cos + contrastive_weight * L_con + w * L_branch, w the weight of `branch`
+(FedFR, Liu et al. 2022, arXiv:2112.12496, section 3): a margin softmax over the
+client's own classes followed by the public ones, a model-contrastive term against
+frozen features, and a branch of decoupled feature customization (section 3.3). The
+branch stays with its client: a converter of the embedding, and class weights that start
+from the client's class embeddings, under a loss of their own. It sees the client's own
+classes, with public images as negatives (bce, uniface) or left out (cosface), or the
+public classes too (cosface_all); which of the latter two is the paper's CosFace branch
+is not published.
 
 The running state of a margin loss (AdaFace's norms, CurricularFace's t) is among the
 running statistics, `batch_stats`, under the name NUMBERS. So what happens to statistics
-happens to them: central training averages them over devices, algorithms over clients,
-or every client keeps its own (`batch_stats: local`). Every stage starts them anew. What
-it learns (UniFace's threshold) lies beside the class embeddings, as params/margin, and
-stays with a client.
-
-FedFR's branch of decoupled feature customization, which stays with its client.
-
-A converter, and class weights that start from the client's embeddings, under a loss of
-their own (Liu et al. 2022, arXiv:2112.12496, section 3.3).
-
-The local objective of FedFR, each term an option.
-
-total = L_cos + contrastive_weight * L_con + w * L_branch, w the weight of `branch` (Liu
-et al. 2022, arXiv:2112.12496, section 3): a margin softmax over the client's own
-classes followed by the public ones, a model-contrastive term against frozen features,
-and a branch of decoupled feature customization. It sees the client's own classes, with
-public images as negatives (bce, uniface) or left out (cosface), or the public classes
-too (cosface_all); which of the latter two is the paper's CosFace branch is not
-published.
+happens to it: central training averages it over devices, algorithms over clients, or
+every client keeps its own (`batch_stats: local`). Every stage starts it anew. What a
+loss learns (UniFace's threshold) lies beside the class embeddings, as params/margin,
+and stays with a client.
 """
 
 from collections.abc import Callable, Mapping
@@ -411,16 +406,18 @@ def get_first_term(
             cosines = interclass_filter(
                 cosines, labels, threshold=interclass_filtering_threshold
             )
-        seen = margin_inputs(features, cosines, labels, batch.is_valid, key)
-        numbers = updated_state(rule, numbers, seen)
-        found = logits(rule, cosines, labels, seen, numbers)
+        inputs = margin_inputs(features, cosines, labels, batch.is_valid, key)
+        numbers = updated_state(rule, numbers, inputs)
+        scaled_logits = logits(rule, cosines, labels, inputs, numbers)
         if repeats:
-            found = repeat_others(found, labels, batch.num_classes, repeats, mask)
+            scaled_logits = repeat_others(
+                scaled_logits, labels, batch.num_classes, repeats, mask
+            )
         if is_cut:
-            found = jax.lax.stop_gradient(found)
-        losses = rule.loss(found, labels, mask, learned)
+            scaled_logits = jax.lax.stop_gradient(scaled_logits)
+        losses = rule.loss(scaled_logits, labels, mask, learned)
         if rule.penalty:
-            losses += rule.penalty(seen.norm)
+            losses += rule.penalty(inputs.norm)
         return losses, numbers
 
     return first_term

@@ -40,7 +40,10 @@ from fedfr_jax.schema import (
     naming,
 )
 from fedfr_jax.tasks.faces.distillation import Distill, open_distill, with_distillation
-from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
+from fedfr_jax.tasks.faces.final_adaptation import (
+    build_face_adaptation,
+    read_adaptation,
+)
 from fedfr_jax.tasks.faces.frozen_features import (
     class_mean_start,
     frozen_features,
@@ -62,6 +65,7 @@ from fedfr_jax.tasks.faces.loss import (
 )
 from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import algorithm_of
+from fedfr_jax.tasks.task_methods import TaskMethods
 from fedfr_jax.tasks.trainers import federated_trainer
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
@@ -75,7 +79,6 @@ DEFAULTS = {
     "learning_rate": 1e-3,
     "decay_epochs": (8, 6, 4, 3),
 }
-ALGORITHM_DEFAULTS = {"contrastive_weight": 5.0}  # of MOON
 
 
 class FaceTerms(NamedTuple):
@@ -114,8 +117,7 @@ class FaceTerms(NamedTuple):
     adaptation: Mapping | None = None
 
 
-TERMS = FaceTerms._fields
-LOSS_TERMS = tuple(name for name in TERMS if name in keywords(face_loss))
+LOSS_TERMS = [name for name in FaceTerms._fields if name in keywords(face_loss)]
 PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
@@ -135,8 +137,42 @@ class FaceMethod(NamedTuple):
 
 def kinds_of_terms(factory: Callable) -> Mapping:
     """{key of `FaceTerms`: annotation} for an algorithm that takes them, else {}."""
-    takes_terms = "reference_features" in keywords(factory)
-    return kinds_of(FaceTerms) if takes_terms else {}
+    return kinds_of(FaceTerms) if "reference_features" in keywords(factory) else {}
+
+
+METHODS = TaskMethods(
+    task="faces",
+    loss_of=face_loss,
+    read_loss=build_rule,
+    algorithm="fedfr",
+    terms_of=kinds_of_terms,
+    algorithm_defaults={"contrastive_weight": 5.0},  # of MOON
+    defaults=DEFAULTS,
+    keys=("distill",),
+    central_keys=Training._fields,
+)
+
+
+def read_terms(section: str, options: Mapping) -> tuple[FaceTerms, dict]:
+    """(FedFR's terms of a method, its key `algorithm` without them), checked.
+
+    Raises:
+      ValueError: for a term, or a setting of one, that is unknown or out of range, or
+        terms that exclude each other or the method's loss.
+    """
+    name, settings = algorithm_of(section, options, "fedfr")
+    kinds = kinds_of_terms(ALGORITHMS[name])
+    terms = {} if kinds else PLAIN._asdict()
+    terms |= {key: settings.pop(key) for key in kinds if key in settings}
+    with naming(f"config.{section}"):
+        terms = call(f"{section}.algorithm", FaceTerms, terms)
+        _check_exclusions(terms, options)
+        # Clients and the network, which come with the data, change no check.
+        _loss_of(terms, options.get("loss", ""), teacher=None, num_clients=1)(None)
+        build_spread(terms.spreadout)
+        if terms.adaptation is not None:
+            read_adaptation(terms.adaptation)
+    return terms, {"name": name, **settings}
 
 
 def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
@@ -206,43 +242,32 @@ def face_method(
       ValueError: for an unknown option, one out of range, or options that exclude each
         other.
     """
-    name, settings = algorithm_of(section, options, "fedfr")
-    options = dict(options)
+    terms, algorithm = read_terms(section, options)
+    options = {**options, "algorithm": algorithm}
     teacher = open_distill(section, options.pop("distill", None), model)
-    takes_terms = "reference_features" in keywords(ALGORITHMS[name])
+    loss = options.pop("loss", "")
+    rule = build_rule(loss)
+    takes_terms = bool(kinds_of_terms(ALGORITHMS[algorithm["name"]]))
     is_packed = takes_terms and not options.keys() & NAMED_LEAVES
-    known = TERMS if takes_terms else ()
-    unset = {} if takes_terms else PLAIN._asdict()
-    given = {key: settings.pop(key) for key in known if key in settings}
+    model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
+    loss_of = _loss_of(terms, loss, teacher, num_clients)
+    task = METHODS._replace(
+        loss_of=lambda model: loss_of(of_backbone(model)), defaults=_defaults(options)
+    )
+    context = _context(task, terms, rule, model, num_classes, num_public)
+    facts = {"num_clients": num_clients, "model": classifier(model)}
+    if takes_terms:
+        facts |= _offers(terms, rule, model, is_packed)
+    context = context._replace(facts=facts, federation=federation, seed=seed)
     with naming(f"config.{section}"):
-        terms = call(f"{section}.algorithm", FaceTerms, {**unset, **given})
-        _check_exclusions(terms, options)
-        options["algorithm"] = {"name": name, **settings}
-        loss = options.pop("loss", "")
-        rule = build_rule(loss)
-        model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
-        context = _context(
-            terms, loss, rule, model, teacher, num_classes, num_clients, num_public
-        )
-        context = context._replace(
-            keys=("distill",),
-            terms_keys=known,
-            algorithm_defaults=ALGORITHM_DEFAULTS,
-            defaults=_defaults(options),
-            federation=federation,
-            seed=seed,
-        )
-        if takes_terms:
-            offers = _offers(terms, rule, model, is_packed)
-            context = context._replace(facts={**context.facts, **offers})
         trainer = federated_trainer(section, options, context)
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
             # A client's own work after the last round, which the server never sees.
             plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
             last = last_round(terms.adaptation, section, plain, context, model)
-        if spreads := spread_apart(terms.spreadout):
-            algorithm = fedface(algorithm, spreads, num_clients=num_clients)
+        if spread_apart := build_spread(terms.spreadout):
+            algorithm = fedface(algorithm, spread_apart, num_clients=num_clients)
     if is_packed:
         algorithm = pack_variables(algorithm, at=BACKBONE)
         last = last and last._replace(
@@ -266,13 +291,11 @@ def _defaults(options: Mapping) -> Mapping:
 
 
 def _context(
+    task: TaskMethods,
     terms: FaceTerms,
-    loss: str | Mapping,
     rule: Margin | None,
     model: Model,
-    teacher: Distill | None,
     num_classes: int,
-    num_clients: int,
     num_public: int,
 ) -> MethodContext:
     """Context that faces offer to any algorithm, with params "backbone" and "head"."""
@@ -284,8 +307,6 @@ def _context(
         std=0.0 if terms.init_head_from_class_means else 0.01,
         others=learned(rule, num_classes),
     )
-    loss_of = _loss_of(terms, loss, teacher, num_clients)
-    loss_of(model)  # a wrong setting is found here, under the method's name
 
     def start(variables: PyTree) -> PyTree:
         own = jax.eval_shape(draw_own, jax.random.key(0))
@@ -297,22 +318,20 @@ def _context(
         return {**with_start(variables, rule), "params": params}
 
     def draw(key: jax.Array) -> PyTree:
-        backbone = model.init(key)
+        variables = model.init(key)
         phi = jnp.zeros((num_public, model.embedding_dim))
-        return start(
-            {**backbone, "params": {"backbone": backbone["params"], "phi": phi}}
-        )
+        params = {"backbone": variables["params"], "phi": phi}
+        return start({**variables, "params": params})
 
     return MethodContext(
+        task=task,
         model=on_variables(model),
         apply=client_features(model, converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
-        loss_of=lambda known: loss_of(of_backbone(known)),
         num_rows=0,
         mesh=None,
-        facts={"num_clients": num_clients, "model": classifier(model)},
-        task="faces",
+        facts={},
         prefix="backbone/",
         kept=OWN_CLASSES,
         draw=draw,
@@ -328,7 +347,7 @@ def _loss_of(
     """Build model -> loss of a client, with distillation if there is a teacher."""
     own = {k: v for k, v in terms._asdict().items() if k in LOSS_TERMS}
     loss_of = partial(face_loss, loss=loss, num_clients=num_clients, **own)
-    return partial(with_distillation, loss_of, told=teacher) if teacher else loss_of
+    return partial(with_distillation, loss_of, distill=teacher) if teacher else loss_of
 
 
 def _offers(
@@ -376,7 +395,7 @@ def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
         )
 
 
-def spread_apart(spreadout: float | Mapping | None) -> Callable | None:
+def build_spread(spreadout: float | Mapping | None) -> Callable | None:
     """Build `spread` of `fedface` from the key `spreadout`; None without one.
 
     Raises:
@@ -403,16 +422,8 @@ def last_round(
     context: MethodContext,
     model: Model,
 ) -> FinalAdaptation:
-    """Build the final adaptation, of `epochs` (default 5), which keeps the server.
-
-    Raises:
-      ValueError: for a setting that `build_face_adaptation` does not have, or one out
-      of range.
-    """
-    kinds = {**kinds_of(build_face_adaptation), "epochs": Whole}
-    kinds = {k: x for k, x in kinds.items() if k not in ("algorithm", "model")}
-    settings = {"epochs": 5, **check_settings("adaptation", settings, kinds)}
-    epochs = settings.pop("epochs")
+    """Build the final adaptation, which keeps the server, see `read_adaptation`."""
+    epochs, settings = read_adaptation(settings)
     around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
     algorithm = federated_trainer(section, options, context, around).algorithm
     still = algorithm._replace(server_update=lambda server, result: server)

@@ -1,16 +1,13 @@
-"""Public identities: examples, initial class vectors, central training.
+"""Public identities: central training on them, and where class embeddings start.
+
+Pretraining and central methods train a margin softmax on the public identities, whose
+classes may be split over all devices of the mesh (`class_parallel`).
 
 Loss of the gate of the head moe: L = L_cos + gate_weight * mean BCE(p_i, m_i), p the
 gate's share of the expert for masked faces, m_i = 1 where `face_mask` has covered a
 pixel. BigFace's authors print no loss of their gate: this one, and its weight of 1, are
 ours. With a weight of 0 the gate learns from what its mixture does to the embedding
 alone.
-
-A margin softmax whose public classes are cut over all devices of the mesh.
-
-The public identities: everybody's training set, and where class embeddings start.
-
-Central training on the public identities: pretraining, and the central rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,12 +123,12 @@ def class_parallel_loss(
         features, stats = model.apply(backbone, batch.images, True, key=key)
         numbers = numbers_of(stats) if rule.state else {}
         valid = gather_losses(batch.is_valid)
-        asked = build_class_softmax(
+        class_softmax = build_class_softmax(
             rule, numbers, sampling_key(key, 1), interclass_filtering_threshold, valid
         )
-        asked = asked._replace(chunk=chunk, dtype=dtype)
+        class_softmax = class_softmax._replace(chunk=chunk, dtype=dtype)
         losses, (numbers, penalty) = class_losses(
-            features, params["phi"], batch.labels, held, asked
+            features, params["phi"], batch.labels, held, class_softmax
         )
         # The mean over devices of this is the mean over all valid examples.
         count = jnp.maximum(valid.sum(), 1).astype(losses.dtype)
@@ -160,8 +157,8 @@ def build_class_softmax(
 
     def margin(cosine, norm):
         valid = jnp.ones(len(cosine), bool) if is_valid is None else is_valid
-        seen = MarginInputs(cosine, norm, valid, key)
-        state = updated_state(rule, numbers, seen)
+        inputs = MarginInputs(cosine, norm, valid, key)
+        state = updated_state(rule, numbers, inputs)
 
         def others(cosines):
             if interclass_filtering_threshold is not None:
@@ -169,13 +166,13 @@ def build_class_softmax(
                 threshold = {"threshold": interclass_filtering_threshold}
                 cosines = interclass_filter(cosines, nobody, **threshold)
             if rule.others is not None:
-                cosines = rule.others(cosines, seen, state)
+                cosines = rule.others(cosines, inputs, state)
             return rule.scale * cosines
 
         penalty = jnp.zeros(())
         if rule.penalty:
             penalty = masked_mean(rule.penalty(norm), valid)
-        return rule.scale * rule.target(seen, state), others, (state, penalty)
+        return rule.scale * rule.target(inputs, state), others, (state, penalty)
 
     return ClassSoftmax(margin, normalize)
 
@@ -187,12 +184,14 @@ def public_population(task: FaceData) -> FaceData:
     bound of federated training. What is judged stays.
     """
     p = task.partition
-    own = p.client_identities
-    order = np.argsort(own)
-    place = order[np.searchsorted(own, task.train_identities, sorter=order)]
+    client_identities = p.client_identities
+    order = np.argsort(client_identities)
+    place = order[
+        np.searchsorted(client_identities, task.train_identities, sorter=order)
+    ]
     labels = np.array(task.table.labels)
     labels[: len(place)] = len(p.public_identities) + place
-    identities = np.concatenate([p.public_identities, own])
+    identities = np.concatenate([p.public_identities, client_identities])
     return task._replace(
         partition=p._replace(public_identities=identities),
         table=task.table.with_labels(labels),
@@ -255,10 +254,10 @@ def first_variables(
     the place of the fresh one.
     """
     backbone_key, phi_key = jax.random.split(key)
-    fresh = (
+    variables = (
         model.init(backbone_key) if given is None else jax.tree.map(jnp.array, given)
     )
-    backbone = with_start(fresh, margin)
+    backbone = with_start(variables, margin)
     dim = model.embedding_dim
     params = {
         "backbone": backbone["params"],
@@ -300,19 +299,19 @@ def public_training(
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
     check_patterns(settings, "pretrain", params_of, mesh, f"^{CLASS_TABLE}$")
-    told = open_distill("pretrain", settings.distill, model)
+    distill = open_distill("pretrain", settings.distill, model)
     return CentralTrainer(
         settings=settings,
         dataset=task.table,
         first_row=first_row,
         num_rows=task.table.num_examples - first_row,
         batching=build_batching(settings),
-        loss=build_public_loss(model, rule, settings, mesh, told),
+        loss=build_public_loss(model, rule, settings, mesh, distill),
         init=init,
         global_model=backbone_of,
         apply_global=embed,
         sharded_classes=table,
-        annotate_batch=count_distilled(told),
+        annotate_batch=count_distilled(distill),
         count_flops=model.count_flops,
         model_config=model.config,
     )
@@ -323,12 +322,12 @@ def build_public_loss(
     rule: Margin | None,
     settings: Training,
     mesh: Mesh,
-    told: Distill | None = None,
+    distill: Distill | None = None,
 ) -> Callable:
     """Build the loss, with class vectors replicated or sharded over the devices.
 
     Args:
-      told: of a teacher, see `open_distill`.
+      distill: of a teacher, see `open_distill`.
 
     Raises:
       ValueError: for a margin loss that cannot be cut.
@@ -347,8 +346,8 @@ def build_public_loss(
             loss=settings.loss,
             interclass_filtering_threshold=settings.interclass_filtering_threshold,
         )
-    if told:
-        make = partial(with_distillation, make, told=told)
+    if distill:
+        make = partial(with_distillation, make, distill=distill)
     if settings.gate_weight and has_gate(model):
         make = partial(with_gate_loss, make, weight=settings.gate_weight)
     return make(model)

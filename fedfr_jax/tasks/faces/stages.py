@@ -28,20 +28,24 @@ from fedfr_jax.tasks.data import (
     split,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import check_member, check_methods
+from fedfr_jax.tasks.early_checks import check_loss, check_member, check_methods
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
-from fedfr_jax.tasks.faces.distillation import Distill, cache_embeddings
+from fedfr_jax.tasks.faces.distillation import (
+    Distill,
+    cache_embeddings,
+    check_distill,
+)
 from fedfr_jax.tasks.faces.evaluation_sets import build_rates
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.given_weights import load_start_weights
-from fedfr_jax.tasks.faces.loss import backbone_of, build_rule
+from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.methods import (
-    DEFAULTS,
+    METHODS,
     FaceMethod,
     backbone_features,
     build_method,
-    kinds_of_terms,
     methods_of,
+    read_terms,
 )
 from fedfr_jax.tasks.faces.public_classes import (
     margin_rule,
@@ -100,13 +104,16 @@ def faces(settings: Mapping) -> Experiment:
 def build_images(parts: FaceConfig) -> FaceData:
     """Load a config's images, with landmarks if masks are drawn."""
     pretrains = parts.pretraining.epochs > 0
+    masked_fars = parts.settings["evaluation"].get("masked_fars")
     return build_face_data(
         parts.source,
         parts.partition,
         parts.stream_bytes,
         with_landmarks=has_masks(parts),
-        judged_landmarks=parts.settings["evaluation"].get("masked_fars") is not None,
-        how=build_preprocessing(parts.settings, parts.source, pretrains=pretrains),
+        with_evaluation_landmarks=masked_fars is not None,
+        preprocessing=build_preprocessing(
+            parts.settings, parts.source, pretrains=pretrains
+        ),
     )
 
 
@@ -195,22 +202,13 @@ def check_config(settings: Mapping) -> None:
     for key in ("fars", "fpirs", "masked_fars"):
         if settings["evaluation"].get(key) is not None:
             build_rates(f"evaluation.{key}", settings["evaluation"][key])
-    check_loss("pretrain", settings["pretrain"].get("loss", ""))
-    check_methods(
-        "faces",
-        settings["methods"],
-        check_loss=check_loss,
-        algorithm="fedfr",
-        defaults=DEFAULTS,
-        keys=("distill",),
-        algorithm_kinds=kinds_of_terms,
-    )
-
-
-def check_loss(section: str, loss: str | Mapping) -> None:
-    """Raise ValueError for a wrong key `loss` of a section."""
-    with naming(f"config.{section}"):
-        build_rule(loss)
+    check_loss("pretrain", settings["pretrain"].get("loss", ""), METHODS)
+    check_distill("pretrain", settings["pretrain"].get("distill"))
+    check_methods(METHODS, settings["methods"])
+    for name, options in settings["methods"].items():
+        check_distill(f"methods.{name}", options.get("distill"))
+        if options.get("kind") != "central":
+            read_terms(f"methods.{name}", options)
 
 
 def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
@@ -223,14 +221,19 @@ def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
     )
 
 
-def check_unlabeled(told: Sequence) -> None:
+def check_unlabeled(distillations: Sequence) -> None:
     """Raise ValueError if clients are to train after training on unlabeled images.
 
     Args:
-      told: `distill` of pretraining and of all rows of clients.
+      distillations: `distill` of pretraining and of all rows of clients.
     """
-    told = [one._asdict() if isinstance(one, Distill) else one or {} for one in told]
-    if len(told) > 1 and any(one.get("unlabeled_source") for one in told):
+    distillations = [
+        one._asdict() if isinstance(one, Distill) else one or {}
+        for one in distillations
+    ]
+    if len(distillations) > 1 and any(
+        one.get("unlabeled_source") for one in distillations
+    ):
         raise ValueError(
             "distill.unlabeled_source needs central methods only, got federated "
             "methods. Remove one of them."
@@ -245,7 +248,9 @@ def build_model(settings: Mapping, source: Source) -> Model:
 def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
     """Build the experiment on a config's images."""
     seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
-    judge = call("evaluation", FaceEvaluator, evaluation, task, parts.mesh, seed=seed)
+    evaluator = call(
+        "evaluation", FaceEvaluator, evaluation, task, parts.mesh, seed=seed
+    )
     model = parts.model
     task = cache_embeddings(task, method_facts(parts), parts.source, model, parts.mesh)
     embed = backbone_features(model)  # one object: it names what evaluators compile
@@ -259,8 +264,8 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
     stages = {PRETRAINED: Stage(pretraining)}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            everybody = central(f"methods.{name}", public_population(task), method)
-            stages[name] = Stage(everybody)
+            all_clients = central(f"methods.{name}", public_population(task), method)
+            stages[name] = Stage(all_clients)
         else:
             trainer = build_trainer(method, model, embed, task, mesh)
             stages[name] = Stage(trainer, PRETRAINED)
@@ -278,12 +283,12 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
         task=Task(
             dataset=task.table,
             population=task.population,
-            evaluators=judge.evaluators,
+            evaluators=evaluator.evaluators,
             **with_report(
                 facts,
                 format_report(facts),
                 parts.source.passed_over,
-                judge.passed_over,
+                evaluator.passed_over,
             ),
             preprocessing=task.alignment,
             used=data_usage(parts.source, parts.partition),
@@ -311,13 +316,13 @@ def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
 
 def method_facts(parts: FaceConfig) -> dict:
     """{section: (settings of its teacher, settings of its training)}."""
-    told = {}
+    sections = {}
     for name, method in parts.methods.items():
         if isinstance(method, Training):
-            told[f"methods.{name}"] = method.distill, method
+            sections[f"methods.{name}"] = method.distill, method
         elif method.distill is not None:
-            told[f"methods.{name}"] = method.distill, parts.federation
-    return {"pretrain": (parts.pretraining.distill, parts.pretraining), **told}
+            sections[f"methods.{name}"] = method.distill, parts.federation
+    return {"pretrain": (parts.pretraining.distill, parts.pretraining), **sections}
 
 
 def build_trainer(

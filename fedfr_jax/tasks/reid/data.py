@@ -1,9 +1,7 @@
-"""Re-identification scenarios: training and test data, report, camera statistics.
+"""Re-identification scenarios: each client's images, tests, report, camera statistics.
 
-A domain is a data set: a part of a `join` source, whose names begin with it, or the one
+A domain is a data set: a source of `concat`, whose names begin with it, or the only
 set, which is called "test".
-
-What every client of a scenario holds, and what it is tested on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -83,11 +81,11 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
     rows = np.flatnonzero((source.roles == TRAIN) & is_person & is_held[domain])
     kept = tuple(name for name in names if name not in left_out)
     number = np.cumsum(is_held) - 1
-    seen = TrainingLabels(
+    training = TrainingLabels(
         source.labels[rows], source.cameras[rows], number[domain[rows]], kept
     )
     scenario = {k: v for k, v in settings.items() if k != "held_out_domains"}
-    owners = client_assignment(scenario, seen)
+    owners = client_assignment(scenario, training)
     rows, client = _grouped(rows, owners)
     labels, num_classes = client_classes(client, source.labels[rows], len(owners.names))
     tests = build_tests(source, names, domain, is_person)
@@ -99,8 +97,10 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
         client_names=owners.names,
         tests=tests,
         client_tests=tuple(
-            tuple(names[i] for i in np.unique(domain[own]) if names[i] in tests)
-            for own in np.split(rows, np.flatnonzero(np.diff(client)) + 1)
+            tuple(
+                names[i] for i in np.unique(domain[rows_of_client]) if names[i] in tests
+            )
+            for rows_of_client in np.split(rows, np.flatnonzero(np.diff(client)) + 1)
         ),
         unseen=tuple(name for name in tests if name in left_out),
     )
@@ -126,7 +126,7 @@ def data_usage(
     return DataUsage(source, parts)
 
 
-def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
+def client_assignment(settings: Mapping, training: TrainingLabels) -> ClientOfImage:
     """Assign training images to clients, by a scenario or a partition of examples.
 
     A set of re-identification has tests of its own: what a partition holds out of a
@@ -137,8 +137,8 @@ def client_assignment(settings: Mapping, seen: TrainingLabels) -> ClientOfImage:
     """
     name = settings.get("name")
     if name in list(SCENARIOS) or name not in list(PARTITIONS):
-        return choose("partition", {**PARTITIONS, **SCENARIOS}, settings, seen)
-    labels = np.unique(seen.labels, return_inverse=True)[1].astype(np.int32)
+        return choose("partition", {**PARTITIONS, **SCENARIOS}, settings, training)
+    labels = np.unique(training.labels, return_inverse=True)[1].astype(np.int32)
     parts = choose("partition", PARTITIONS, settings, labels)
     if not isinstance(parts, ClientPartition):
         raise ValueError(
@@ -178,14 +178,16 @@ def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
     return names, number[source.labels]
 
 
-def _left_out(given: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
+def _left_out(domains: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
     """Domains of config.partition.held_out_domains."""
-    is_text = has_kind(str | tuple[str, ...], given)
-    left_out = {given} if isinstance(given, str) else set(given if is_text else ())
+    is_text = has_kind(str | tuple[str, ...], domains)
+    left_out = (
+        {domains} if isinstance(domains, str) else set(domains if is_text else ())
+    )
     if not is_text or not left_out < set(names):
         raise ValueError(
             "config.partition.held_out_domains must leave at least one of the data "
-            f"sets {', '.join(names)}, got {given!r}."
+            f"sets {', '.join(names)}, got {domains!r}."
         )
     return left_out
 
@@ -273,14 +275,16 @@ def fill_statistics(augment: Sequence, statistics: Callable[[], tuple]) -> tuple
         return tuple(augment)
     means, stds = (x.tolist() for x in statistics())
 
-    def told(entry):
+    def filled(entry):
         if _name(entry) != NAME:
             return entry
-        given = {"name": NAME} if isinstance(entry, str) else dict(entry)
-        check_keys(f"config.federation.augment {NAME}", given, ("name", "probability"))
-        return {**given, "means": means, "stds": stds}
+        settings = {"name": NAME} if isinstance(entry, str) else dict(entry)
+        check_keys(
+            f"config.federation.augment {NAME}", settings, ("name", "probability")
+        )
+        return {**settings, "means": means, "stds": stds}
 
-    return tuple(map(told, augment))
+    return tuple(map(filled, augment))
 
 
 def without_statistics(augment: Sequence) -> tuple:
@@ -290,12 +294,12 @@ def without_statistics(augment: Sequence) -> tuple:
 
 def kept_statistics(read: Callable, cameras: np.ndarray) -> Callable[[], tuple]:
     """Build () -> `compute_statistics`, computed at the first call."""
-    kept = []
+    computed = []
 
     def statistics():
-        if not kept:
-            kept.append(compute_statistics(read, cameras))
-        return kept[0]
+        if not computed:
+            computed.append(compute_statistics(read, cameras))
+        return computed[0]
 
     return statistics
 
@@ -330,7 +334,10 @@ def report(split: ReidSplit, source: Source) -> dict:
         "client_names": list(split.client_names),
         "images": sizes.tolist(),
         "identities": split.num_classes.tolist(),
-        "classes": [f"{prefixes[of]}camera {camera}" for of, camera in cameras],
+        "classes": [
+            f"{prefixes[domain_index]}camera {camera}"
+            for domain_index, camera in cameras
+        ],
         "kind": ("camera", "cameras"),
         "table": {"train": table.tolist()},
         "tests": {
@@ -363,9 +370,9 @@ def format_report(facts: Mapping) -> str:
     if facts["unassigned"]:
         lines.append(f"{facts['unassigned']} images to train on are with no client")
     for name, test in facts["tests"].items():
-        where = " (no client trains on it)" if name in facts["unseen"] else ""
+        suffix = " (no client trains on it)" if name in facts["unseen"] else ""
         lines.append(
-            f"{name}{where}: {test['queries']} queries of {test['identities']} "
+            f"{name}{suffix}: {test['queries']} queries of {test['identities']} "
             f"people in a "
             f"gallery of {test['gallery']}; {test['num_queries_without_match']} "
             f"queries have no "

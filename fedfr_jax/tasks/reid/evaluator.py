@@ -178,8 +178,8 @@ class ReidEvaluator:
         """Evaluate the global model on every domain; empty without one."""
         if networks.variables is None:
             return Evaluation()
-        found = self._on(networks.apply, networks.variables, self._images.tests)
-        return Evaluation(mean_over_domains(found, self._images.unseen))
+        metrics = self._on(networks.apply, networks.variables, self._images.tests)
+        return Evaluation(mean_over_domains(metrics, self._images.unseen))
 
     def personalized(self, networks: TrainedModels) -> Evaluation:
         """Evaluate every client's model on its domains; nan for a client without
@@ -188,12 +188,12 @@ class ReidEvaluator:
         scores, shared = [], None
         if networks.client_variables is None:
             shared = self._on(networks.apply, networks.variables, self._images.tests)
-        for client, own in enumerate(self._images.client_tests):
-            found = shared
-            if found is None and own:
+        for client, domains in enumerate(self._images.client_tests):
+            metrics = shared
+            if metrics is None and domains:
                 variables = networks.client_variables(client)
-                found = self._on(networks.client_apply, variables, own)
-            scores.append(mean_result([found[name] for name in own]))
+                metrics = self._on(networks.client_apply, variables, domains)
+            scores.append(mean_result([metrics[name] for name in domains]))
         return retrieval_summary(scores)
 
     def _on(
@@ -212,20 +212,22 @@ class ReidEvaluator:
             scores = k_reciprocal_rerank(
                 unit_length(queries), unit_length(gallery), **self._rerank
             )
-        found = rank_gallery(
+        ranking = rank_gallery(
             scores, *people, average_precision=evaluating.average_precision
         )
         if draws := evaluating.single_gallery_shot_trials:
             hits = first_hits(scores, *people, self._key, draws=draws)
-            found = found._replace(first_hit=hits)
-        return summary(found, ranks=evaluating.ranks, divide_by=evaluating.average_over)
+            ranking = ranking._replace(first_hit=hits)
+        return summary(
+            ranking, ranks=evaluating.ranks, divide_by=evaluating.average_over
+        )
 
     def people(self, name: str) -> tuple[IdentityLabels, IdentityLabels]:
         """Identities and cameras of a domain's queries and gallery."""
         identities, cameras = self._images.people
         queries, gallery = self._images.tests[name]
-        of = lambda rows: IdentityLabels(identities[rows], cameras[rows])
-        return of(queries), of(gallery)
+        labels_of = lambda rows: IdentityLabels(identities[rows], cameras[rows])
+        return labels_of(queries), labels_of(gallery)
 
     def features(
         self, apply: Callable, variables: PyTree, name: str
@@ -241,27 +243,27 @@ class ReidEvaluator:
 
 
 def mean_over_domains(
-    found: Mapping[str, Mapping[str, float]], unseen: tuple[str, ...]
+    by_domain: Mapping[str, Mapping[str, float]], unseen: tuple[str, ...]
 ) -> dict[str, float]:
     """Average the metrics over domains, and name those of each.
 
     Of one domain they are its own. Of several there are means over those that clients
     train on, "unseen_..." over the others, and "<domain>_..." of each.
     """
-    if len(found) == 1:
-        return dict(next(iter(found.values())))
-    seen = [metrics for name, metrics in found.items() if name not in unseen]
-    others = [metrics for name, metrics in found.items() if name in unseen]
-    named = {f"unseen_{key}": value for key, value in mean_result(others).items()}
-    for name, metrics in found.items():
+    if len(by_domain) == 1:
+        return dict(next(iter(by_domain.values())))
+    trained = [metrics for name, metrics in by_domain.items() if name not in unseen]
+    untrained = [metrics for name, metrics in by_domain.items() if name in unseen]
+    named = {f"unseen_{key}": value for key, value in mean_result(untrained).items()}
+    for name, metrics in by_domain.items():
         named |= {f"{name}_{key}": value for key, value in metrics.items()}
-    return {**mean_result(seen), **named}
+    return {**mean_result(trained), **named}
 
 
-def mean_result(found: list[Mapping[str, float]]) -> dict[str, float]:
+def mean_result(results: list[Mapping[str, float]]) -> dict[str, float]:
     """Mean of each metric, {} for none."""
-    keys = found[0] if found else ()
-    return {key: float(np.mean([one[key] for one in found])) for key in keys}
+    keys = results[0] if results else ()
+    return {key: float(np.mean([one[key] for one in results])) for key in keys}
 
 
 def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
@@ -308,8 +310,8 @@ def build_client_training(
         )
     settings = dict(settings)
     names = [k for k in LocalTrainingConfig._fields if k in settings]
-    own = {k: settings.pop(k) for k in names}
-    epochs, identities = call(section, LocalTrainingConfig, own)
+    own_settings = {k: settings.pop(k) for k in names}
+    epochs, identities = call(section, LocalTrainingConfig, own_settings)
     loss = call(f"{section}.loss", reid_loss, settings.pop("loss", {}), model)
     local = local_from_settings(section, settings, loss)
     return build_finetuning(local), epochs, identities
@@ -350,7 +352,7 @@ def cache_first_call(
 
 
 def local_models(
-    judge: ReidEvaluator, algorithm: Algorithm, *data, **options
+    evaluator: ReidEvaluator, algorithm: Algorithm, *data, **options
 ) -> Evaluator:
     """Build the evaluator of clients' models after local training, at the end.
 
@@ -360,16 +362,16 @@ def local_models(
       mesh,
         local_epochs, clients_per_device, seed.
     """
-    kept = []
+    simulations = []
 
-    def after(networks: TrainedModels) -> TrainedModels:
-        if not kept:
-            kept.append(build_simulation(algorithm, *data, **options))
-        return finetune_clients(kept[0], networks)
+    def finetune(networks: TrainedModels) -> TrainedModels:
+        if not simulations:
+            simulations.append(build_simulation(algorithm, *data, **options))
+        return finetune_clients(simulations[0], networks)
 
     def evaluate(networks: TrainedModels) -> Evaluation:
         if networks.client_variables is None:  # central: no client's classifier
             return Evaluation()
-        return judge.personalized(after(networks))
+        return evaluator.personalized(finetune(networks))
 
     return Evaluator(evaluate, during_training=False)

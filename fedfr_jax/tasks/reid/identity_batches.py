@@ -1,10 +1,8 @@
-"""Batches of P identities with Q images each.
+"""Batches of P identities with Q images each, for methods with `identities_per_batch`.
 
 Hermans, Beyer, Leibe 2017, arXiv:1703.07737, section 2; the rule is that of torchreid's
-RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), that of Bag of Tricks
+RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), which Bag of Tricks uses
 too. Made on the host: which identities are left depends on all batches before.
-
-Batches of P identities with as many images each: the key `identities` of rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,12 +27,12 @@ def one_pass(
     """
     groups = {}
     for label in np.unique(labels):
-        own = np.flatnonzero(labels == label)
-        if len(own) < images:
-            groups[label] = [rng.choice(own, images)]
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < images:
+            groups[label] = [rng.choice(rows, images)]
         else:
-            own = rng.permutation(own)[: len(own) // images * images]
-            groups[label] = list(own.reshape(-1, images))
+            rows = rng.permutation(rows)[: len(rows) // images * images]
+            groups[label] = list(rows.reshape(-1, images))
     left = np.array([*groups])
     while len(left) >= identities:
         chosen = rng.choice(left, identities, replace=False)
@@ -64,19 +62,19 @@ def identity_batches(
 
 
 def check_identities(
-    what: str, labels: np.ndarray, *, identities: int, images: int
+    owner: str, labels: np.ndarray, *, identities: int, images: int
 ) -> None:
     """Raise ValueError unless batches of P identities and Q images are possible.
 
     Args:
-      what: whose `labels` [n] they are, such as "client 3".
+      owner: whose `labels` [n] they are, such as "client 3".
     """
     if identities < 2:
         raise ValueError(f"identities_per_batch must be at least 2, got {identities}.")
     number = len(np.unique(labels))
     if number < identities:
         raise ValueError(
-            f"{what} must have at least the {identities} identities of a batch, got "
+            f"{owner} must have at least the {identities} identities of a batch, got "
             f"{number}."
         )
 
@@ -120,13 +118,13 @@ def with_identity_batches(
     of_client = np.split(split.labels, split.offsets[1:-1])
     for name, labels in zip(split.client_names, of_client, strict=True):
         check_identities(name, labels, identities=identities, images=images)
-    most = int(np.diff(split.offsets).max())
-    count = max(int(feed.steps_per_epoch(most)) * epochs, 1)
+    max_images = int(np.diff(split.offsets).max())
+    count = max(int(feed.steps_per_epoch(max_images)) * epochs, 1)
 
     def order(client, round):
         rng = np.random.default_rng((seed, client, round))
-        given = {"identities": identities, "images": images, "count": count}
-        return identity_batches(of_client[client], rng, **given)
+        options = {"identities": identities, "images": images, "count": count}
+        return identity_batches(of_client[client], rng, **options)
 
     return with_host_batches(algorithm, order)
 
@@ -142,10 +140,10 @@ def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Call
     """
     images = images_per_identity(batch_size, identities)
     check_identities("the data", labels, identities=identities, images=images)
-    given = {"identities": identities, "images": images}
+    options = {"identities": identities, "images": images}
 
     def order(word, steps):
         rng = np.random.default_rng(word)
-        return identity_batches(labels, rng, count=steps, **given)
+        return identity_batches(labels, rng, count=steps, **options)
 
     return order

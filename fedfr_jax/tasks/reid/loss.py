@@ -61,8 +61,8 @@ def reid_loss(
         return masked_mean(values, is_valid), masked_mean(is_right, is_valid)
 
     def loss_fn(variables, batch, key):
-        found = model.apply_with_features(variables, batch.images, True, key=key)
-        logits, features, stats = found
+        outputs = model.apply_with_features(variables, batch.images, True, key=key)
+        logits, features, stats = outputs
         value, accuracy = identity(logits, batch)
         metrics = {"identity_loss": value, "accuracy": accuracy}
         total = identity_weight * value

@@ -25,12 +25,20 @@ from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
 from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
 from fedfr_jax.tasks.reid.loss import reid_loss
+from fedfr_jax.tasks.task_methods import CENTRAL_KEYS, TaskMethods
 from fedfr_jax.tasks.trainers import (
     build_trainer,
     with_implementations,
     with_initial_weights,
 )
 from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, PyTree
+
+METHODS = TaskMethods(
+    task="reid",
+    loss_of=reid_loss,
+    keys=("identities_per_batch",),
+    central_keys=(*CENTRAL_KEYS, "identities_per_batch"),
+)
 
 
 class Parts(NamedTuple):
@@ -48,8 +56,8 @@ class Parts(NamedTuple):
 
     def balanced(self, algorithm: Algorithm, identities: int, epochs: int) -> Algorithm:
         """Balance an algorithm's batches, for rounds of at most `epochs` epochs."""
-        given = {"identities": identities, "epochs": epochs, "seed": self.seed}
-        return with_identity_batches(algorithm, self.split, self.feed, **given)
+        options = {"identities": identities, "epochs": epochs, "seed": self.seed}
+        return with_identity_batches(algorithm, self.split, self.feed, **options)
 
 
 def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
@@ -58,8 +66,8 @@ def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
     Raises:
       ValueError: for an unknown network, or one without features or of another output.
     """
-    given = {**settings, "num_classes": num_classes}
-    model, logits, features = build_network(given, input_shape)
+    network = {**settings, "num_classes": num_classes}
+    model, logits, features = build_network(network, input_shape)
     if logits.shape != (1, num_classes) or features is None or features.ndim != 2:
         raise ValueError(
             "config.model must have features and a logit for every identity, got "
@@ -70,9 +78,9 @@ def model_of(settings: Mapping, input_shape, num_classes: int) -> Model:
 
 def clients_model(settings: Mapping, parts: Parts) -> Model:
     """Build the clients' model, for the largest number of identities of a client."""
-    own = {key: value for key, value in settings.items() if key != "weights"}
+    network = {key: value for key, value in settings.items() if key != "weights"}
     num_classes = int(parts.split.num_classes.max())
-    return model_of(with_name("reid", own), parts.input_shape, num_classes)
+    return model_of(with_name("reid", network), parts.input_shape, num_classes)
 
 
 def trainers_of(
@@ -85,23 +93,23 @@ def trainers_of(
     """
     network = with_name("reid", settings["model"])
 
-    def made(network):
+    def build(network):
         def context(classes):
             context = context_of(network, parts, classes)
             return with_initial_weights(context, settings)
 
         clients = context(int(parts.split.num_classes.max()))
-        everybody = context(int(parts.people.max()) + 1)
+        central = context(int(parts.people.max()) + 1)
         return {
-            name: trainer_of(name, options, clients, everybody, parts)
+            name: trainer_of(name, options, clients, central, parts)
             for name, options in settings["methods"].items()
         }
 
-    trainers = made(network)
+    trainers = build(network)
     if parts.federation.clients_per_device == AUTO:
         names = by_conv_implementation(network)
         implementations = {
-            name: made({**network, "conv_implementation": name}) for name in names
+            name: build({**network, "conv_implementation": name}) for name in names
         }
         trainers = with_implementations(trainers, implementations)
     return trainers
@@ -115,27 +123,25 @@ def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodConte
     weights = settings.pop("weights", "")
     model = model_of(settings, parts.input_shape, num_classes)
     context = method_context(
+        METHODS,
         model,
-        reid_loss,
-        keys=("identities_per_batch",),
         num_clients=parts.split.num_clients,
         num_rows=len(parts.split.train),
         mesh=parts.mesh,
         seed=parts.seed,
         facts=parts.facts,
-        task="reid",
         federation=parts.federation,
     )
     neck = context.shapes["params"].get("neck", {})
     if neck and "fc" not in neck:  # a bnneck
-        others = {k: v for k, v in context.facts.items() if k != "equal_features"}
-        context = context._replace(facts=others)
+        facts = {k: v for k, v in context.facts.items() if k != "equal_features"}
+        context = context._replace(facts=facts)
     apply = jax.jit(
         lambda variables, x: model.apply_with_features(variables, x, False)[1]
     )
     if weights:
-        given = pretrained(context.initial(), weights)
-        context = context._replace(initial=lambda: given)
+        loaded = pretrained(context.initial(), weights)
+        context = context._replace(initial=lambda: loaded)
     return context._replace(apply=apply)
 
 
@@ -155,12 +161,12 @@ def pretrained(variables: PyTree, path: str) -> PyTree:
 
 
 def trainer_of(
-    name: str, options: Mapping, clients: MethodContext, everybody: MethodContext, parts
+    name: str, options: Mapping, clients: MethodContext, central: MethodContext, parts
 ) -> FederatedTrainer | CentralTrainer:
     """Build the trainer of a method, by its key `kind`.
 
     Args:
-      clients, everybody: for federated and for central rows.
+      clients, central: for federated and for central rows.
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"
@@ -170,7 +176,7 @@ def trainer_of(
         check_values(f"{section}.", batches, {"identities_per_batch": Whole})
         if "augment" in options:
             options["augment"] = fill_statistics(options["augment"], parts.statistics)
-        trainer = build_trainer(name, options, everybody)
+        trainer = build_trainer(name, options, central)
         if identities:
             with naming(section):
                 batch = trainer.batching.batch_size
@@ -178,9 +184,9 @@ def trainer_of(
             trainer = trainer._replace(batch_order=order)
         return trainer
     classifier = f"params/{clients.model.blocks[-1]}/"
-    where = options.setdefault("personal", classifier)
+    personal = options.setdefault("personal", classifier)
     trainer = build_trainer(name, options, clients)
-    if where == classifier and options.get("batch_stats") != "local":
+    if personal == classifier and options.get("batch_stats") != "local":
         # People are found without it, so the server's network is one for everybody.
         trainer = trainer._replace(global_model=trainer.algorithm.global_model)
     if identities:

@@ -55,22 +55,22 @@ def build_public_data(
             "config.partition.public must have a fraction or a source, got "
             f"{'both' if public.fraction else 'neither'}."
         )
-    rng, given = np.random.default_rng(public.seed), source
+    rng, public_source = np.random.default_rng(public.seed), source
     if public.fraction:
         source, rows = held_back(source, public.fraction, rng)
     else:
-        given = open_data(public.source)
-        both = filter(None, (source.passed_over, given.passed_over))
+        public_source = open_data(public.source)
+        both = filter(None, (source.passed_over, public_source.passed_over))
         source = source._replace(passed_over="\n".join(both))
-        rows = np.arange(len(given.labels))
-    if given.input_shape != source.input_shape or not len(rows):
+        rows = np.arange(len(public_source.labels))
+    if public_source.input_shape != source.input_shape or not len(rows):
         raise ValueError(
             f"config.partition.public must have images of shape {source.input_shape}, "
-            f"got {len(rows)} of {given.input_shape}."
+            f"got {len(rows)} of {public_source.input_shape}."
         )
     if 0 < public.max_images < len(rows):
         rows = np.sort(rng.choice(rows, public.max_images, replace=False))
-    return source, keep_rows(given, rows)
+    return source, keep_rows(public_source, rows)
 
 
 def held_back(
@@ -82,15 +82,15 @@ def held_back(
     is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
     is_kept = ~is_public
     rows = np.flatnonzero(is_kept)
-    kept = source._replace(
-        read=lambda of: source.read(rows[of]),
+    remaining = source._replace(
+        read=lambda indices: source.read(rows[indices]),
         labels=source.labels[rows],
         cameras=source.cameras[rows],
         roles=source.roles[rows],
         preprocessing=source.preprocessing,
         stored=stored.select_rows(source.stored, rows),
     )
-    return kept, np.flatnonzero(is_public)
+    return remaining, np.flatnonzero(is_public)
 
 
 def build_public_images(

@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 def retrieval_sheets(
-    judge: ReidEvaluator, images: EvaluationSet, names: tuple[str, ...], count: int
+    evaluator: ReidEvaluator, images: EvaluationSet, names: tuple[str, ...], count: int
 ):
     """Build the evaluator that draws `count` queries of every domain at the end.
 
@@ -40,7 +40,7 @@ def retrieval_sheets(
     domain.
 
     Args:
-      images: what `judge` was made of.
+      images: what `evaluator` was made of.
       names: of the identities.
     """
 
@@ -51,8 +51,8 @@ def retrieval_sheets(
             if variables is None:
                 apply = networks.client_apply
                 variables = networks.client_variables(_client_of(images, domain))
-            features = judge.features(apply, variables, domain)
-            people = judge.people(domain)
+            features = evaluator.features(apply, variables, domain)
+            people = evaluator.people(domain)
             rows = results(*features, *people, count=count)
             pages[domain] = draw_page(
                 [result_cells(row, images, domain, names) for row in rows]
@@ -64,7 +64,9 @@ def retrieval_sheets(
 
 def _client_of(images, domain):
     """First client with a domain; client 0 if there is none."""
-    return next((k for k, own in enumerate(images.client_tests) if domain in own), 0)
+    return next(
+        (k for k, domains in enumerate(images.client_tests) if domain in domains), 0
+    )
 
 
 class Result(NamedTuple):
@@ -90,14 +92,16 @@ def results(
     of_chosen = IdentityLabels(people.identities[chosen], people.cameras[chosen])
     scores = cosines(queries[chosen], gallery)
     hits = rank_gallery(scores, of_chosen, gallery_people).first_hit
-    found = []
+    retrieved = []
     for place, query in enumerate(chosen):
-        one = IdentityLabels(*(values[place : place + 1] for values in of_chosen))
+        query_label = IdentityLabels(
+            *(values[place : place + 1] for values in of_chosen)
+        )
         score = np.asarray(scores(np.array([place])))[0]
-        nearest = best_rank(score, one, gallery_people, NUM_SHOWN)
-        is_right = gallery_people.identities[nearest] == one.identities
-        found.append(Result(int(query), nearest, is_right, int(hits[place])))
-    return found
+        nearest = best_rank(score, query_label, gallery_people, NUM_SHOWN)
+        is_right = gallery_people.identities[nearest] == query_label.identities
+        retrieved.append(Result(int(query), nearest, is_right, int(hits[place])))
+    return retrieved
 
 
 def result_cells(
@@ -114,7 +118,7 @@ def result_cells(
     ]
     lines[0] += (f"first match: {result.first_hit + 1}",)
     colors = [PLAIN, *(RIGHT if is_right else WRONG for is_right in result.is_right)]
-    return [Cell(*of) for of in zip(pixels, colors, lines, strict=True)]
+    return [Cell(*cell) for cell in zip(pixels, colors, lines, strict=True)]
 
 
 def draw_page(rows: list[list[Cell]]) -> np.ndarray:
@@ -130,9 +134,9 @@ def draw_page(rows: list[list[Cell]]) -> np.ndarray:
     paper = Image.new("RGB", size, PAPER)
     _write(paper, GAP, GAP, "query")
     _write(paper, left, GAP, "most alike, junk left out: green = right, red = wrong")
-    for i, (query, *found) in enumerate(rows):
+    for i, (query, *nearest) in enumerate(rows):
         _draw(paper, query, GAP, top + i * down, (width, height))
-        for j, cell in enumerate(found):
+        for j, cell in enumerate(nearest):
             _draw(paper, cell, left + j * across, top + i * down, (width, height))
     return np.asarray(paper)
 

@@ -6,11 +6,9 @@ of all clients, with a classifier of all their people.
 """
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, stream
@@ -25,11 +23,7 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import (
-    check_member,
-    check_methods,
-    check_task_loss,
-)
+from fedfr_jax.tasks.early_checks import check_member, check_methods
 from fedfr_jax.tasks.model import with_name
 from fedfr_jax.tasks.reid import data
 from fedfr_jax.tasks.reid.data import (
@@ -49,8 +43,12 @@ from fedfr_jax.tasks.reid.evaluator import (
     cache_first_call,
     local_models,
 )
-from fedfr_jax.tasks.reid.loss import reid_loss
-from fedfr_jax.tasks.reid.methods import Parts, clients_model, trainers_of
+from fedfr_jax.tasks.reid.methods import (
+    METHODS,
+    Parts,
+    clients_model,
+    trainers_of,
+)
 from fedfr_jax.tasks.reid.public_data import (
     PublicDataConfig,
     build_public_data,
@@ -58,7 +56,7 @@ from fedfr_jax.tasks.reid.public_data import (
 )
 from fedfr_jax.tasks.reid.retrieval_page import retrieval_sheets
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import OF_FACES, stage_of
+from fedfr_jax.tasks.trainers import stage_of
 from fedfr_jax.types import (
     CentralTrainer,
     Dataset,
@@ -83,7 +81,7 @@ def reid(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
-    evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
+    evaluation = call("evaluation", EvaluationConfig, settings["evaluation"])
     check_config(settings)
     scenario = dict(settings["partition"])
     public = scenario.pop("public", {})
@@ -92,18 +90,20 @@ def reid(settings: Mapping) -> Experiment:
     check_federation(federation, split.num_clients)
     mesh = build_mesh(federation)
     tested = np.concatenate([x for test in split.tests.values() for x in test])
-    most = should_stream(federation, source, (split.train, tested), mesh)
-    train = build_dataset(source, split, most)
+    stream_bytes = should_stream(federation, source, (split.train, tested), mesh)
+    train = build_dataset(source, split, stream_bytes)
     parts = build_parts(settings, federation, source, split, train, mesh)
     shown = federation._replace(augment=data.without_statistics(federation.augment))
     parts = parts._replace(
         facts=build_public_images(public, shared, build_batching(shown))
     )
     trainers = trainers_of(settings, parts)
-    judged = build_evaluation_set(source, split, most)
-    how = build_preprocessing(settings, source)._replace(mirrored=evaluating.flip_test)
+    evaluation_set = build_evaluation_set(source, split, stream_bytes)
+    preprocessing = build_preprocessing(settings, source)._replace(
+        mirrored=evaluation.flip_test
+    )
     evaluators = build_evaluators(
-        settings, evaluating, judged, source, parts, train, how
+        settings, evaluation, evaluation_set, source, parts, train, preprocessing
     )
     facts = report(split, source)
     return Experiment(
@@ -112,7 +112,7 @@ def reid(settings: Mapping) -> Experiment:
             population=build_population(split),
             evaluators=evaluators,
             **with_report(facts, format_report(facts), source.passed_over),
-            preprocessing=how,
+            preprocessing=preprocessing,
             is_of_features=True,
             used=data_usage(split, source, shared),
         ),
@@ -132,42 +132,38 @@ def check_config(settings: Mapping) -> None:
     check_member("partition", scenarios, partition, ("public", "held_out_domains"))
     public, kinds = partition.get("public", {}), kinds_of(PublicDataConfig)
     check_settings("config.partition.public", public, kinds)
-    check_methods(
-        "reid",
-        settings["methods"],
-        check_loss=partial(check_task_loss, loss_of=reid_loss),
-        keys=("identities_per_batch",),
-        central_keys={*Training._fields, "identities_per_batch"} - {*OF_FACES},
-    )
+    check_methods(METHODS, settings["methods"])
 
 
 def build_evaluators(
     settings: Mapping,
-    evaluating: EvaluationConfig,
-    judged: EvaluationSet,
+    evaluation: EvaluationConfig,
+    evaluation_set: EvaluationSet,
     source: Source,
     parts: Parts,
     train: Dataset | Stream,
-    how: Preprocessing,
+    preprocessing: Preprocessing,
 ) -> dict[str, Evaluator]:
     """Build the evaluators: global, personalized, after local training, and images."""
-    plain, seed = normalization(how), parts.seed
-    judge = ReidEvaluator(judged, parts.mesh, evaluating, plain=plain, seed=seed)
-    model = clients_model(settings["model"], parts)
-    found, classifier = judge.evaluators, model.blocks[-1]
-    num_clients = parts.split.num_clients
-    found["personalized"] = cache_first_call(
-        found["personalized"], num_clients, classifier
+    preprocess, seed = normalization(preprocessing), parts.seed
+    evaluator = ReidEvaluator(
+        evaluation_set, parts.mesh, evaluation, plain=preprocess, seed=seed
     )
-    if evaluating.num_visualized:
-        found["pictures"] = retrieval_sheets(
-            judge, judged, source.names, evaluating.num_visualized
+    model = clients_model(settings["model"], parts)
+    evaluators, classifier = evaluator.evaluators, model.blocks[-1]
+    num_clients = parts.split.num_clients
+    evaluators["personalized"] = cache_first_call(
+        evaluators["personalized"], num_clients, classifier
+    )
+    if evaluation.num_visualized:
+        evaluators["pictures"] = retrieval_sheets(
+            evaluator, evaluation_set, source.names, evaluation.num_visualized
         )
-    if evaluating.local_training:
-        found["local"] = client_training(
-            evaluating.local_training, model, parts, judge, train
+    if evaluation.local_training:
+        evaluators["local"] = client_training(
+            evaluation.local_training, model, parts, evaluator, train
         )
-    return found
+    return evaluators
 
 
 def build_parts(settings, federation, source, split, train, mesh) -> Parts:
@@ -175,7 +171,7 @@ def build_parts(settings, federation, source, split, train, mesh) -> Parts:
     read = lambda rows: train.take(rows).images
     cameras = data.client_cameras(source, split)
     statistics = data.kept_statistics(read, cameras)
-    told = data.fill_statistics(federation.augment, statistics)
+    augment = data.fill_statistics(federation.augment, statistics)
     people = np.unique(source.labels[split.train], return_inverse=True)[1]
     return Parts(
         federation=federation,
@@ -183,7 +179,7 @@ def build_parts(settings, federation, source, split, train, mesh) -> Parts:
         people=people.astype(np.int32),
         input_shape=source.input_shape,
         feed=build_batching(
-            federation._replace(augment=told), drop_last=federation.drop_last
+            federation._replace(augment=augment), drop_last=federation.drop_last
         ),
         statistics=statistics,
         facts={},
@@ -216,14 +212,14 @@ def stage_with_classes(trainer, train: Dataset | Stream, parts: Parts) -> Stage:
 
 
 def client_training(
-    after: Mapping, model: Model, parts: Parts, judge: ReidEvaluator, train
+    settings: Mapping, model: Model, parts: Parts, evaluator: ReidEvaluator, train
 ) -> Evaluator:
     """Build the evaluator of config.evaluation.local_training."""
-    algorithm, epochs, identities = build_client_training(after, model)
+    algorithm, epochs, identities = build_client_training(settings, model)
     if identities:
         algorithm = parts.balanced(algorithm, identities, epochs)
     return local_models(
-        *(judge, algorithm, parts.feed, train, build_population(parts.split)),
+        *(evaluator, algorithm, parts.feed, train, build_population(parts.split)),
         mesh=parts.mesh,
         local_epochs=epochs,
         clients_per_device=parts.federation.initial_clients_per_device,

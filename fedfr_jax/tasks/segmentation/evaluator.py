@@ -1,10 +1,8 @@
-"""Evaluation of segmentation: IoU of classes, and images of predictions.
+"""Evaluation of segmentation: IoU of classes, and pictures of predictions.
 
 Generic: one network on all test images. Personalized: each client's network on the
 client's test images; the mean is over clients, whatever their sizes. Classes that
 neither the truth nor the prediction of those images has are left out of a mean.
-
-What a network makes of some test images: prediction and maps of entropy.
 """
 
 from collections.abc import Callable
@@ -81,9 +79,9 @@ class SegmentationEvaluator:
         """Evaluate the global model on all test images; empty without one."""
         if networks.variables is None:
             return Evaluation()
-        found = segmentation_scores(self._evaluate_global(networks))
+        scores = segmentation_scores(self._evaluate_global(networks))
         return Evaluation(
-            {"mIoU": found.mean_iou, "pixel_accuracy": found.pixel_accuracy}
+            {"mIoU": scores.mean_iou, "pixel_accuracy": scores.pixel_accuracy}
         )
 
     def personalized(self, networks: TrainedModels) -> Evaluation:
@@ -91,10 +89,10 @@ class SegmentationEvaluator:
         skipped.
         """
         counts = self._evaluate_clients(networks)
-        found = [segmentation_scores(one) for one in counts]
+        scores = [segmentation_scores(x) for x in counts]
         per_client = {
-            "mIoU": np.array([one.mean_iou for one in found]),
-            "pixel_accuracy": np.array([one.pixel_accuracy for one in found]),
+            "mIoU": np.array([x.mean_iou for x in scores]),
+            "pixel_accuracy": np.array([x.pixel_accuracy for x in scores]),
         }
         return Evaluation(segmentation_summary(per_client), per_client)
 
@@ -107,8 +105,8 @@ class SegmentationEvaluator:
             counts = self._evaluate_global(networks)
         else:
             counts = np.sum(self._evaluate_clients(networks), axis=0)
-        found: SegmentationScores = segmentation_scores(counts)
-        pairs = zip(self._images.classes, found.iou.tolist(), strict=True)
+        scores: SegmentationScores = segmentation_scores(counts)
+        pairs = zip(self._images.classes, scores.iou.tolist(), strict=True)
         return Evaluation({name: iou for name, iou in pairs if not np.isnan(iou)})
 
     def _evaluate_global(self, networks: TrainedModels) -> np.ndarray:

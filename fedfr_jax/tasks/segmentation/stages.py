@@ -1,14 +1,12 @@
 """Stages of a segmentation config."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
 from jax.sharding import Mesh
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import (
     PARTITIONS,
@@ -34,11 +32,7 @@ from fedfr_jax.tasks.data import (
     split_classes,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import (
-    check_member,
-    check_methods,
-    check_task_loss,
-)
+from fedfr_jax.tasks.early_checks import check_member, check_methods
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
 from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network, with_name
@@ -50,12 +44,8 @@ from fedfr_jax.tasks.segmentation.evaluator import (
 )
 from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
 from fedfr_jax.tasks.start_weights import check_pretrain
-from fedfr_jax.tasks.trainers import (
-    OF_FACES,
-    remake_of,
-    stage_of,
-    trainers_and_context,
-)
+from fedfr_jax.tasks.task_methods import TaskMethods
+from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
     CentralTrainer,
     Dataset,
@@ -67,6 +57,13 @@ from fedfr_jax.types import (
     Task,
 )
 
+METHODS = TaskMethods(
+    task="segmentation",
+    loss_of=pixel_cross_entropy,
+    loss_name="cross_entropy",
+    other_losses=loss_on_outputs,
+    other_loss_kinds=keyword_kinds(pixel_cross_entropy),
+)
 Visualized = Annotated[int, Interval(ge=0, le=100)]  # images
 
 
@@ -94,32 +91,34 @@ def segmentation(settings: Mapping) -> Experiment:
     """
     federation = call("federation", Federation, settings["federation"])
     check_pretrain(settings)
-    evaluating = call("evaluation", EvaluationConfig, settings["evaluation"])
+    evaluation = call("evaluation", EvaluationConfig, settings["evaluation"])
     check_config(settings)
     source = check_masks(open_data(settings["data"]), settings["data"])
     parts, _ = split_classes(settings["partition"], source)
     check_federation(federation, len(parts.train_offsets) - 1)
     mesh = build_mesh(federation)
     trainers, context = build_trainers(settings, source, parts, mesh)
-    most = should_stream(federation, source, (parts.train, parts.test), mesh)
-    train, test = (with_masks(source, x, most) for x in (parts.train, parts.test))
-    how = build_preprocessing(settings, source)
-    feed = Batching(evaluating.batch_size, normalization(how))
-    judged = EvaluationSet(test, parts.test_offsets, source.masks.class_names)
+    stream_bytes = should_stream(federation, source, (parts.train, parts.test), mesh)
+    train, test = (
+        with_masks(source, x, stream_bytes) for x in (parts.train, parts.test)
+    )
+    preprocessing = build_preprocessing(settings, source)
+    feed = Batching(evaluation.batch_size, normalization(preprocessing))
+    evaluation_set = EvaluationSet(test, parts.test_offsets, source.masks.class_names)
     facts = class_report(parts, source.labels, source.names)
     return Experiment(
         task=Task(
             dataset=train,
             population=build_population(parts, len(source.masks.class_names)),
             evaluators=build_evaluators(
-                evaluating, judged, context, source, feed, mesh
+                evaluation, evaluation_set, context, source, feed, mesh
             ),
             **with_report(
                 {**facts, "pixel_classes": list(source.masks.class_names)},
                 f"Images by the label of the whole:\n{format_class_report(facts)}",
                 source.passed_over,
             ),
-            preprocessing=how,
+            preprocessing=preprocessing,
             classes=source.masks.class_names,
             used=data_usage(source, parts),
         ),
@@ -137,17 +136,7 @@ def check_config(settings: Mapping) -> None:
     network = with_name("segmentation", settings["model"])
     check_member("model", MODELS, network, ("dtype",))
     check_member("partition", PARTITIONS, {"name": "iid", **settings["partition"]})
-    check_methods(
-        "segmentation",
-        settings["methods"],
-        check_loss=partial(
-            check_task_loss,
-            loss_of=pixel_cross_entropy,
-            name="cross_entropy",
-            other_kinds=keyword_kinds(pixel_cross_entropy),
-        ),
-        central_keys={*Training._fields} - {*OF_FACES},
-    )
+    check_methods(METHODS, settings["methods"])
 
 
 def check_masks(source: Source, settings: Mapping) -> Source:
@@ -177,16 +166,13 @@ def build_trainers(
 
     def context_of(network):
         return method_context(
+            METHODS,
             build_segmenter(network, source),
-            pixel_cross_entropy,
-            loss_name="cross_entropy",
-            other_losses=loss_on_outputs,
             num_clients=len(parts.train_offsets) - 1,
             num_rows=len(parts.train),
             mesh=mesh,
             seed=settings["seed"],
             facts={"num_classes": parts.num_classes},  # of images, not of pixels
-            task="segmentation",
         )
 
     network = with_name("segmentation", settings["model"])
@@ -200,38 +186,40 @@ def build_segmenter(settings: Mapping, source: Source) -> Model:
       ValueError: for an unknown network, or one whose output is of another shape.
     """
     num_classes = len(source.masks.class_names)
-    given = {"num_classes": num_classes, **settings}
-    model, output, features = build_network(given, source.input_shape)
-    wanted = (*source.input_shape[:2], num_classes)
-    if output.shape[1:] != wanted or features is None:
+    network = {"num_classes": num_classes, **settings}
+    model, output, features = build_network(network, source.input_shape)
+    shape = (*source.input_shape[:2], num_classes)
+    if output.shape[1:] != shape or features is None:
         raise ValueError(
             "config.model must have features, and logits of the masks' classes for "
-            f"every pixel, {wanted}, got {output.shape[1:]} from {settings['name']!r}."
+            f"every pixel, {shape}, got {output.shape[1:]} from {settings['name']!r}."
         )
     return gather(model)
 
 
 def build_evaluators(
-    evaluating: EvaluationConfig,
-    judged: EvaluationSet,
+    evaluation: EvaluationConfig,
+    evaluation_set: EvaluationSet,
     context: MethodContext,
     source: Source,
     feed: Batching,
     mesh: Mesh,
 ) -> dict[str, Evaluator]:
     """Build the evaluators: IoU, representation, and images at the end."""
-    evaluators = SegmentationEvaluator(judged, mesh, feed).evaluators
-    of_features = check_settings(
-        evaluating.representation, context.model, context.shapes
+    evaluators = SegmentationEvaluator(evaluation_set, mesh, feed).evaluators
+    representation_settings = check_settings(
+        evaluation.representation, context.model, context.shapes
     )
-    if of_features is not None:
-        given = context.model, judged.table, mesh, feed
-        evaluators["representation"] = representation(*given, **of_features)
-    if evaluating.num_visualized:
-        colors = source.masks.class_colors
-        colors = palette(len(judged.classes)) if colors is None else colors
-        colors, count = np.array(colors, np.uint8), evaluating.num_visualized
-        evaluators["pictures"] = prediction_images(
-            context.model, judged, feed, colors, count
+    if representation_settings is not None:
+        features_of = context.model, evaluation_set.table, mesh, feed
+        evaluators["representation"] = representation(
+            *features_of, **representation_settings
         )
-    return with_target(evaluators, "mIoU", evaluating.target_miou)
+    if evaluation.num_visualized:
+        colors = source.masks.class_colors
+        colors = palette(len(evaluation_set.classes)) if colors is None else colors
+        colors, count = np.array(colors, np.uint8), evaluation.num_visualized
+        evaluators["pictures"] = prediction_images(
+            context.model, evaluation_set, feed, colors, count
+        )
+    return with_target(evaluators, "mIoU", evaluation.target_miou)

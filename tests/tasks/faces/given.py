@@ -83,7 +83,7 @@ def experiment_of(
 # --- A method alone, and what its states hold
 
 
-TERMS = {*faces.TERMS, "contrastive_weight", "contrastive_temperature"}
+TERMS = {*faces.FaceTerms._fields, "contrastive_weight", "contrastive_temperature"}
 
 
 def nested(options: Mapping) -> dict:

@@ -16,7 +16,7 @@ from fedfr_jax.tasks.faces import evaluator
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.loss import branch_settings, face_loss, margin_settings
-from fedfr_jax.tasks.faces.methods import ALGORITHM_DEFAULTS, DEFAULTS, FaceTerms
+from fedfr_jax.tasks.faces.methods import DEFAULTS, METHODS, FaceTerms
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
 from tests.tasks.faces.given import nested
 
@@ -196,7 +196,7 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
     }
     assert margin_settings("") == COSFACE
     assert branch_settings("bce") == {"name": "bce", "weight": 10.0}
-    assert ALGORITHM_DEFAULTS == {"contrastive_weight": 5.0}
+    assert METHODS.algorithm_defaults == {"contrastive_weight": 5.0}
     assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol
 
 
