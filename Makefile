@@ -8,19 +8,20 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo docs test test-slow test-flower accelerators faults mutants lint check bench clean
+.PHONY: help demo docs test test-ci test-slow test-flower accelerators faults mutants lint check bench clean
 
 help:
 	@echo "make demo       pretrain, FedAvg and FedFR on rendered faces; minutes on 2 cores"
 	@echo "make docs       this documentation as a site in build/site; fails on a broken link"
-	@echo "make test       every test but the slow ones"
-	@echo "make test-slow  the slow ones"
+	@echo "make test       the fast tests; under ten minutes on 2 cores"
+	@echo "make test-ci    those that train whole runs or compile for many devices; as long again"
+	@echo "make test-slow  the slow ones, which take hours; nightly"
 	@echo "make test-flower  with Flower's processes, in an environment of their own; minutes"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    faults put in one at a time, each of which a test must notice; hours, or ARGS=--sample=40"
 	@echo "make lint       ruff"
-	@echo "make check      lint and test, what CI runs"
+	@echo "make check      lint, test and test-ci, what CI runs"
 	@echo "make bench      speed and memory beside peers"
 	@echo "make clean      remove $(VENV) and caches; runs/ stays"
 	@echo "Settings: PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS=..."
@@ -42,7 +43,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
 test: $(READY)
-	$(RUN) -m pytest -m "not slow" -n $(JOBS) --dist=worksteal $(ARGS)
+	$(RUN) -m pytest -m "not slow and not ci" -n $(JOBS) --dist=worksteal $(ARGS)
+
+test-ci: $(READY)
+	$(RUN) -m pytest -m "ci and not slow" -n $(JOBS) --dist=worksteal $(ARGS)
 
 test-slow: $(READY)
 	$(RUN) -m pytest -m slow $(ARGS)
@@ -66,7 +70,7 @@ lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-check: lint test
+check: lint test test-ci
 
 bench: $(READY)
 	$(RUN) experiments/benchmarks/run.py $(ARGS)

@@ -26,6 +26,8 @@ from tests.contracts import test_algorithms as contract
 from tests.contracts import test_defaults_by_value as by_value
 from tests.contracts.rows import required, rows_of
 
+pytestmark = pytest.mark.ci
+
 TEXT = (pathlib.Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 FAMILIES = (AGGREGATORS, ALGORITHMS, AUGMENTS, LOSSES, MODELS, SOURCES, TASKS)
 

@@ -22,6 +22,8 @@ from fedfr_jax.types import Batch, Dataset
 from tests.central import classes
 from tests.central.classes import BATCH, DIM, LOSS, NUM_CLASSES, embed
 
+pytestmark = pytest.mark.ci
+
 TABLE = (("^phi$", "classes"),)
 KEY = jax.random.key(0)
 OPTIMIZER = optax.chain(

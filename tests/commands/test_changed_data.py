@@ -9,6 +9,8 @@ from PIL import Image
 
 from fedfr_jax.cli.main import main
 
+pytestmark = pytest.mark.ci
+
 CONFIG = '''"""Twelve noisy images of each of three classes on two clients."""
 
 from fedfr_jax.configs import base

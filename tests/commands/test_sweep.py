@@ -17,6 +17,8 @@ from fedfr_jax.runs import experiment as experiments
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.runs.sweep import add, count_sizes, read, write
 
+pytestmark = pytest.mark.ci
+
 CONFIG = '''"""Twenty noisy images of five classes on three clients."""
 
 from fedfr_jax.configs import base

@@ -16,6 +16,8 @@ from fedfr_jax.data.augment import (
 from fedfr_jax.data.augment.face_mask import BARE, SURFACE, TEMPLATE, cover, fingerprint
 from tests.data.pictures import batched
 
+pytestmark = pytest.mark.ci
+
 KINDS = {"template": TEMPLATE, "surface": SURFACE}
 SIZE = 48
 

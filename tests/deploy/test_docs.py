@@ -13,6 +13,8 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.gallery import Gallery, search, unit_length, write_gallery
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs/how-to/export.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", TEXT, re.S)

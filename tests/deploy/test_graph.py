@@ -14,6 +14,8 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.bn_folding import FULL, fold
 from fedfr_jax.types import Preprocessing
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (12, 18, 3)
 SMALL = {"widths": (4, 6), "embedding_dim": 5}
 NETWORKS = {

@@ -29,6 +29,8 @@ from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.tasks.faces.distillation import DummyTeacher, distill
 from tests.deploy.conftest import MODEL, play, settings
 
+pytestmark = pytest.mark.ci
+
 
 def images(number=5):
     rng = np.random.default_rng(1)

@@ -24,6 +24,8 @@ from fedfr_jax.schema import with_tuples
 from fedfr_jax.types import Preprocessing
 from tests.deploy.conftest import play, settings
 
+pytestmark = pytest.mark.ci
+
 SIZE = (28, 36)  # W, H of the pictures: no multiple of the network's
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 

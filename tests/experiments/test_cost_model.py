@@ -18,6 +18,8 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / "experiments" / "benchmarks"
 

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.ci
+
 ROUNDS, BATCH, TRAINING_IMAGES = 2, 10, 48
 CONFIG = f"""
 from fedfr_jax.configs import base

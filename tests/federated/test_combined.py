@@ -13,6 +13,8 @@ from tests.federated.test_engine import assert_close
 from tests.federated.test_reduction import digest
 from tests.federated.test_stream import build, run
 
+pytestmark = pytest.mark.ci
+
 CANONICAL = {"reproducible_sum": True, "num_partial_sums": 4}
 STREAM = {"streamed": {"waves": 1}}
 

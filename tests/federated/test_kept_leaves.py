@@ -29,6 +29,8 @@ from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.leaves import leaves_of
 from fedfr_jax.types import Dataset, LocalTraining, Model
 
+pytestmark = pytest.mark.ci
+
 SIZES, BATCH, RATE = np.array([5, 9, 3]), 4, 0.1
 OFFSETS = np.cumsum([0, *SIZES])
 BLOCKS = ("body", "bn", "head")

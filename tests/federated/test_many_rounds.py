@@ -32,6 +32,8 @@ from tests.federated import toys
 from tests.federated.test_reduction import digest
 from tests.federated.test_stream import Reader
 
+pytestmark = pytest.mark.ci
+
 ROUNDS, KILLED, ALL = 6, 4, np.arange(len(toys.SIZES))
 
 

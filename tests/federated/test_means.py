@@ -18,6 +18,8 @@ from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader, run
 
+pytestmark = pytest.mark.ci
+
 IDS = np.array([0, 1, 2, 4])  # 24 examples, of 33 at most
 ROW_BYTES = 4 * 16 + 4
 BATCHES = {n: 2 * n * 4 * ROW_BYTES for n in (1, 2)}  # memory of two blocks of n

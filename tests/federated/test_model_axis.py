@@ -25,6 +25,8 @@ from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 SHAPE, BATCH, PUBLIC, CLASSES = (8, 8, 3), 4, 160, 128
 SIZES = np.array([8, 3, 5, 13])  # and as many public images as are similar
 

@@ -26,6 +26,8 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.types import Dataset
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (8, 8, 3)
 NETWORKS = {
     "iresnet": {"blocks": (1,), "widths": (4,), "embedding_dim": 5},

@@ -15,6 +15,8 @@ from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 

@@ -26,6 +26,8 @@ from tests.federated import toys
 from tests.federated.test_engine import assert_close, build, run
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 as_a_run = pytest.mark.usefixtures("run_level")
 
 

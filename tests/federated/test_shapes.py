@@ -22,6 +22,8 @@ from tests.federated import test_stream, toys
 from tests.federated.test_engine import MESHES
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 
 def build(name, mesh="1x1", change=lambda algorithm: algorithm, **options):
     algorithm, variables = toys.TOYS[name]()

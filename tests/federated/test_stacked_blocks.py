@@ -24,6 +24,8 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 STAGE = {"block[2:6]": None}
 
 

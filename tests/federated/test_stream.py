@@ -28,6 +28,8 @@ from fedfr_jax.types import Dataset
 from tests.data.recordio_files import write_face_set
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 ROUNDS = 2
 as_a_run = pytest.mark.usefixtures("run_level")
 

@@ -36,6 +36,8 @@ from tests.federated import toys
 from tests.federated.test_engine import assert_close
 from tests.federated.test_stream import Reader
 
+pytestmark = pytest.mark.ci
+
 HYPERS = [{"rate": 0.1}, {"rate": 0.02}, {"rate": 0.1}]
 SEEDS = [7, 7, 8]
 EVERYONE = np.arange(len(toys.SIZES))

@@ -28,6 +28,8 @@ from fedfr_jax.types import CentralTrainer
 from tests.compiler_flags import COMPILE_FAST
 from tests.tasks.test_privacy import config_of
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.py") if p.stem != "base")
 SPLIT = {

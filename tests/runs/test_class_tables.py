@@ -18,6 +18,8 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.types import ShardedClasses
 from tests.central import classes
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 

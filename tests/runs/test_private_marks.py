@@ -10,6 +10,8 @@ from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
 from tests.tasks.test_privacy import PRIVATE, config_of
 
+pytestmark = pytest.mark.ci
+
 STAGES = {"row": True, "plain": False, "clipped": False}  # whether it is private
 
 

@@ -22,6 +22,8 @@ from fedfr_jax.runs.trackers import StageRun
 from fedfr_jax.viewer import server
 from fedfr_jax.viewer.runs_table import read_runs
 
+pytestmark = pytest.mark.ci
+
 CONFIG = '''"""Noise of three classes on four clients, who keep their last layer."""
 
 from fedfr_jax.configs import base

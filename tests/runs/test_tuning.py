@@ -28,6 +28,8 @@ from fedfr_jax.types import Cohort, LocalTraining
 from tests.federated import toys
 from tests.federated.test_engine import build
 
+pytestmark = pytest.mark.ci
+
 QUIET = {"say": lambda text: None}
 
 

@@ -20,6 +20,8 @@ from fedfr_jax.runs.stage_setup import start_stage
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 PEOPLE, CAMERAS, SHAPE = 10, 2, (8, 8, 3)
 TRUNK = {"blocks": (1, 1), "widths": (4, 8), "remat": True}
 CIFAR = {**TRUNK, "stem": "cifar"}

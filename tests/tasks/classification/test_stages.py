@@ -14,6 +14,8 @@ from fedfr_jax.tasks.data import open_data
 from fedfr_jax.types import Experiment, TrainedModels
 from tests.contracts.rows import rows_of
 
+pytestmark = pytest.mark.ci
+
 CLASSES, NUM_CLIENTS = 4, 4
 RATE = {"learning_rate": 0.1}
 TARGET = 0.85

@@ -23,6 +23,8 @@ from tests.contracts.rows import required
 from tests.federated import toys
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 SIDE, DIM, PUBLIC = 4, 8, 4
 COMMON = {"learning_rate": 0.05, "decay_epochs": 1}
 HEAD = "params/(head|backbone/kernel)"

@@ -32,6 +32,8 @@ from fedfr_jax.tasks.faces.stages import check_unlabeled
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
+pytestmark = pytest.mark.ci
+
 SHAPE, DIM = (16, 16, 1), 5
 TINY = {"name": "sphereface", "blocks": (1,), "widths": (4,), "embedding_dim": DIM}
 VIEWS = {

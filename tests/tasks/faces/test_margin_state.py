@@ -17,6 +17,8 @@ from fedfr_jax.types import Batch, Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
+pytestmark = pytest.mark.ci
+
 RATE = {"learning_rate": 1e-3, "weight_decay": 0.0}
 CURRICULAR = {"loss": {"name": "curricularface", "ema_rate": 1.0}}
 

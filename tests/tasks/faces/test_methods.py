@@ -32,6 +32,8 @@ from fedfr_jax.tasks.faces.public_classes import public_means, public_population
 from fedfr_jax.types import Batch, Cohort, Model
 from tests.tasks.faces import given
 
+pytestmark = pytest.mark.ci
+
 SIDE, DIM, SIZES = 4, 8, (2, 3, 2)
 PLAIN = {"use_public_data": False, "contrastive_weight": 0.0, "branch": None}
 ADDED = {"contrastive_weight": 0.0, "branch": None, "hard_negative_threshold": 0.0}

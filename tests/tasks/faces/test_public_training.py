@@ -12,6 +12,8 @@ from fedfr_jax.schema import call
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
+pytestmark = pytest.mark.ci
+
 PUBLIC = tuple(range(2, 13))
 SETTINGS = {
     "epochs": 2,

@@ -15,6 +15,8 @@ from fedfr_jax.tasks.faces.evaluator import FaceEvaluator, balanced_pairs, min_n
 from fedfr_jax.types import Source, TrainedModels
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (6, 6, 1)
 
 

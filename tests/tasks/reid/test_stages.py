@@ -20,6 +20,8 @@ from fedfr_jax.types import CentralTrainer, Cohort
 from tests.contracts.rows import rows_of
 from tests.tasks.reid.given import crossed
 
+pytestmark = pytest.mark.ci
+
 MODEL = {
     **{"blocks": (1,), "widths": (4,), "depth": 18, "stem": "cifar"},
     **{"neck_dim": 4, "dropout": 0.0},

@@ -28,6 +28,8 @@ from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
 from fedfr_jax.types import IGNORE_INDEX, Evaluation, Evaluator, TrainedModels
 from tests.contracts.rows import rows_of
 
+pytestmark = pytest.mark.ci
+
 RATE = {"learning_rate": 0.3}
 METHODS = {
     "fedavg": RATE,
