@@ -64,8 +64,9 @@ def build_algorithm(
         algorithm, context.kept, init_per_client=context.draw_kept
     )
     if method.privacy is not None:
-        privacy = method.privacy, context.federation, num_clients
-        algorithm = with_privacy(algorithm, section, *privacy)
+        algorithm = with_privacy(
+            algorithm, section, method.privacy, context.federation, num_clients
+        )
     algorithm = with_trust_keys(algorithm, section, method, num_clients, context.seed)
     # A pattern must match: found before any compile.
     jax.eval_shape(algorithm.init, context.shapes)

@@ -1,4 +1,4 @@
-"""What a task offers to its methods, once its data is open."""
+"""Context that methods are built in, once the task's data is open."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fedfr_jax.types import Model, PyTree
 
 
 class MethodContext(NamedTuple):
-    """What a task offers to its methods, once its data is open."""
+    """What methods are built from: model, shapes of variables, facts of the data."""
 
     task: TaskMethods
     model: Model  # over the variables that an algorithm trains

@@ -1,4 +1,4 @@
-"""What a task says of its methods, whatever the data."""
+"""Declaration of a task's methods: losses, defaults and keys, before any data."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +24,7 @@ NONE = MappingProxyType({})
 
 
 class TaskMethods(NamedTuple):
-    """What a task says of its methods, whatever the data."""
+    """A task's methods: their losses, defaults and keys, for any data."""
 
     task: str  # its name
     # (model, *, settings, which are keys of a method below `loss`) -> loss of
