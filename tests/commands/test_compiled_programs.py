@@ -39,6 +39,7 @@ def rounds_in(folder):
     return sorted(path.name for path in folder.glob("jit_whole-*-cache"))
 
 
+@pytest.mark.ci
 def test_a_training_compiles_no_round_that_a_plan_has(config, saved, tmp_path, capsys):
     before, cache = rounds_in(saved), jax.config.jax_compilation_cache_dir
     assert len(before) == 1

@@ -35,6 +35,7 @@ def photographs():
     return images.astype(np.float32), faces
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [48, pytest.param(112, marks=pytest.mark.slow)])
 def test_every_size_shows_the_same_photograph(size):
     faces = source(2, 2, image_size=size)

@@ -70,6 +70,7 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
         assert len(owners) == 1 and (len(train), len(test)) == (11, 3)
 
 
+@pytest.mark.ci
 def test_the_config_plays_a_round_whose_network_has_an_output_per_score(tmp_path):
     write(tmp_path, {f"worker{i}": (2, 3, 3, 3, 3) for i in range(4)})
     config = plain(load(find("fedper/flickr_aes")))

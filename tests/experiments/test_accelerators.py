@@ -118,6 +118,7 @@ def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan(accelerators):
         assert 0.7 * row["planned_gib"] < needed_gib(row) < most, name
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [

@@ -131,6 +131,7 @@ def test_seeds_that_some_cases_lack_are_compared_with_none_of_theirs():
     assert "| cifar10 resnet k=10 | fedavg | 40.0 ± 0.0 |" in text
 
 
+@pytest.mark.ci
 def test_every_figure_is_drawn_for_whole_results(tmp_path):
     figure_plots.draw(results_of(), tmp_path / ".")
     names = {"classes.png", "spread.png", "layers.png", "others.png"}

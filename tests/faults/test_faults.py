@@ -80,6 +80,7 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
     assert {"no name", "flaw"} <= found
 
 
+@pytest.mark.ci
 def test_rows_that_nothing_checks_are_found_by_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "zlib", SimpleNamespace(crc32=lambda *_: 0))
     sim, server = test_loop.build("fedfr")

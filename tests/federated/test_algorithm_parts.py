@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms.afl import afl
@@ -119,6 +120,7 @@ def test_the_one_network_of_several_is_their_mean():
     np.testing.assert_array_equal(algorithm.global_model(models)["params"]["w"], [2])
 
 
+@pytest.mark.ci
 def test_fedaws_weighs_clients_as_it_is_told():
     head = {"spreadout": spreadout_sum, "classes": "params/head/kernel"}
     ends = {}

@@ -199,9 +199,9 @@ def check_deployed(networks, arrays, dtype, close):
 @pytest.mark.parametrize(
     "dtype, tolerance, phi_update, num_devices, lanes",
     [
-        ("float32", 1e-5, "average", 1, 1),
+        pytest.param("float32", 1e-5, "average", 1, 1, marks=pytest.mark.ci),
         pytest.param("float64", 1e-9, "average", 1, 1, marks=pytest.mark.slow),
-        ("float64", 1e-9, "frozen", 1, 2),
+        pytest.param("float64", 1e-9, "frozen", 1, 2, marks=pytest.mark.ci),
         ("float64", 1e-9, "average", 2, 1),
     ],
 )

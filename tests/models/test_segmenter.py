@@ -32,6 +32,7 @@ def test_features_are_the_last_map_and_logits_are_of_pixels(stem, last):
 MOBILE = {"name": "mobilenet", "num_blocks": 8, "width": 0.1}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "encoder",
     [ENCODER, pytest.param(MOBILE, marks=pytest.mark.slow)],

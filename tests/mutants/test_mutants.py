@@ -74,6 +74,7 @@ def rows_of(path):
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+@pytest.mark.ci
 def test_a_stopped_start_goes_on_with_what_is_missing(tree, capsys, monkeypatch):
     results = tree / "out" / "results.jsonl"
     monkeypatch.setattr(sys, "argv", ["", "--jobs=2", f"--results={results}"])

@@ -62,6 +62,7 @@ def experiment(federation, *, devices=1, judge=lambda networks: None):
     )
 
 
+@pytest.mark.ci
 def test_the_fastest_setting_is_measured_once_for_equal_runs(
     tmp_path, monkeypatch, capsys
 ):

@@ -99,6 +99,7 @@ def empty(folder):
             file.write_bytes(b"")
 
 
+@pytest.mark.ci
 def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     sim, server = build("fedfr")
     store, rounds = loop.open_store(sim, server), []

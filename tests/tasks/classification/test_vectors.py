@@ -49,6 +49,7 @@ def config(**sections):
     }
 
 
+@pytest.mark.ci
 def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
     experiment = build(config())
     assert experiment.task.dataset.images.dtype == np.float32

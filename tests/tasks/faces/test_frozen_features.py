@@ -37,6 +37,7 @@ def two_rounds(augment, **options):
     return jax.device_get(server), store.gather(np.arange(5))[0], outcomes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_known_and_computed_features_train_alike(lanes):
     known = two_rounds(toys.MIRROR, clients_per_device=lanes)

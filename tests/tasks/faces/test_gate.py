@@ -73,6 +73,7 @@ def gate_logit(variables, batch):
     return logits[:, 1] - logits[:, 0]
 
 
+@pytest.mark.ci
 def test_after_some_steps_the_gate_tells_masked_faces_from_others():
     loss, optimizer = loss_with(1.0), optax.sgd(0.01, 0.9)
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.simulation import (
@@ -43,6 +44,7 @@ def plain_prototypes(model, variables, dataset):
     )
 
 
+@pytest.mark.ci
 def test_prototypes_are_means_over_the_pixels_of_all_clients_but_void(config):
     given = config(methods={"row": ROW})
     given["model"] |= {"norm": "group", "norm_groups": 2}

@@ -99,6 +99,7 @@ def direct_numbers(apply, variables, path, template, pairs, subject, *, fars, fp
     }
 
 
+@pytest.mark.ci
 def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys):
     config, path, lists = tiny
     built = []
