@@ -308,8 +308,8 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     other = {**TINY, "widths": (6,)}
     with pytest.raises(ValueError, match=r"teacher.npz: .* must be"):
         d.distill(student, teacher={"weights": str(path), "model": other})
-    with pytest.raises(ValueError, match="needs the key teacher or cache"):
-        d.distill(student)
+    with pytest.raises(ValueError, match="distill needs the key teacher or cache"):
+        d.open_distill("pretrain", {}, student)
     with pytest.raises(
         ValueError, match="config.pretrain.distill.teacher_input must be one"
     ):
