@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from fedfr_jax.data.stream import is_on_local_devices, place_examples, prefetch, stream
+from fedfr_jax.data.stream import place_examples, prefetch, put_on_local_devices, stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Dataset
 
@@ -49,7 +49,7 @@ def test_every_device_has_its_own_part():
         asked.append(a)
         return {"x": np.full((3, 2), a)}
 
-    array = is_on_local_devices(mesh, make)["x"]
+    array = put_on_local_devices(mesh, make)["x"]
     np.testing.assert_array_equal(array, np.repeat([0, 1], 3)[:, None] * [1, 1])
     assert asked == [0, 1]
     assert array.addressable_shards[0].data.shape == (3, 2)

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     import numpy as np
 
     found = load_images(values, network)
-    features = found.embedded(network)
+    features = found.embed(network)
     with open(path, "wb") as file:
         fingerprint = network.fingerprint
         np.savez(file, names=found.names, features=features, fingerprint=fingerprint)

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     found = load_images(values, network)
     is_folder = len(values.images) == 1 and found.names != values.images
     people = identities_of_files(found.names, is_folder)
-    gallery = enroll_images(network, people, found.embedded(network), path)
+    gallery = enroll_images(network, people, found.embed(network), path)
     names = sorted({*people})
     shown = ", ".join(map(printable, names[:5])) + (", ..." if names[5:] else "")
     total = len(gallery.names)

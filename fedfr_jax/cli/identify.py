@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     check_network(gallery, network)
     least = get_threshold(values, gallery.calibration)
     found = load_images(values, network)
-    places, cosines = find(gallery, found.embedded(network), max(values.top_k, 1))
+    places, cosines = find(gallery, found.embed(network), max(values.top_k, 1))
     print(f"threshold {least:.4f}, {len(gallery.names)} people")
     for name, row, scores in zip(found.names, places, cosines, strict=True):
         shown = [

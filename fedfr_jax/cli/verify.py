@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.deploy.gallery import unit_length
 
     found = load_images(values, network)
-    first, second = unit_length(found.embedded(network))
+    first, second = unit_length(found.embed(network))
     cosine = float(first @ second)
     is_given = values.threshold is not None
     least = get_threshold(values, "" if is_given else curve_text(network.roc))

@@ -17,17 +17,17 @@ KERNELS = {
 
 def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
     """Read and check a `Preprocessing` from the JSON of its fields."""
-    how = call_at("preprocessing", Preprocessing, values)
-    for key, numbers in (("mean", how.mean), ("std", how.std)):
+    preprocessing = call_at("preprocessing", Preprocessing, values)
+    for key, numbers in (("mean", preprocessing.mean), ("std", preprocessing.std)):
         if isinstance(numbers, tuple) and len(numbers) != num_channels:
             raise ValueError(
                 f"preprocessing.{key} must have one number for each of the "
                 f"{num_channels} channels, got {numbers}."
             )
-    normalization(how)  # its ranges
-    return how
+    normalization(preprocessing)  # its ranges
+    return preprocessing
 
 
-def normalization(how: Preprocessing) -> Augment:
+def normalization(preprocessing: Preprocessing) -> Augment:
     """Build the augment that normalizes pixels as the preprocessing does."""
-    return normalize(mean=how.mean, std=how.std)
+    return normalize(mean=preprocessing.mean, std=preprocessing.std)

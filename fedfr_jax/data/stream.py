@@ -2,8 +2,8 @@
 
 A `Stream` can replace a `Dataset`. Each device gets only the rows that it needs next:
 one thread reads and copies them while the devices work on the chunk before, so that a
-device holds two chunks at a time, however large the data. In a run
-of several processes each reads for its own devices only.
+device holds two chunks at a time, however large the data. Each of several processes
+reads for its local devices only.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Stream:
     example: Dataset  # shape structs of one example
     memory: int
     waves: int
-    # Seconds that the devices' work stood still for each piece.
+    # Seconds that the devices have waited for each chunk.
     has_waited: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -70,18 +70,16 @@ class Stream:
     ) -> Iterator[tuple[jax.Array, Dataset]]:
         """Chunks as of a `Dataset`; the next one is read while one is used.
 
-        This process reads for its own devices only.
-
         Args:
-          rows_of: i -> [A * r] rows of the i-th piece, cut over the `clients` devices.
+          rows_of: i -> [A * r] rows of the i-th chunk, sharded over `clients`.
         """
 
         def load(i):
             rows = rows_of(i)
             size = len(rows) // rows.sharding.mesh.shape[meshes.CLIENTS]
-            parts = {x.index[0].start or 0: x.data for x in rows.addressable_shards}
-            own = lambda a: self.take(np.asarray(parts[a * size], np.int64))
-            return rows, is_on_local_devices(rows.sharding.mesh, own)
+            shards = {x.index[0].start or 0: x.data for x in rows.addressable_shards}
+            read = lambda a: self.take(np.asarray(shards[a * size], np.int64))
+            return rows, put_on_local_devices(rows.sharding.mesh, read)
 
         return prefetch(load, count, [])
 
@@ -127,21 +125,21 @@ def fits_devices(num_bytes: int, mesh: Mesh) -> bool:
     Asks the devices, and the host, which holds the arrays too; the devices of a CPU
     share its memory, with a copy each.
     """
-    if given := available_devices():
-        return 3 * num_bytes <= given.memory
+    if devices := available_devices():
+        return 3 * num_bytes <= devices.memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    own = mesh.local_mesh.devices
-    stats = own.flat[0].memory_stats()
+    local_devices = mesh.local_mesh.devices
+    stats = local_devices.flat[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return 3 * num_bytes <= min(stats["bytes_limit"], host)
-    return 3 * num_bytes * own.size <= host
+    return 3 * num_bytes * local_devices.size <= host
 
 
-def place_examples(table: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
+def place_examples(data: Dataset | Stream, mesh: Mesh) -> Dataset | Stream:
     """Put a data set on every device of the mesh; a stream is returned as it is."""
-    if isinstance(table, Stream):
-        return table
-    return meshes.put_global(table, meshes.replicated(mesh))
+    if isinstance(data, Stream):
+        return data
+    return meshes.put_global(data, meshes.replicated(mesh))
 
 
 def prefetch(
@@ -161,7 +159,7 @@ def prefetch(
             yield value
 
 
-def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
+def put_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
     """Arrays [A * r, ...] sharded over `clients`, from each device's [r, ...].
 
     Args:
@@ -171,34 +169,32 @@ def is_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
     Returns:
       the arrays, when they have arrived.
     """
-    made = {a: jax.tree.flatten(make(a)) for a in meshes.local_shards(mesh).tolist()}
-    parts = {a: leaves for a, (leaves, _) in made.items()}
-    like, treedef = next(iter(made.values()))
+    trees = {a: jax.tree.flatten(make(a)) for a in meshes.local_shards(mesh).tolist()}
+    parts = {a: leaves for a, (leaves, _) in trees.items()}
+    like, treedef = next(iter(trees.values()))
     sharding = meshes.over_clients(mesh)
 
     def join(i, leaf):
         count = len(leaf)
         shape = (len(mesh.devices) * count, *leaf.shape[1:])
-        own = lambda index: parts[(index[0].start or 0) // count][i]
-        return jax.make_array_from_callback(shape, sharding, own)
+        device_rows = lambda index: parts[(index[0].start or 0) // count][i]
+        return jax.make_array_from_callback(shape, sharding, device_rows)
 
     arrays = [join(i, leaf) for i, leaf in enumerate(like)]
     return jax.block_until_ready(jax.tree.unflatten(treedef, arrays))
 
 
-def cut_blocks(
-    table: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int
-) -> Iterator:
+def cut_blocks(data: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> Iterator:
     """`rows` [R] in chunks of A * b, as `Dataset`s sharded over the devices.
 
     All have one shape: b is a multiple of `batch_size`, and row 0 fills up the last.
     """
     num_devices = mesh.shape[meshes.CLIENTS]
-    most = table.memory // (2 * table.example_bytes * batch_size)
-    needed = -(-len(rows) // (num_devices * batch_size))
-    size = batch_size * max(min(most, needed), 1)
+    max_batches = data.memory // (2 * data.example_bytes * batch_size)
+    needed_batches = -(-len(rows) // (num_devices * batch_size))
+    size = batch_size * max(min(max_batches, needed_batches), 1)
     count = max(-(-len(rows) // (num_devices * size)), 1)
     rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
     rows = rows.reshape(count, num_devices, size)
-    load = lambda i: is_on_local_devices(mesh, lambda a: table.take(rows[i, a]))
-    return prefetch(load, count, table.has_waited)
+    load = lambda i: put_on_local_devices(mesh, lambda a: data.take(rows[i, a]))
+    return prefetch(load, count, data.has_waited)

@@ -14,7 +14,7 @@ from fedfr_jax.data.sources.image_files import Files
 from fedfr_jax.files import write_text
 from fedfr_jax.text import printable
 
-Detector = Callable[[Image.Image], np.ndarray]  # -> [F, 5, 2] x, y, the surest first
+Detector = Callable[[Image.Image], np.ndarray]  # -> [F, 5, 2] x, y, by falling score
 COLUMNS = ["name", *(f"{axis}{point}" for point in range(1, 6) for axis in "xy")]
 MAX_NAMED = 5
 
@@ -22,9 +22,9 @@ MAX_NAMED = 5
 def yunet(path: str | os.PathLike) -> Detector:
     """YuNet detector (Wu et al., "YuNet", 2023), run by OpenCV.
 
-    OpenCV runs it; its file is in github.com/opencv/opencv_zoo. A row of its result is
-    a box, five points x, y and a score; the points are the eye at image left, the one
-    at image right, the nose and the corners of the mouth, left and right.
+    Its file is in github.com/opencv/opencv_zoo. A row of its result is a box, five
+    points x, y and a score; the points are the eye at image left, the eye at image
+    right, the nose and the corners of the mouth, left and right.
 
     Raises:
       ImportError: without OpenCV.
@@ -38,11 +38,11 @@ def yunet(path: str | os.PathLike) -> Detector:
         ) from error
     if not pathlib.Path(path).is_file():
         raise ValueError(f"detector must be a YuNet .onnx file, got {path}.")
-    found = cv2.FaceDetectorYN.create(str(path), "", (320, 320))
+    model = cv2.FaceDetectorYN.create(str(path), "", (320, 320))
 
     def detect(image):
-        found.setInputSize(image.size)
-        _, faces = found.detect(np.asarray(image)[..., ::-1].copy())  # BGR
+        model.setInputSize(image.size)
+        _, faces = model.detect(np.asarray(image)[..., ::-1].copy())  # BGR
         if faces is None:
             return np.empty((0, 5, 2), np.float32)
         faces = faces[np.argsort(-faces[:, 14], kind="stable")]
@@ -69,10 +69,10 @@ def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
 def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> str:
     """Write the csv that `read_landmarks` reads, with a row for every image.
 
-    Of several faces the surest is taken; the cells of a picture without one are empty.
+    The face with the highest score is taken; an image without a face has empty cells.
 
     Returns:
-      what was found, in words, with the first pictures that do not show one face.
+      text for people, with the first images that do not show exactly one face.
     """
     text, none, several = io.StringIO(), [], []
     table = csv.writer(text, lineterminator="\n")

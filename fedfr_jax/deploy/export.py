@@ -8,10 +8,10 @@ Exported files run or open without this library:
 .npz          the same without metadata
 .pt, .pth     a state dict with PyTorch's names, see `to_torch`; needs PyTorch
 
-Images are RGB in [-1, 1], pixel / 127.5 - 1, whatever the network was trained on: other
-statistics and sums with mirror images are part of the graph. In an ONNX file the
-metadata `preprocessing` says what comes before: resizing and alignment. Embeddings come
-as they are, not of unit length. Batch normalizations are folded into the weights.
+Images are RGB in [-1, 1], pixel / 127.5 - 1, for every network: other statistics and
+sums with mirror images are part of the graph. The metadata `preprocessing` of an ONNX
+file describes the steps before, resizing and alignment. Embeddings are not normalized.
+Batch normalizations are folded into the weights.
 """
 
 import json
@@ -51,10 +51,11 @@ def export(network: TrainedModel, path: str | os.PathLike) -> str:
 
 def export_model(network: TrainedModel) -> Callable:
     """Embedding function of images [B, H, W, C] in [-1, 1], or vectors: [B, D]."""
-    how, embed = network.preprocessing, fold_model(network)
+    preprocessing, embed = network.preprocessing, fold_model(network)
     if len(network.input_shape) != 3:
         return embed
-    return lambda images: sum_views(embed, how)(from_unit(images, how))
+    embed = sum_views(embed, preprocessing)
+    return lambda images: embed(from_unit(images, preprocessing))
 
 
 def fold_model(network: TrainedModel) -> Callable:
@@ -69,10 +70,10 @@ def fold_model(network: TrainedModel) -> Callable:
 
 def _to_onnx(network, path) -> str:
     graph, output = graph_of(export_model(network), network.input_shape)
-    before = network.recorded
-    if before:
-        before = before._replace(mean=127.5, std=127.5, mirrored=False)
-    about = {**network.metadata, **metadata(before)}
+    recorded = network.recorded
+    if recorded:
+        recorded = recorded._replace(mean=127.5, std=127.5, mirrored=False)
+    about = {**network.metadata, **metadata(recorded)}
     write_onnx(graph, output, network.input_shape, about, path)
     return check_export(network, path)
 
@@ -81,7 +82,7 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
     """Compare an ONNX file with the model on one image and on three; return a line.
 
     Raises:
-      ValueError: when it is off by more than CLOSE.
+      ValueError: if the difference exceeds TOLERANCE.
     """
     try:
         import onnxruntime
@@ -91,14 +92,14 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
     rng, worst = np.random.default_rng(0), 0.0
     for number in (1, 3):
         images = rng.integers(256, size=(number, *network.input_shape), dtype=np.uint8)
-        wanted = network.embed(images)
-        given = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
-        (found,) = session.run(None, {"images": given})
-        worst = max(worst, np.abs(found - wanted).max() / np.abs(wanted).max())
+        expected = network.embed(images)
+        inputs = (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32)
+        (actual,) = session.run(None, {"images": inputs})
+        worst = max(worst, np.abs(actual - expected).max() / np.abs(expected).max())
     if not worst < TOLERANCE:
         raise ValueError(
-            f"{path} must give the model's embeddings within {TOLERANCE}, got {worst} "
-            "off."
+            f"{path} must give the model's embeddings within {TOLERANCE}, got a "
+            f"difference of {worst}."
         )
     return f"checked by onnxruntime: off by {worst:.1e} of the largest number"
 
@@ -106,10 +107,10 @@ def check_export(network: TrainedModel, path: pathlib.Path) -> str:
 def _to_stablehlo(network, path) -> str:
     (size,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((size, *network.input_shape), np.float32)
-    made = jax.export.export(jax.jit(export_model(network)), platforms=PLATFORMS)(
+    exported = jax.export.export(jax.jit(export_model(network)), platforms=PLATFORMS)(
         images
     )
-    path.write_bytes(bytes(made.serialize()))
+    path.write_bytes(bytes(exported.serialize()))
     return f"for {', '.join(PLATFORMS)}"
 
 
@@ -158,7 +159,7 @@ def convert(
       key: which weights of a file that has several, see `read_weights`.
     """
     network = network_from(read_weights(source, key), source, model, input_shape)
-    says = export(network, target)
+    check = export(network, target)
     section = {k: v for k, v in network.model.items() if k != "num_classes"}
     shape = network.input_shape
-    return f"{target}: {says}, images {shape}, config.model = {section}"
+    return f"{target}: {check}, images {shape}, config.model = {section}"

@@ -23,14 +23,13 @@ class FaceImages(NamedTuple):
 
     names: list[str]
     read: Callable[[np.ndarray], np.ndarray]  # rows [m] -> [m, H, W, C] uint8
-    alignment: str  # they are prepared, and what was passed over, in words
+    alignment: str  # text on their alignment and on ignored files
 
-    def embedded(self, network: TrainedModel) -> np.ndarray:
+    def embed(self, network: TrainedModel) -> np.ndarray:
         """Embed all images, a chunk at a time: [n, D]."""
-        rows, block = np.arange(len(self.names)), CHUNK_SIZE
-        starts = range(0, len(rows), block)
-        found = [network.embed(self.read(rows[i : i + block])) for i in starts]
-        return np.concatenate(found)
+        rows = np.arange(len(self.names))
+        chunks = [rows[i : i + CHUNK_SIZE] for i in range(0, len(rows), CHUNK_SIZE)]
+        return np.concatenate([network.embed(self.read(chunk)) for chunk in chunks])
 
 
 def read_images(
@@ -46,34 +45,33 @@ def read_images(
     Args:
       paths: a folder or a .zip, or files.
       image_shape: (H, W, C) of the network.
-      recorded: how its training had its images, `TrainedModel.recorded`.
+      recorded: preprocessing of its training images, `TrainedModel.recorded`.
       landmarks: csv file of `read_landmarks`, by which faces are aligned.
-      detector: file of OpenCV's YuNet, which finds the landmarks; needs opencv-python.
+      detector: file of OpenCV's YuNet, which detects landmarks; needs opencv-python.
 
     Raises:
-      ValueError: naming the first file that has no row of landmarks, or not one face
-        for the detector.
+      ValueError: naming the first file without landmarks or without a detected face.
       ImportError: for a detector without OpenCV.
     """
     if landmarks is not None and detector is not None:
         raise ValueError(
             "landmarks cannot be used with a detector. Remove one of them."
         )
-    files, how = files_of(paths), recorded or Preprocessing()
-    points, said = None, _skip_text(recorded, image_shape)
+    files, preprocessing = files_of(paths), recorded or Preprocessing()
+    points, notes = None, _skip_text(recorded, image_shape)
     if landmarks is not None or detector is not None:
-        said = f"aligned by {landmarks or detector}"
+        notes = f"aligned by {landmarks or detector}"
         if recorded and not recorded.alignment:
-            said += "; training took its images as they were stored, without aligning"
+            notes += "; training took its images as they were stored, without aligning"
         if landmarks is not None:
             points = _listed(files, landmarks)
         else:
             points = most_certain_faces(files, yunet(detector), str(detector))
-    elif how.alignment:
-        how = how._replace(resize="crop")
-    read = listed_reader(files, files.names, tuple(image_shape), how, points)
-    said = "\n".join(filter(None, (said, files.passed_over())))
-    return FaceImages(files.names, read, said)
+    elif preprocessing.alignment:
+        preprocessing = preprocessing._replace(resize="crop")
+    read = listed_reader(files, files.names, tuple(image_shape), preprocessing, points)
+    notes = "\n".join(filter(None, (notes, files.passed_over())))
+    return FaceImages(files.names, read, notes)
 
 
 def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> str:
@@ -90,9 +88,9 @@ def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> st
 
 def _listed(files: Files, landmarks) -> np.ndarray:
     """Landmarks [n, 5, 2] of every file, from a csv."""
-    shown, points = read_landmarks(landmarks, files)
-    if len(shown.names) < len(files.names):
-        name = next(iter(set(files.names) - set(shown.names)))
+    with_landmarks, points = read_landmarks(landmarks, files)
+    if len(with_landmarks.names) < len(files.names):
+        name = next(iter(set(files.names) - set(with_landmarks.names)))
         raise ValueError(
             f"{landmarks} must have landmarks of every image, got empty cells for "
             f"{name}. Remove the image."

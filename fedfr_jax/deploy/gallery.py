@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.deploy.calibration import curve_text, measure_curve
+from fedfr_jax.deploy.calibration import curve_text
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.files import check_archive, file_lock, replace_file
 from fedfr_jax.schema import naming
 
 CHUNK_SIZE = 1 << 24  # cosines at once
-UNIT = 1e-3  # how far from 1 the length of a vector may be
-FIELDS = {"names", "features", "fingerprint", "calibration"}
 
 
 class Gallery(NamedTuple):
@@ -33,25 +31,25 @@ def enroll_features(
     network: TrainedModel,
     names: Sequence[str],
     features: np.ndarray,
-    before: Gallery | None,
+    existing: Gallery | None,
 ) -> Gallery:
     """Build a gallery: each person is the mean of its images' normalized embeddings.
 
     Args:
-      names: [n] whom the network's embeddings `features` [n, D] are of.
-      before: whose people stay, but for those of the same names.
+      names: [n] people of the embeddings `features` [n, D].
+      existing: a gallery to extend; people of the same names are replaced.
     """
-    if before:
-        check_network(before, network)
-    known, place = np.unique(np.asarray(names, str), return_inverse=True)
-    sums = np.zeros((len(known), features.shape[1]), np.float32)
+    if existing:
+        check_network(existing, network)
+    people, place = np.unique(np.asarray(names, str), return_inverse=True)
+    sums = np.zeros((len(people), features.shape[1]), np.float32)
     np.add.at(sums, place, unit_length(features))
     means = unit_length(sums)
-    if before:
-        stays = ~np.isin(before.names, known)
-        known = np.concatenate([before.names[stays], known])
-        means = np.concatenate([before.features[stays], means])
-    return Gallery(known, means, network.fingerprint, curve_text(network.roc))
+    if existing:
+        stays = ~np.isin(existing.names, people)
+        people = np.concatenate([existing.names[stays], people])
+        means = np.concatenate([existing.features[stays], means])
+    return Gallery(people, means, network.fingerprint, curve_text(network.roc))
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
@@ -67,24 +65,24 @@ def unit_length(x: np.ndarray) -> np.ndarray:
 
 
 def search(
-    gallery: Gallery, features: np.ndarray, most: int
+    gallery: Gallery, features: np.ndarray, max_results: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the most similar identities: (indices [n, k], cosines [n, k], descending).
 
     Args:
       features: [n, D] embeddings of any length.
-      most: k, at most the G people.
+      max_results: k; at most G people are returned.
     """
-    probes, most = unit_length(features), min(most, len(gallery.names))
+    probes, max_results = unit_length(features), min(max_results, len(gallery.names))
     rows = max(CHUNK_SIZE // len(gallery.names), 1)
     places, cosines = [], []
     for start in range(0, len(probes), rows):
         scores = probes[start : start + rows] @ gallery.features.T
-        best = np.argpartition(-scores, most - 1, axis=1)[:, :most]
-        found = np.take_along_axis(scores, best, axis=1)
-        order = np.argsort(-found, axis=1, kind="stable")
+        best = np.argpartition(-scores, max_results - 1, axis=1)[:, :max_results]
+        best_scores = np.take_along_axis(scores, best, axis=1)
+        order = np.argsort(-best_scores, axis=1, kind="stable")
         places.append(np.take_along_axis(best, order, axis=1))
-        cosines.append(np.take_along_axis(found, order, axis=1))
+        cosines.append(np.take_along_axis(best_scores, order, axis=1))
     return np.concatenate(places), np.concatenate(cosines)
 
 
@@ -104,11 +102,11 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
             "--search_backend=faiss needs FAISS: pip install 'fedfr_jax[search]'."
         ) from error
 
-    def find(gallery: Gallery, features: np.ndarray, most: int):
+    def find(gallery: Gallery, features: np.ndarray, max_results: int):
         cosines, places = faiss.knn(
             unit_length(features),
             gallery.features,
-            min(most, len(gallery.names)),
+            min(max_results, len(gallery.names)),
             metric=faiss.METRIC_INNER_PRODUCT,
         )
         return places, cosines
@@ -122,7 +120,7 @@ def check_network(gallery: Gallery, network: TrainedModel) -> None:
         raise ValueError(
             f"gallery must be made by the model {network.fingerprint} "
             f"({dict(network.metadata)}), got one by {gallery.fingerprint}. Enroll "
-            f"again."
+            "again."
         )
 
 
@@ -137,8 +135,8 @@ def enroll_images(
     Two processes may enroll into one file: each adds to what the other has written.
     """
     with file_lock(path):
-        before = read_gallery(path) if os.path.exists(path) else None
-        gallery = enroll_features(network, names, features, before)
+        existing = read_gallery(path) if os.path.exists(path) else None
+        gallery = enroll_features(network, names, features, existing)
         write_gallery(gallery, path)
     return gallery
 
@@ -153,20 +151,13 @@ def read_gallery(path: str | os.PathLike) -> Gallery:
     """Read a gallery from its file."""
     check_archive(path)
     with naming(path), np.load(path, allow_pickle=False) as file:
-        if {*file.files} != FIELDS:
-            raise ValueError(f"gallery must have {sorted(FIELDS)}, got {file.files}.")
-        names, features = file["names"], file["features"]
-        if features.ndim != 2 or names.shape != (len(features),) or not len(names):
+        if {*file.files} != {*Gallery._fields}:
             raise ValueError(
-                f"gallery must have one vector per name, {names.shape} names, got "
-                f"{features.shape}."
+                f"gallery must have {list(Gallery._fields)}, got {file.files}."
             )
-        text = [str(file[name].item()) for name in ("fingerprint", "calibration")]
-        measure_curve(text[1])
-        lengths = np.linalg.norm(features.astype(np.float32), axis=1)
-        if not (is_one := np.abs(lengths - 1) <= UNIT).all():  # NaN is not either
-            raise ValueError(
-                "gallery must have vectors of norm 1, got norm "
-                f"{lengths[~is_one][0]:g} for {str(names[~is_one][0])!r}. Enroll again."
-            )
-        return Gallery(names.astype(str), features, *text)
+        return Gallery(
+            names=file["names"].astype(str),
+            features=file["features"],
+            fingerprint=str(file["fingerprint"].item()),
+            calibration=str(file["calibration"].item()),
+        )

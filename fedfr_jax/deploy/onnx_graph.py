@@ -2,11 +2,11 @@
 
 Building a graph does not need the package onnx, writing it does.
 
-The trace (a jaxpr) is walked once. What does not depend on the images is computed here
-and becomes a constant. A number per channel that is multiplied or added behind a
-convolution or a linear layer goes into its weights, so batch normalization in
-evaluation vanishes there in any network. Maps are [B, C, H, W] in the graph after a
-convolution, [B, H, W, C] in the trace.
+The trace (a jaxpr) is walked once. Values that do not depend on the images are computed
+and become constants. A number per channel that is multiplied or added after a
+convolution or a linear layer is absorbed into its weights, which removes batch
+normalization. Maps are [B, C, H, W] in the graph after a convolution, [B, H, W, C] in
+the trace.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-# Images in the trace, a prime that is no other size of a network: in a shape it is the
-# dimension that stays open. A symbolic one makes JAX gather where it could slice.
+# Batch size of the trace, a prime that is no other size in a network: in a shape it
+# marks the batch axis. With a symbolic size JAX gathers where it could slice.
 BATCH = 7919
 TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)  # transpositions of a map
 
@@ -115,11 +115,11 @@ def walk(graph: Graph, jaxpr, consts: Sequence, inputs: Sequence[Value]) -> list
     uses = _count_uses(jaxpr)
     read = lambda x: np.asarray(x.val) if isinstance(x, Literal) else values[x]
     for eqn in jaxpr.eqns:
-        for x in eqn.invars:  # what two want is made once
+        for x in eqn.invars:  # a value that is used twice is computed once
             if not isinstance(x, Literal) and uses[x] > 1:
                 values[x] = materialize(graph, values[x])
-        found = translate(graph, eqn, [read(x) for x in eqn.invars])
-        values.update(zip(eqn.outvars, found, strict=True))
+        outputs = translate(graph, eqn, [read(x) for x in eqn.invars])
+        values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(x) for x in jaxpr.outvars]
 
 
@@ -170,9 +170,9 @@ def per_channel(x: np.ndarray, shape: Sequence) -> np.ndarray | None:
     return rows[0] if np.all(rows == rows[:1]) else None
 
 
-OPSET = 17  # of 2022: what runs today knows it
-FORMAT = 8  # of the file, of the same year
-MAX_BYTES = 2**31 - 2**24  # bytes of a file; above, constants lie beside it
+OPSET = 17  # of 2022, which all current runtimes support
+FORMAT = 8  # version of the file format, of the same year
+MAX_BYTES = 2**31 - 2**24  # bytes of a file; above, constants are in a second file
 
 
 def write_onnx(
@@ -211,8 +211,8 @@ def write_onnx(
     )
     helper.set_model_props(model, dict(about))
     size = sum(array.nbytes for array in graph.constants.values())
-    beside = {"location": f"{path.name}.data"} if size > MAX_BYTES else {}
-    onnx.save_model(model, path, save_as_external_data=bool(beside), **beside)
+    external = {"location": f"{path.name}.data"} if size > MAX_BYTES else {}
+    onnx.save_model(model, path, save_as_external_data=bool(external), **external)
     onnx.checker.check_model(path)
 
 

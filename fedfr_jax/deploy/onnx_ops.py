@@ -49,8 +49,8 @@ def _convolution(graph, name, params, inputs, shape):
 
     def make(scale, shift):
         weights = (kernel * scale).transpose(3, 2, 0, 1)
-        given = [x, weights, shift] if np.any(shift != 0) else [x, weights]
-        return graph.add("Conv", given, shape, True, **settings)
+        operands = [x, weights, shift] if np.any(shift != 0) else [x, weights]
+        return graph.add("Conv", operands, shape, True, **settings)
 
     return _lazy_affine(make, shape)
 
@@ -72,10 +72,10 @@ def _product(graph, name, params, inputs, shape):
             return graph.add("Gemm", [x, weights * scale, shift], shape)
 
         return _lazy_affine(make, shape)
-    given = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
-    ranks = [len(x.shape) for x in given]
+    operands = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
+    ranks = [len(x.shape) for x in operands]
     equation = _equation(params["dimension_numbers"], *ranks)
-    return graph.add("Einsum", given, shape, equation=equation)
+    return graph.add("Einsum", operands, shape, equation=equation)
 
 
 def _equation(numbers, rank, other_rank) -> str:
@@ -110,11 +110,13 @@ def broadcast(graph, x, shape, dimensions):
     """Broadcast a constant in all axes but the batch, a tensor by axes of 1."""
     place = {axis: i for i, axis in enumerate(dimensions)}
     x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
-    kept = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
+    aligned = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
     if isinstance(x, np.ndarray):
         whole = tuple(1 if n == BATCH else n for n in shape)
-        return np.broadcast_to(x.reshape(kept), whole)
-    return x if kept == x.shape else graph.add("Reshape", [x, _open(kept)], kept)
+        return np.broadcast_to(x.reshape(aligned), whole)
+    return (
+        x if aligned == x.shape else graph.add("Reshape", [x, _open(aligned)], aligned)
+    )
 
 
 def _transpose(graph, name, params, inputs, shape):
@@ -181,8 +183,8 @@ def _pad(graph, name, params, inputs, shape):
 
 
 def _concatenate(graph, name, params, inputs, shape):
-    given = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
-    return graph.add("Concat", given, shape, axis=params["dimension"])
+    operands = [graph.last(x) if isinstance(x, Tensor) else x for x in inputs]
+    return graph.add("Concat", operands, shape, axis=params["dimension"])
 
 
 STRUCTURAL = {
@@ -247,9 +249,9 @@ def translate(graph: Graph, eqn, inputs: list[Value]) -> list[Value]:
     if name == "broadcast_in_dim":
         return [broadcast(graph, inputs[0], shape, params["broadcast_dimensions"])]
     if is_constant and BATCH not in shape:
-        found = eqn.primitive.bind(*inputs, **params)
-        several = found if eqn.primitive.multiple_results else [found]
-        return [np.asarray(x) for x in several]
+        results = eqn.primitive.bind(*inputs, **params)
+        outputs = results if eqn.primitive.multiple_results else [results]
+        return [np.asarray(x) for x in outputs]
     if name in SAME:
         return inputs
     if name in ("add", "sub", "mul", "div"):
@@ -289,9 +291,11 @@ def _scan(graph, params, inputs):
             "a scan with outputs per step, or a reverse one, cannot be exported."
         )
     for i in range(length):
-        here = [x[i] for x in rows]
-        given = [*consts, *carry, *here]
-        carry = walk(graph, closed.jaxpr, list(map(np.asarray, closed.consts)), given)
+        slices = [x[i] for x in rows]
+        step_inputs = [*consts, *carry, *slices]
+        carry = walk(
+            graph, closed.jaxpr, list(map(np.asarray, closed.consts)), step_inputs
+        )
         carry = [materialize(graph, x) for x in carry]
     return carry
 
@@ -318,10 +322,10 @@ def _elementwise(graph, name, params, inputs, shape) -> Tensor:
     is_first = len(shape) == 4 and any(
         isinstance(x, Tensor) and x.is_first for x in inputs
     )
-    given = [_as_first(graph, x) if is_first else x for x in inputs]
+    operands = [_as_first(graph, x) if is_first else x for x in inputs]
     if name in COMPOSED:
-        return COMPOSED[name](graph, params, given, shape, is_first)
-    return graph.add(PLAIN[name], given, shape, is_first)
+        return COMPOSED[name](graph, params, operands, shape, is_first)
+    return graph.add(PLAIN[name], operands, shape, is_first)
 
 
 def _as_first(graph, x):
@@ -341,8 +345,8 @@ def _rsqrt(graph, params, inputs, shape, is_first):
 
 
 def _power(graph, params, inputs, shape, is_first):
-    by = np.asarray(params.get("y", 2), np.float32)
-    return graph.add("Pow", [*inputs, by], shape, is_first)
+    exponent = np.asarray(params.get("y", 2), np.float32)
+    return graph.add("Pow", [*inputs, exponent], shape, is_first)
 
 
 def _clamp(graph, params, inputs, shape, is_first):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedfr_jax.deploy.calibration import CURVE, measure_curve
+from fedfr_jax.deploy.calibration import CURVE, parse_curve
 from fedfr_jax.deploy.inputs import (
     from_pixels,
     metadata,
@@ -27,7 +27,7 @@ from fedfr_jax.models.weights import Weights
 from fedfr_jax.schema import naming
 from fedfr_jax.types import Model, Preprocessing, PyTree
 
-FEATURES = {"output": "features"}  # metadata: they are compared, not logits
+FEATURES = {"output": "features"}  # metadata of models that embed by their features
 ORIGIN = ("method", "client")  # metadata that exported files keep
 
 
@@ -38,13 +38,12 @@ class TrainedModel(NamedTuple):
     apply: Callable
     variables: PyTree  # in host memory
     input_shape: tuple[int, ...]  # (H, W, C)
-    # The config's section, where the variables are those of one of MODELS; None with
-    # layers of a client's own behind it.
+    # The config's section `model`; None for a model with a client's personal layers.
     model: Mapping[str, Any] | None = None
-    # The curve of the run's own evaluation, None without one
+    # ROC of the run's evaluation; None without one
     roc: Callable[[], Roc | None] | None = None
-    metadata: Mapping[str, str] = MappingProxyType({})  # where it is from
-    recorded: Preprocessing | None = None  # how training had its images; None: unknown
+    metadata: Mapping[str, str] = MappingProxyType({})  # its origin
+    recorded: Preprocessing | None = None  # of the training images; None if unknown
     is_of_features: bool = False  # `apply` gives `Model.features`, not its output
 
     @property
@@ -56,8 +55,8 @@ class TrainedModel(NamedTuple):
         """Embed images: [n, D] float32, as compared in the run's evaluation.
 
         Args:
-          images: uint8 [n, H, W, C], resized and aligned as the training images were,
-            see `deploy.pictures`; or float32 [n, D] where those were vectors.
+          images: uint8 [n, H, W, C], resized and aligned like the training images, see
+            `deploy.face_images`; or float32 [n, D] for a model of vectors.
         """
         if isinstance(self.input_shape, Mapping):
             raise ValueError(
@@ -70,14 +69,16 @@ class TrainedModel(NamedTuple):
                 f"images must be {dtype} [n, {', '.join(map(str, self.input_shape))}], "
                 f"got {images.dtype} {images.shape}."
             )
-        how, found = self.preprocessing, []
-        embed = sum_views(functools.partial(self.apply, self.variables), how)
+        preprocessing, embeddings = self.preprocessing, []
+        embed = sum_views(functools.partial(self.apply, self.variables), preprocessing)
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             missing = min(batch_size, len(images)) - len(part)  # one shape: one compile
             filled = np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1))
-            found.append(np.asarray(embed(from_pixels(filled, how)))[: len(part)])
-        return np.concatenate(found)
+            embeddings.append(
+                np.asarray(embed(from_pixels(filled, preprocessing)))[: len(part)]
+            )
+        return np.concatenate(embeddings)
 
     @property
     def weights(self) -> Weights:
@@ -87,9 +88,9 @@ class TrainedModel(NamedTuple):
                 "a model with a client's personal layers cannot be written as weights. "
                 "Export it as .onnx or .stablehlo."
             )
-        shown = {"model": self.model, "image_shape": self.input_shape}
-        shown = {k: json.dumps(v) for k, v in shown.items()}
-        about = {**self.metadata, **shown, **metadata(self.recorded)}
+        fields = {"model": self.model, "image_shape": self.input_shape}
+        fields = {k: json.dumps(v) for k, v in fields.items()}
+        about = {**self.metadata, **fields, **metadata(self.recorded)}
         about |= FEATURES if self.is_of_features else {}
         return Weights(named_arrays(self.variables), about)
 
@@ -130,8 +131,8 @@ def network_from(
     """
     with naming(path):
         if model is None or input_shape is None:
-            found, found_shape = detect_model(weights)
-            model, input_shape = model or found, input_shape or found_shape
+            detected, detected_shape = detect_model(weights)
+            model, input_shape = model or detected, input_shape or detected_shape
         is_tree = isinstance(input_shape, Mapping)
         shape = input_shape if is_tree else tuple(input_shape)
         variables = convert_variables(weights, model, shape)
@@ -146,7 +147,7 @@ def network_from(
         variables=variables,
         input_shape=shape,
         model=model,
-        roc=functools.partial(measure_curve, weights.about.get(CURVE, "")),
+        roc=functools.partial(parse_curve, weights.about.get(CURVE, "")),
         metadata={"from": str(path), **about},
         recorded=recorded,
         is_of_features=is_of_features,
@@ -165,6 +166,7 @@ def evaluation_of(model: Model, is_of_features: bool) -> Callable:
 def as_run(model: Mapping) -> dict:
     """A config's model for deployment: in float32 and with XLA's convolutions."""
     factory = MODELS.get(model["name"], lambda: None)
-    takes = "conv_implementation" in inspect.signature(factory).parameters
     model = {key: value for key, value in model.items() if key != "dtype"}
-    return {**model, "conv_implementation": "xla"} if takes else model
+    if "conv_implementation" in inspect.signature(factory).parameters:
+        model["conv_implementation"] = "xla"
+    return model

@@ -1,9 +1,9 @@
 """Exact error rates of score matrices too large for memory, from a stream of tiles.
 
-Scores come block by block from the device, twice. The first pass counts the upper 16
-bits of every score's ordered float32 pattern, the second the lower 16 bits inside the
-few bins that hold a wanted order statistic. Thresholds and rates are therefore exact
-for every rank with constant memory, whatever the number of pairs.
+The tiles are read twice. The first pass counts the upper 16 bits of every score's
+ordered float32 pattern, the second the lower 16 bits inside the few bins that contain a
+requested order statistic. So thresholds and rates are exact for every rank, with memory
+that does not grow with the number of pairs.
 
 Scores are compared as float32, the precision that the features have.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from fedfr_jax.evaluation.score_tiles import IGNORED, NEGATIVE, POSITIVE, ScoreTiles
 
-UNSUPPORTED = "~"  # ends the name of a rate that so few pairs cannot tell
+UNSUPPORTED = "~"  # last character of a rate's name if there are too few pairs for it
 _HALF = 1 << 16
 _MAX_COUNT = 2**31 - 1  # device counters are int32; the host adds them as int64
 
@@ -47,7 +47,7 @@ def metric_name(name: str, rate: float) -> str:
 def flagged_name(name: str, rate: float, count: int) -> str:
     """`metric_name`, with a "~" if `count` trials are too few to measure the rate.
 
-    Less than one false accept would be allowed: the value is that without any.
+    Then less than one false accept is allowed, and the value is that without any.
 
     >>> flagged_name("tar@far", 1e-3, 1000), flagged_name("tar@far", 1e-3, 999)
     ('tar@far=1e-03', 'tar@far=1e-03~')
@@ -57,15 +57,15 @@ def flagged_name(name: str, rate: float, count: int) -> str:
 
 
 def flag_unsupported(
-    found: Mapping[str, float], name: str, rates: Sequence[float], count: int
+    metrics: Mapping[str, float], name: str, rates: Sequence[float], count: int
 ) -> dict[str, float]:
     """Rename the metrics of `name` at `rates` by `flagged_name`.
 
     >>> flag_unsupported({"tpir@fpir=1e-02": 0.5, "auc": 0.9}, "tpir@fpir", (1e-2,), 99)
     {'tpir@fpir=1e-02~': 0.5, 'auc': 0.9}
     """
-    known = {metric_name(name, r): flagged_name(name, r, count) for r in rates}
-    return {known.get(metric, metric): value for metric, value in found.items()}
+    renamed = {metric_name(name, r): flagged_name(name, r, count) for r in rates}
+    return {renamed.get(metric, metric): value for metric, value in metrics.items()}
 
 
 def check_rates(name: str, rates: Sequence[float]) -> None:
@@ -132,7 +132,8 @@ def _histogram(blocks: ScoreTiles, bin_fn, argument, num_bins: int) -> np.ndarra
     return (total + np.asarray(counts)).reshape(2, num_bins)
 
 
-def _check_counts(counts: np.ndarray) -> tuple[int, int]:
+def check_counts(counts: np.ndarray) -> tuple[int, int]:
+    """Number of negatives and positives; raise ValueError if one is 0."""
     num_negatives, num_positives = (int(n) for n in counts.sum(axis=1))
     if not num_negatives or not num_positives:
         raise ValueError(
@@ -167,10 +168,10 @@ def exact_points(
       blocks: the score stream; it is read twice.
       ranks_fn: number of negatives -> [T] ranks from 0, the largest negative first.
     """
-    # The scores are made by one program and counted by another, so both passes see the
-    # same bits, whatever the compiler fuses.
+    # One program computes the scores and another counts them, so that both passes have
+    # the same bits, whatever the compiler fuses.
     upper = _histogram(blocks, _upper_bin, np.float32(0), _HALF)
-    num_negatives, num_positives = _check_counts(upper)
+    num_negatives, num_positives = check_counts(upper)
     ranks = np.asarray(ranks_fn(num_negatives), np.int64)
     if ranks.max(initial=0) >= num_negatives:
         raise ValueError(
@@ -204,7 +205,7 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
     """Rank floor(FAR * negatives) per FAR, so that score > threshold stays below.
 
     A FAR below 1 / negatives cannot be resolved: it takes rank 0, the largest negative,
-    hence the TAR at no false accept at all, a lower bound of the wanted one.
+    hence the TAR without any false accept, a lower bound of the TAR at that FAR.
     """
     check_rates("FAR", fars)
     # Rounding undoes the error of the product: 0.29 * 100 is 28.999999999999996.
@@ -236,7 +237,7 @@ def binned_tar(histogram: np.ndarray, fars: Sequence[float]) -> dict[str, float]
     by TAR here, where the official sort is unstable.
     """
     check_rates("FAR", fars)
-    _check_counts(histogram)
+    check_counts(histogram)
     total = histogram.sum(axis=1, keepdims=True)
     far, tar = np.append((total - histogram.cumsum(axis=1)) / total, [[1], [1]], axis=1)
     order = np.lexsort((tar, far))

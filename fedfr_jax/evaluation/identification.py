@@ -2,8 +2,8 @@
 
 FPIR is computed by two conventions, because papers report both (InsightFace's two IJB-C
 scripts, github.com/deepinsight/insightface, recognition/_evaluation_/ijb):
-`pair_tpir` counts score pairs over the number of probes and asks for no rank;
-`open_set_tpir` counts unmated probes and asks for rank 1.
+`pair_tpir` counts score pairs over the number of probes, without a rank condition;
+`open_set_tpir` counts unmated probes and requires rank 1.
 """
 
 import functools
@@ -70,10 +70,10 @@ def _best(block, best, start, *, num_probes):
     scores, kinds, low = block.scores, block.kinds, -jnp.inf
     mated = jnp.max(jnp.where(kinds == POSITIVE, scores, low), axis=1)
     is_other = (kinds != POSITIVE) & (kinds != IGNORED)
-    others = jnp.where(is_other, scores, low)
-    num_ahead = jnp.sum(others >= mated[:, None], axis=1).astype(scores.dtype)
-    new = jnp.stack([mated, jnp.max(others, axis=1), num_ahead])
-    # The last block slides back over probes that are done, and ignores them.
+    other_scores = jnp.where(is_other, scores, low)
+    num_ahead = jnp.sum(other_scores >= mated[:, None], axis=1).astype(scores.dtype)
+    new = jnp.stack([mated, jnp.max(other_scores, axis=1), num_ahead])
+    # The last tile slides back over probes that are done, and ignores them.
     start = jnp.minimum(start, num_probes - new.shape[1])
     is_new = jnp.any(kinds != IGNORED, axis=1)
     old = jax.lax.dynamic_slice_in_dim(best, start, new.shape[1], axis=1)
@@ -105,8 +105,8 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
 def _impostor_scores(probes, best, part, count):
     """Update best [3, R] by the distractors part[:count], part being [C, D]."""
     scores = jnp.dot(probes, part.T, precision=jax.lax.Precision.HIGHEST)
-    is_one = jnp.arange(part.shape[0], dtype=jnp.int32)[None] < count
-    scores = jnp.where(is_one, scores, -jnp.inf)
+    is_distractor = jnp.arange(part.shape[0], dtype=jnp.int32)[None] < count
+    scores = jnp.where(is_distractor, scores, -jnp.inf)
     num_ahead = jnp.sum(scores >= best[0][:, None], axis=1).astype(best.dtype)
     return jnp.stack(
         [best[0], jnp.maximum(best[1], scores.max(1)), best[2] + num_ahead]
@@ -131,18 +131,17 @@ def with_distractors(
     rows, columns = block
     probes = unit_length(probes)
     starts = range(0, len(probes), rows)
-    cut = [best[:, start : start + rows] for start in starts]
+    summaries = [best[:, start : start + rows] for start in starts]
     for part in distractors:
         check_features("distractors", part, np.zeros(len(part)))
         for first in range(0, len(part), columns):
-            here = np.asarray(part[first : first + columns], probes.dtype)
-            count = np.int32(len(here))
-            here = np.pad(here, ((0, columns - len(here)), (0, 0)))
-            cut = [
-                _impostor_scores(probes[start : start + rows], one, here, count)
-                for start, one in zip(starts, cut, strict=True)
-            ]
-    return np.concatenate([np.asarray(one) for one in cut], axis=1)
+            chunk = np.asarray(part[first : first + columns], probes.dtype)
+            count = np.int32(len(chunk))
+            chunk = np.pad(chunk, ((0, columns - len(chunk)), (0, 0)))
+            for i, start in enumerate(starts):
+                queries = probes[start : start + rows]
+                summaries[i] = _impostor_scores(queries, summaries[i], chunk, count)
+    return np.concatenate([np.asarray(summary) for summary in summaries], axis=1)
 
 
 def rank_k(
@@ -226,9 +225,9 @@ def class_means(features, labels, classes) -> jax.Array:
     classes, labels = np.asarray(classes), np.asarray(labels)
     place = np.full(len(labels), len(classes))
     order = np.argsort(classes)
-    found = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
-    is_wanted = classes[order[found]] == labels
-    place[is_wanted] = order[found[is_wanted]]
+    nearest = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
+    is_class = classes[order[nearest]] == labels
+    place[is_class] = order[nearest[is_class]]
     counts = np.bincount(place, minlength=len(classes) + 1)[:-1]
     if not counts.all():
         missing = classes[counts == 0].tolist()
@@ -240,9 +239,7 @@ def class_means(features, labels, classes) -> jax.Array:
 
 @jax.jit
 def _means(features, place, counts):
-    """Means [C, D] of the features [G, D] at each place, of which there are counts
-    [C]; at place C they are left out.
-    """
+    """Means [C, D] of features [G, D] by place [G], with counts [C]; C is left out."""
     total = jax.ops.segment_sum(features, place, len(counts) + 1)[:-1]
     return total / counts.astype(total.dtype)[:, None]
 
@@ -277,14 +274,9 @@ def generic_identification(
             "labels must have at least two identities, one with two images, got "
             f"{len(people)} identities with at most {counts.max(initial=0)} images."
         )
-    gallery = unit_length(
-        class_means(features[~is_probe], place[~is_probe], np.arange(len(people)))
-    )
-    found = pair_tpir(
-        features[is_probe],
-        place[is_probe],
-        gallery,
-        np.arange(len(people)),
-        fpirs=fpirs,
-    )
-    return flag_unsupported(found, "tpir@fpir", fpirs, int(is_probe.sum()))
+    classes = np.arange(len(people))
+    means = class_means(features[~is_probe], place[~is_probe], classes)
+    gallery = unit_length(means)
+    probes, probe_labels = features[is_probe], place[is_probe]
+    metrics = pair_tpir(probes, probe_labels, gallery, classes, fpirs=fpirs)
+    return flag_unsupported(metrics, "tpir@fpir", fpirs, int(is_probe.sum()))

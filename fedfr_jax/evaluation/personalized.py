@@ -5,8 +5,8 @@ Client c embeds the test images of all clients with its own network. 1:1 compare
 images with all images; 1:N searches all images in the gallery of its identities.
 
 Negative pairs of 1:1 are by default those of the released code: two different
-identities, one of them the client's, so that two of the client's own count too. The
-authors' slides name the other clients' identities only: `negatives="other_clients"`.
+identities, at least one of them the client's. By the authors' slides exactly one is the
+client's: `negatives="other_clients"`.
 
 Deviation: thresholds are exact order statistics. `client_verification_binned` is the
 released variant with bins of width 0.001 and interpolation, in fractions, unrounded.
@@ -37,10 +37,10 @@ def client_verification(
 ) -> dict[str, float]:
     """Exact TAR at each FAR of one client's images against all images.
 
-    Each unordered pair with at least one own image counts once. The threshold is
-    negatives sorted downwards[floor(FAR * negatives)], accept score > threshold: the
-    measured FAR never exceeds the wanted one, and a FAR below 1 / negatives gives the
-    TAR at no false accept.
+    Each unordered pair with at least one of the client's images counts once. The
+    threshold is entry floor(FAR * negatives) of the descending negatives, and a pair is
+    accepted if score > threshold: the measured FAR never exceeds the requested one, and
+    a FAR below 1 / negatives gives the TAR without a false accept.
 
     Args:
       features: [Q, D] all test images through this client's network, normalized here.

@@ -46,9 +46,9 @@ def k_reciprocal_rerank(
     Args:
       queries, gallery: features [Q, D] and [G, D], taken as they are: of unit length
         for cosines.
-      k1: neighbors whose reciprocity is asked for; fewer than Q + G.
-      k2: images over which encodings are averaged, with the image itself; 1 takes its
-        own alone.
+      k1: number of neighbors that are tested for reciprocity; fewer than Q + G.
+      k2: number of nearest images over which an encoding is averaged, with the image
+        itself; 1 for no average.
       weight: of the distance D itself, in [0, 1].
     """
     num_queries, num_images = len(queries), len(queries) + len(gallery)
@@ -56,16 +56,16 @@ def k_reciprocal_rerank(
     images = jnp.concatenate([jnp.asarray(queries), jnp.asarray(gallery)])
     check_features("queries and gallery", images, np.zeros(num_images))
     images = to_float64(images)
-    found = nearest(images, k1)
-    encoding = average_neighbors(encode(images, found, k1), found.indices[:, :k2])
+    neighbors = nearest(images, k1)
+    encoding = encode(images, neighbors, k1)
+    encoding = average_neighbors(encoding, neighbors.indices[:, :k2])
     by_column = _gallery_part(encoding, num_queries)
 
     def scores(rows):
         x, y = images[jnp.asarray(rows)], images[num_queries:]
-        distance = np.asarray(_distances(x, y)) / found.max_distances[rows][:, None]
-        overlap = np.stack(
-            [_overlap(encoding, by_column, row, len(gallery)) for row in rows]
-        )
+        distance = np.asarray(_distances(x, y)) / neighbors.max_distances[rows][:, None]
+        overlaps = [_overlap(encoding, by_column, row, len(gallery)) for row in rows]
+        overlap = np.stack(overlaps)
         jaccard = 1 - overlap / (2 - overlap)
         return jnp.asarray(-((1 - weight) * jaccard + weight * distance), x.dtype)
 
@@ -75,7 +75,7 @@ def k_reciprocal_rerank(
 def check_reranking(
     num_images: int, *, k1: int = 20, k2: int = 6, weight: float = 0.3
 ) -> None:
-    """Raise ValueError if `k_reciprocal_rerank` cannot rerank n images so."""
+    """Raise ValueError for settings that do not fit n images."""
     if not 1 <= k2 <= k1 + 1 <= num_images or not 0 <= weight <= 1:
         raise ValueError(
             f"re-ranking must have 1 <= k2 <= k1 + 1 <= {num_images} (the images) and "
@@ -98,8 +98,8 @@ def nearest(images: jax.Array, k: int) -> Neighbors:
     largest = np.empty(len(images), images.dtype)
     for start in range(0, len(images), size):
         start = min(start, len(images) - size)
-        found = _nearest(images, jnp.int32(start), size=size, k=k)
-        near[start : start + size], largest[start : start + size] = found
+        chunk = _nearest(images, jnp.int32(start), size=size, k=k)
+        near[start : start + size], largest[start : start + size] = chunk
     return Neighbors(near, np.where(largest > 0, largest, 1))
 
 
@@ -113,16 +113,16 @@ def _nearest(images, start, *, size, k):
     return near, jnp.max(distance, axis=1)
 
 
-def encode(images: jax.Array, found: Neighbors, k1: int) -> Encoding:
+def encode(images: jax.Array, neighbors: Neighbors, k1: int) -> Encoding:
     """Encode each image by exp(-D) over its reciprocal neighbors, with sum 1."""
-    row, column = expand(found.indices, k1)
+    row, column = expand(neighbors.indices, k1)
     distance = np.empty(len(row), images.dtype)
     size = max(1, CHUNK_SIZE // images.shape[1])
     for start in range(0, len(row), size):
         part = slice(start, start + size)
         x, y = images[jnp.asarray(row[part])], images[jnp.asarray(column[part])]
         distance[part] = jnp.sum((x - y) ** 2, axis=1)
-    values = np.exp(-distance / found.max_distances[row])
+    values = np.exp(-distance / neighbors.max_distances[row])
     starts = np.searchsorted(row, np.arange(len(images) + 1))
     return Encoding(starts, column, values / np.add.reduceat(values, starts[:-1])[row])
 
@@ -141,14 +141,14 @@ def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
     pairs = [np.nonzero(whole)[0] * num_images + near[whole]]
     size = max(1, CHUNK_SIZE // (near.shape[1] ** 2 * half.shape[1]))
     for start in range(0, num_images, size):
-        own, is_own = near[start : start + size], whole[start : start + size]
-        theirs, is_theirs = half[own], is_half[own]  # [b, k1 + 1, h + 1]
-        known = np.where(is_own, own, -1)[:, None, None, :]
-        is_shared = is_theirs & (theirs[..., None] == known).any(axis=-1)
-        share = is_shared.sum(axis=-1) * 3 > is_theirs.sum(axis=-1) * 2
-        is_added = (is_own & share)[..., None] & is_theirs
+        first, is_first = near[start : start + size], whole[start : start + size]
+        second, is_second = half[first], is_half[first]  # [b, k1 + 1, h + 1]
+        first_set = np.where(is_first, first, -1)[:, None, None, :]
+        is_shared = is_second & (second[..., None] == first_set).any(axis=-1)
+        share = is_shared.sum(axis=-1) * 3 > is_second.sum(axis=-1) * 2
+        is_added = (is_first & share)[..., None] & is_second
         image = start + np.nonzero(is_added)[0]
-        pairs.append(image * num_images + theirs[is_added])
+        pairs.append(image * num_images + second[is_added])
     return np.divmod(np.unique(np.concatenate(pairs)), num_images)
 
 
@@ -164,14 +164,14 @@ def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
     num_images, k2 = near.shape
     if k2 == 1:
         return encoding
-    others = near.reshape(-1)
-    sizes = np.diff(encoding.starts)[others]
-    places = _ranges(encoding.starts[others], sizes)
+    neighbor = near.reshape(-1)
+    sizes = np.diff(encoding.starts)[neighbor]
+    places = _ranges(encoding.starts[neighbor], sizes)
     row = np.repeat(np.arange(num_images), sizes.reshape(near.shape).sum(axis=1))
-    cell, where = np.unique(
+    cell, inverse = np.unique(
         row * num_images + encoding.columns[places], return_inverse=True
     )
-    values = np.bincount(where, weights=encoding.values[places]) / k2
+    values = np.bincount(inverse, weights=encoding.values[places]) / k2
     row, column = np.divmod(cell, num_images)
     starts = np.searchsorted(row, np.arange(num_images + 1))
     return Encoding(starts, column, values)

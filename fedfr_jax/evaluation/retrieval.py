@@ -5,9 +5,9 @@ images of the query's person by the query's camera are junk, which is taken out 
 ranking, as are images with the identity JUNK; other images of the person are matches.
 mINP: Ye et al., arXiv:2001.04193, equation 5.
 
-No ranking is ever sorted. The rank of a match is the number of entries ahead of it, and
-those are counted on the device, a block of queries at a time. Of entries with equal
-scores the one of the lower gallery row is ahead.
+Rankings are never sorted. The rank of a match is the number of entries ahead of it,
+counted on the device, a chunk of queries at a time. Of equal scores the one of the
+lower gallery row is ahead.
 
 Single gallery shot, one sampled image of each person in the gallery: Li et al.,
 "DeepReID: Deep Filter Pairing Neural Network for Person Re-Identification" (CUHK03),
@@ -71,18 +71,20 @@ def count_matches(
     cameras = np.concatenate([queries.cameras, gallery.cameras])
     number = np.unique(cameras, return_inverse=True)[1]
     people = np.concatenate([queries.identities, gallery.identities])
-    seen = people.astype(np.int64) * (number.max() + 1) + number
+    person_camera = people.astype(np.int64) * (number.max() + 1) + number
     num_queries, is_kept = len(queries.identities), gallery.identities != JUNK
     num_same = _occurrences(people[:num_queries], people[num_queries:][is_kept])
-    num_junk = _occurrences(seen[:num_queries], seen[num_queries:][is_kept])
+    num_junk = _occurrences(
+        person_camera[:num_queries], person_camera[num_queries:][is_kept]
+    )
     return num_same - num_junk, num_same
 
 
-def _occurrences(wanted, values):
+def _occurrences(targets, values):
     """How often each of wanted [Q] occurs in values [G], [Q]."""
     values = np.sort(values)
-    low = np.searchsorted(values, wanted, side="left")
-    return np.searchsorted(values, wanted, side="right") - low
+    low = np.searchsorted(values, targets, side="left")
+    return np.searchsorted(values, targets, side="right") - low
 
 
 def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[Matches]:
@@ -207,7 +209,7 @@ AVERAGE_PRECISIONS = {"standard": mean_precision, "official": trapezoid_precisio
 
 
 def summary(
-    found: RetrievalResult, *, ranks: Sequence[int] = RANKS, divide_by: str = "valid"
+    result: RetrievalResult, *, ranks: Sequence[int] = RANKS, divide_by: str = "valid"
 ) -> dict[str, float]:
     """Summarize as CMC at `ranks`, mAP and mINP, each in [0, 1].
 
@@ -219,14 +221,14 @@ def summary(
     Returns:
       {"rank1": ..., "mAP": ..., "mINP": ...}.
     """
-    is_valid = ~np.isnan(found.average_precision)
+    is_valid = ~np.isnan(result.average_precision)
     share = 1.0 if divide_by == "valid" else is_valid.mean()
     mean = lambda values: float(share * values[is_valid].mean())
-    cmc = {f"rank{k}": mean(found.first_hit < k) for k in ranks}
+    cmc = {f"rank{k}": mean(result.first_hit < k) for k in ranks}
     return {
         **cmc,
-        "mAP": mean(found.average_precision),
-        "mINP": mean(found.inverse_penalty),
+        "mAP": mean(result.average_precision),
+        "mINP": mean(result.inverse_penalty),
     }
 
 
@@ -259,8 +261,8 @@ def _count_ahead(scores, is_kept, places, num_good, num_same):
     of_place = jnp.take_along_axis(scores, places, axis=1)
     row = jnp.arange(scores.shape[1], dtype=jnp.int32)[None, :]
 
-    def count(one):
-        score, place = (x[:, None] for x in one)
+    def count(entry):
+        score, place = (x[:, None] for x in entry)
         ahead = is_ranked_before(scores, row, score, place)
         return jnp.sum(ahead, axis=1, dtype=jnp.int32)
 
@@ -289,20 +291,22 @@ def first_hits(
     """
     order = np.argsort(gallery.identities, kind="stable")
     order = order[gallery.identities[order] != JUNK].astype(np.int32)
-    known, starts = np.unique(gallery.identities[order], return_index=True)
+    identities, starts = np.unique(gallery.identities[order], return_index=True)
     sizes = np.diff([*starts, len(order)])
     groups = tuple(x.astype(np.int32) for x in (order, starts, sizes))
-    found = np.full((len(queries.identities), draws), -1)
+    ranks = np.full((len(queries.identities), draws), -1)
     for block in find_matches(queries, gallery):
-        found[block.rows] = _num_ahead(
+        ranks[block.rows] = _num_ahead(
             scores(block.rows),
             groups,
-            np.searchsorted(known, queries.identities[block.rows]).astype(np.int32),
+            np.searchsorted(identities, queries.identities[block.rows]).astype(
+                np.int32
+            ),
             block.indices,
             block.num_good,
             _keys(key, block.rows.astype(np.int32), draws),
         ).T
-    return found
+    return ranks
 
 
 def _keys(key, rows, draws):
@@ -312,30 +316,32 @@ def _keys(key, rows, draws):
 
 
 @jax.jit
-def _num_ahead(scores, groups, own, places, num_good, keys):
+def _num_ahead(scores, groups, query_person, places, num_good, keys):
     """Number of persons [R, B] whose sampled image is ranked before the sampled match.
 
     Args:
       groups: (gallery rows by person, each person's first among them [I], how many).
-      own: [B] each query's own person in [0, I).
+      query_person: [B] person of each query, in [0, I).
     """
     order, starts, sizes = groups
 
-    def one(keys):
+    def count_draw(keys):
         chance = jax.vmap(lambda key: jax.random.uniform(key, starts.shape))(keys)
         drawn = order[starts[None, :] + _draw_gallery(chance, sizes[None, :])]  # [B, I]
-        of_own = jnp.take_along_axis(chance, own[:, None], axis=1)
+        own_chance = jnp.take_along_axis(chance, query_person[:, None], axis=1)
         match = jnp.take_along_axis(
-            places, _draw_gallery(of_own, num_good[:, None]), axis=1
+            places, _draw_gallery(own_chance, num_good[:, None]), axis=1
         )
         score, match_score = (
             jnp.take_along_axis(scores, place, axis=1) for place in (drawn, match)
         )
-        is_other = jnp.arange(len(starts), dtype=jnp.int32)[None, :] != own[:, None]
+        is_other = (
+            jnp.arange(len(starts), dtype=jnp.int32)[None, :] != query_person[:, None]
+        )
         ahead = is_other & is_ranked_before(score, drawn, match_score, match)
         return jnp.sum(ahead, axis=1, dtype=jnp.int32)
 
-    return jax.lax.map(one, keys)
+    return jax.lax.map(count_draw, keys)
 
 
 def _draw_gallery(chance, number):

@@ -1,4 +1,4 @@
-"""Samples of an evaluation to look at: worst pairs, and a map of embeddings."""
+"""Worst pairs of an evaluation, and a two-dimensional map of embeddings."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def worst_pairs(
     Args:
       scores: [P] cosines.
       is_same: [P] bool.
-      count: at most so many pairs, as far as there are from either kind in equal parts.
+      count: largest number of pairs, half of them of each kind.
 
     Returns:
       (indices [n] into the pairs, the threshold with the fewest wrong pairs).

@@ -61,8 +61,8 @@ def unit_length(features: jax.Array) -> jax.Array:
 def _codes(*labels) -> list[np.ndarray]:
     """Integer codes (int32), equal for equal labels of any integer or string type."""
     lengths = np.cumsum([len(part) for part in labels])[:-1]
-    together = np.concatenate([np.asarray(part) for part in labels])
-    codes = np.unique(together, return_inverse=True)[1].astype(np.int32)
+    all_labels = np.concatenate([np.asarray(part) for part in labels])
+    codes = np.unique(all_labels, return_inverse=True)[1].astype(np.int32)
     return np.split(codes, lengths)
 
 

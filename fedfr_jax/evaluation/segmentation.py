@@ -23,7 +23,7 @@ class SegmentationScores(NamedTuple):
     """IoU per class, mean IoU and pixel accuracy; nan for classes without pixels."""
 
     iou: np.ndarray  # [M] in [0, 1], nan of classes without pixels
-    mean_iou: float  # of the classes that somebody saw
+    mean_iou: float  # of the classes with pixels
     pixel_accuracy: float
 
 

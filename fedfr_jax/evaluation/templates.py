@@ -4,9 +4,9 @@ The IJB-C protocol (Maze et al., 2018) as InsightFace runs it: images of one med
 video, a photograph) are averaged, media are summed, the sum is normalized. The released
 FedFR evaluation is the same without flip and with the detector's score as weight.
 
-1:1 reads the TAR at the ROC point whose FAR is nearest to the wanted one, which may
-exceed it; `drop_intermediate` thins the ROC first, as the scikit-learn default of the
-original does, and so changes the answer. 1:N is in identification.py.
+1:1 takes the TAR at the ROC point whose FAR is nearest to the requested one, which may
+exceed it; `drop_intermediate` thins the ROC before, as the original does by
+scikit-learn's default, which changes the result. 1:N is in identification.py.
 """
 
 import csv
@@ -33,11 +33,11 @@ class Templates(NamedTuple):
     features: jax.Array  # [U, D], unit rows
     ids: np.ndarray  # [U] int64
 
-    def rows(self, wanted) -> np.ndarray:
+    def rows(self, template_ids) -> np.ndarray:
         """Rows [n] of the template ids [n]; raises ValueError for an unknown id."""
-        wanted = np.asarray(wanted)
-        place = np.searchsorted(self.ids, wanted).clip(0, len(self.ids) - 1)
-        unknown = wanted[self.ids[place] != wanted]
+        template_ids = np.asarray(template_ids)
+        place = np.searchsorted(self.ids, template_ids).clip(0, len(self.ids) - 1)
+        unknown = template_ids[self.ids[place] != template_ids]
         if len(unknown):
             raise ValueError(
                 f"template ids must be among the {len(self.ids)} aggregated ones, "
@@ -159,8 +159,8 @@ def tar_nearest_far(
     far, tar = roc_points(is_same, scores, drop_intermediate=drop_intermediate)
     far, tar = far[::-1], tar[::-1]
     return {
-        metric_name("tar@far", wanted): float(tar[np.argmin(np.abs(far - wanted))])
-        for wanted in fars
+        metric_name("tar@far", target): float(tar[np.argmin(np.abs(far - target))])
+        for target in fars
     }
 
 
@@ -190,9 +190,9 @@ def _table(path, num_columns: int) -> np.ndarray:
     return np.asarray(rows)
 
 
-def _numbers(path, words: np.ndarray, dtype) -> np.ndarray:
+def _numbers(path, cells: np.ndarray, dtype) -> np.ndarray:
     try:
-        return words.astype(dtype)
+        return cells.astype(dtype)
     except ValueError as error:
         raise ValueError(f"{path} must hold numbers, got: {error}.") from None
 

@@ -5,8 +5,8 @@ contiguous folds, thresholds 0, 0.01 .. 3.99 on the squared distance of normaliz
 embeddings, accept distance < threshold.
 
 Deviation: TAR@FAR takes the largest threshold whose FAR on the other folds does not
-exceed the wanted one. The original interpolates FAR -> threshold over duplicate FARs,
-which current SciPy refuses.
+exceed the requested one. The original interpolates FAR -> threshold over duplicate
+FARs, which current SciPy refuses.
 
 Score of the masked face recognition challenge (ICCV 2021 MFR workshop): 0.25 FNMR of
 masked faces + 0.75 FNMR of standard ones, each at a false positive rate, so lower is
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.evaluation.error_rates import (
+    check_counts,
     check_rates,
     cosine_histogram,
     exact_points,
@@ -91,13 +92,13 @@ def count_accepted(distances, is_same, *, folds: int = 10) -> PairCounts:
 def count_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PairCounts:
     """Count the accepted pairs of each fold (distances [P], is_same [P] bool).
 
-    Of two parts, a development list and another, the second's rates are those at
-    thresholds that the first alone has set: `fold_accuracies`, `fold_tar`.
+    With two parts, a development list and a test list, `fold_accuracies` and `fold_tar`
+    give the rates of the second at thresholds of the first.
     """
     same, different = [], []
     for distances, is_same in parts:
-        for counts, wanted in ((same, True), (different, False)):
-            chosen = np.sort(distances[is_same == wanted])
+        for counts, truth in ((same, True), (different, False)):
+            chosen = np.sort(distances[is_same == truth])
             # side="left" counts the distances strictly below each threshold.
             counts.append([len(chosen), *np.searchsorted(chosen, THRESHOLDS)])
     same, different = np.asarray(same), np.asarray(different)
@@ -153,10 +154,10 @@ def fold_tar(
                 f"every fold must have a pair of {name} identity, "
                 f"got none in fold {int(np.argmin(numbers))}."
             )
-    others = counts.different.sum(axis=0) - counts.different
+    other_accepted = counts.different.sum(axis=0) - counts.different
     num_others = counts.num_different.sum() - counts.num_different
     # Threshold 0 accepts no pair, so one always fits.
-    fits = others <= far * num_others[:, None]
+    fits = other_accepted <= far * num_others[:, None]
     best = fits.shape[1] - 1 - np.argmax(fits[:, ::-1], axis=1)
     fold = np.arange(len(best))
     tar = counts.same[fold, best] / counts.num_same
@@ -213,16 +214,12 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     """ROC: FAR, TAR and cosine threshold, [points] each, over all unordered pairs.
 
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
-    (width 3e-5) whose FAR does not exceed it, so the curve never flatters.
+    (width 3e-5) whose FAR does not exceed it: a lower bound.
     """
     blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
     histogram = cosine_histogram(blocks, bins_per_unit=_ROC_BINS)
+    check_counts(histogram)
     totals = histogram.sum(axis=1)
-    if not totals.all():
-        raise ValueError(
-            "labels must have at least one positive and one negative pair, "
-            f"got {totals[1]} and {totals[0]}."
-        )
     negatives, positives = np.pad(histogram[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
     far = np.geomspace(1 / totals[0], 1, points)
     # The last point's rounding must not lose the last negatives.
@@ -257,11 +254,11 @@ def masked_scores(
     )
     points = [exact_points(blocks, far_ranks(fprs)) for blocks in (crossed, standard)]
     fewest = min(p.num_negatives for p in points)
-    found = {}
+    metrics = {}
     for i, fpr in enumerate(fprs):
-        of_masked, of_standard = (float(1 - p.tar[i]) for p in points)
-        score = MASKED * of_masked + STANDARD * of_standard
-        values = {"masked_fnmr": of_masked, "standard_fnmr": of_standard}
+        masked_fnmr, standard_fnmr = (float(1 - p.tar[i]) for p in points)
+        score = MASKED * masked_fnmr + STANDARD * standard_fnmr
+        values = {"masked_fnmr": masked_fnmr, "standard_fnmr": standard_fnmr}
         for name, value in {**values, "score": score}.items():
-            found[flagged_name(f"{name}@far", fpr, fewest)] = value
-    return found
+            metrics[flagged_name(f"{name}@far", fpr, fewest)] = value
+    return metrics

@@ -26,9 +26,9 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import (
     Stream,
     cut_blocks,
-    is_on_local_devices,
     place_examples,
     prefetch,
+    put_on_local_devices,
 )
 from fedfr_jax.federated.client import (
     IDLE,
@@ -291,7 +291,7 @@ class StreamedData:
                 parts = [(slots[a, here], examples) for slots, examples in lists]
                 return read_rows(self.dataset, parts, len(lists) * size.rows)
 
-            return *load(i), is_on_local_devices(self.mesh, table)
+            return *load(i), put_on_local_devices(self.mesh, table)
 
         return prefetch(make, size.segments, self.dataset.has_waited)
 

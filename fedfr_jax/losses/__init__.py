@@ -1,10 +1,9 @@
 """Losses: one value per example, which the caller masks and averages.
 
-`LOSSES` names what a configuration can choose between. The library's own are margins of
-cosines, factories (*, scale, margin, ...) -> `contract.Margin`. One of outputs is
+`LOSSES` are the choices of the key `loss` of a method. The library's are margin losses,
+factories (*, scale, margin, ...) -> `contract.Margin`. A loss on outputs can be added:
 (*, ...) -> loss(outputs [N, M], targets [N] int32) -> [N], a number for every example
-or pixel, as optax has them. Either is the key `loss` of a method.
-The other losses compare different things and are imported from their modules.
+or pixel, as in optax. All other losses are imported from their modules.
 
 Unless a margin loss says otherwise:
 

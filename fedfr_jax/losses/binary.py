@@ -1,4 +1,4 @@
-"""FedFR's branch: binary classifiers of the local classes on a converted feature.
+"""FedFR's personalized branch: binary classifiers of a client's classes.
 
 FedFR's decoupled feature customization, https://arxiv.org/abs/2112.12496, which uses
 the SphereFace2 loss of Wen et al. 2022, https://arxiv.org/abs/2108.01513.

@@ -1,10 +1,10 @@
 """Margin losses on cosines: the contract of LOSSES.
 
-A margin moves the cosine of an example's own class, perhaps by the length of its
-feature, by numbers that run along with training, or by chance; it may weigh the other
-classes anew. Nothing in it but `others` and `classify` sees an axis of classes, so a
-loss whose classes lie on several devices asks the same functions: `MarginInputs.cosine`
-is then a sum over the devices, and everything else is local.
+A margin changes the cosine of an example's class, which may depend on the length of its
+feature, on a state of training, or on random numbers; it may also reweight the other
+classes. Only `others` and `loss` see the axis of classes, so that a loss whose classes
+are sharded over devices uses the same functions: `MarginInputs.cosine` is then a sum
+over the devices, and everything else is local.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,20 +42,20 @@ def softmax(logits, labels, class_mask=None, params=MappingProxyType({})):
 class Margin(NamedTuple):
     """A margin loss with its hyperparameters.
 
-    Numbers of `state` are kept in the dtype that they have and handed over in that of
-    the cosines. `move` is applied before the state is used, as the released codes do.
+    Numbers of `state` keep their dtype; the functions get them in that of the cosines.
+    `update_state` is applied before the state is used, as in the released codes.
     """
 
     scale: float  # of cosines to logits, positive
-    target: Callable[
-        [MarginInputs, PyTree], jax.Array
-    ]  # (seen, state) -> [B], for the cosine
-    # (cosine [B, M], seen, state) -> [B, M]: other classes, whatever the label's entry
+    # (inputs, state) -> [B], in place of the cosine
+    target: Callable[[MarginInputs, PyTree], jax.Array]
+    # (cosine [B, M], inputs, state) -> [B, M]: other classes; the label's is not used
     others: Callable[[jax.Array, MarginInputs, PyTree], jax.Array] | None = None
-    state: Mapping[str, float] = MappingProxyType({})  # what it starts from
-    update_state: Callable[[PyTree, MarginInputs], PyTree] | None = None  # if valid
+    state: Mapping[str, float] = MappingProxyType({})  # initial values
+    # (state, inputs) -> state, if an example is valid
+    update_state: Callable[[PyTree, MarginInputs], PyTree] | None = None
     penalty: Callable[[jax.Array], jax.Array] | None = None  # norm [B] -> [B], added
-    params: Callable[[int], PyTree] = lambda num_classes: {}  # M -> what is learned
+    params: Callable[[int], PyTree] = lambda num_classes: {}  # M -> learned parameters
     # (logits [B, M], labels [B], class_mask [M] or None, params) -> [B]
     loss: Callable[..., jax.Array] = softmax
 
@@ -90,29 +90,32 @@ def margin_inputs(
     return MarginInputs(label_entry(cosine, labels), norm, is_valid, key)
 
 
-def updated_state(margin: Margin, state: PyTree, seen: MarginInputs) -> PyTree:
+def updated_state(margin: Margin, state: PyTree, inputs: MarginInputs) -> PyTree:
     """Update the state by a batch, without gradient, if an example is valid."""
     if margin.update_state is None:
         return state
-    fixed = jax.lax.stop_gradient(seen._replace(key=None))
-    new = margin.update_state(_as(state, seen.cosine.dtype), fixed)
-    keep = lambda new, old: jnp.where(seen.is_valid.any(), new.astype(old.dtype), old)
-    return jax.tree.map(keep, new, state)
+    fixed = jax.lax.stop_gradient(inputs._replace(key=None))
+    updated = margin.update_state(_as(state, inputs.cosine.dtype), fixed)
+
+    def keep(new, old):
+        return jnp.where(inputs.is_valid.any(), new.astype(old.dtype), old)
+
+    return jax.tree.map(keep, updated, state)
 
 
 def logits(
     margin: Margin,
     cosine: jax.Array,
     labels: jax.Array,
-    seen: MarginInputs,
+    inputs: MarginInputs,
     state: PyTree,
 ) -> jax.Array:
     """Logits [B, M] of cosines [B, M]; a label outside [0, M) gets no margin."""
     state = _as(state, cosine.dtype)
-    hit = is_label(labels, cosine.shape[1])
-    target = margin.target(seen, state)[:, None]
-    others = cosine if margin.others is None else margin.others(cosine, seen, state)
-    return margin.scale * jnp.where(hit, target, others)
+    target = margin.target(inputs, state)[:, None]
+    others = cosine if margin.others is None else margin.others(cosine, inputs, state)
+    is_target = is_label(labels, cosine.shape[1])
+    return margin.scale * jnp.where(is_target, target, others)
 
 
 def _as(state, dtype):

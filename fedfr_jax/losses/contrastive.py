@@ -39,8 +39,9 @@ def model_contrastive(
     previous = previous_features.reshape(-1, *features.shape)
     frozen = jnp.concatenate([global_features[None], previous])
     # Each length is clamped by itself, at 1e-8, as the published code's library does.
-    own, frozen = (normalize(x, eps=1e-8) for x in (features, stop_gradient(frozen)))
-    cosines = jnp.sum(own[None] * frozen, axis=-1) / temperature
+    current = normalize(features, eps=1e-8)
+    frozen = normalize(stop_gradient(frozen), eps=1e-8)
+    cosines = jnp.sum(current[None] * frozen, axis=-1) / temperature
     positive, negative = cosines[0], cosines[1:]
     # One model, as nearly always, is its own sum: fewer operations to compile.
     away = negative[0] if len(negative) == 1 else jax.nn.logsumexp(negative, 0)

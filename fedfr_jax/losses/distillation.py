@@ -30,7 +30,7 @@ def angular_distillation(student: jax.Array, teacher: jax.Array) -> jax.Array:
 
 
 def _divergence(student_logits, teacher_logits, class_mask, temperature):
-    # KL(teacher || student) of softened probabilities, [B].
+    """KL(teacher || student) of softened probabilities, [B]."""
     chex.assert_rank(student_logits, 2)
     chex.assert_equal_shape([student_logits, teacher_logits])
     teacher_logits = jax.lax.stop_gradient(teacher_logits)

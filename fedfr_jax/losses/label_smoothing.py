@@ -1,8 +1,8 @@
 """Cross entropy with label smoothing, in its two common forms.
 
-Szegedy et al. 2016, arXiv:1512.00567, section 7, spreads eps over all K classes, the
-label's among them (as the code of "Bag of Tricks", arXiv:1903.07071); FastReID,
-arXiv:2006.02631, over the K - 1 others.
+Szegedy et al. 2016, arXiv:1512.00567, section 7, and the code of "Bag of Tricks",
+arXiv:1903.07071, distribute eps over all K classes; FastReID, arXiv:2006.02631, over
+the K - 1 classes that are not the label.
 """
 
 from typing import Literal
@@ -40,13 +40,13 @@ def smoothed_cross_entropy(
       finite and meaningless; select it away.
     """
     chex.assert_rank(logits, 2)
-    is_own = is_label(labels, logits.shape[1])
-    is_class = jnp.ones_like(is_own)
+    is_label_class = is_label(labels, logits.shape[1])
+    is_class = jnp.ones_like(is_label_class)
     if class_mask is not None:
-        is_class = jnp.broadcast_to(class_mask[None], is_own.shape)
+        is_class = jnp.broadcast_to(class_mask[None], is_label_class.shape)
     cost = -jax.nn.log_softmax(mask_classes(logits, class_mask))
-    rest = is_class if spread == "all" else is_class & ~is_own
+    rest = is_class if spread == "all" else is_class & ~is_label_class
     number = jnp.maximum(rest.sum(axis=1), 1).astype(cost.dtype)
-    others = jnp.where(rest, cost, 0).sum(axis=1) / number
-    own = jnp.where(is_own, cost, 0).sum(axis=1)
-    return (1 - smoothing) * own + smoothing * others
+    rest_cost = jnp.where(rest, cost, 0).sum(axis=1) / number
+    label_cost = jnp.where(is_label_class, cost, 0).sum(axis=1)
+    return (1 - smoothing) * label_cost + smoothing * rest_cost

@@ -42,9 +42,9 @@ def _unit_forward(x, eps):
     return unit, (unit, length, power, square > eps * eps)
 
 
-def _unit_backward(eps, kept, dy):
+def _unit_backward(eps, residuals, dy):
     """Gradient (dy - unit <unit, dy>) / ||x||; no projection where ||x|| < eps."""
-    unit, length, power, is_long = kept
+    unit, length, power, is_long = residuals
     along = jnp.sum(unit * dy, axis=-1, keepdims=True)
     return ((dy - unit * jnp.where(is_long, along, 0)) / length * power,)
 

@@ -1,54 +1,4 @@
-"""Margin losses of the literature, built by the contract of `losses/contract.py`.
-
-ArcFace: a margin on the angle to the true class.
-
-Deng et al. 2019, https://arxiv.org/abs/1801.07698, equation 3. Deviation: their first
-code falls back to another margin when angle + margin passes pi. Like the later released
-code, this one does not: the logit is cos(angle + margin) everywhere, hence not monotone
-there.
-
-CosFace: a margin on the cosine of the true class.
-
-Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4.
-
-CurricularFace: hard negative classes get more weight as training proceeds.
-
-Huang et al. 2020, https://arxiv.org/abs/2004.00288, equations 8 to 11, and the released
-code. The state is t, the running mean of the cosine with the true class.
-
-UniFace: one learned threshold between positive and negative cosines.
-
-Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition", ICCV
-2023, equation 9, and the released code. Deviation: softplus in place of log(1 + e^x).
-
-ElasticFace: a margin sampled for every example.
-
-Boutros et al. 2022, https://arxiv.org/abs/2109.09416, equations 4 to 7. The "plus"
-variants hand out a batch's margins in the order of its cosines. Deviation: the released
-code sorts the margins and then indexes them with the order of the cosines, where it
-means to give the k-th smallest margin to the example with the k-th largest cosine, as
-happens here.
-
-AdaFace: a margin that depends on image quality, approximated by the feature's norm.
-
-Kim, Jain, Liu 2022, https://arxiv.org/abs/2204.00964, equations 10 to 15, and the
-released code. A feature that is long for its batch, of a good image, gets a margin that
-stresses hard examples, a short one a margin that stresses easy ones. The length is a
-constant for the gradient. The running mean and deviation of lengths are the state.
-
-MagFace: longer features get a larger margin, and are pulled to be long.
-
-Meng et al. 2021, https://arxiv.org/abs/2103.06627, equations 4 to 6, and the released
-code. The gradient flows through the length, in the margin and in the penalty, and is 0
-along the feature where its length is outside the bounds.
-
-SphereFace2: a binary classifier for every class, with one learned bias for all.
-
-Wen et al. 2022, https://arxiv.org/abs/2108.01513, equations 5 to 8, type C: the margin
-is on the cosine. Deviation: the gradient flows through the adjustment of the cosine;
-the released code stops it there and takes a slope of 1. `binary.binary_branch` is
-FedFR's form of it.
-"""
+"""Margin losses of the literature, built by the contract of `losses/contract.py`."""
 
 import math
 from typing import Annotated, Literal
@@ -67,16 +17,20 @@ from fedfr_jax.schema import checked
 
 @checked
 def arcface(*, scale: Positive = 64.0, margin: NonNegative = 0.5) -> Margin:
-    """Logits scale * cos(angle + margin at the label), exact gradient.
+    """ArcFace: logits scale * cos(angle + margin at the label), exact gradient.
+
+    Deng et al. 2019, https://arxiv.org/abs/1801.07698, equation 3. Deviation: their
+    first code uses another margin when angle + margin exceeds pi. Like the later
+    released code, this one does not, so that the logit is not monotone there.
 
     d logit / d cosine of the label is scale * sin(angle + margin) / sin(angle), which
     is unbounded near cosine = +-1. At +-1 itself, where the direction of the gradient
     is undefined, scale * cos(margin) is used.
     """
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        return add_angle(seen.cosine, margin)
+        return add_angle(inputs.cosine, margin)
 
     return Margin(scale, target)
 
@@ -87,26 +41,29 @@ def arcface_straight_through(
 ) -> Margin:
     """ArcFace logits whose gradient ignores the margin (straight-through).
 
-    The widely used released code computes the margin in place outside automatic
-    differentiation, so d logit / d cosine = scale for every entry, the label included.
-    The values equal those of `arcface`, the training trajectory does not.
+    The released code computes the margin in place, outside automatic differentiation,
+    so that d logit / d cosine = scale for every entry, the label's too. The values are
+    those of `arcface`, the gradients are not.
     """
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        step = add_angle(seen.cosine, margin) - seen.cosine
-        return seen.cosine + jax.lax.stop_gradient(step)
+        step = add_angle(inputs.cosine, margin) - inputs.cosine
+        return inputs.cosine + jax.lax.stop_gradient(step)
 
     return Margin(scale, target)
 
 
 @checked
 def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
-    """Logits scale * (cosine - margin at the label)."""
+    """CosFace: logits scale * (cosine - margin at the label).
 
-    def target(seen, state):
+    Wang et al. 2018, https://arxiv.org/abs/1801.09414, equation 4.
+    """
+
+    def target(inputs, state):
         del state
-        return seen.cosine - margin
+        return inputs.cosine - margin
 
     return Margin(scale, target)
 
@@ -115,8 +72,10 @@ def cosface(*, scale: Positive = 64.0, margin: NonNegative = 0.4) -> Margin:
 def curricularface(
     *, scale: Positive = 64.0, margin: NonNegative = 0.5, ema_rate: Share = 0.01
 ) -> Margin:
-    """ArcFace logits; hard negative classes get more weight as training proceeds.
+    """CurricularFace: ArcFace whose hard negative classes get more and more weight.
 
+    Huang et al. 2020, https://arxiv.org/abs/2004.00288, equations 8 to 11, and the
+    released code. The state is t, the running mean of the cosine with the true class.
     Another class whose cosine c is above cos(angle + margin) of the true class has
     scale * c (t + c). Where angle + margin passes pi the true class has scale * (cosine
     - margin sin(margin)), while others are still compared with cos(angle + margin).
@@ -125,18 +84,18 @@ def curricularface(
       ema_rate: weight of a batch's mean cosine in t, in [0, 1].
     """
 
-    def move(state, seen):
-        mean = masked_mean(jnp.clip(seen.cosine, -1, 1), seen.is_valid)
+    def move(state, inputs):
+        mean = masked_mean(jnp.clip(inputs.cosine, -1, 1), inputs.is_valid)
         return {"t": ema_rate * mean + (1 - ema_rate) * state["t"]}
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        below = seen.cosine - margin * math.sin(margin)
-        is_inside = seen.cosine > -math.cos(margin)
-        return jnp.where(is_inside, add_angle(seen.cosine, margin), below)
+        below = inputs.cosine - margin * math.sin(margin)
+        is_inside = inputs.cosine > -math.cos(margin)
+        return jnp.where(is_inside, add_angle(inputs.cosine, margin), below)
 
-    def others(cosine, seen, state):
-        is_hard = cosine > add_angle(seen.cosine, margin)[:, None]
+    def others(cosine, inputs, state):
+        is_hard = cosine > add_angle(inputs.cosine, margin)[:, None]
         return jnp.where(is_hard, cosine * (state["t"] + cosine), cosine)
 
     return Margin(scale, target, others, state={"t": 0.0}, update_state=move)
@@ -151,16 +110,18 @@ def uniface(
 ) -> Margin:
     """UniFace: binary cross entropy per class of scale * cosine - bias.
 
-    The bias is the threshold, the same for all classes; it is learned and starts at
-    log(10 M). What is above `scale` counts as `scale`, without gradient.
+    Zhou et al. 2023, "UniFace: Unified Cross-Entropy Loss for Deep Face Recognition",
+    ICCV 2023, equation 9, and the released code. Deviation: softplus in place of
+    log(1 + e^x). The bias is the threshold, the same for all classes; it is learned and
+    starts at log(10 M). Logits are clipped to +-scale, without gradient outside.
 
     Args:
       negative_weight: of the other classes' sum, at least 0; the paper's l.
     """
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        return seen.cosine - margin
+        return inputs.cosine - margin
 
     def classify(logits, labels, class_mask, params):
         above = logits - jnp.reshape(params["bias"], (1, -1)).astype(logits.dtype)
@@ -184,7 +145,12 @@ def elasticface(
     margin_on: Literal["angle", "cosine"] = "angle",
     plus: bool = False,
 ) -> Margin:
-    """ArcFace or CosFace logits with a margin from N(margin, std^2) per example.
+    """ElasticFace: ArcFace or CosFace with a margin from N(margin, std^2) per example.
+
+    Boutros et al. 2022, https://arxiv.org/abs/2109.09416, equations 4 to 7. Deviation:
+    with `plus` the k-th smallest margin goes to the example with the k-th largest
+    cosine, as the paper has it; the released code indexes the sorted margins with the
+    order of the cosines.
 
     Args:
       margin: mean of the margins; the paper has 0.5 on the angle, 0.35 on the cosine.
@@ -194,28 +160,28 @@ def elasticface(
       plus: the larger an example's cosine, the smaller its margin.
     """
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        margins = margin + std * draw(seen)
+        margins = margin + std * draw(inputs)
         if plus:
-            margins = in_order(margins, seen)
+            margins = in_order(margins, inputs)
         if margin_on == "angle":
-            return add_angle(seen.cosine, margins)
-        return seen.cosine - margins
+            return add_angle(inputs.cosine, margins)
+        return inputs.cosine - margins
 
     return Margin(scale, target)
 
 
-def draw(seen):
+def draw(inputs):
     """Sample standard normal values [B] with the step's key."""
-    if seen.key is None:
+    if inputs.key is None:
         raise ValueError("elasticface needs a key to sample its margins, got None.")
-    return jax.random.normal(seen.key, seen.cosine.shape, seen.cosine.dtype)
+    return jax.random.normal(inputs.key, inputs.cosine.shape, inputs.cosine.dtype)
 
 
-def in_order(margins, seen):
+def in_order(margins, inputs):
     """Sort margins [B], the smallest to the largest cosine, padding last."""
-    cosine = jnp.where(seen.is_valid, seen.cosine, -jnp.inf)
+    cosine = jnp.where(inputs.is_valid, inputs.cosine, -jnp.inf)
     rank = jnp.argsort(jnp.argsort(-jax.lax.stop_gradient(cosine)))
     return jnp.sort(margins)[rank]
 
@@ -233,10 +199,15 @@ def adaface(
     h: Positive = 0.333,
     ema_rate: PositiveShare = 0.01,
 ) -> Margin:
-    """Logits scale * (cos(angle - margin v) - margin - margin v) at the label.
+    """AdaFace: logits scale * (cos(angle - margin v) - margin - margin v) at the label.
 
-    v = clip(h (length - mean) / deviation, -1, 1). Cosines are clipped to +-0.999 and
-    the moved angle to [0.001, pi - 0.001], which stops the gradient there.
+    Kim, Jain, Liu 2022, https://arxiv.org/abs/2204.00964, equations 10 to 15, and the
+    released code. v = clip(h (length - mean) / deviation, -1, 1) is the image quality
+    by the feature's length: a long feature gets a margin that stresses hard examples, a
+    short one a margin that stresses easy ones. The length is a constant for the
+    gradient; the running mean and deviation of lengths are the state. Cosines are
+    clipped to +-0.999 and the shifted angle to [0.001, pi - 0.001], without gradient
+    outside.
 
     Args:
       margin: m, at least 0.
@@ -245,24 +216,22 @@ def adaface(
         the released code's `t_alpha`.
     """
 
-    def move(state, seen):
-        mean, deviation = _moments(jnp.clip(seen.norm, *NORMS), seen.is_valid)
-        deviation = jnp.where(seen.is_valid.sum() > 1, deviation, state["deviation"])
-        new = {"mean": mean, "deviation": deviation}
-        return {
-            name: ema_rate * new[name] + (1 - ema_rate) * state[name] for name in state
-        }
+    def move(state, inputs):
+        mean, deviation = _moments(jnp.clip(inputs.norm, *NORMS), inputs.is_valid)
+        deviation = jnp.where(inputs.is_valid.sum() > 1, deviation, state["deviation"])
+        batch = {"mean": mean, "deviation": deviation}
+        return {k: ema_rate * batch[k] + (1 - ema_rate) * state[k] for k in state}
 
-    def target(seen, state):
-        length = jnp.clip(jax.lax.stop_gradient(seen.norm), *NORMS)
+    def target(inputs, state):
+        length = jnp.clip(jax.lax.stop_gradient(inputs.norm), *NORMS)
         v = h * (length - state["mean"]) / (state["deviation"] + 1e-3)
         v = jnp.clip(v, -1, 1)
-        angle = jnp.arccos(_inside(seen.cosine)) - margin * v
+        angle = jnp.arccos(_inside(inputs.cosine)) - margin * v
         angle = jnp.clip(angle, MIN_ANGLE, jnp.pi - MIN_ANGLE)
         return jnp.cos(angle) - margin - margin * v
 
-    def others(cosine, seen, state):
-        del seen, state
+    def others(cosine, inputs, state):
+        del inputs, state
         return _inside(cosine)
 
     start = {"mean": 20.0, "deviation": 100.0}
@@ -292,10 +261,12 @@ def magface(
     norm_penalty_weight: NonNegative = 35.0,
     easy_margin: bool = True,
 ) -> Margin:
-    """Logits scale * cos(angle + m(length) at the label), m linear in the length.
+    """MagFace: logits scale * cos(angle + m(length) at the label), m linear.
 
-    The loss has norm_penalty_weight * (length / max_norm^2 + 1 / length) added,
-    which falls up to max_norm.
+    Meng et al. 2021, https://arxiv.org/abs/2103.06627, equations 4 to 6, and the
+    released code. The loss has norm_penalty_weight * (length / max_norm^2 + 1 / length)
+    added, which falls up to max_norm. The gradient flows through the length, in margin
+    and penalty, and is 0 along a feature whose length is outside the bounds.
 
     Args:
       margin: radians, at a length of `min_norm`.
@@ -312,15 +283,15 @@ def magface(
         raise ValueError(f"max_norm must be above {min_norm}, got {max_norm}.")
     slope = (max_margin - margin) / (max_norm - min_norm)
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        length = jnp.clip(seen.norm, min_norm, max_norm)
+        length = jnp.clip(inputs.norm, min_norm, max_norm)
         m = margin + slope * (length - min_norm)
-        added = add_angle(seen.cosine, m)
+        added = add_angle(inputs.cosine, m)
         if easy_margin:
-            return jnp.where(seen.cosine > 0, added, seen.cosine)
-        below = seen.cosine - m * jnp.sin(m)
-        return jnp.where(seen.cosine > -jnp.cos(m), added, below)
+            return jnp.where(inputs.cosine > 0, added, inputs.cosine)
+        below = inputs.cosine - m * jnp.sin(m)
+        return jnp.where(inputs.cosine > -jnp.cos(m), added, below)
 
     def pull(norm):
         length = jnp.clip(norm, min_norm, max_norm)
@@ -340,6 +311,10 @@ def sphereface2(
 ) -> Margin:
     """SphereFace2: weighted binary cross entropies of scale * (g(c) -+ margin) + b.
 
+    Wen et al. 2022, https://arxiv.org/abs/2108.01513, equations 5 to 8, type C.
+    Deviation: the gradient flows through g; the released code takes a slope of 1. See
+    `binary.binary_branch` for FedFR's form.
+
     g(c) = 2 ((c + 1) / 2)^t - 1 for every cosine c; the margin is subtracted for the
     true class and added for the others. The bias b starts where the two weighted sums
     are balanced at c = 0.
@@ -353,12 +328,12 @@ def sphereface2(
     """
     shares = (positive_weight, 1 - positive_weight)
 
-    def target(seen, state):
+    def target(inputs, state):
         del state
-        return spread_out(seen.cosine, t) - margin
+        return spread_out(inputs.cosine, t) - margin
 
-    def others(cosine, seen, state):
-        del seen, state
+    def others(cosine, inputs, state):
+        del inputs, state
         return spread_out(cosine, t) + margin
 
     def classify(logits, labels, class_mask, params):
@@ -368,22 +343,25 @@ def sphereface2(
 
     def start(num_classes):
         middle = 2 * 0.5**t - 1
-        own, other = scale * (middle - margin), scale * (middle + margin)
-        return {
-            "bias": jnp.float32(balance_positives(own, other, num_classes, *shares))
-        }
+        own_logit, other_logit = scale * (middle - margin), scale * (middle + margin)
+        bias = balance_positives(own_logit, other_logit, num_classes, *shares)
+        return {"bias": jnp.float32(bias)}
 
     return Margin(scale, target, others, params=start, loss=classify)
 
 
 def balance_positives(
-    own: float, other: float, num_classes: int, positive: float, negative: float
+    own_logit: float,
+    other_logit: float,
+    num_classes: int,
+    positive: float,
+    negative: float,
 ) -> float:
     """Initial bias at which the weighted positive and negative gradients are equal.
 
     Args:
-      own, other: logits without a bias, of the true and of other classes.
+      own_logit, other_logit: without a bias, of the true and of other classes.
     """
     k = positive / (negative * max(num_classes - 1, 1))
-    root = math.sqrt((1 - k) ** 2 + 4 * k * math.exp(own - other))
-    return math.log(2 * k) - other - math.log(1 - k + root)
+    root = math.sqrt((1 - k) ** 2 + 4 * k * math.exp(own_logit - other_logit))
+    return math.log(2 * k) - other_logit - math.log(1 - k + root)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from fedfr_jax.types import Batch
 
-# Key of the targets of a batch that is trained on in parts, on several devices or one
-# after another: [B], valid examples of the whole batch over all of its examples.
+# Key of the targets of a micro-batch or batch shard: [B], the whole batch's fraction of
+# valid examples.
 COUNTED = "counted"
 
 
@@ -20,21 +20,21 @@ def valid_classes(
     num_own: int, num_classes: jax.Array, num_public: int = 0
 ) -> jax.Array:
     """Mask [M + M_g]: the client's `num_classes` of M, and all public classes."""
-    own = jnp.arange(num_own, dtype=jnp.int32) < num_classes
-    return jnp.concatenate([own, jnp.ones(num_public, bool)])
+    is_own_class = jnp.arange(num_own, dtype=jnp.int32) < num_classes
+    return jnp.concatenate([is_own_class, jnp.ones(num_public, bool)])
 
 
 def masked_part_mean(values: jax.Array, batch: Batch) -> jax.Array:
     """`masked_mean` [] of values [B], weighted by `masked_fraction`.
 
-    Of a part that knows COUNTED it is what makes the mean over all parts, of one size,
-    the mean over the valid examples of the whole batch.
+    The mean of these over equal parts of a batch with COUNTED is the mean over the
+    valid examples of the whole batch.
     """
     return masked_mean(values, batch.is_valid) * masked_fraction(batch, batch.is_valid)
 
 
 def masked_fraction(batch: Batch, is_valid: jax.Array) -> jax.Array | float:
-    """Weight of a part's mean in the mean over the batch; 1 if it is whole."""
+    """Weight of a part's mean in the mean over the batch; 1 for a whole batch."""
     if COUNTED not in batch.targets:
         return 1.0
     share = batch.targets[COUNTED][0]

@@ -34,7 +34,7 @@ def distances(
     squares = jnp.sum(jnp.square(features), axis=1)
     inner = jnp.matmul(features, features.T, precision=jax.lax.Precision.HIGHEST)
     apart = squares[:, None] + squares[None] - 2 * inner
-    # Rounding leaves a row a distance from itself.
+    # By rounding, a row's distance from itself may differ from 0.
     apart = jnp.where(jnp.eye(len(features), dtype=bool), 0, apart)
     return jnp.sqrt(jnp.maximum(apart, MIN_SQUARE))
 
@@ -57,7 +57,7 @@ def triplet(
       features: [B, D], as they come.
       labels: int [B].
       is_valid: bool [B]; other rows are neither anchors, nor positives nor negatives.
-      metric: a name of METRICS.
+      metric: see `distances`.
       mining: hard takes the farthest positive and the nearest negative; weighted the
         means of all, where far positives and near negatives weigh more.
       margin: None for the soft margin, log(1 + e^(positive - negative)).

@@ -1,7 +1,7 @@
 """Charts of runs as Vega-Lite specifications: dicts that a browser draws.
 
-Every chart has the parameter `hidden`, the names of hidden lines: the page sets
-it for all charts at once. A line keeps its color and dashes on the whole page.
+Every chart has the parameter `hidden`, the names of hidden lines, which the page sets
+for all charts at once. A line has the same color and dashes in all charts.
 """
 
 import math
@@ -10,23 +10,23 @@ from typing import Any
 
 from fedfr_jax.metric_names import metric_label
 
-# Seen on white and on black (contrast of at least 3); dashes beyond seven.
+# Contrast of at least 3 on white and on black; more than seven lines have dashes too.
 COLORS = ("#2b87d1", "#d95f02", "#1b9e77", "#c75d9c", "#b8860b", "#7f74d6", "#8a8f98")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 MAX_POINTS = 400  # of a line
-MIN_COUNTED = 10  # wrong pairs from which an error rate is no mere chance
+MIN_COUNTED = 10  # wrong pairs below which an error rate is mostly chance
 HEIGHT = 260  # pixels
 MIN_BOX_SIZE = 5  # clients from which quartiles are drawn
 BOX = {"type": "boxplot", "extent": "min-max", "size": 34, "opacity": 0.35}
 Spec = dict[str, Any]
 
 
-def thin(points: Sequence, most: int = MAX_POINTS) -> list:
-    """Thin points evenly to at most `most`, keeping the first and the last."""
-    if len(points) <= most:
+def thin(points: Sequence, max_points: int = MAX_POINTS) -> list:
+    """Thin points evenly to at most `max_points`, with the first and the last."""
+    if len(points) <= max_points:
         return list(points)
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(i * step)] for i in range(most)]
+    step = (len(points) - 1) / (max_points - 1)
+    return [points[round(i * step)] for i in range(max_points)]
 
 
 def line_chart(
@@ -50,8 +50,8 @@ def line_chart(
         for name, points in lines.items()
         for px, py in thin(points)
     ]
-    whole = not log_x and all(float(row["x"]).is_integer() for row in rows)
-    ticks = {"tickMinStep": 1, "format": "d"} if whole else {}
+    has_integers = not log_x and all(float(row["x"]).is_integer() for row in rows)
+    ticks = {"tickMinStep": 1, "format": "d"} if has_integers else {}
     encoding = {
         "x": {
             "field": "x",
@@ -67,8 +67,8 @@ def line_chart(
             "scale": {"type": "log"} if log_y else _rate_scale(rows),
             "axis": {"tickCount": 5, **_powers(log_y)},
         },
-        "color": _color(order),
-        "strokeDash": _dash(order),
+        "color": _by_line(order, "color"),
+        "strokeDash": _by_line(order, "dash"),
     }
     tooltip = [
         {"field": "line", "title": "line"},
@@ -81,7 +81,7 @@ def line_chart(
         "nearest": True,
         "clear": "pointerout",
     }
-    shown = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
+    opacity = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     few = max(map(len, lines.values()), default=0) < 30
     return _spec(
         rows,
@@ -92,7 +92,7 @@ def line_chart(
                 {
                     "params": [{"name": "near", "select": nearest}],
                     "mark": {"type": "point", "filled": True, "size": 90},
-                    "encoding": {"opacity": shown, "tooltip": tooltip},
+                    "encoding": {"opacity": opacity, "tooltip": tooltip},
                 },
             ],
         },
@@ -138,15 +138,19 @@ def client_chart(
       values: line -> its part of evaluation_record's "per_client", and "names".
     """
     rows = []
-    has_boxes = max(of["count"] for of in values.values()) >= MIN_BOX_SIZE
-    for name, of in values.items():
-        known = zip(of["names"], of["values"], strict=True)
-        if of["count"] > len(of["ids"]):  # of many clients the quantiles stand for all
-            known = (("quantile", value) for value in of["quantiles"])
-        for i, (client, value) in enumerate(known):
-            spread = (i * 0.618034) % 1 - 0.5  # even, and the same every time
+    has_boxes = (
+        max(line_values["count"] for line_values in values.values()) >= MIN_BOX_SIZE
+    )
+    for name, line_values in values.items():
+        points = zip(line_values["names"], line_values["values"], strict=True)
+        if line_values["count"] > len(
+            line_values["ids"]
+        ):  # of many clients the quantiles stand for all
+            points = (("quantile", value) for value in line_values["quantiles"])
+        for i, (client, value) in enumerate(points):
+            offset = (i * 0.618034) % 1 - 0.5  # low-discrepancy, not random
             rows.append(
-                {"line": name, "y": _short(value), "client": client, "offset": spread}
+                {"line": name, "y": _short(value), "client": client, "offset": offset}
             )
     lines = [name for name in order if name in values]
     x = {
@@ -166,7 +170,8 @@ def client_chart(
         {"field": "line"},
         {"field": "y", "title": metric, "format": ".4~g"},
     ]
-    box = {"x": x, "y": y, "color": _color(order)}
+    color = _by_line(order, "color")
+    box = {"x": x, "y": y, "color": color}
     offset = {
         "field": "offset",
         "type": "quantitative",
@@ -183,7 +188,7 @@ def client_chart(
                         "x": x,
                         "xOffset": offset,
                         "y": y,
-                        "color": _color(order),
+                        "color": color,
                         "tooltip": tooltip,
                     },
                 },
@@ -249,15 +254,11 @@ def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
     }
 
 
-def _color(order: Sequence[str]) -> Spec:
-    of = styles(order)
-    scale = {"domain": list(order), "range": [of[name]["color"] for name in order]}
-    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
-
-
-def _dash(order: Sequence[str]) -> Spec:
-    of = styles(order)
-    scale = {"domain": list(order), "range": [of[name]["dash"] for name in order]}
+def _by_line(order: Sequence[str], key: str) -> Spec:
+    """Encoding of each line by its color or dashes, see `styles`."""
+    line_styles = styles(order)
+    values = [line_styles[name][key] for name in order]
+    scale = {"domain": list(order), "range": values}
     return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fedfr_jax.files import write_text
 from fedfr_jax.metric_names import direction, metric_label, panel_title
+from fedfr_jax.runs.scratch import cache_folder
 from fedfr_jax.version import UNKNOWN, library_version
 from fedfr_jax.viewer import charts
 from fedfr_jax.viewer.run_files import (
@@ -27,7 +28,7 @@ TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"
 NUM_WORST = 5  # clients of a line that are named
 MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
-FIRST = ("loss", "epsilon")  # curves that are open beside evaluations
+FIRST = ("loss", "epsilon")  # curves that are shown first, with the evaluations
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -59,7 +60,7 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
     """Render the page as HTML.
 
     Args:
-      live: the page asks for itself again every few seconds, and keeps what is hidden.
+      live: the page reloads every few seconds; hidden lines stay hidden.
       home: address of the list of runs, on a server.
 
     Raises:
@@ -114,10 +115,9 @@ def _tools():
 def _chart_script(vl_convert) -> str:
     """Vega, Vega-Lite and vega-embed as one cached script, from vl-convert.
 
-    It takes some seconds to bundle: it is kept in the user's cache folder.
+    Bundling it takes some seconds, so that it is cached in the user's cache folder.
     """
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    path = pathlib.Path(root) / "fedfr_jax" / f"vega-{vl_convert.__version__}.js"
+    path = cache_folder() / f"vega-{vl_convert.__version__}.js"
     with contextlib.suppress(OSError):
         return path.read_text()
     script = vl_convert.javascript_bundle().replace("</script", "<\\/script")
@@ -162,7 +162,9 @@ def number_text(value: Any) -> str:
 
 def _value_text(value: Any) -> str:
     """Format a config value; "" for a missing key."""
-    return "" if value is None else value if isinstance(value, str) else repr(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else repr(value)
 
 
 def _run_facts(run: RunFiles) -> dict[str, Any]:
@@ -176,35 +178,38 @@ def _run_facts(run: RunFiles) -> dict[str, Any]:
 
 
 def _problems(run: RunFiles) -> list[str]:
-    """Problems of a run that a reader should know."""
-    found = list(run.problems)
-    here = library_version()
-    if here not in (run.version, UNKNOWN):
-        found.append(
+    """Texts on a run's unreadable files, other version or missing rounds."""
+    problems = list(run.problems)
+    own_version = library_version()
+    if own_version not in (run.version, UNKNOWN):
+        problems.append(
             f"{run.name} was written by version {run.version or 'before 0.3'}, this "
-            f"page by {here}: names of metrics may differ."
+            f"page by {own_version}: names of metrics may differ."
         )
     if not any(stage.rows or stage.evaluations for stage in run.stages.values()):
-        found.append(f"{run.name} has not finished a round yet: come back later.")
-    return found
+        problems.append(f"{run.name} has not finished a round yet: come back later.")
+    return problems
 
 
 def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Metric tables, one per evaluator: {"evaluator", "metrics", "rows"}.
 
-    A cell has the value, the spread over clients where there are numbers of clients,
-    and whether it is the best of its column by more than rounding.
+    A cell has the value, its distribution over clients if it is known, and whether it
+    is the best of its column by more than rounding.
     """
     tables = []
     for evaluator in _evaluators(lines):
         if evaluator in ("communication", "privacy"):
             continue
-        parts = [line.evaluations.get(evaluator, {}) for line in lines]
-        metrics = list(dict.fromkeys(m for x in parts for m in x.get("metrics", {})))
+        evaluations = [
+            (line.name, line.evaluations[evaluator])
+            for line in lines
+            if line.evaluations.get(evaluator, {}).get("metrics")
+        ]
+        metrics = list(dict.fromkeys(m for _, x in evaluations for m in x["metrics"]))
         rows = [
-            {"line": line.name, "cells": [_cell(of, metric) for metric in metrics]}
-            for line, of in zip(lines, parts, strict=True)
-            if of.get("metrics")
+            {"line": name, "cells": [_cell(evaluation, metric) for metric in metrics]}
+            for name, evaluation in evaluations
         ]
         for i, metric in enumerate(metrics):
             _mark_best([row["cells"][i] for row in rows], metric)
@@ -218,14 +223,14 @@ def _evaluators(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(name for line in lines for name in line.evaluations))
 
 
-def _cell(of: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    value = of.get("metrics", {}).get(metric)
+def _cell(evaluation: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    value = evaluation.get("metrics", {}).get(metric)
     cell = {"value": value, "is_best": False}
-    if spread := of.get("per_client", {}).get(metric):
-        quantiles = spread["quantiles"]
+    if clients := evaluation.get("per_client", {}).get(metric):
+        quantiles = clients["quantiles"]
         cell |= {
-            "std": spread["std"],
-            "spread": f"{spread['count']} clients: 10 % below "
+            "std": clients["std"],
+            "spread": f"{clients['count']} clients: 10 % below "
             f"{number_text(quantiles[10])}, median {number_text(quantiles[50])}, "
             f"10 % above {number_text(quantiles[90])}",
         }
@@ -233,67 +238,68 @@ def _cell(of: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def _mark_best(cells: list[dict[str, Any]], metric: str) -> None:
-    """Mark the best value, if it differs from all others as shown."""
+    """Mark the best value, if its text differs from that of the second."""
     sign = direction(metric)
-    known = [cell for cell in cells if isinstance(cell["value"], int | float)]
-    if len(known) < 2 or not sign:
+    numeric = [cell for cell in cells if isinstance(cell["value"], int | float)]
+    if len(numeric) < 2 or not sign:
         return
-    first, second = sorted(known, key=lambda cell: -sign * cell["value"])[:2]
+    first, second = sorted(numeric, key=lambda cell: -sign * cell["value"])[:2]
     first["is_best"] = number_text(first["value"]) != number_text(second["value"])
 
 
 def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
-    known = ((row["round"], row.get(name)) for row in rows)
-    return [(r, x) for r, x in known if isinstance(x, int | float) and math.isfinite(x)]
+    values = ((row["round"], row.get(name)) for row in rows)
+    return [
+        (r, x) for r, x in values if isinstance(x, int | float) and math.isfinite(x)
+    ]
 
 
 def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
     """Curve charts: "main" has losses and evaluations, "more" all others."""
     names = dict.fromkeys(n for line in lines for row in line.rows for n in row)
     names = sorted(names, key=lambda name: name not in FIRST)  # before its only term
-    found, seen = {"main": [], "more": []}, []
+    curves, drawn = {"main": [], "more": []}, []
     for name in names:
         evaluator, is_evaluated, metric = name.partition("/")
         points = {line.name: _points(line.rows, name) for line in lines}
-        points = {line: of for line, of in points.items() if of}
+        points = {line: values for line, values in points.items() if values}
         if name in ("round", "not_finite") or not points:
             continue
         if max(map(len, points.values())) < 2:
             continue  # one evaluation is a cell of the table, no curve
-        if points in seen:
+        if points in drawn:
             continue  # the term of a loss of one term is the loss
-        seen.append(points)
+        drawn.append(points)
         title = panel_title(evaluator, metric) if is_evaluated else metric_label(name)
         spec = charts.line_chart(points, order, x="round or epoch", y=name)
         is_main = is_evaluated or name in FIRST
-        found["main" if is_main else "more"].append(Chart(title, spec))
-    return found
+        curves["main" if is_main else "more"].append(Chart(title, spec))
+    return curves
 
 
 def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
     """ROC, DET and other curves of every evaluator."""
-    found = []
+    plots = []
     for evaluator in _evaluators(lines):
         kinds = {}
         for line in lines:
-            for kind, curve in (
-                line.evaluations.get(evaluator, {}).get("curves", {}).items()
-            ):
+            evaluation = line.evaluations.get(evaluator, {})
+            for kind, curve in evaluation.get("curves", {}).items():
                 kinds.setdefault(kind, {})[line.name] = curve
         for kind, curves in kinds.items():
             if kind == "roc":
                 for name, spec in charts.error_rate_charts(curves, order).items():
                     title = f"{metric_label(evaluator)}: {name}"
-                    found.append(Chart(title, spec, _rate_note(curves)))
+                    plots.append(Chart(title, spec, _rate_note(curves)))
             else:
-                found.append(_plain_curve(evaluator, kind, curves, order))
-    return found
+                plots.append(_plain_curve(evaluator, kind, curves, order))
+    return plots
 
 
 def _rate_note(curves: Mapping[str, Mapping[str, Any]]) -> str:
     """Note on the number of pairs behind the rates."""
-    of = next(iter(curves.values()))
-    values = dict(zip(of["fields"], of["values"], strict=True))
+    curve = next(iter(curves.values()))
+    values = dict(zip(curve["fields"], curve["values"], strict=True))
     if not values.get("num_negatives"):
         return ""
     return (
@@ -315,16 +321,16 @@ def _plain_curve(evaluator, kind, curves, order) -> Chart:
 
 def _per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
     """{(evaluator, metric): {line: numbers of clients, and their "names"}}."""
-    found = {}
+    by_metric = {}
     for line in lines:
         names = dict(enumerate(line.run.partition.get("client_names", ())))
-        for evaluator, of in line.evaluations.items():
-            for metric, values in of.get("per_client", {}).items():
+        for evaluator, evaluation in line.evaluations.items():
+            for metric, values in evaluation.get("per_client", {}).items():
                 if values:
-                    known = [names.get(i, f"client {i}") for i in values["ids"]]
-                    values = {**values, "names": known}
-                    found.setdefault((evaluator, metric), {})[line.name] = values
-    return found
+                    client_names = [names.get(i, f"client {i}") for i in values["ids"]]
+                    values = {**values, "names": client_names}
+                    by_metric.setdefault((evaluator, metric), {})[line.name] = values
+    return by_metric
 
 
 def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
@@ -339,26 +345,26 @@ def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
     ]
 
 
-def _privacy_note(lines: Sequence[Line], shown: Collection[str]) -> str:
-    """Which of the shown lines are of private training."""
-    private = [x.name for x in lines if x.name in shown and _points(x.rows, "epsilon")]
+def _privacy_note(lines: Sequence[Line], names: Collection[str]) -> str:
+    """Note on lines of private training, whose clients' values are not private."""
+    private = [x.name for x in lines if x.name in names and _points(x.rows, "epsilon")]
     return f"Not private, though training is: {', '.join(private)}." if private else ""
 
 
 def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Clients with the worst values of each metric, by line."""
-    found = []
+    tables = []
     for (evaluator, metric), values in _per_client(lines).items():
         sign = direction(metric)
         if not sign:
             continue
         rows = []
-        for name, of in values.items():
-            pairs = zip(of["names"], of["values"], strict=True)
+        for name, client_values in values.items():
+            pairs = zip(client_values["names"], client_values["values"], strict=True)
             worst = sorted(pairs, key=lambda pair: sign * pair[1])[:NUM_WORST]
-            rows.append({"line": name, "mean": of["mean"], "worst": worst})
-        found.append({"title": panel_title(evaluator, metric), "rows": rows})
-    return found
+            rows.append({"line": name, "mean": client_values["mean"], "worst": worst})
+        tables.append({"title": panel_title(evaluator, metric), "rows": rows})
+    return tables
 
 
 def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
@@ -381,32 +387,32 @@ def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
 
 def images(lines: Sequence[Line]) -> list[dict[str, str]]:
     """Images that evaluators have written: {"title", "data"}."""
-    found = []
+    entries = []
     for line in lines:
-        for evaluator, of in line.evaluations.items():
-            for name, path in of.get("images", ()):
+        for evaluator, evaluation in line.evaluations.items():
+            for name, path in evaluation.get("images", ()):
                 if data := data_url(line.run.folder, path):
                     title = f"{line.name}: {evaluator}, {name}"
-                    found.append({"title": title, "line": line.name, "data": data})
-    return found
+                    entries.append({"title": title, "line": line.name, "data": data})
+    return entries
 
 
 def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Wrongly classified pairs: {"title", "threshold", "shown"}."""
-    found = []
+    entries = []
     for line in lines:
-        for evaluator, of in line.evaluations.items():
-            for name, pairs in of.get("pairs", {}).items():
+        for evaluator, evaluation in line.evaluations.items():
+            for name, pairs in evaluation.get("pairs", {}).items():
                 shown = [
                     {**pair, "data": data}
                     for pair in pairs["shown"]
                     if (data := data_url(line.run.folder, pair["image"]))
                 ]
                 title = f"{line.name}: {evaluator}, {name}"
-                found.append(
+                entries.append(
                     {**pairs, "title": title, "line": line.name, "shown": shown}
                 )
-    return found
+    return entries
 
 
 def map_charts(lines: Sequence[Line]) -> list[Chart]:
@@ -418,8 +424,8 @@ def map_charts(lines: Sequence[Line]) -> list[Chart]:
             f"Two principal components, {points['explained']:.0%} of the variance.",
         )
         for line in lines
-        for of in line.evaluations.values()
-        for name, points in of.get("maps", {}).items()
+        for evaluation in line.evaluations.values()
+        for name, points in evaluation.get("maps", {}).items()
     ]
 
 

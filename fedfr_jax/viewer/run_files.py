@@ -1,4 +1,4 @@
-"""Run files, read without JAX and in any state of the run."""
+"""Files of run directories, read without JAX and in any state of the run."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ class RunFiles(NamedTuple):
     stages: Mapping[str, StageFiles]
     environment: Mapping[str, Any]
     partition: Mapping[str, Any]
-    seconds: float | None  # of training, all starts together
+    seconds: float | None  # of training, summed over all starts
     state: str  # running, finished, stopped or failed
     changed: float  # seconds since the epoch when a file was written last
     problems: Sequence[str]  # one line each: what could not be read
@@ -98,11 +98,13 @@ def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
 
 def _raise_no_run(folder: pathlib.Path) -> NoReturn:
     """Raise ValueError that explains why a folder is not a run directory."""
-    found = "a path that does not exist"
+    description = "a path that does not exist"
     if folder.is_dir():
         inner = ", ".join(map(str, itertools.islice(find_runs(folder), 3)))
-        found = f"a folder of runs: name {inner}" if inner else "a folder without a run"
-    raise ValueError(f"{folder} must be a run directory, got {found}.")
+        description = (
+            f"a folder of runs: name {inner}" if inner else "a folder without a run"
+        )
+    raise ValueError(f"{folder} must be a run directory, got {description}.")
 
 
 def _json(path: pathlib.Path, problems: list[str]) -> dict:
@@ -122,20 +124,18 @@ def _json(path: pathlib.Path, problems: list[str]) -> dict:
 
 def _stage_names(folder, config, summary) -> list[str]:
     """Names of stages with files, in the order of the config."""
-    known = ["pretrained", *config.get("methods", {}), *summary.get("methods", {})]
-    there = [path.parent.name for path in sorted(folder.glob(f"*/{METRICS}"))]
-    names = [name for name in dict.fromkeys([*known, *there])]
-    return [
-        name for name in names if name in there or name in summary.get("methods", {})
-    ]
+    declared = ["pretrained", *config.get("methods", {}), *summary.get("methods", {})]
+    logged = [path.parent.name for path in sorted(folder.glob(f"*/{METRICS}"))]
+    with_files = {*logged, *summary.get("methods", {})}
+    return [name for name in dict.fromkeys([*declared, *logged]) if name in with_files]
 
 
 def _stage(folder, metrics, problems) -> StageFiles:
     rows = _rows(folder / METRICS, problems)
-    found = _json(folder / "evaluation.json", problems)
-    if not found and metrics:  # of a version that kept the summary alone
-        found = {name: {"metrics": of} for name, of in metrics.items()}
-    return StageFiles(folder.name, rows, found)
+    evaluations = _json(folder / "evaluation.json", problems)
+    if not evaluations and metrics:  # of a version that kept the summary alone
+        evaluations = {name: {"metrics": values} for name, values in metrics.items()}
+    return StageFiles(folder.name, rows, evaluations)
 
 
 def _rows(path: pathlib.Path, problems: list[str]) -> list[dict]:
@@ -197,10 +197,10 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def config_differences(runs: Sequence[RunFiles]) -> dict[str, list]:
     """Config keys that differ: {"section.key": value in each run or None}."""
-    flat = [flat_config(run.config) for run in runs]
-    keys = dict.fromkeys(key for of in flat for key in of)
-    values = {key: [of.get(key) for of in flat] for key in keys}
-    return {key: of for key, of in values.items() if any(x != of[0] for x in of)}
+    configs = [flat_config(run.config) for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key) for config in configs] for key in keys}
+    return {key: x for key, x in values.items() if any(y != x[0] for y in x)}
 
 
 def age_text(seconds: float) -> str:
@@ -217,20 +217,20 @@ def age_text(seconds: float) -> str:
 
 def last_numbers(run: RunFiles) -> dict[str, float]:
     """Metrics of the last stage that has any, {"evaluator/metric": value}."""
-    found = {}
+    numbers = {}
     for stage in run.stages.values():
-        own = {
+        stage_numbers = {
             f"{evaluator}/{metric}": value
-            for evaluator, of in stage.evaluations.items()
-            for metric, value in of.get("metrics", {}).items()
+            for evaluator, evaluation in stage.evaluations.items()
+            for metric, value in evaluation.get("metrics", {}).items()
         }
         for row in reversed(stage.rows):
-            own = {k: x for k, x in row.items() if "/" in k} | own
-            if own:
+            stage_numbers = {k: x for k, x in row.items() if "/" in k} | stage_numbers
+            if stage_numbers:
                 break
-        found = own or found
+        numbers = stage_numbers or numbers
     return {
-        key: value for key, value in found.items() if isinstance(value, int | float)
+        key: value for key, value in numbers.items() if isinstance(value, int | float)
     }
 
 

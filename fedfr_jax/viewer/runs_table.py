@@ -32,12 +32,12 @@ def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
-    """Row of the list for a run; `metric` is "evaluator/metric", "" the first one."""
+    """Row of the list for a run, with one metric: "evaluator/metric", or the first."""
     stages = list(run.stages.values())
     last = stages[-1] if stages else None
     rounds = run.config.get("federation", {}).get("rounds")
     numbers = last_numbers(run)
-    shown = metric or next(iter(numbers), "")
+    metric_name = metric or next(iter(numbers), "")
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -46,8 +46,8 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
         "stage": last.name if last else "",
         "round": last.last_round if last else 0,
         "rounds": rounds if last and last.name != "pretrained" else None,
-        "metric": shown,
-        "metric_value": numbers.get(shown),
+        "metric": metric_name,
+        "metric_value": numbers.get(metric_name),
         "metrics": numbers,
         "seconds": run.seconds,
         "changed": run.changed,
@@ -56,26 +56,26 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
     }
 
 
-def filter_runs(runs: Sequence[RunFiles], words: Sequence[str]) -> list[RunFiles]:
+def filter_runs(runs: Sequence[RunFiles], terms: Sequence[str]) -> list[RunFiles]:
     """Keep the runs that match all words: KEY=VALUE, or part of the name."""
-    return [run for run in runs if all(_fits(run, word) for word in words)]
+    return [run for run in runs if all(_fits(run, term) for term in terms)]
 
 
-def _fits(run: RunFiles, word: str) -> bool:
-    key, is_pair, value = word.partition("=")
+def _fits(run: RunFiles, term: str) -> bool:
+    key, is_pair, value = term.partition("=")
     if not is_pair:
-        return word.lower() in run.name.lower()
+        return term.lower() in run.name.lower()
     row = {name: run_row(run)[name] for name in COLUMNS}
-    known = {**flat_config(run.config), **row}
-    return key in known and str(known[key]) == value
+    fields = {**flat_config(run.config), **row}
+    return key in fields and str(fields[key]) == value
 
 
 def sort_rows(rows: list[dict], key: str) -> list[dict]:
     """Sort rows by a column or metric, newest or largest first; text from A to Z."""
-    known = [*COLUMNS, *dict.fromkeys(m for row in rows for m in row["metrics"])]
-    if key not in known:
+    columns = [*COLUMNS, *dict.fromkeys(m for row in rows for m in row["metrics"])]
+    if key not in columns:
         raise ValueError(
-            f"--sort must be one of {known}, got {key!r}{hint(key, known)}."
+            f"--sort must be one of {columns}, got {key!r}{hint(key, columns)}."
         )
     if key == "age":
         return sorted(rows, key=lambda row: -row["changed"])

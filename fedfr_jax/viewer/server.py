@@ -1,6 +1,6 @@
-"""Read-only web server of run pages, local or with a token.
+"""Read-only web server of run pages, for this machine only or with a token.
 
-Requests cannot name paths, only runs that are in the folder now.
+Requests name runs in the folder, not paths.
 """
 
 import contextlib
@@ -32,10 +32,9 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
     """Build the ASGI application for a folder of runs.
 
     Args:
-      token: what a request must have, as ?token= or the cookie that this sets; "" asks
-        for none.
-      hosts: names under which it may be called, against pages of others that resolve
-        their name to this machine.
+      token: required of a request as ?token=, or as the cookie that this sets; "" for
+        none.
+      hosts: host names that requests may have, against DNS rebinding.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -48,8 +47,8 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
         runs = await run_in_threadpool(read_runs, folder)
         rows = sorted(map(run_row, runs), key=lambda row: -row["changed"])
         template = page.templates().get_template("runs.html")
-        facts = {"folder": folder, "runs": rows, "version": library_version()}
-        return HTMLResponse(template.render(facts))
+        context = {"folder": folder, "runs": rows, "version": library_version()}
+        return HTMLResponse(template.render(context))
 
     async def report(request):
         names = request.query_params.getlist("run")
@@ -64,10 +63,10 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
         return JSONResponse([run_row(run) for run in runs])
 
     async def guard(request, call_next):
-        given = request.query_params.get("token", request.cookies.get(COOKIE, ""))
-        if token and not hmac.compare_digest(given.encode(), token.encode()):
-            says = "Open the address with ?token=... that fedfr serve has printed."
-            return HTMLResponse(f"<p>{says}</p>", 401, headers=HEADERS)
+        sent_token = request.query_params.get("token", request.cookies.get(COOKIE, ""))
+        if token and not hmac.compare_digest(sent_token.encode(), token.encode()):
+            message = "Open the address with ?token=... that fedfr serve has printed."
+            return HTMLResponse(f"<p>{message}</p>", 401, headers=HEADERS)
         if token and "token" in request.query_params:  # out of the address bar
             answer = RedirectResponse(request.url.remove_query_params("token"))
             answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
@@ -94,8 +93,8 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
 
 def _named_runs(folder: pathlib.Path, names: Sequence[str]) -> list[RunFiles]:
     """Read the named runs of a folder."""
-    there = {run_name(path, folder): path for path in find_runs(folder)}
-    return [read_run(there[name], name=name) for name in names if name in there]
+    paths = {run_name(path, folder): path for path in find_runs(folder)}
+    return [read_run(paths[name], name=name) for name in names if name in paths]
 
 
 def is_loopback(host: str) -> bool:

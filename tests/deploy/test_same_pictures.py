@@ -89,7 +89,7 @@ def retrieval(path, queries, gallery, network, recorded):
 
     def features(part):
         paths = [path / name for name, *_ in part]
-        return read_images(paths, network.input_shape, recorded).embedded(network)
+        return read_images(paths, network.input_shape, recorded).embed(network)
 
     people = lambda part: IdentityLabels(*np.array([row[1:] for row in part]).T)
     scores = cosines(features(queries), features(gallery))

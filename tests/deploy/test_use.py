@@ -338,7 +338,9 @@ def test_the_center_keeps_the_shape_across_and_down():
     wide[:, 10:30] = 200
     for image in (wide, wide.transpose(1, 0, 2)):
         picture = Image.fromarray(image)
-        center = functools.partial(prepare_image, picture, how=Preprocessing())
+        center = functools.partial(
+            prepare_image, picture, preprocessing=Preprocessing()
+        )
         assert (center(size=(10, 10)) == 200).all()
         other = (5, 10) if image is wide else (10, 5)
         assert (center(size=other) == 200).mean() < 0.8

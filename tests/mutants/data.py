@@ -8,8 +8,8 @@ MUTANTS = [
         "data/test_partition_faces.py",
         [
             (
-                "IdentitySplit(held, used - held, np",
-                "IdentitySplit(0 * held, used - held, np",
+                "IdentitySplit(num_test, used - num_test, np",
+                "IdentitySplit(0 * num_test, used - num_test, np",
             ),
             ("(counts > interval[0])", "(counts >= interval[0])"),
             ("_among(shuffled[half:]", "_among(shuffled[:half]"),
@@ -17,7 +17,7 @@ MUTANTS = [
             ("identities[np.argsort(first)]", "identities"),
             ("num_train, num_train, used - num_train", "used, num_train, used"),
             ("group(labels, keys, max_images)", "group(labels, keys)"),
-            ("keys[kept.order] += rank", "keys[kept.order] += 0 * rank"),
+            ("keys[ranked.order] += rank", "keys[ranked.order] += 0 * rank"),
             ('name_keys(names.images, seed, "kept")', "keys"),
         ],
     ),
@@ -27,8 +27,8 @@ MUTANTS = [
         [
             ("free[drawn[i]] = False", "pass"),
             (
-                "np.repeat(client_ids, cut.num_test)",
-                "np.sort(np.repeat(client_ids, cut.num_test))",
+                "np.repeat(client_ids, split.num_test)",
+                "np.sort(np.repeat(client_ids, split.num_test))",
             ),
         ],
     ),
@@ -36,10 +36,10 @@ MUTANTS = [
         "fedfr_jax/data/partition/client_partition.py",
         "data/test_partition_classes.py",
         [
-            ("surplus[who[:num_left_over]] += 1", "pass"),
+            ("surplus[clients[:num_left_over]] += 1", "pass"),
             ("np.argsort(-rank", "np.argsort(rank"),
             (
-                "np.arange(len(test_rows)) * len(held) + phase",
+                "np.arange(len(test_rows)) * len(owners) + phase",
                 "np.arange(len(test_rows))",
             ),
         ],
@@ -53,7 +53,7 @@ MUTANTS = [
                 "rng.dirichlet(np.full(num_clients, float(alpha)))",
                 "np.full(num_clients, 1 / num_clients)",
             ),
-            ("< room[taker]", "< room.max()"),
+            ("< capacity[receiver]", "< capacity.max()"),
         ],
     ),
     Mutants(
@@ -101,12 +101,11 @@ MUTANTS = [
         "data/test_pairs.py",
         [
             ("// num_each % 2 == 0", "// num_each % 2 == 1"),
-            ("words[0 if is_same else 2]", "words[0]"),
+            ("fields[0 if is_same else 2]", "fields[0]"),
             ("enumerate(lines, 2) if line.strip()", "enumerate(lines, 3)"),
-            ("        if first == second:\n", "        if False:\n"),
+            ("    if names[0] == names[1]:\n", "    if False:\n"),
             ("min(first, second), max(first, second)", "first, second"),
-            ("    _check_once(indices, [*kept])\n", ""),
-            ("    _check_two_images(indices, origins)\n", ""),
+            ("    _check_once(indices, [*lines])\n", ""),
         ],
     ),
     Mutants(
@@ -230,15 +229,15 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/data/augment/photometric.py",
         "data/test_augment_pixels.py",
-        [("image.shape[-1]) / spread", "image.shape[-1])")],
+        [("image.shape[-1]) / deviation", "image.shape[-1])")],
     ),
     Mutants(
         "fedfr_jax/data/sources/folder.py",
         "data/test_sources_folder.py",
         [
-            ("(words), key=natural_key)", "(words))"),
+            ("(identities), key=natural_key)", "(identities))"),
             ('match["test"] is not None', 'match["test"] is None'),
-            ("points = rescale_points(points, first, size)", "pass"),
+            ("points = rescale_points(points, first_size, size)", "pass"),
         ],
     ),
     Mutants(
@@ -247,9 +246,9 @@ MUTANTS = [
         [
             ("return not is_hidden and parts", "return parts"),
             ('SYSTEM_FOLDERS = ("@eaDir", ', "SYSTEM_FOLDERS = ("),
-            ("if normalize_unicode(name) not in known:", "if False:"),
+            ("if normalize_unicode(name) not in existing:", "if False:"),
             ("[] if used is None else", "[] if True else"),
-            ("_place(entry.stat())", "device, entry.inode()"),
+            ("_inode(entry.stat())", "device, entry.inode()"),
             ("if os.path.samefile(first, second):", "if False:"),
         ],
     ),
@@ -289,7 +288,10 @@ MUTANTS = [
         "fedfr_jax/data/sources/packed.py",
         "data/test_packed.py",
         [
-            ("own = rows[here] - number * size", "own = rows[here] % 2"),
+            (
+                "file_rows = rows[positions] - number * size",
+                "file_rows = rows[positions] % 2",
+            ),
             (
                 "if is_read and digest_of_file",
                 "if False and digest_of_file",
@@ -315,15 +317,18 @@ MUTANTS = [
         "fedfr_jax/data/sources/npz.py",
         "data/test_recordio.py",
         [
-            ('np.array_equal(found.pop("stamp"), stamp)', 'len(found.pop("stamp"))'),
-            ("and fits(found)", ""),
+            ('np.array_equal(arrays.pop("stamp"), stamp)', 'len(arrays.pop("stamp"))'),
+            ("and fits(arrays)", ""),
         ],
     ),
     Mutants(
         "fedfr_jax/data/sources/recordio.py",
         "data/test_recordio.py",
         [
-            ("labels is None or (labels[probes] != found).any()", "labels is None"),
+            (
+                "labels is None or (labels[probes] != header_labels).any()",
+                "labels is None",
+            ),
             ("if is_numbered and not is_own.all():", "if False:"),
             ("last = int(np.argmax(index.offsets))", "last = 0"),
             ("if not header.label[0] < 2**24:", "if False:"),

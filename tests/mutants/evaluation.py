@@ -49,7 +49,7 @@ MUTANTS = [
         [
             ("math.ceil(round(num_probes * fpir, 6))", "math.floor(num_probes * fpir)"),
             ("[k - 1 for k in counts]", "[k for k in counts]"),
-            ("others >= mated[:, None]", "others > mated[:, None]"),
+            ("other_scores >= mated[:, None]", "other_scores > mated[:, None]"),
             ("np.mean(num_ahead < k)", "np.mean(num_ahead <= k)"),
             ("(num_ahead < 1) & (mated > t)", "(mated > t)"),
         ],

@@ -20,8 +20,8 @@ MUTANTS = [
         "fedfr_jax/losses/contract.py",
         "losses/test_margin.py losses/test_face_losses.py",
         [
-            ("jnp.where(hit, target, others)", "target"),
-            ("jnp.where(seen.is_valid.any(), new", "jnp.where(True, new"),
+            ("jnp.where(is_target, target, others)", "target"),
+            ("jnp.where(inputs.is_valid.any(), new", "jnp.where(True, new"),
         ],
     ),
     Mutants(
@@ -37,13 +37,13 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
-        [("seen.is_valid.sum() > 1", "seen.is_valid.sum() > 0")],
+        [("inputs.is_valid.sum() > 1", "inputs.is_valid.sum() > 0")],
     ),
     Mutants(
         "fedfr_jax/losses/margin_losses.py",
         "losses/test_face_losses.py",
         [
-            ("jax.lax.stop_gradient(seen.norm)", "seen.norm"),
+            ("jax.lax.stop_gradient(inputs.norm)", "inputs.norm"),
             ("jnp.where(is_valid, values, 0)", "jnp.where(True, values, 0)"),
             ("jnp.maximum(count - 1, 1)", "jnp.maximum(count, 1)"),
         ],
@@ -72,7 +72,7 @@ MUTANTS = [
         [
             ("softplus(away - positive)", "softplus(positive - away)"),
             ("axis=-1) / temperature", "axis=-1)"),
-            ("stop_gradient(frozen)))", "frozen))"),
+            ("normalize(stop_gradient(frozen)", "normalize(frozen"),
         ],
     ),
     Mutants(

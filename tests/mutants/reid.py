@@ -30,8 +30,8 @@ MUTANTS = [
         [
             ("is_other & is_ranked_before(", "is_ranked_before("),
             (
-                "_draw_gallery(of_own, num_good[:, None])",
-                "_draw_gallery(of_own * 0, own[:, None])",
+                "_draw_gallery(own_chance, num_good[:, None])",
+                "_draw_gallery(own_chance * 0, query_person[:, None])",
             ),
         ],
     ),
@@ -40,7 +40,7 @@ MUTANTS = [
         "evaluation/test_retrieval.py",
         [
             ("* 3 > is_theirs.sum(axis=-1) * 2", "* 3 >= is_theirs.sum(axis=-1) * 2"),
-            ("found.indices[:, :k2]", "found.indices[:, : k2 + 1]"),
+            ("neighbors.indices[:, :k2]", "neighbors.indices[:, : k2 + 1]"),
             ("round(k1 / 2) + 1", "round(k1 / 2)"),
             ("round(k1 / 2) + 1", "k1 // 2 + 1"),
             ("1 - overlap / (2 - overlap)", "1 - overlap"),
@@ -55,7 +55,7 @@ MUTANTS = [
                 "roles=np.where(0, 0, roles)",
             ),
             ('kernel="bicubic"', 'kernel="bilinear"'),
-            ("known[-count:]", "known[:count]"),
+            ("candidates[-count:]", "candidates[:count]"),
             (
                 "np.where(is_first, QUERY, GALLERY)",
                 "np.where(is_first, GALLERY, QUERY)",

@@ -22,8 +22,11 @@ MUTANTS = [
         LOSSES,
         [
             ('is_class if spread == "all"', 'is_class if spread != "all"'),
-            ("(1 - smoothing) * own", "own"),
-            ("class_mask[None], is_own.shape", "jnp.full((), True), is_own.shape"),
+            ("(1 - smoothing) * label_cost", "label_cost"),
+            (
+                "class_mask[None], is_label_class.shape",
+                "jnp.full((), True), is_label_class.shape",
+            ),
         ],
     ),
     Mutants(

@@ -44,8 +44,7 @@ AUGMENTS = {
     "pad_and_crop": pad_and_crop,
     "random_erasing": random_erasing,
 }
-# Their numbers are pixels in [0, 255]; so are those of `random_erasing` where it
-# fills in noise.
+# They need pixels in [0, 255], as does `random_erasing` with noise.
 ON_BYTES = ("camera_statistics", "color_jitter", "face_mask")
 
 
@@ -53,7 +52,7 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
     """Register a factory of augments under a name for configs.
 
     Args:
-      factory: its keyword arguments are what the configuration can set.
+      factory: its keyword arguments are the augment's config keys.
     """
     register(AUGMENTS, "augment", name, factory)
 
@@ -79,11 +78,11 @@ def build_augment(
         parts.append(horizontal_flip(probability=flip_probability))
     for place, entry in enumerate(settings):
         section = f"augment[{place}]"
-        given = {"name": entry} if isinstance(entry, str) else entry
+        entry_settings = {"name": entry} if isinstance(entry, str) else entry
         with naming(f"config.{section}"):
-            parts.append(choose(section, AUGMENTS, given))
-        names.append(given["name"])
-        if _is_on_bytes(given) and "normalize" in names:
+            parts.append(choose(section, AUGMENTS, entry_settings))
+        names.append(entry_settings["name"])
+        if _is_on_bytes(entry_settings) and "normalize" in names:
             raise ValueError(
                 f"config.{section} must come before normalize, got {names}."
             )
@@ -92,9 +91,10 @@ def build_augment(
     return compose(*parts)
 
 
-def _is_on_bytes(given: Mapping) -> bool:
+def _is_on_bytes(entry_settings: Mapping) -> bool:
     """Whether a config entry needs pixels in [0, 255], before `normalize`."""
     fills_noise = (
-        given["name"] == "random_erasing" and given.get("fill", "random") == "random"
+        entry_settings["name"] == "random_erasing"
+        and entry_settings.get("fill", "random") == "random"
     )
-    return given["name"] in ON_BYTES or fills_noise
+    return entry_settings["name"] in ON_BYTES or fills_noise

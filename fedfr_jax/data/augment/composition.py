@@ -3,7 +3,7 @@
 An example has
 
 inputs:  {"image": [H, W, C] uint8 or float, perhaps "landmarks": [P, 2] x, y pixels,
-          perhaps "clean": the image without what `face_mask` has put on it}
+          perhaps "clean": the image without the mask of `face_mask`}
 targets: {"label": [] int32, perhaps "mask": [H, W] int}
 """
 
@@ -67,13 +67,13 @@ def store(values: jax.Array, dtype: Any) -> jax.Array:
     return values.astype(dtype)
 
 
-def constant(what: str, value: float, dtype: Any) -> np.ndarray:
-    """A setting as a scalar of `dtype`; raises ValueError if it does not fit."""
+def constant(setting: str, value: float, dtype: Any) -> np.ndarray:
+    """Convert a setting to a scalar of `dtype`; raise ValueError if it does not fit."""
     if jnp.issubdtype(dtype, jnp.integer):
         bounds = jnp.iinfo(dtype)
         if not bounds.min <= value <= bounds.max:
             raise ValueError(
-                f"{what} must be in [{bounds.min}, {bounds.max}] for {dtype}, "
+                f"{setting} must be in [{bounds.min}, {bounds.max}] for {dtype}, "
                 f"got {value}."
             )
     return np.asarray(value, dtype)
@@ -96,8 +96,8 @@ def identity() -> Augment:
 def compose(*augments: Augment) -> Augment:
     """Apply augments in order, each with its own key.
 
-    When the outcomes of all can be counted, so can those of the whole: `view` counts
-    in mixed radix, the first augment's outcomes fastest.
+    If every augment has countable views, so has the composition: `view` is a number in
+    mixed radix, whose first digit is the first augment's view.
     """
     counts = [part.num_views for part in augments]
     has_draw = all(part.sample_view or part.num_views == 1 for part in augments)

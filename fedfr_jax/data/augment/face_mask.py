@@ -1,20 +1,19 @@
 """Face masks drawn over nose and mouth, on the device.
 
-Coordinates of the face are those of the ArcFace template: 112 to a side, the eyes at
-y 52, the chin near 116. Distances in them look the same on every face and image size.
+Face coordinates are those of the ArcFace template (112 x 112, the eyes at y = 52, the
+chin near 116), so that masks look the same on every face and image size.
 
 `surface_mask`: InsightFace's renderer puts the photograph of a mask into the texture of
-a fitted 3-D face, at across 0.1 to 0.9 and from h to 0.7 down. Here the face is half an
-ellipsoid around nose and mouth, a point of it (sin u, cos u sin v, cos u cos v) of the
-radii.
+a fitted 3-D face. Here the face is half an ellipsoid around nose and mouth, with the
+points (sin u, cos u sin v, cos u cos v) times the radii.
 
 `template_mask`: MaskTheFace (Anwar, Raychowdhury, "Masked Face Recognition for Secure
 Authentication", arXiv:2008.11104) warps photographs of masks onto jaw, nose and chin.
 No photograph is needed here: outline, pleats, straps and cloth are written in closed
 form. The six control points in the template's coordinates are our estimate.
 
-BigFace (ICCV 2021 MFR workshop) masked 0.35 of the images it trained on, by two tools;
-these stand in for them, half and half: `template_mask` and `surface_mask`.
+BigFace (ICCV 2021 MFR workshop) masked 0.35 of its training images by these two tools;
+`template_mask` and `surface_mask` replace them, half of the masks each.
 """
 
 from typing import NamedTuple
@@ -42,7 +41,7 @@ class FacePose(NamedTuple):
     x: jax.Array  # [H, W] of every pixel, in the face's coordinates
     y: jax.Array  # [H, W]
     points: jax.Array  # [5, 2] landmarks, there
-    unit: jax.Array  # [] of these coordinates in a pixel
+    unit: jax.Array  # [] size of a pixel in these coordinates
     yaw: jax.Array  # [] how far the nose is right of the eyes' middle
     brightness: jax.Array  # [] mean of the cheeks, in [0, 255]
     slope: jax.Array  # [] in [-1, 1], brighter on the right cheek
@@ -328,18 +327,18 @@ def face_mask(
 ) -> Augment:
     """Draw a mask over nose and mouth of a face, in an image in [0, 255].
 
-    The example's five "landmarks" say where the face is; where there are none, or they
-    are not finite, it is taken for an aligned one and they are shaken a little. Targets
-    gain "mask" [H, W] uint8, 1 where at least half of a pixel is covered, and "masked"
-    [] int32, 1 when any is.
+    The example's five "landmarks" give the position of the face. Without them, or if
+    they are not finite, the face counts as aligned, and the template's landmarks are
+    perturbed a little. Targets gain "mask" [H, W] uint8, 1 where at least half of a
+    pixel is covered, and "masked" [] int32, 1 if any pixel is.
 
     Args:
       probability: of a mask, in [0, 1].
-      surface_fraction: share of surface-like masks among them; the others are
-        template-like.
-      fixed_per_image: whether an image always gets the same mask of either kind, a
-        function of its pixels and `seed`: then there are three views (none,
-        template-like and surface-like) whose features can be kept.
+      surface_fraction: share of the masks that are drawn by `surface_mask`; the others
+        are drawn by `template_mask`.
+      fixed_per_image: whether an image always gets the same mask of each kind, a
+        function of its pixels and `seed`. There are three views then (no mask,
+        template mask, surface mask), whose features can be cached.
       keep_clean: whether inputs keep the image without its mask, as "clean".
       seed: of the masks when `fixed_per_image`.
     """
@@ -349,21 +348,21 @@ def face_mask(
         drawn = jnp.where(kind < surface_fraction, SURFACE, TEMPLATE)
         return jnp.where(coin < probability, drawn, BARE).astype(jnp.int32)
 
-    def own_key(image):
+    def image_key(image):
         return jax.random.fold_in(jax.random.key(seed), fingerprint(image))
 
     def covered(i, key, inputs):
         image = inputs["image"]
         new, share = cover(i, key, image, inputs.get("landmarks"))
-        kept = {"clean": image} if keep_clean else {}
-        return {**inputs, "image": new, **kept}, share
+        extra = {"clean": image} if keep_clean else {}
+        return {**inputs, "image": new, **extra}, share
 
     def apply(key, inputs, targets):
         if "mask" in targets:
             raise ValueError(
                 "face_mask cannot be used on targets that already have a key 'mask'."
             )
-        fixed = own_key(inputs["image"]) if fixed_per_image else None
+        fixed = image_key(inputs["image"]) if fixed_per_image else None
         mask_key = jax.random.fold_in(key, 1) if fixed is None else fixed
         inputs, share = covered(draw(key), mask_key, inputs)
         mask = (share >= 0.5).astype(jnp.uint8)
@@ -371,7 +370,7 @@ def face_mask(
         return inputs, {**targets, "mask": mask, "masked": masked}
 
     def view(i, inputs):
-        return covered(i, own_key(inputs["image"]), inputs)[0]
+        return covered(i, image_key(inputs["image"]), inputs)[0]
 
     def plain(inputs):
         return {**inputs, "clean": inputs["image"]} if keep_clean else inputs

@@ -1,7 +1,7 @@
 """Geometric augments of image, landmarks and segmentation mask.
 
-Time of `affine`, whose rotation, scale, shear and shift are one resampling: 64 images
-on 2 CPU cores, vmapped in a compiled loop, ms (median):
+`affine` does rotation, scale, shear and shift in one resampling. Time of 64 images on 2
+CPU cores, vmapped in a compiled loop, ms (median):
 
                                                 28 x 28 x 1    112 x 112 x 3
     four gathers of pixels                          0.17            1.7
@@ -185,13 +185,13 @@ def horizontal_flip(
 ) -> Augment:
     """Random horizontal flip; view 0 is the example unchanged, view 1 flipped.
 
-    Both ways are computed, so list it before what is expensive: after `affine`, XLA on
-    CPUs resamples twice (35 ms rather than 5 for 64 images of 112 x 112 x 3).
+    Both views are computed, so list it before expensive augments: after `affine`, XLA
+    on CPUs resamples twice (35 ms rather than 5 for 64 images of 112 x 112 x 3).
 
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
-      landmark_swap: for each landmark, which one it is called after mirroring: a left
-        eye becomes a right one. None when landmarks have no sides.
+      landmark_swap: index of each landmark's mirror image: a left eye becomes a right
+        one. None when landmarks have no sides.
     """
     _check_swap(landmark_swap)
 
@@ -299,6 +299,6 @@ def pad_and_crop(
             mask=lambda mask: cut_mask(mask, start),
         )
 
-    # There are (2 * padding + 1)^2 outcomes. They are not counted: features of all of
-    # them would cost more than those that a training asks for.
+    # The (2 * padding + 1)^2 outcomes are no views: caching the features of all would
+    # cost more than computing those that a training needs.
     return Augment(apply) if padding else identity()

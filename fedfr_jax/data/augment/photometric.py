@@ -1,9 +1,10 @@
 """Photometric augments: normalization, color jitter, camera statistics.
 
-`camera_statistics`: what clients share of each of their cameras is the mean and the
-standard deviation of every channel, 2 C numbers; an image is normalized by those of its
-own camera and takes on another's. A plain form of cross-client style transfer (Chen et
-al. 2023, arXiv:2210.00912), which exchanges statistics of a network's maps instead.
+`camera_statistics`: clients share the mean and the standard deviation of every channel
+of each of their cameras, 2 C numbers. An image is normalized by the statistics of its
+camera and gets those of another one. This is a plain form of cross-client style
+transfer (Chen et al. 2023, arXiv:2210.00912), which exchanges statistics of a network's
+feature maps instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,10 +38,10 @@ def normalize(
     """
 
     def scaled(image):
-        spread = _per_channel("std", std, image.shape[-1])
+        deviation = _per_channel("std", std, image.shape[-1])
         # Exactly pixel / 127.5 - 1 for the defaults.
-        offset = _per_channel("mean", mean, image.shape[-1]) / spread
-        return image.astype(jnp.float32) / spread - offset
+        offset = _per_channel("mean", mean, image.shape[-1]) / deviation
+        return image.astype(jnp.float32) / deviation - offset
 
     return certain(scaled)
 
@@ -59,14 +60,14 @@ def certain(change) -> Augment:
     return Augment(apply, num_views=1, apply_view=view)
 
 
-def _per_channel(what, value, num_channels):
+def _per_channel(setting, value, num_channels):
     """A number as a scalar, a sequence as [1, 1, C]."""
     value = np.asarray(value, np.float32)
     if value.ndim == 0:
         return value
     if value.shape != (num_channels,):
         raise ValueError(
-            f"normalize's {what} must have a number for each of the {num_channels} "
+            f"normalize's {setting} must have a number for each of the {num_channels} "
             f"channels, got {tuple(value.tolist())}."
         )
     return value[None, None]
@@ -162,7 +163,7 @@ def rotate_hue(image: jax.Array, turn: jax.Array) -> jax.Array:
 
 
 CHUNK_SIZE = 256  # images that are read together
-MIN_DEVIATION = 1.0  # of 255: less is taken for a camera that shows one color
+MIN_DEVIATION = 1.0  # of 255; a camera that shows a single color has less
 
 
 @checked
@@ -192,14 +193,14 @@ def camera_statistics(
     def apply(key, inputs, targets):
         coin_key, camera_key = jax.random.split(key)
         is_changed = jax.random.uniform(coin_key) < probability
-        own = targets["camera"]
+        camera = targets["camera"]
         further = jax.random.randint(camera_key, (), 1, len(mean), jnp.int32)
-        other = jax.lax.rem(own + further, jnp.int32(len(mean)))
-        of = lambda table, row: jnp.asarray(table)[row][None, None]
+        other = jax.lax.rem(camera + further, jnp.int32(len(mean)))
+        means, stds = jnp.asarray(mean)[:, None, None], jnp.asarray(std)[:, None, None]
 
         def change(image):
-            unit = (image.astype(jnp.float32) - of(mean, own)) / of(std, own)
-            values = jnp.clip(unit * of(std, other) + of(mean, other), 0, 255)
+            unit = (image.astype(jnp.float32) - means[camera]) / stds[camera]
+            values = jnp.clip(unit * stds[other] + means[other], 0, 255)
             return jnp.where(is_changed, store(values, image.dtype), image)
 
         return change_image(inputs, change), targets
@@ -216,7 +217,7 @@ def compute_statistics(
       read: rows [n] -> images [n, H, W, C].
       cameras: [T] int in [0, cameras), each of at least one image.
     """
-    found = []
+    statistics = []
     for camera in range(int(cameras.max()) + 1):
         rows, moments = np.flatnonzero(cameras == camera), []
         for start in range(0, len(rows), CHUNK_SIZE):
@@ -224,6 +225,6 @@ def compute_statistics(
             moments.append([(images**power).sum(axis=(0, 1, 2)) for power in (1, 2)])
             size = images[0, ..., 0].size
         first, second = np.sum(moments, axis=0) / (len(rows) * size)
-        found.append((first, np.sqrt(np.maximum(second - first**2, 0))))
-    means, stds = zip(*found, strict=True)
+        statistics.append((first, np.sqrt(np.maximum(second - first**2, 0))))
+    means, stds = zip(*statistics, strict=True)
     return np.stack(means), np.stack(stds)

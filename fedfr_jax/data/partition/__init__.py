@@ -1,4 +1,4 @@
-"""Partitions: which client has which examples.
+"""Partitions: assignment of examples to clients.
 
 Faces: each identity belongs to one client at most (`IdentityPartition`).
 Classification: clients share the classes, in different proportions (`ClientPartition`).

@@ -41,9 +41,9 @@ def hold_out_by_name(
 ) -> ClientPartition:
     """Choose test rows by image name and seed; clients keep their examples.
 
-    So one more image makes none a test image that was trained on, whoever holds it.
-    Where chance leaves a client of several rows without a row of both kinds, or a class
-    without a training row, one row changes sides.
+    So an additional image never makes a training image a test image. A client of
+    several rows keeps a row of both kinds, and a class a training row: if chance would
+    leave none, one row changes sides.
 
     Args:
       labels: [T] class of each row.
@@ -57,7 +57,7 @@ def hold_out_by_name(
     keys = name_keys(names, seed, "test")
     is_test = keys < test_fraction
     classes = np.where(owner == UNASSIGNED, UNASSIGNED, labels)
-    is_test[_last_of_client(owner, -keys, ~is_test, least=2)] = True
+    is_test[_last_of_client(owner, -keys, ~is_test, min_rows=2)] = True
     is_test[_last_of_client(owner, keys, is_test)] = False
     is_test[_last_of_client(classes, keys, is_test)] = False
     train, train_offsets = _group(owner, ~is_test, num_clients)
@@ -67,14 +67,14 @@ def hold_out_by_name(
     )
 
 
-def _last_of_client(groups, keys, is_in, least=1):
-    """Row of largest key of each group inside `is_in` with `least` rows."""
+def _last_of_client(groups, keys, is_in, min_rows=1):
+    """Row of largest key of each group of at least `min_rows` rows, all in `is_in`."""
     order = np.lexsort((keys, groups))
     order = order[groups[order] != UNASSIGNED]
     starts = np.flatnonzero(np.diff(groups[order], prepend=UNASSIGNED))
     ends = np.append(starts[1:], len(order))
     is_whole = np.logical_and.reduceat(is_in[order], starts)
-    return order[ends - 1][is_whole & (ends - starts >= least)]
+    return order[ends - 1][is_whole & (ends - starts >= min_rows)]
 
 
 def drop_clients(
@@ -91,21 +91,21 @@ def drop_clients(
             f"clients, got {count!r}."
         )
     order = np.random.default_rng(seed).permutation(num_clients)
-    kept, dropped = np.sort(order[count:]), np.sort(order[:count])
-    return _keep_rows(split, kept), _keep_rows(split, dropped)
+    remaining, dropped = np.sort(order[count:]), np.sort(order[:count])
+    return _keep_rows(split, remaining), _keep_rows(split, dropped)
 
 
 def _keep_rows(split, clients):
     """The partition restricted to `clients` [n]."""
 
-    def taken(rows, offsets):
+    def select(rows, offsets):
         sizes = np.diff(offsets)[clients]
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         start = np.repeat(offsets[clients] - ends[:-1], sizes)
         return rows[np.arange(ends[-1]) + start], ends
 
-    train, train_offsets = taken(split.train, split.train_offsets)
-    test, test_offsets = taken(split.test, split.test_offsets)
+    train, train_offsets = select(split.train, split.train_offsets)
+    test, test_offsets = select(split.test, split.test_offsets)
     names = tuple(split.client_names[c] for c in clients) if split.client_names else ()
     return ClientPartition(
         train, train_offsets, test, test_offsets, split.num_classes, names
@@ -117,7 +117,7 @@ class Rows(NamedTuple):
 
     labels: np.ndarray  # [T] int32 in [0, M)
     num_classes: int  # M
-    assigned: np.ndarray  # [A] rows to deal: training rows, or all without a test part
+    assigned: np.ndarray  # [A] training rows, or all rows without a test part
     official_test: np.ndarray  # [E] rows of the set's own test part, perhaps none
     test_fraction: float  # held out of each client's rows without a test part
 
@@ -140,18 +140,20 @@ def rows_to_assign(
       test_fraction: in (0, 1).
     """
     labels = check_labels(labels)
-    held_back = np.zeros(len(labels), bool) if is_test is None else np.asarray(is_test)
-    if held_back.dtype != bool or held_back.shape != labels.shape:
+    is_official = np.zeros_like(labels, bool)
+    if is_test is not None:
+        is_official = np.asarray(is_test)
+    if is_official.dtype != bool or is_official.shape != labels.shape:
         raise ValueError(
             f"is_test must be one bool for each of {len(labels)} labels, got shape "
-            f"{held_back.shape} of {held_back.dtype}."
+            f"{is_official.shape} of {is_official.dtype}."
         )
-    if is_test is not None and not held_back.any():
+    if is_test is not None and not is_official.any():
         raise ValueError(
             "is_test must be True for at least one row, or None, got no True."
         )
     num_classes = int(labels.max()) + 1
-    counts = np.bincount(labels[~held_back], minlength=num_classes)
+    counts = np.bincount(labels[~is_official], minlength=num_classes)
     if not counts.all():
         raise ValueError(
             f"labels must have a training row of every class in [0, {num_classes}), "
@@ -160,8 +162,8 @@ def rows_to_assign(
     return Rows(
         labels=labels,
         num_classes=num_classes,
-        assigned=np.flatnonzero(~held_back),
-        official_test=np.flatnonzero(held_back),
+        assigned=np.flatnonzero(~is_official),
+        official_test=np.flatnonzero(is_official),
         test_fraction=test_fraction,
     )
 
@@ -218,12 +220,13 @@ def _group(owner, is_part, num_clients):
     return rows[np.argsort(client, kind="stable")].astype(np.int32), offsets
 
 
-def check_enough(name: str, num_clients: int, each: int, rows: Rows) -> None:
-    """Raise ValueError unless there are `each` rows for every client."""
-    there, asked = len(rows.assigned), num_clients * each
-    if asked > there:
+def check_enough(name: str, num_clients: int, per_client: int, rows: Rows) -> None:
+    """Raise ValueError unless there are `per_client` rows for every client."""
+    num_rows, num_needed = len(rows.assigned), num_clients * per_client
+    if num_needed > num_rows:
         raise ValueError(
-            f"{name} must be at most {there}, the number of training rows, got {asked}."
+            f"{name} must be at most {num_rows}, the number of training rows, got "
+            f"{num_needed}."
         )
 
 
@@ -275,38 +278,38 @@ def divide_proportionally(
       owner: [T] int client of each row; the entries of the rows are written.
     """
     counts = np.bincount(owned.reshape(-1), minlength=len(rows_by_class))
-    places = np.argsort(owned, axis=None, kind="stable") // owned.shape[1]
-    owners = np.split(places, np.cumsum(counts)[:-1])
+    by_class = np.argsort(owned, axis=None, kind="stable") // owned.shape[1]
+    owners = np.split(by_class, np.cumsum(counts)[:-1])
     surplus = np.zeros(len(owned))  # rows above an exactly equal share
-    for rows, who in zip(rows_by_class, owners, strict=True):
-        who = who[np.lexsort((rng.random(len(who)), surplus[who]))]
-        owner[rows] = who[np.arange(len(rows)) % len(who)]
-        num_left_over = len(rows) % len(who)
-        surplus[who[:num_left_over]] += 1
-        surplus[who] -= num_left_over / len(who)
+    for rows, clients in zip(rows_by_class, owners, strict=True):
+        clients = clients[np.lexsort((rng.random(len(clients)), surplus[clients]))]
+        owner[rows] = clients[np.arange(len(rows)) % len(clients)]
+        num_left_over = len(rows) % len(clients)
+        surplus[clients[:num_left_over]] += 1
+        surplus[clients] -= num_left_over / len(clients)
 
 
 def top_up(
     owner: np.ndarray,
-    dealt: np.ndarray,
+    movable: np.ndarray,
     num_clients: int,
-    least: int,
+    min_rows: int,
     rng: np.random.Generator,
 ) -> None:
-    """Move rows from the largest clients to those with fewer than `least`.
+    """Move rows from the largest clients to those with fewer than `min_rows`.
 
     Args:
       owner: [T] int client of each row; the entries of rows that move are written.
-      dealt: [A] rows that may move, A >= N * least.
+      movable: [A] rows that may move, A >= N * min_rows.
     """
-    counts = np.bincount(owner[dealt], minlength=num_clients)
-    needy = np.repeat(np.arange(num_clients), np.maximum(least - counts, 0))
-    rows = rng.permutation(dealt)
+    counts = np.bincount(owner[movable], minlength=num_clients)
+    receivers = np.repeat(np.arange(num_clients), np.maximum(min_rows - counts, 0))
+    rows = rng.permutation(movable)
     rows = rows[np.argsort(owner[rows], kind="stable")]
     rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner[rows]]
     # A client of n rows has ranks 0 to n - 1: the highest belong to the largest.
-    spare = rows[np.argsort(-rank, kind="stable")[: len(needy)]]
-    owner[spare] = needy
+    spare = rows[np.argsort(-rank, kind="stable")[: len(receivers)]]
+    owner[spare] = receivers
 
 
 def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> None:
@@ -321,8 +324,8 @@ def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> 
     train = rows.by_class(rows.assigned, rng)
     test = rows.by_class(rows.official_test, rng)
     for train_rows, test_rows in zip(train, test, strict=True):
-        held = np.sort(owner[train_rows])
-        phase = rng.integers(len(held))
+        owners = np.sort(owner[train_rows])
+        phase = rng.integers(len(owners))
         # Evenly spaced places in the list of owners, sorted: systematic sampling.
-        places = np.arange(len(test_rows)) * len(held) + phase
-        owner[test_rows] = held[places // max(len(test_rows), 1)]
+        places = np.arange(len(test_rows)) * len(owners) + phase
+        owner[test_rows] = owners[places // max(len(test_rows), 1)]

@@ -9,11 +9,11 @@ Deviations: `by_identity` picks each identity's test images with the seed, the p
 takes the first ones of the file; and it sets aside identities that no training sees,
 for which the paper has a second data set.
 
-Where images have names, `by_identity` decides by the name and the seed whether an image
-is for training or for a test: one more picture moves no other. Identities are taken in
-an order that their names decide; a new one may still move those behind it. Tables that
-were recorded before (`names` None in their configs) keep the draw by rows, which every
-image redraws; so do sets whose images have no names.
+Where images have names, `by_identity` splits them into training and test images by a
+hash of name and seed, so that an additional image moves no other. Identities are
+ordered by a hash of their names; a new one may move those behind it. With `names` None,
+as for sets whose images have no names, the split is sampled by row numbers, and every
+additional image changes it.
 """
 
 import random
@@ -72,8 +72,9 @@ def by_identity(
       ids_per_client: identities of each client, one number or N of them, each >= 1.
       num_public_ids: K_g, identities of the public set; 0 makes it empty.
       num_unseen_ids: K_u, identities of the set that no training sees.
-      num_trained_public_ids: the first identities of the public set that are trained
-        on, the others are left out: laws in people keep their unseen ones; 0 keeps all.
+      num_trained_public_ids: number of public identities that are trained on, the first
+        ones; the others are left out. Scaling laws vary it with the same unseen
+        identities. 0 trains on all.
       min_images: a client's identity has at least this many images, >= 2.
       public_min_images: the same for the global and unseen sets; 0 takes min_images.
       max_images: images kept per identity, drawn with the seed; 0 keeps all.
@@ -82,11 +83,11 @@ def by_identity(
       client_ids_from: [M] bool identities that clients may hold; None for all.
       public_ids_from: [M] bool, the same for the global set.
       unseen_ids_from: [M] bool, the same for the unseen set.
-      use_validation_split: True leaves the test images and the unseen identities alone,
-        to choose settings without them: clients are tested on a part of their training
-        images, cut as the whole was, and the last global identities are the unseen.
-      names: of images and identities, which a source that has names gives; None draws
-        by the number of rows and identities.
+      use_validation_split: True leaves out test images and unseen identities, to choose
+        settings without them: clients are tested on a part of their training images,
+        split in the same way, and the last public identities are the unseen ones.
+      names: of images and identities, if the source has them; None samples by row
+        numbers.
       seed: any int >= 0.
     """
     labels = check_labels(labels)
@@ -97,7 +98,7 @@ def by_identity(
     keys, order = _keys_and_order(labels, names, max_images, seed)
     grouped = group(labels, keys, max_images)
     counts = grouped.counts
-    mine, public, unseen = draw_identities(
+    client_ids, public, unseen = draw_identities(
         order,
         IdentityRequest(
             "num_clients, ids_per_client or min_images",
@@ -119,10 +120,10 @@ def by_identity(
     def train_part(used, share):
         if names is None:
             return _train_part(used, train_fraction)
-        number = np.bincount(labels[keys < share], minlength=len(counts))[mine]
+        number = np.bincount(labels[keys < share], minlength=len(counts))[client_ids]
         return np.clip(number, 1, used - 1)
 
-    used = grouped.used(mine)
+    used = grouped.used(client_ids)
     num_train = train_part(used, train_fraction)
     if use_validation_split:
         if num_train.min() < 2:
@@ -133,9 +134,9 @@ def by_identity(
         used, num_train = num_train, train_part(num_train, train_fraction**2)
         public, unseen = np.split(public, [len(public) - num_unseen_ids])
     public = public[: num_trained_public_ids or len(public)]
-    cut = IdentitySplit(np.zeros_like(used), num_train, num_train, used - num_train)
+    split = IdentitySplit(np.zeros_like(used), num_train, num_train, used - num_train)
     fewest = min(min_images, public_min)
-    return assemble(grouped, sizes, mine, public, unseen, cut, fewest)
+    return assemble(grouped, sizes, client_ids, public, unseen, split, fewest)
 
 
 def _keys_and_order(labels, names, max_images, seed):
@@ -148,9 +149,9 @@ def _keys_and_order(labels, names, max_images, seed):
     order = np.argsort(name_keys(names.identities[:num_identities], seed, "identity"))
     keys = name_keys(names.images, seed, "train")
     if max_images:  # those that are kept come first
-        kept = group(labels, name_keys(names.images, seed, "kept"))
-        rank = np.arange(len(labels)) - np.repeat(kept.starts[:-1], kept.counts)
-        keys[kept.order] += rank >= max_images
+        ranked = group(labels, name_keys(names.images, seed, "kept"))
+        rank = np.arange(len(labels)) - np.repeat(ranked.starts[:-1], ranked.counts)
+        keys[ranked.order] += rank >= max_images
     return keys, order
 
 
@@ -204,7 +205,7 @@ def ms1m(
     counts = grouped.counts
     shuffled = ms1m_order(labels, seed=seed)
     half = len(shuffled) // 2
-    mine, public = draw_identities(
+    client_ids, public = draw_identities(
         shuffled,
         IdentityRequest(
             "num_clients or ids_per_client (or widen client_images)",
@@ -219,11 +220,11 @@ def ms1m(
             & _choose_among(shuffled[half:], len(counts)),
         ),
     )
-    used = grouped.used(mine)
-    held = np.full_like(used, num_test_images)
-    cut = IdentitySplit(held, used - held, np.zeros_like(used), held)
+    used = grouped.used(client_ids)
+    num_test = np.full_like(used, num_test_images)
+    split = IdentitySplit(num_test, used - num_test, np.zeros_like(used), num_test)
     public, unseen = np.split(public, [num_public_ids])
-    return assemble(grouped, sizes, mine, public, unseen, cut, 0)
+    return assemble(grouped, sizes, client_ids, public, unseen, split, 0)
 
 
 def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:

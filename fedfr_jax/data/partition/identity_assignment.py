@@ -57,7 +57,7 @@ def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
     """Hash each name [n] to a number in [0, 1), independent of the other names.
 
     Args:
-      use: other uses have other numbers.
+      use: different uses of a name have different numbers.
     """
     key = f"{seed} {use}".encode()
     digest = lambda name: hashlib.blake2b(name.encode(), digest_size=8, key=key)
@@ -111,7 +111,7 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
     """Assign each request its first identities in `order`, none twice."""
     free = np.ones(len(needs[0].pool), bool)
     drawn = {}
-    # The choosiest first: otherwise the others may take what only it can use.
+    # The smallest pool first: otherwise other parts may take the identities it needs.
     for i in sorted(range(len(needs)), key=lambda i: (int(needs[i].pool.sum()), i)):
         keys, number, pool = needs[i]
         usable = order[(pool & free)[order]]
@@ -165,11 +165,11 @@ class RowsByIdentity(NamedTuple):
         return rows[np.lexsort((rows, place))], place
 
 
-def group(labels: np.ndarray, keys: np.ndarray, most: int = 0) -> RowsByIdentity:
+def group(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RowsByIdentity:
     """Sort rows [T] by label, then by key."""
     order = np.lexsort((keys, labels)).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
-    return RowsByIdentity(order, starts, most)
+    return RowsByIdentity(order, starts, max_rows)
 
 
 def assemble(
@@ -178,33 +178,34 @@ def assemble(
     client_ids: np.ndarray,
     global_ids: np.ndarray,
     unseen_ids: np.ndarray,
-    cut: IdentitySplit,
+    split: IdentitySplit,
     fewest: int,
 ) -> IdentityPartition:
     """Build the partition from the sampled identities.
 
     Args:
       sizes: [N] identities of each client.
-      client_ids: [I] theirs, client by client; `cut` [I] is of their rows.
-      fewest: images that an identity must have to be of any use.
+      client_ids: [I] identities of the clients, client by client.
+      split: training and test rows of these identities.
+      fewest: images that an identity must have to be used at all.
     """
     class_offsets = np.concatenate([[0], np.cumsum(sizes)])
     client = np.repeat(np.arange(len(sizes)), sizes)
 
-    def of_clients(first, count):
+    def client_rows(first, count):
         rows, place = grouped.rows(client_ids, first, count)
-        own = np.bincount(client, weights=count, minlength=len(sizes))
-        offsets = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
+        row_counts = np.bincount(client, weights=count, minlength=len(sizes))
+        offsets = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int32)
         labels = place - class_offsets[client[place]]
         return rows, offsets, labels.astype(np.int32)
 
-    def of_public(ids):
+    def public_rows(ids):
         return grouped.rows(ids, np.zeros_like(ids), grouped.used(ids))
 
-    train, train_offsets, train_labels = of_clients(cut.train, cut.num_train)
-    test, test_offsets, test_labels = of_clients(cut.test, cut.num_test)
-    public, public_labels = of_public(global_ids)
-    unseen, unseen_labels = of_public(unseen_ids)
+    train, train_offsets, train_labels = client_rows(split.train, split.num_train)
+    test, test_offsets, test_labels = client_rows(split.test, split.num_test)
+    public, public_labels = public_rows(global_ids)
+    unseen, unseen_labels = public_rows(unseen_ids)
     counts = grouped.counts
     num_rows = len(train) + len(test) + len(public) + len(unseen)
     num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
@@ -222,7 +223,7 @@ def assemble(
         test=test,
         test_offsets=test_offsets,
         test_labels=test_labels,
-        test_identities=np.repeat(client_ids, cut.num_test),
+        test_identities=np.repeat(client_ids, split.num_test),
         client_identities=client_ids,
         public_examples=public,
         public_labels=public_labels,

@@ -71,10 +71,10 @@ def by_class(
 ) -> ClientPartition:
     """Assign at most k classes per client, each divided equally among its clients.
 
-    Who owns what is a random bi-regular graph: every client owns k classes, and the
-    numbers of owners of two classes differ by one at most. The paper asks for equal
-    clients and equal shares, but does not say how; the graph (`assign_classes`) and who
-    gets the rows that an equal division leaves over (`divide_proportionally`) are ours.
+    Clients and classes form a random bi-regular graph: every client owns k classes, and
+    the numbers of owners of two classes differ by one at most. The paper asks for equal
+    clients and equal shares without a procedure; the graph (`assign_classes`) and the
+    owners of the rows that remain (`divide_proportionally`) are ours.
 
     Args:
       num_clients: N, at least M / k, so that every class is owned.
@@ -91,12 +91,12 @@ def by_class(
         )
     rng = np.random.default_rng(seed)
     owned = assign_classes(num_clients, num_classes, classes_per_client, rng)
-    without = np.setdiff1d(np.arange(num_classes), owned)
-    if len(without):
+    unassigned = np.setdiff1d(np.arange(num_classes), owned)
+    if len(unassigned):
         raise ValueError(
             f"num_clients * classes_per_client must be at least {num_classes} (the "
             f"classes), got {num_clients} * {classes_per_client}, which leaves class "
-            f"{without[0]} without a client ({len(without)} such)."
+            f"{unassigned[0]} without a client ({len(unassigned)} such)."
         )
     owner = np.full(len(labels), UNASSIGNED)
     for part in (rows.assigned, rows.official_test):
@@ -118,13 +118,12 @@ def dirichlet(
 ) -> ClientPartition:
     """Divide each class among the clients in proportions sampled from Dir(alpha).
 
-    Clients that are left with fewer than `min_examples` rows then take rows from those
-    with the most, which are lowered to a common level and no further; the rows that
-    they give up are drawn at random.
+    Clients with fewer than `min_examples` rows then get random rows of the largest
+    clients, whose sizes are lowered to a common level.
 
-    A client with `max_examples` rows gets no more: what is left of a class is divided
-    over the clients with room, in proportions of another draw. So clients may differ
-    in their classes and hardly in their number of rows.
+    A client with `max_examples` rows gets no more: the rest of a class is divided over
+    the clients with room, in newly sampled proportions. So clients can differ in their
+    classes and hardly in their number of rows.
 
     Args:
       alpha: > 0; small for clients with few classes, large for equal ones.
@@ -132,36 +131,37 @@ def dirichlet(
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients * min_examples", num_clients, min_examples, rows)
-    room = class_capacity(num_clients, min_examples, max_examples, len(rows.assigned))
+    num_rows = len(rows.assigned)
+    capacity = client_capacity(num_clients, min_examples, max_examples, num_rows)
     rng = np.random.default_rng(seed)
     owner = np.full(len(labels), UNASSIGNED)
     for class_rows in rows.by_class(rows.assigned, rng):
         while len(class_rows):
-            open_to = np.flatnonzero(room)
-            taker = open_to[
-                sample_proportions(len(class_rows), len(open_to), alpha, rng)
-            ]
-            # The place of a row among those of its taker; shares are in runs of takers.
-            is_in = np.arange(len(taker)) - np.searchsorted(taker, taker) < room[taker]
-            owner[class_rows[is_in]] = taker[is_in]
-            room = room - np.bincount(taker[is_in], minlength=num_clients)
-            class_rows = class_rows[~is_in]
+            open_clients = np.flatnonzero(capacity)
+            share = sample_proportions(len(class_rows), len(open_clients), alpha, rng)
+            receiver = open_clients[share]
+            # Number of a row among those of its receiver, which are side by side.
+            number = np.arange(len(receiver)) - np.searchsorted(receiver, receiver)
+            has_room = number < capacity[receiver]
+            owner[class_rows[has_room]] = receiver[has_room]
+            capacity = capacity - np.bincount(receiver[has_room], minlength=num_clients)
+            class_rows = class_rows[~has_room]
     top_up(owner, rows.assigned, num_clients, min_examples, rng)
     follow_training(rows, owner, rng)
     return build_partition(rows, owner, num_clients, rng)
 
 
-def class_capacity(
-    num_clients: int, least: int, most: int | None, num_rows: int
+def client_capacity(
+    num_clients: int, min_rows: int, max_rows: int | None, num_rows: int
 ) -> np.ndarray:
     """Number of rows that each client may still get, [N]."""
-    if most is None:
+    if max_rows is None:
         return np.full(num_clients, num_rows)
-    if most < (needed := max(least, -(-num_rows // num_clients))):
+    if max_rows < (needed := max(min_rows, -(-num_rows // num_clients))):
         raise ValueError(
-            f"max_examples must be a whole number of at least {needed}, got {most!r}."
+            f"max_examples must be an integer of at least {needed}, got {max_rows!r}."
         )
-    return np.full(num_clients, most)
+    return np.full(num_clients, max_rows)
 
 
 def sample_proportions(
@@ -171,8 +171,8 @@ def sample_proportions(
     shares = rng.dirichlet(np.full(num_clients, float(alpha)))
     # Evenly spaced points on [0, 1) from a random start: shares rounded fairly.
     points = (np.arange(num_rows) + rng.random()) / num_rows
-    taker = np.searchsorted(np.cumsum(shares), points, side="right")
-    return np.minimum(taker, num_clients - 1)  # sums just below 1
+    client = np.searchsorted(np.cumsum(shares), points, side="right")
+    return np.minimum(client, num_clients - 1)  # sums just below 1
 
 
 @checked

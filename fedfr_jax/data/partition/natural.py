@@ -29,12 +29,12 @@ def natural(
     """Natural partition: each example belongs to the client id it comes with.
 
     Args:
-      client_ids: [T] int or str, whom each row belongs to (a writer, a rater), or
-        "<file>.npz:<key>" (see `read_client_ids`); a source that knows gives its own.
+      client_ids: [T] int or str, the owner of each row (a writer, a rater), or
+        "<file>.npz:<key>" (see `read_client_ids`); the source's, if it has them.
         Clients are numbered in the order of the sorted client_ids.
-      num_clients: N client_ids drawn at random; None takes all.
-      is_test: [T] bool, the set's own test part: client_ids' own test rows. None holds
-        rows out.
+      num_clients: N random client_ids; None takes all.
+      is_test: [T] bool, the set's own test part; each client keeps its test rows. None
+        holds rows out.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     names, client = read_client_ids(client_ids, len(labels))
@@ -68,15 +68,15 @@ def read_client_ids(
     Returns:
       (ids [N] in sorted order, client [T] int64 of each row).
     """
-    found = np.asarray(client_ids)
+    ids = np.asarray(client_ids)
     if isinstance(client_ids, str | os.PathLike):
-        found = _read_npz(os.fspath(client_ids))
-    if found.shape != (num_rows,) or found.dtype.kind not in "iuSU":
+        ids = _read_npz(os.fspath(client_ids))
+    if ids.shape != (num_rows,) or ids.dtype.kind not in "iuSU":
         raise ValueError(
             f"client_ids must be {num_rows} integers or strings, one per row, got "
-            f"shape {found.shape} of {found.dtype}."
+            f"shape {ids.shape} of {ids.dtype}."
         )
-    return np.unique(found, return_inverse=True)
+    return np.unique(ids, return_inverse=True)
 
 
 def _read_npz(text):

@@ -29,7 +29,7 @@ from fedfr_jax.data.partition.client_partition import (
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Seed
 from fedfr_jax.schema import checked
 
-# Whose classes fit the memory, before anything is dealt.
+# So many that the clients' classes fit the memory.
 Clients = Annotated[int, Interval(ge=1, le=2**24)]
 
 
@@ -93,14 +93,15 @@ def power_law(
 ) -> ClientPartition:
     """FedProx's MNIST clients: `min_examples` per class, the rest lognormal.
 
-    A share that a class has not left is not assigned: a few rows have no client.
+    A share that exceeds the rest of its class is not assigned, so that a few rows have
+    no client.
 
     Args:
       num_clients: N, a multiple of M.
       classes_per_client: k in [1, M].
       sigma: of the logarithm of a share, at least 0.
-      is_test: [T] bool, the set's own test part, dealt to those who train on its
-        classes. None holds rows out; the released code deals both parts as one.
+      is_test: [T] bool, the set's own test part, assigned in the proportions of the
+        training rows. None holds rows out; the released code assigns both parts as one.
       seed: of the legacy generator.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
@@ -118,15 +119,15 @@ def power_law(
 
 
 def power_law_counts(
-    sizes: np.ndarray, classes: np.ndarray, least: int, sigma: float, seed: int
+    sizes: np.ndarray, classes: np.ndarray, min_rows: int, sigma: float, seed: int
 ) -> np.ndarray:
     """Rows [N, k] per client and class, for `classes` [N, k] of `sizes` [M]."""
     (num_clients, k), num_classes = classes.shape, len(sizes)
     shape = num_classes, num_clients // num_classes, k
     share = np.random.RandomState(seed).lognormal(0, sigma, shape)
-    reserved = num_clients * k // num_classes * least
+    reserved = num_clients * k // num_classes * min_rows
     share = (sizes - reserved)[:, None, None] * share / share.sum((1, 2), keepdims=True)
-    counts = np.full(classes.shape, least)
+    counts = np.full(classes.shape, min_rows)
     for c in range(num_classes):
         client, j = np.nonzero(classes == c)
         more = share[c, client // num_classes, j].astype(int)
@@ -135,10 +136,10 @@ def power_law_counts(
 
 
 def alternate_classes(shares: np.ndarray, left: int) -> np.ndarray:
-    """Take `shares` [n] in turn; 0 for those that are not below what is left."""
+    """Take `shares` [n] in turn; 0 for those that are not below the rest of `left`."""
     shares = shares.copy()
     while (over := (np.cumsum(shares) >= left) & (shares > 0)).any():
-        shares[np.argmax(over)] = 0  # hardly ever: shares are rounded down
+        shares[np.argmax(over)] = 0  # rare, as shares are rounded down
     return shares
 
 
@@ -156,7 +157,7 @@ def lognormal_sizes(
 ) -> ClientPartition:
     """FedProx's FEMNIST clients: lognormal(mean, sigma) + 5 rows, equally per class.
 
-    At least two of a class; a class that is dealt out gives no more.
+    At least two rows of each class, as far as the class has rows left.
 
     Args:
       mean, sigma: of the logarithm of a client's size, sigma at least 0.
@@ -192,9 +193,9 @@ def _assign(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
     """Assign rows of `classes` [N, k] to clients in turn, `counts` [N, k] of each."""
     rng = np.random.default_rng(seed)
     owner = np.full(len(rows.labels), UNASSIGNED)
-    for c, found in enumerate(rows.by_class(rows.assigned, rng)):
+    for c, class_rows in enumerate(rows.by_class(rows.assigned, rng)):
         client, place = np.nonzero(classes == c)
-        given = np.repeat(client, counts[client, place])[: len(found)]
-        owner[found[: len(given)]] = given
+        receivers = np.repeat(client, counts[client, place])[: len(class_rows)]
+        owner[class_rows[: len(receivers)]] = receivers
     follow_training(rows, owner, rng)
     return build_partition(rows, owner, len(classes), rng)

@@ -31,41 +31,42 @@ class ClientOfImage(NamedTuple):
 
 
 def by_camera(
-    seen: TrainingLabels, *, camera_groups: Sequence[Sequence[int]] | None = None
+    images: TrainingLabels, *, camera_groups: Sequence[Sequence[int]] | None = None
 ) -> ClientOfImage:
     """One client per camera, or per group of cameras of one data set.
 
-    People whom several cameras saw are with several clients.
+    Identities with images by several cameras are with several clients.
 
     Args:
       camera_groups: numbers of the cameras of each client; the images of other
         cameras are unassigned. None gives every camera a client.
     """
     if camera_groups is None:
-        keys = np.stack([seen.domains, seen.cameras], axis=1)
-        found, client = np.unique(keys, axis=0, return_inverse=True)
-        prefixes = [f"{name} " if len(seen.names) > 1 else "" for name in seen.names]
-        names = [f"{prefixes[domain]}camera {camera}" for domain, camera in found]
+        keys = np.stack([images.domains, images.cameras], axis=1)
+        pairs, client = np.unique(keys, axis=0, return_inverse=True)
+        names = [f"camera {camera}" for _, camera in pairs]
+        if len(images.names) > 1:
+            names = [f"{images.names[domain]} camera {x}" for domain, x in pairs]
         return ClientOfImage(client, tuple(names))
-    known = np.unique(seen.cameras).tolist()
+    cameras = np.unique(images.cameras).tolist()
     listed = [camera for group in camera_groups for camera in group]
-    is_fit = len(set(listed)) == len(listed) and set(listed) <= set(known)
-    if not is_fit or len(seen.names) > 1:
+    is_fit = len(set(listed)) == len(listed) and set(listed) <= set(cameras)
+    if not is_fit or len(images.names) > 1:
         raise ValueError(
-            f"camera_groups must hold cameras of one data set (of {known}), each "
-            f"once, got "
-            f"{[list(group) for group in camera_groups]} of {', '.join(seen.names)}."
+            f"camera_groups must hold cameras of one data set (of {cameras}), each "
+            f"once, got {[list(group) for group in camera_groups]} of "
+            f"{', '.join(images.names)}."
         )
-    client = np.full(len(seen.cameras), UNASSIGNED)
+    client = np.full(len(images.cameras), UNASSIGNED)
     for number, group in enumerate(camera_groups):
-        client[np.isin(seen.cameras, list(group))] = number
+        client[np.isin(images.cameras, list(group))] = number
     names = ["cameras " + " ".join(map(str, group)) for group in camera_groups]
     return ClientOfImage(client, tuple(names))
 
 
 @checked
 def by_identity(
-    seen: TrainingLabels, *, num_clients: Count, seed: Seed = 0
+    images: TrainingLabels, *, num_clients: Count, seed: Seed = 0
 ) -> ClientOfImage:
     """Assign equally many random identities to each client, without overlap.
 
@@ -75,7 +76,7 @@ def by_identity(
       num_clients: N, at most the number of people.
       seed: any int >= 0.
     """
-    people, number = np.unique(seen.labels, return_inverse=True)
+    people, number = np.unique(images.labels, return_inverse=True)
     each = len(people) // num_clients
     if not each:
         raise ValueError(
@@ -89,9 +90,9 @@ def by_identity(
     return ClientOfImage(owner[number], tuple(names))
 
 
-def by_dataset(seen: TrainingLabels) -> ClientOfImage:
+def by_dataset(images: TrainingLabels) -> ClientOfImage:
     """One client per data set."""
-    return ClientOfImage(seen.domains, seen.names)
+    return ClientOfImage(images.domains, images.names)
 
 
 def client_classes(
@@ -105,8 +106,9 @@ def client_classes(
     Returns:
       (class [n] int32 in [0, number of the client's people), these numbers [N] int32).
     """
-    pair = client.astype(np.int64) * (int(labels.max()) + 1) + labels
-    found, number = np.unique(pair, return_inverse=True)
-    counts = np.bincount(found // (int(labels.max()) + 1), minlength=num_clients)
+    num_labels = int(labels.max()) + 1
+    pairs = client.astype(np.int64) * num_labels + labels
+    unique_pairs, number = np.unique(pairs, return_inverse=True)
+    counts = np.bincount(unique_pairs // num_labels, minlength=num_clients)
     first = np.cumsum(counts) - counts
     return (number - first[client]).astype(np.int32), counts.astype(np.int32)

@@ -43,55 +43,57 @@ def class_report(
         "train": _table(split.train, split.train_offsets, labels, len(names)),
         "test": _table(split.test, split.test_offsets, labels, len(names)),
     }
-    shown = split.client_names[: len(table["train"])]
+    client_names = split.client_names[: len(table["train"])]
     return {
         "clients": len(train),
-        **({"client_names": list(shown)} if shown else {}),
+        **({"client_names": list(client_names)} if client_names else {}),
         "classes": list(names),
         "images": {"train": len(split.train), "test": len(split.test)},
         "per_client": {
-            what: {name: float(of(numbers)) for name, of in SUMMARY.items()}
-            for what, numbers in per_client.items()
+            quantity: {
+                name: float(statistic(numbers)) for name, statistic in SUMMARY.items()
+            }
+            for quantity, numbers in per_client.items()
         },
         "clients without test images": int(np.sum(test == 0)),
         "table": table,
     }
 
 
-def format_class_report(facts: dict) -> str:
+def format_class_report(numbers: dict) -> str:
     """Format the class report as lines of text.
 
     The table of training images is printed for at most 10 classes and 20 clients.
     """
-    images = facts["images"]
+    images = numbers["images"]
     lines = [
-        f"{facts['clients']} clients, {len(facts['classes'])} classes, "
+        f"{numbers['clients']} clients, {len(numbers['classes'])} classes, "
         f"{images['train']} train and {images['test']} test images",
         "",
         f"{'per client':<14}" + "".join(f"{name:>10}" for name in SUMMARY),
     ]
     lines += [
-        f"{what:<14}" + "".join(f"{row[name]:>10g}" for name in SUMMARY)
-        for what, row in facts["per_client"].items()
+        f"{quantity:<14}" + "".join(f"{row[name]:>10g}" for name in SUMMARY)
+        for quantity, row in numbers["per_client"].items()
     ]
-    if "unseen clients" in facts:
-        lines += [f"and {facts['unseen clients']} clients that never take part"]
-    untested = facts["clients without test images"]
+    if "unseen clients" in numbers:
+        lines += [f"and {numbers['unseen clients']} clients that never take part"]
+    untested = numbers["clients without test images"]
     if untested:
-        lines += [f"{untested} of {facts['clients']} clients have no test image"]
-    if len(facts["classes"]) <= MAX_COLUMNS:
-        lines += ["", *_table_lines(facts)]
+        lines += [f"{untested} of {numbers['clients']} clients have no test image"]
+    if len(numbers["classes"]) <= MAX_COLUMNS:
+        lines += ["", *_table_lines(numbers)]
     return "\n".join(lines)
 
 
-def _table_lines(facts):
-    yield f"{'train images':<14}" + "".join(f" {n[:6]:>6}" for n in facts["classes"])
-    names = facts.get("client_names", ())
-    for client, counts in enumerate(facts["table"]["train"][:MAX_LINES]):
+def _table_lines(numbers):
+    yield f"{'train images':<14}" + "".join(f" {n[:6]:>6}" for n in numbers["classes"])
+    names = numbers.get("client_names", ())
+    for client, counts in enumerate(numbers["table"]["train"][:MAX_LINES]):
         name = printable(names[client])[:13] if names else f"client {client}"
         yield f"{name:<14}" + "".join(f" {count:>6}" for count in counts)
-    if facts["clients"] > MAX_LINES:
-        yield f"... and {facts['clients'] - MAX_LINES} more clients"
+    if numbers["clients"] > MAX_LINES:
+        yield f"... and {numbers['clients'] - MAX_LINES} more clients"
 
 
 def _num_classes(split, labels):
@@ -104,8 +106,8 @@ def _num_classes(split, labels):
 
 def _table(rows, offsets, labels, num_classes):
     """Images per class of the first n clients, as a nested list [n][M]."""
-    most = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
-    offsets = offsets[: most + 1]
+    max_clients = min(max(MAX_CELLS // num_classes, MIN_CLIENTS), MAX_CLIENTS)
+    offsets = offsets[: max_clients + 1]
     num_clients = len(offsets) - 1
     client = np.repeat(np.arange(num_clients), np.diff(offsets))
     cell = client * num_classes + labels[rows[: offsets[-1]]]
@@ -144,7 +146,7 @@ def report(partition: IdentityPartition) -> dict:
             "global": len(p.public_examples),
             "unseen": len(p.unseen_examples),
         },
-        "per_client": {what: _quantiles(n) for what, n in per_client.items()},
+        "per_client": {quantity: _quantiles(n) for quantity, n in per_client.items()},
         "left_out": dict(p.left_out),
     }
 
@@ -152,22 +154,24 @@ def report(partition: IdentityPartition) -> dict:
 def format_report(numbers: dict) -> str:
     """Format the face partition report as lines of text."""
     identities, images = numbers["identities"], numbers["images"]
-    who = f"{numbers['clients']} clients"
+    clients = f"{numbers['clients']} clients"
     rows = [
         ("part", "identities", "images"),
-        (f"{who}, train", identities["clients"], images["train"]),
-        (f"{who}, test", identities["clients"], images["test"]),
+        (f"{clients}, train", identities["clients"], images["train"]),
+        (f"{clients}, test", identities["clients"], images["test"]),
         ("global", identities["global"], images["global"]),
         ("unseen", identities["unseen"], images["unseen"]),
     ]
     lines = [f"{part:<22}{ids:>12}{number:>12}" for part, ids, number in rows]
     lines += [""] + [f"{'per client':<22}" + "".join(f"{q:>9}" for q in _QUANTILES)]
     lines += [
-        f"{what:<22}" + "".join(f"{row[q]:>9g}" for q in _QUANTILES)
-        for what, row in numbers["per_client"].items()
+        f"{quantity:<22}" + "".join(f"{row[q]:>9g}" for q in _QUANTILES)
+        for quantity, row in numbers["per_client"].items()
     ]
     lines += ["", "left out"]
-    lines += [f"  {why:<32}{number:>12}" for why, number in numbers["left_out"].items()]
+    lines += [
+        f"  {reason:<32}{number:>12}" for reason, number in numbers["left_out"].items()
+    ]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
 """Data sources: factories of a `Source`.
 
-Opening a source lists it and reads labels; images are decoded when they are read. What
-does not fit, then or when it is read, is a ValueError that names the file (and the line
-of a list). Unless a source says otherwise:
+Opening a source lists its images and reads labels; images are decoded when they are
+read. Errors are ValueErrors that name the file (and the line of a list). Unless a
+source says otherwise:
 
 Args:
   image_size: side or (H, W) of the result.
@@ -72,7 +72,8 @@ def concat(*, sources: Mapping[str, Mapping]) -> Source:
     Args:
       sources: {part: {"name": a key of SOURCES, and that source's settings}}.
     """
-    return concat_sources({part: open_source(**of) for part, of in sources.items()})
+    opened = {part: open_source(**settings) for part, settings in sources.items()}
+    return concat_sources(opened)
 
 
 def source_object(*, source: Source) -> Source:
@@ -131,8 +132,8 @@ def register_source(name: str, factory: Callable[..., Source]) -> None:
 
 def path_settings(name: str) -> list[str]:
     """Names of the settings of SOURCES[name] that are paths."""
-    arguments = signatures.signature(SOURCES[name]).parameters.items()
-    return [key for key, of in arguments if os.PathLike in get_args(of.annotation)]
+    parameters = signatures.signature(SOURCES[name]).parameters.values()
+    return [x.name for x in parameters if os.PathLike in get_args(x.annotation)]
 
 
 def open_source(name: str, **settings) -> Source:

@@ -60,11 +60,11 @@ def arrays(
     """
     parts = _pairs_of_keys(images, labels, is_test)
     check_members(path, [*np.ravel([*parts]), *filter(None, (cameras, is_test))])
-    stored = [read_integers(path, key) for _, key in parts]
-    kept, label = np.unique(np.concatenate(stored), return_inverse=True)
+    label_parts = [read_integers(path, key) for _, key in parts]
+    class_numbers, label = np.unique(np.concatenate(label_parts), return_inverse=True)
     members = [
-        open_images(path, key, len(found))
-        for (key, _), found in zip(parts, stored, strict=True)
+        open_images(path, key, len(values))
+        for (key, _), values in zip(parts, label_parts, strict=True)
     ]
     height, width, stored_channels = _one_shape(members)
     size = parse_size((height, width) if image_size is None else image_size)
@@ -73,18 +73,18 @@ def arrays(
     camera = None if cameras is None else read_integers(path, cameras)
     test = None if is_test is None else read_bools(path, is_test)
     if len(parts) == 2:
-        test = np.repeat([False, True], [len(found) for found in stored])
-    for key, found in ((cameras, camera), (is_test, test)):
-        if found is not None and len(found) != len(label):
+        test = np.repeat([False, True], [len(values) for values in label_parts])
+    for key, values in ((cameras, camera), (is_test, test)):
+        if values is not None and len(values) != len(label):
             raise ValueError(
                 f"{path}: {key} must have {len(label)} entries, one per label, got "
-                f"{len(found)}."
+                f"{len(values)}."
             )
     read = _reader(members, shape, invert)
     source = Source(
         read=read,
         labels=label.astype(np.int32),
-        names=tuple(str(number) for number in kept),
+        names=tuple(str(number) for number in class_numbers),
         input_shape=shape,
         cameras=camera,
         is_test=test,
@@ -264,11 +264,11 @@ def mnist(
 
 def _npz_in(data_dir: str | os.PathLike) -> pathlib.Path:
     """Path of the only .npz in a data set's folder."""
-    found = sorted(pathlib.Path(data_dir).glob("*.npz"))
-    if len(found) != 1:
+    archives = sorted(pathlib.Path(data_dir).glob("*.npz"))
+    if len(archives) != 1:
         raise ValueError(
             f"{data_dir} must have exactly one .npz, got "
-            f"{[file.name for file in found]}. Choose one with the data source "
+            f"{[file.name for file in archives]}. Choose one with the data source "
             "`arrays`."
         )
-    return found[0]
+    return archives[0]

@@ -1,13 +1,13 @@
 """Image decoding: encoded images to uint8 arrays, within limits.
 
-Every image file is opened here, whichever command, data set or list it belongs to, and
-every one is rotated by its file's EXIF orientation. Sizes and landmarks are those of
-the rotated image.
+All image files are opened here, for every command and data set. They are rotated by
+their EXIF orientation; sizes and landmarks are those of the rotated image.
 """
 
 import contextlib
 import functools
 import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,10 +50,10 @@ def check_classes(number: int, origin: str | os.PathLike) -> None:
         )
 
 
-# Pillow opens other formats by starting programs (Ghostscript for EPS) or by asking
-# the system's libraries.
+# Pillow opens other formats with external programs (Ghostscript for EPS) or system
+# libraries.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-ORIENTATIONS = {  # from the EXIF orientation to what makes a picture upright
+ORIENTATIONS = {  # EXIF orientation: the transposition that makes an image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -109,18 +109,18 @@ def size_of(data: bytes, origin: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def error_context(origin: str, wanted: str):
+def error_context(origin: str, expected: str):
     """Raise any error of an image as one ValueError that names `origin`."""
     try:
         yield
     except UnidentifiedImageError as error:
         raise ValueError(
-            f"{origin} must be {wanted}, got a file of no known format "
+            f"{origin} must be {expected}, got a file of no known format "
             f"({', '.join(FORMATS)}). Replace the file or remove it from the set."
         ) from error
     except UNREADABLE as error:
         raise ValueError(
-            f"{origin} must be {wanted}, got {error}. "
+            f"{origin} must be {expected}, got {error}. "
             "Replace the file or remove it from the set."
         ) from error
 
@@ -133,25 +133,25 @@ def _orientation(image: Image.Image) -> int:
     """EXIF orientation; 1 (upright) if it is missing or unreadable."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # Pillow raises anything there, and no pixel depends on it
+    except Exception:  # Pillow raises any exception for damaged EXIF data
         return 1
 
 
 def prepare_image(
     image: Image.Image,
     size: tuple[int, int],
-    how: Preprocessing,
+    preprocessing: Preprocessing,
     matrix: np.ndarray | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Prepare a decoded image as a model's input, before normalization.
 
-    Data sets and trained networks in use share this function, so that a picture is the
-    same array to both.
+    Data sets and deployed models share this function, so that an image is the same
+    array to both.
 
     Args:
       size: (H, W) of the result.
-      how: of its fields, those that are about the file.
+      preprocessing: its fields `inverted`, `resize` and `kernel` are applied here.
       matrix: [2, 3] from the picture to the canvas, see `plan_alignment`; such a face
         is warped there instead of being cropped.
       canvas: (H, W).
@@ -159,13 +159,13 @@ def prepare_image(
     Returns:
       uint8 [H, W, C].
     """
-    if how.inverted:
+    if preprocessing.inverted:
         image = ImageOps.invert(image)
     if matrix is not None:
         image = warp_picture(image, matrix, canvas)
-    elif how.resize == "crop":
+    elif preprocessing.resize == "crop":
         image = _center_crop(image, size)
-    return resize(image, size, KERNELS[how.kernel])
+    return resize(image, size, KERNELS[preprocessing.kernel])
 
 
 def _center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -248,8 +248,8 @@ def reader(
         images = np.empty((len(rows), *image_shape), np.uint8)
 
         def fill(part):
-            for place in part:
-                images[place] = load(int(rows[place]))
+            for index in part:
+                images[index] = load(int(rows[index]))
 
         number = min(4 * num_cores(), len(rows) or 1)
         parts = np.array_split(np.arange(len(rows)), number)
@@ -263,8 +263,8 @@ def reader(
 def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
     """Map `work` over parts of `rows` on a thread per core; results in order."""
     parts = np.array_split(np.asarray(rows, np.int64), 4 * num_cores())
-    found = _pool().map(lambda part: work(part.tolist()), parts)
-    return [one for part in found for one in part]
+    results = _pool().map(lambda part: work(part.tolist()), parts)
+    return list(itertools.chain.from_iterable(results))
 
 
 def check_rows(indices: np.ndarray, num_images: int) -> np.ndarray:

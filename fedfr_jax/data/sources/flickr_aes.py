@@ -61,17 +61,17 @@ def flickr_aes(
     rows = np.flatnonzero(is_kept[rater])
     shape = (*parse_size(image_size), 3)
     listed = [names[row] for row in rows]
-    loose = listed_images(pathlib.Path(data_dir, image_folder), listed, shape)
+    photographs = listed_images(pathlib.Path(data_dir, image_folder), listed, shape)
     return Source(
-        read=loose.read,
+        read=photographs.read,
         labels=(scores[rows] - 1).astype(np.int32),
         names=tuple(KNOWN_SCORES),
         input_shape=shape,
         client_ids=workers[rows],
-        passed_over=loose.passed_over,
+        passed_over=photographs.passed_over,
         preprocessing=RESIZED,
-        # A row is a rating: what is held out is a share of each rater's, not of images.
-        stored=loose.stored._replace(is_named=False),
+        # A row is a rating: a share of each rater's ratings is held out, not of images.
+        stored=photographs.stored._replace(is_named=False),
     )
 
 

@@ -1,8 +1,8 @@
 """Folders and zip archives of images, with labels from file names.
 
 A `filename_pattern` is a regular expression over the relative path with a group
-`identity` and, if the name has them, a group `camera` and a group `test`, which
-takes part in the match for images of the set's own test part only.
+`identity` and, if names have them, groups `camera` and `test`; the latter matches for
+images of the set's test part only.
 """
 
 import os
@@ -167,27 +167,35 @@ def _numbers(cells: list[str]) -> list[float]:
     return [float(cell) for cell in cells] if any(cells) else []
 
 
-def _open_folder(path, image_size, channels, naming, under, landmarks, align):
-    files = every = open_files(path, under=under)
-    points, first = None, None
+def _open_folder(
+    path, image_size, channels, filename_pattern, subfolder, landmarks, align
+):
+    files = all_files = open_files(path, under=subfolder)
+    points, first_size = None, None
     if landmarks is not None:
         files, points = read_landmarks(landmarks, files)
     elif align:
         raise ValueError("landmarks must be a csv file if align is True, got None.")
-    stored = stored_files(files, files.names, beside=points)
-    labels, names, cameras, is_test = _index(files, naming, path, under)
-    is_fixed = points is not None and not align  # landmarks are of one stored size
-    if image_size is None or is_fixed:
-        first = files.image_size(files.names[0])
-    size = parse_size(image_size or first)
+    stored = stored_files(files, files.names, landmarks=points)
+    labels, names, cameras, is_test = _index(files, filename_pattern, path, subfolder)
+    has_one_size = points is not None and not align  # by which landmarks are rescaled
+    if image_size is None or has_one_size:
+        first_size = files.image_size(files.names[0])
+    size = parse_size(image_size or first_size)
     shape = (*size, channels)
-    how = Preprocessing(resize="stretch", alignment="arcface" if align else None)
-    faces, fixed = points if align else None, first if is_fixed else None
-    read = listed_reader(files, files.names, shape, how, faces, stored_size=fixed)
+    preprocessing = Preprocessing("stretch", alignment="arcface" if align else None)
+    read = listed_reader(
+        files,
+        files.names,
+        shape,
+        preprocessing,
+        landmarks=points if align else None,
+        stored_size=first_size if has_one_size else None,
+    )
     if align:
         points = plan_alignment(points, size)[2]
     elif points is not None:
-        points = rescale_points(points, first, size)
+        points = rescale_points(points, first_size, size)
     source = Source(
         read=read,
         labels=labels,
@@ -196,27 +204,26 @@ def _open_folder(path, image_size, channels, naming, under, landmarks, align):
         landmarks=points,
         cameras=cameras,
         is_test=is_test,
-        passed_over=every.passed_over(files.names),
-        preprocessing=how,
+        passed_over=all_files.passed_over(files.names),
+        preprocessing=preprocessing,
         stored=stored,
     )
     return source, files.names
 
 
-def _index(files, naming, path, under):
-    if naming not in NAMINGS and "(?P<identity>" not in naming:
+def _index(files, filename_pattern, path, subfolder):
+    if filename_pattern not in NAMINGS and "(?P<identity>" not in filename_pattern:
         raise ValueError(
             f"filename_pattern must be one of {', '.join(NAMINGS)} or a regular "
-            f"expression with "
-            f"a group `identity`, got {naming}."
+            f"expression with a group `identity`, got {filename_pattern}."
         )
-    pattern = re.compile(NAMINGS.get(naming, naming))
-    skip = len(under.strip("/")) + 1 if under else 0
+    pattern = re.compile(NAMINGS.get(filename_pattern, filename_pattern))
+    skip = len(subfolder.strip("/")) + 1 if subfolder else 0
     matches = [pattern.fullmatch(name[skip:]) for name in files.names]
     if None in matches:
         stray = files.names[matches.index(None)]
         raise ValueError(
-            f"{stray} in {path} must match filename_pattern={naming} "
+            f"{stray} in {path} must match filename_pattern={filename_pattern} "
             f"({pattern.pattern}), but does not. Move it, or choose another pattern."
         )
     labels, names = _number([match["identity"] for match in matches])
@@ -229,19 +236,19 @@ def _index(files, naming, path, under):
     return labels, _without_common_folder(names), cameras, is_test
 
 
-def _number(words: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    words = [normalize_unicode(word) for word in words]
-    names = sorted(set(words), key=natural_key)
-    number = {name: i for i, name in enumerate(names)}
-    return np.array([number[word] for word in words], np.int32), tuple(names)
+def _number(identities: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    identities = [normalize_unicode(identity) for identity in identities]
+    names = sorted(set(identities), key=natural_key)
+    label_of = {name: i for i, name in enumerate(names)}
+    labels = np.array([label_of[identity] for identity in identities], np.int32)
+    return labels, tuple(names)
 
 
 def _without_common_folder(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(names) < 2:
-        return names
-    while len({n.partition("/")[0] for n in names}) == 1 and all(
-        "/" in n for n in names
-    ):
+    """Remove the folders that all names begin with."""
+    while len(names) > 1 and all("/" in name for name in names):
+        if len({name.partition("/")[0] for name in names}) > 1:
+            break
         names = tuple(name.partition("/")[2] for name in names)
     return names
 

@@ -17,8 +17,8 @@ from fedfr_jax.text import normalize_unicode, printable
 
 IMAGE_SUFFIXES = ".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif".split()
 IMAGE_SUFFIXES += [".tiff", ".webp"]
-# Folders that systems put beside people's: thumbnails of a network storage, resource
-# forks of a Mac's archive, bins.
+# Folders of operating systems: thumbnails of a network storage, resource forks of macOS
+# archives, recycle bins.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
 NOT_READ = "of the images"
 
@@ -30,8 +30,8 @@ class Files(NamedTuple):
     names: list[str]
     read: Callable[[str], bytes]
     origin: Callable[[str], str]  # what to call a file in an error
-    confirm: Callable[[str], None] = lambda name: None  # a name that is passed over
-    others: Collection[str] = ()  # files that are no images
+    confirm: Callable[[str], None] = lambda name: None  # check an unread file's name
+    ignored: Collection[str] = ()  # files that are no images
     path: str = ""  # of the directory or archive
     size: Callable[[str], int] = lambda name: 0  # bytes of a file
 
@@ -43,22 +43,22 @@ class Files(NamedTuple):
         """Count ignored files, with the first of each kind; "" if there are none.
 
         Args:
-          used: the images that are read; None for all. The others' names are
-            confirmed: a damaged archive must not lose one.
+          used: the images that are read; None for all. The names of the others are
+            confirmed: a damaged name must not hide an image.
         """
         unused = [] if used is None else sorted({*self.names} - {*used})
         for name in unused:
             self.confirm(name)
         kinds = {NOT_READ: unused} if unused else {}
-        for name in self.others:
-            kinds.setdefault(_kind(name), []).append(name)
+        for name in self.ignored:
+            kinds.setdefault(_ignored_reason(name), []).append(name)
         if not kinds:
             return ""
-        shown = ", ".join(
+        summary = ", ".join(
             f"{len(names)} {kind} (first {printable(names[0])})"
             for kind, names in kinds.items()
         )
-        return f"passed over in {self.path}: {shown}"
+        return f"passed over in {self.path}: {summary}"
 
 
 def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
@@ -71,7 +71,8 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     prefix = under.strip("/") + "/" if under else ""
     is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
     if path.is_dir():
-        (listed, read), confirm = _open_directory(path, is_wanted), lambda name: None
+        listed, read = _open_directory(path, is_wanted)
+        confirm = lambda name: None
         size = lambda name: _size(path / name)
     elif path.is_file():
         listed, read, confirm, size = open_zip(path)
@@ -79,23 +80,23 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         raise ValueError(
             f"{path} must be a directory or a .zip of images, but does not exist."
         )
-    wanted, others = [], []
+    images, ignored = [], []
     for name in listed:
         if is_wanted(name):
-            wanted.append(name)
+            images.append(name)
             continue
         confirm(name)
         if name.startswith(prefix) and not name.endswith("/"):
-            others.append(name)
-    _check_names(path, wanted)
-    stored = _decomposed(wanted)
-    names = set(wanted).difference(stored.values()).union(stored)
+            ignored.append(name)
+    _check_names(path, images)
+    stored = _decomposed(images)
+    names = set(images).difference(stored.values()).union(stored)
     files = Files(
         names=sorted(names, key=natural_key),
         read=lambda name: read(stored.get(name, name)),
         origin=lambda name: f"{name} in {path}",
         confirm=lambda name: confirm(stored.get(name, name)),
-        others=sorted(others),
+        ignored=sorted(ignored),
         path=str(path),
         size=lambda name: size(stored.get(name, name)),
     )
@@ -103,7 +104,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
         raise ValueError(
             f"{path} must have images{f' below {prefix}' if prefix else ''} "
             f"({' '.join(IMAGE_SUFFIXES)}), got none. Check the path."
-            + (f" ({files.passed_over()})" if others else "")
+            + (f" ({files.passed_over()})" if ignored else "")
         )
     return files
 
@@ -113,9 +114,9 @@ def _decomposed(names: Iterable[str]) -> dict[str, str]:
 
     A name whose composed form is a file too stays as it is.
     """
-    known, changed = set(names), {}
-    for name in known:
-        if normalize_unicode(name) not in known:
+    existing, changed = set(names), {}
+    for name in existing:
+        if normalize_unicode(name) not in existing:
             changed[normalize_unicode(name)] = name
     return changed
 
@@ -160,7 +161,7 @@ def _is_image(name: str) -> bool:
     return not is_hidden and parts[-1].lower().endswith(tuple(IMAGE_SUFFIXES))
 
 
-def _kind(name: str) -> str:
+def _ignored_reason(name: str) -> str:
     """Reason why a file is ignored, to follow a count."""
     *folders, last = name.split("/")
     for folder in folders:
@@ -172,24 +173,25 @@ def _kind(name: str) -> str:
 
 
 def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
-    names, places, seen, folders = [], array.array("Q"), {}, [(str(path), "")]
-    others = []
+    """List a directory: (names of images and ignored files, function to read one)."""
+    names, ignored, inodes = [], [], array.array("Q")
+    folders, folders_by_inode = [(str(path), "")], {}
     while folders:
         folder, under = folders.pop()
-        device, number = _place(os.stat(folder))
-        other = seen.setdefault((device, number), folder)
-        if other != folder:  # its images would count once more, as other people's
+        device, number = _inode(os.stat(folder))
+        other = folders_by_inode.setdefault((device, number), folder)
+        if other != folder:  # its images would be another identity's too
             raise _duplicates(folder, other)
         for entry in _list_members(folder):
             name = under + entry.name
             if _is_folder(entry):
                 folders.append((entry.path, f"{name}/"))
             elif is_wanted(name):
-                places.extend(_place_of_file(entry, device, len(names)))
+                inodes.extend(_file_inode(entry, device, len(names)))
                 names.append(name)
             else:
-                others.append(name)
-    _check_each_once(path, names, np.frombuffer(places, np.uint64).reshape(-1, 2))
+                ignored.append(name)
+    _check_each_once(path, names, np.frombuffer(inodes, np.uint64).reshape(-1, 2))
 
     def read(name):
         check_file(path / name, MAX_IMAGE_BYTES)
@@ -201,7 +203,7 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
                 "Restore the file or open the folder again."
             ) from error
 
-    return names + others, read
+    return names + ignored, read
 
 
 def _size(path: pathlib.Path) -> int:
@@ -229,35 +231,35 @@ def _list_members(folder: str) -> list[os.DirEntry]:
         ) from error
 
 
-def _place(state: os.stat_result) -> tuple[int, int]:
+def _inode(state: os.stat_result) -> tuple[int, int]:
     """(device, inode) of a file: equal for two links to one file."""
     return state.st_dev, state.st_ino
 
 
-def _place_of_file(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
+def _file_inode(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
     """(device, inode) of a file; only links need a system call."""
     if not entry.is_symlink():
         return device, entry.inode()
     try:
-        return _place(entry.stat())
+        return _inode(entry.stat())
     except OSError:  # of a broken link, reported when it is read
         return 2**64 - 1, number
 
 
-def _check_each_once(path: pathlib.Path, names: list[str], places: np.ndarray) -> None:
+def _check_each_once(path: pathlib.Path, names: list[str], inodes: np.ndarray) -> None:
     """Raise ValueError if two of `names` are links to one image.
 
     Args:
-      places: [T, 2] of each name; on some file systems two files have one.
+      inodes: [T, 2] of each name; on some file systems two files share one.
     """
-    order = np.lexsort(places.T)
-    is_next = (places[order[1:]] == places[order[:-1]]).all(axis=1)
+    order = np.lexsort(inodes.T)
+    is_next = (inodes[order[1:]] == inodes[order[:-1]]).all(axis=1)
     for i in np.flatnonzero(is_next):
-        first, second = sorted(path / names[place] for place in order[i : i + 2])
+        first, second = sorted(path / names[index] for index in order[i : i + 2])
         with contextlib.suppress(OSError):
             if os.path.samefile(first, second):
                 raise _duplicates(second, first)
 
 
 def _duplicates(name: str | pathlib.Path, other: str | pathlib.Path) -> ValueError:
-    return ValueError(f"{name} must be in the set once, got a link: it is {other} too.")
+    return ValueError(f"{name} must be in the set once, got a link to {other}.")

@@ -21,11 +21,10 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     Returns:
       A dict that json can write: images, identities, input_shape, images_per_identity
       (min, 25%, median, 75%, max, mean), landmarks (bool), cameras, pairs and
-      test_images (counts; 0 also where the set has none of its own), passed_over (files
-      beside the images, in words), sampled,
-      num_unreadable, unreadable (the first 20 messages), mean (pixel mean in [0, 255]
-      of what was read), and checksum (SHA-256 of labels, names and the pixels that
-      were read; it changes with the decoder's version too).
+      test_images (counts, 0 for a set without), passed_over (text on ignored files),
+      sampled, num_unreadable, unreadable (the first 20 messages), mean (pixel mean in
+      [0, 255] of the images that were read), and checksum (SHA-256 of labels, names and
+      these images' pixels; it changes with the decoder's version too).
     """
     num_images = len(source.labels)
     num_read = num_images if sample is None else min(sample, num_images)
@@ -35,17 +34,17 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     digest.update("\n".join(source.names).encode())
     errors, total, num_pixels = [], 0, 0
     for start in range(0, len(rows), CHUNK_SIZE):
-        for images in _read_what_can(source, rows[start : start + CHUNK_SIZE], errors):
+        for images in _read_readable(source, rows[start : start + CHUNK_SIZE], errors):
             digest.update(images.tobytes())
             total += int(images.sum(dtype=np.int64))
             num_pixels += images.size
-    spread = {name: float(np.quantile(counts, q)) for name, q in QUANTILES.items()}
+    quantiles = {name: float(np.quantile(counts, q)) for name, q in QUANTILES.items()}
     cameras = source.cameras
     return {
         "images": num_images,
         "identities": len(source.names),
         "image_shape": list(source.input_shape),
-        "images_per_identity": spread | {"mean": float(counts.mean())},
+        "images_per_identity": quantiles | {"mean": float(counts.mean())},
         "landmarks": source.landmarks is not None,
         "cameras": 0 if cameras is None else len(np.unique(cameras)),
         "pairs": 0 if source.pairs is None else len(source.pairs.is_same),
@@ -59,13 +58,13 @@ def inspect(source: Source, *, sample: int | None = None) -> dict:
     }
 
 
-def _read_what_can(source, rows, errors):
+def _read_readable(source, rows, errors):
     """Yield the readable images of `rows`; append an error for each other one."""
     try:
         yield source.read(rows)
         return
     except ValueError:
-        pass  # one at a time tells which
+        pass  # read one at a time, to find which
     for row in rows:
         try:
             image = source.read(np.array([row]))

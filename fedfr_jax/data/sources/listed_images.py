@@ -45,8 +45,9 @@ def listed_images(
         faces are warped to the ArcFace template. None stretches the images.
     """
     files = open_files(path)
-    names, known = [normalize_unicode(name) for name in names], set(files.names)
-    missing = [name for name in names if name not in known]
+    names = [normalize_unicode(name) for name in names]
+    existing = set(files.names)
+    missing = [name for name in names if name not in existing]
     if missing:
         raise ValueError(
             f"{path} must have every listed image, got {len(missing)} of {len(names)} "
@@ -60,7 +61,7 @@ def listed_reader(
     files: Files,
     names: Sequence[str],
     image_shape: tuple[int, int, int],
-    how: Preprocessing,
+    preprocessing: Preprocessing,
     landmarks: np.ndarray | None = None,
     stored_size: tuple[int, int] | None = None,
 ) -> Callable[[np.ndarray], np.ndarray]:
@@ -78,13 +79,13 @@ def listed_reader(
     def load(row):
         origin = files.origin(names[row])
         image = decode(files.read(names[row]), origin, channels)
-        found = (image.height, image.width)
-        if stored_size not in (None, found):
+        image_size = (image.height, image.width)
+        if stored_size not in (None, image_size):
             raise ValueError(
                 f"{origin} must have the first image's size {stored_size}, got "
-                f"{found}. Set image_size, or with landmarks align=True."
+                f"{image_size}. Set image_size, or with landmarks align=True."
             )
         matrix = None if matrices is None else matrices[row]
-        return prepare_image(image, size, how, matrix, canvas)
+        return prepare_image(image, size, preprocessing, matrix, canvas)
 
     return reader(load, len(names), image_shape)

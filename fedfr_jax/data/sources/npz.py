@@ -20,7 +20,7 @@ from PIL import Image
 from fedfr_jax.data.sources.decoding import MODES, resize
 from fedfr_jax.files import check_file, replace_file
 
-# What a damaged .npz raises; Python's zipfile knows no encryption nor other methods.
+# Exceptions of damaged .npz files, and of zip methods that Python does not support.
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 DAMAGED += (NotImplementedError, RuntimeError, MemoryError, tokenize.TokenError)
 
@@ -136,11 +136,12 @@ def _member(path, key):
     """Open an array: (file after the header, header); its data must fill the file."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
         header = _Header(*_read_header(file))
-        wanted = math.prod(header.shape) * header.dtype.itemsize
-        found = archive.getinfo(f"{key}.npy").file_size - file.tell()
-        if found != wanted or header.dtype.hasobject:
-            what = f"{found} bytes for {header.dtype} {header.shape}"
-            raise ValueError(f"its numbers must fill it, got {what}")
+        expected_bytes = math.prod(header.shape) * header.dtype.itemsize
+        num_bytes = archive.getinfo(f"{key}.npy").file_size - file.tell()
+        if num_bytes != expected_bytes or header.dtype.hasobject:
+            raise ValueError(
+                f"an array {header.dtype} {header.shape} of {num_bytes} bytes"
+            )
         yield file, header
 
 
@@ -177,8 +178,7 @@ def load_or_build(
       cache: an .npz to read or make, a `ReadOnly` one only to read; None always scans.
       origins: the files or folders whose size and time of change it must match.
       scan: makes the arrays.
-      fits: whether arrays that were read can be those of a scan; if not, they are
-        made anew.
+      fits: whether arrays have the form of a scan's; if not, they are made anew.
 
     Raises:
       ValueError: when `cache` is another file, which stays as it is.
@@ -191,19 +191,19 @@ def load_or_build(
     check_file(cache)
     try:
         with cache.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            found = dict(stored)
-        is_array = all(isinstance(values, np.ndarray) for values in found.values())
-        if is_array and np.array_equal(found.pop("stamp"), stamp) and fits(found):
-            return found
+            arrays = dict(stored)
+        is_array = all(isinstance(values, np.ndarray) for values in arrays.values())
+        if is_array and np.array_equal(arrays.pop("stamp"), stamp) and fits(arrays):
+            return arrays
     except DAMAGED:
         pass  # absent or cut short: it is made anew
     if not is_read_only:
         check_replaceable(cache)
-    found = scan()
+    arrays = scan()
     if not is_read_only:
         with replace_file(cache, by=str(os.getpid())) as file:
-            np.savez(file, stamp=stamp, **found)
-    return found
+            np.savez(file, stamp=stamp, **arrays)
+    return arrays
 
 
 def check_replaceable(cache: pathlib.Path) -> None:

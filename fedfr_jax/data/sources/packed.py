@@ -74,27 +74,6 @@ def load_masks(arrays: Mapping[str, np.ndarray]) -> Masks | None:
     return Masks(read, tuple(names), colors)
 
 
-def check_labels(folder: pathlib.Path, labels: np.ndarray, names: list) -> None:
-    """Raise ValueError unless names are strings and labels are indices of them."""
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"{folder / 'names.json'} must hold names, got {str(names)[:60]}. Pack it "
-            "again."
-        )
-    is_whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    if not is_whole or not len(labels):
-        raise ValueError(
-            f"{folder / 'labels.npy'} must hold integers [T], got {labels.dtype} "
-            f"{labels.shape}. Pack it again."
-        )
-    low, high = labels.min(), labels.max()
-    if low < 0 or high >= len(names):
-        raise ValueError(
-            f"{folder / 'labels.npy'} must be in [0, {len(names)}), indices of "
-            f"names.json, got {low} to {high}. Pack it again."
-        )
-
-
 FORMAT = 1
 INDEX, LINES, NAMES = "index.json", "shards.jsonl", "names.json"
 MAX_HEADER_BYTES = 2**12  # bytes of a .npy before its numbers
@@ -115,13 +94,13 @@ def open_index(folder: pathlib.Path) -> dict:
         )
     index = read_json(folder / INDEX)
     try:
-        why = _contradiction(index)
+        problem = _contradiction(index)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        why = f"{type(error).__name__}: {error}"
-    if why:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
         raise ValueError(
-            f"{folder / INDEX} must be an undamaged index of this version, got {why}. "
-            "Copy or pack it again, or use the version that wrote it."
+            f"{folder / INDEX} must be an undamaged index of this version, got "
+            f"{problem}. Copy or pack it again, or use the version that wrote it."
         )
     return index
 
@@ -144,15 +123,15 @@ def _contradiction(index):
         )
         if not 0 < header < MAX_HEADER_BYTES:
             return f"another size of {packed_file_name(number)}"
-    known = {NAMES, *(f"{key}.npy" for key in ARRAYS)}
-    known |= {packed_file_name(number) for number in range(len(starts))}
-    if unknown := files.keys() - known:  # perhaps a path out of the folder
+    known_files = {NAMES, *(f"{key}.npy" for key in ARRAYS)}
+    known_files |= {packed_file_name(number) for number in range(len(starts))}
+    if unknown := files.keys() - known_files:  # perhaps a path out of the folder
         return f"a file {min(unknown)!r}"
-    is_told = all(
-        type(of["bytes"]) is int and type(of["sha256"]) is str for of in files.values()
-    )
-    needed = {"labels.npy", NAMES}  # `source` compares the rest
-    return None if is_told and needed <= files.keys() else "other files"
+    for entry in files.values():
+        if type(entry["bytes"]) is not int or type(entry["sha256"]) is not str:
+            return f"the entry {entry}"
+    has_needed = {"labels.npy", NAMES} <= files.keys()  # `source` compares the rest
+    return None if has_needed else f"no {NAMES} or labels.npy"
 
 
 MAX_FILE_BYTES = 2**28
@@ -169,8 +148,8 @@ def pack(
     """Write `source` into `folder`, or resume a killed call.
 
     Args:
-      max_file_bytes: most bytes of images in a file; a shard has one image at least.
-      say: takes a line per shard written.
+      max_file_bytes: bytes of images in a file, which has at least one image.
+      say: called with a line for every file.
     """
     folder, num_images = pathlib.Path(folder), len(source.labels)
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,15 +197,15 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     """
     folder = pathlib.Path(path)
     index = open_index(folder)
-    for name, facts in index["files"].items():
+    for name, entry in index["files"].items():
         size = _size(folder / name)
-        if size != facts["bytes"]:
+        if size != entry["bytes"]:
             raise ValueError(
-                f"{folder / name} must have {facts['bytes']} bytes, "
+                f"{folder / name} must have {entry['bytes']} bytes, "
                 f"got {'no file' if size is None else size}. Copy or pack it again."
             )
         is_read = not name.startswith("images-")
-        if is_read and digest_of_file(folder / name) != facts["sha256"]:
+        if is_read and digest_of_file(folder / name) != entry["sha256"]:
             raise ValueError(
                 f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
                 "or pack it again."
@@ -237,7 +216,6 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
         if f"{key}.npy" in index["files"]
     }
     names = read_json(folder / NAMES, list)
-    check_labels(folder, arrays["labels"], names)
     has_pairs = "pairs" in arrays
     read, shape = _reader(folder, index), tuple(index["image_shape"])
     source = Source(
@@ -269,9 +247,9 @@ def verify(path: str | os.PathLike) -> int:
     files = open_index(folder)["files"]
     damaged = [
         str(folder / name)
-        for name, facts in files.items()
+        for name, entry in files.items()
         if _size(folder / name) is None
-        or digest_of_file(folder / name) != facts["sha256"]
+        or digest_of_file(folder / name) != entry["sha256"]
     ]
     if damaged:
         raise ValueError(
@@ -286,7 +264,7 @@ def _reader(folder, index):
     shape = tuple(index["image_shape"])
 
     @functools.cache
-    def shard(number):
+    def open_file(number):
         path = folder / packed_file_name(number)
         try:
             images = np.load(path, mmap_mode="r")
@@ -294,23 +272,23 @@ def _reader(folder, index):
             raise
         except DAMAGED as error:
             raise ValueError(f"{path} must be a .npy file, got {error}.") from error
-        wanted = (min(size, num_images - number * size), *shape)
-        if images.shape != wanted or images.dtype != np.uint8:
+        expected_shape = (min(size, num_images - number * size), *shape)
+        if images.shape != expected_shape or images.dtype != np.uint8:
             raise ValueError(
-                f"{path} must hold images {wanted}, got {images.dtype} {images.shape}. "
-                "Copy or pack it again."
+                f"{path} must hold images {expected_shape}, got {images.dtype} "
+                f"{images.shape}. Copy or pack it again."
             )
         return advise_random_access(images)
 
     def read(indices):
         rows = check_rows(indices, num_images)
         images = np.empty((len(rows), *shape), np.uint8)
-        where = rows // size
-        for number in np.unique(where).tolist():
-            here = np.flatnonzero(where == number)
-            own = rows[here] - number * size
-            will_need_rows(shard(number), own)
-            images[here] = shard(number)[own]
+        file_numbers = rows // size
+        for number in np.unique(file_numbers).tolist():
+            positions = np.flatnonzero(file_numbers == number)
+            file_rows = rows[positions] - number * size
+            will_need_rows(open_file(number), file_rows)
+            images[positions] = open_file(number)[file_rows]
         return images
 
     return read
@@ -326,7 +304,7 @@ def _preprocessing(folder, index):
 
 def _digest(source, arrays):
     """SHA-256 of a source without its pixels, to compare sets."""
-    digest = hashlib.sha256("\n".join(source.names).encode())
+    digest = hashlib.sha256("\n".join(map(str, source.names)).encode())
     for key, values in arrays.items():
         digest.update(f"{key} {values.shape} {values.dtype}".encode())
         digest.update(np.ascontiguousarray(values).tobytes())
@@ -370,17 +348,17 @@ def _append(path, line):
         os.fsync(file.fileno())
 
 
-def _check_head(path, found, head):
+def _check_head(path, stored, head):
     for key, value in head.items():
-        if found.get(key) != value:
+        if stored.get(key) != value:
             raise ValueError(
                 f"{path} must be from this source and max_file_bytes ({key} {value}), "
-                f"got {found.get(key)}. Pack into another folder or remove this one."
+                f"got {stored.get(key)}. Pack into another folder or remove this one."
             )
 
 
-def _is_whole(path, facts):
-    return facts is not None and _size(path) == facts.get("bytes")
+def _is_whole(path, entry):
+    return entry is not None and _size(path) == entry.get("bytes")
 
 
 def _size(path):

@@ -1,9 +1,9 @@
 """Verification pairs: in InsightFace's .bin files, or listed in text files.
 
 A .bin set is a pickle of (encoded images, is_same), with 2P images as bytes, Python 2
-strings or uint8 arrays and P truth values; images 2i and 2i + 1 are pair i. Pickles can
-run code, so the unpickler here only knows plain containers and stand-ins for arrays:
-not even NumPy's constructors are called.
+strings or uint8 arrays and P booleans; images 2i and 2i + 1 are pair i. Pickles can run
+code, so the unpickler here supports only plain containers and replacements of arrays;
+it does not even call NumPy's constructors.
 """
 
 import mmap
@@ -37,16 +37,16 @@ def bin_pairs(
 ) -> Source:
     """Open an InsightFace .bin verification set, such as lfw.bin.
 
-    The file has no identities: the two images of a same pair share a label and all
-    others have their own, so labels say nothing across pairs.
+    The file has no identities: the two images of a positive pair share a label, all
+    other images have labels of their own. Labels of different pairs do not compare.
     """
     images, is_same = load_bin(path)
     size = parse_size(image_size)
-    how = Preprocessing(resize="stretch")
+    preprocessing = Preprocessing(resize="stretch")
 
     def load(row):
         image = decode(images[row], f"image {row} in {path}", channels)
-        return prepare_image(image, size, how)
+        return prepare_image(image, size, preprocessing)
 
     is_second_of_same = np.stack([np.zeros_like(is_same), is_same], axis=1).reshape(-1)
     labels = np.cumsum(~is_second_of_same, dtype=np.int32) - 1
@@ -59,7 +59,7 @@ def bin_pairs(
         names,
         shape,
         pairs=Pairs(indices, is_same),
-        preprocessing=how,
+        preprocessing=preprocessing,
     )
 
 
@@ -143,7 +143,7 @@ def _from_buffer(data, dtype, shape, order):
 ALLOWED = {
     "numpy.ndarray": None,
     "numpy.dtype": _Dtype,
-    "numpy.core.multiarray._reconstruct": lambda *of: _Array(),
+    "numpy.core.multiarray._reconstruct": lambda *arguments: _Array(),
     "numpy.core.multiarray.scalar": lambda dtype, data: _Array(data, dtype),
     "numpy.core.numeric._frombuffer": _from_buffer,
     "_codecs.encode": _latin1,
@@ -152,10 +152,10 @@ ALLOWED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        wanted = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
-        if wanted not in ALLOWED:
-            raise _Forbidden(wanted)
-        return ALLOWED[wanted]
+        qualified_name = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
+        if qualified_name not in ALLOWED:
+            raise _Forbidden(qualified_name)
+        return ALLOWED[qualified_name]
 
 
 def _encoded(image) -> bytes:
@@ -186,7 +186,7 @@ def _to_numpy(array: _Array) -> np.ndarray:
     return values.reshape(array.shape)
 
 
-WORDS = {"1": True, "0": False, "same": True, "different": False}
+IS_SAME = {"1": True, "0": False, "same": True, "different": False}
 
 
 def listed_pairs(
@@ -210,40 +210,40 @@ def listed_pairs(
     file = pathlib.Path(pairs)
     if not file.is_file():
         file = pathlib.Path(path, pairs)
-    kept = {
+    lines = {
         f"{file} line {number}": line
         for number, line in enumerate(read_list(file).splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     }
-    rows = [_pair(line, origin) for origin, line in kept.items()]
+    rows = [_pair(line, origin) for origin, line in lines.items()]
     if not rows:
         raise ValueError(f"{file} must have at least one pair, got none.")
     names = sorted({name for row in rows for name in row[:2]})
     place = {name: i for i, name in enumerate(names)}
     shape = (*parse_size(image_size), channels)
     indices = [[place[first], place[second]] for first, second, _ in rows]
-    _check_two_images(indices, [*kept])
-    _check_once(indices, [*kept])
-    loose = listed_images(path, names, shape)
+    _check_once(indices, [*lines])
+    listed = listed_images(path, names, shape)
     return Source(
-        loose.read,
+        listed.read,
         np.arange(len(names), dtype=np.int32),  # the list has no identities
         tuple(names),
         shape,
         pairs=Pairs(np.array(indices, np.int32), np.array([row[2] for row in rows])),
-        passed_over=loose.passed_over,
+        passed_over=listed.passed_over,
         preprocessing=RESIZED,
     )
 
 
 def _pair(line: str, origin: str) -> tuple[str, str, bool]:
     separators = [x for x in ("\t", ",") if x in line]
-    words = [w.strip() for w in line.split(separators[0] if separators else None)]
-    if len(words) != 3 or words[2] not in WORDS or words[0] == words[1]:
+    fields = line.split(separators[0] if separators else None)
+    fields = [field.strip() for field in fields]
+    if len(fields) != 3 or fields[2] not in IS_SAME or fields[0] == fields[1]:
         raise ValueError(
             f"{origin} must be two images and 1 (same) or 0 (different), got {line!r}."
         )
-    return words[0], words[1], WORDS[words[2]]
+    return fields[0], fields[1], IS_SAME[fields[2]]
 
 
 def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
@@ -270,21 +270,20 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
     origins = [f"{path} line {number}" for number in lines]
     listed = zip(lines.values(), is_same, origins, strict=True)
     indices = [_find_pair(line, same, rows, origin) for line, same, origin in listed]
-    _check_two_images(indices, origins)
     return Pairs(np.array(indices, np.int32), is_same)
 
 
 def _find_pair(line, is_same, rows, origin):
-    words = line.split("\t") if "\t" in line else line.split()
-    if len(words) != (3 if is_same else 4):
+    fields = line.split("\t") if "\t" in line else line.split()
+    if len(fields) != (3 if is_same else 4):
         kind = "name i j" if is_same else "name i other j"
         raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
-    people = [words[0], words[0 if is_same else 2]]
+    people = [fields[0], fields[0 if is_same else 2]]
     if not is_same and people[0] == people[1]:
         raise ValueError(f"{origin} must have two different people, got {line!r}.")
     names = [
         f"{name}_{number.strip():0>4}"
-        for name, number in zip(people, (words[1], words[-1]), strict=True)
+        for name, number in zip(people, (fields[1], fields[-1]), strict=True)
     ]
     for name in names:
         if name not in rows:
@@ -292,29 +291,24 @@ def _find_pair(line, is_same, rows, origin):
                 f"{origin} must have images of the set, got {name}, which is not in "
                 "it. Use the pairs file of these images, or pairs=None."
             )
+    if names[0] == names[1]:
+        raise ValueError(f"{origin} must have two different images, got one twice.")
     return [rows[name] for name in names]
 
 
-def _check_two_images(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
-    """Raise ValueError for a pair of an image with itself.
+def _check_once(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
+    """Raise ValueError for a pair that is listed twice, in either order.
 
     Args:
       indices: [P, 2].
-      origins: [P] what to call the pairs' lines in an error.
+      origins: [P] names of the pairs' lines in an error.
     """
-    for (first, second), origin in zip(indices, origins, strict=True):
-        if first == second:
-            raise ValueError(f"{origin} must have two different images, got one twice.")
-
-
-def _check_once(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
-    """Raise ValueError for a pair that is listed twice, in either order."""
-    seen = {}
+    first_origins = {}
     for (first, second), origin in zip(indices, origins, strict=True):
         pair = min(first, second), max(first, second)
-        other = seen.setdefault(pair, origin)
-        if other != origin:
+        first_origin = first_origins.setdefault(pair, origin)
+        if first_origin != origin:
             raise ValueError(
-                f"{origin} must be a new pair, got that of {other} again. Remove one "
-                "of them."
+                f"{origin} must be a new pair, got that of {first_origin} again. "
+                "Remove one of them."
             )

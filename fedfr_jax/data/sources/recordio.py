@@ -44,6 +44,8 @@ MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 HEADER = struct.Struct("<IfQQ")
 MAX_LENGTH = 2**29 - 1
+MAX_SIDE = 2048  # pixels of an image, by a `property` file
+MAX_PROPERTY_BYTES = 2**12  # bytes of that file
 
 
 class Record(NamedTuple):
@@ -127,12 +129,11 @@ def read_headers(
     for start in range(0, len(offsets), 65536):
         part = offsets[start : start + 65536]
         is_inside = (part >= 0) & (part <= len(data) - 36)
-        places = np.where(is_inside, part, 0)[:, None] + np.arange(36)
-        words = data[np.minimum(places, len(data) - 1)].view("<u4")
+        header_bytes = np.where(is_inside, part, 0)[:, None] + np.arange(36)
+        words = data[np.minimum(header_bytes, len(data) - 1)].view("<u4")
         # Magic word, length, number of labels, label, id, id2, first of the labels.
-        is_vector = words[:, 2] > 0
-        place = np.where(is_vector, 8, 3)[:, None]
-        found = np.take_along_axis(words, place, axis=1)[:, 0].view("<f4")
+        column = np.where(words[:, 2] > 0, 8, 3)[:, None]
+        first_labels = np.take_along_axis(words, column, axis=1)[:, 0].view("<f4")
         number = np.ascontiguousarray(words[:, 4:6]).view("<u8")[:, 0]
         # Whole records in the file are read at once, anything else by the full parser.
         is_plain = is_inside & (words[:, 0] == MAGIC) & (words[:, 1] >> 29 == 0)
@@ -141,8 +142,8 @@ def read_headers(
         is_plain &= (length >= 24 + label_bytes) & (part + 8 + length <= len(data))
         for row in np.flatnonzero(~is_plain):
             record = read_record(data, int(part[row]), f"{origin} at byte {part[row]}")
-            found[row], number[row] = np.ravel(record.label)[0], record.id
-        labels[start : start + 65536] = found
+            first_labels[row], number[row] = np.ravel(record.label)[0], record.id
+        labels[start : start + 65536] = first_labels
         ids[start : start + 65536] = number
     return labels, ids
 
@@ -173,15 +174,15 @@ def read_index(path: str | os.PathLike) -> Index:
 
 def find_offsets(index: Index, keys: np.ndarray, origin: str) -> np.ndarray:
     """Byte offsets [n] of keys [n]; raises ValueError for a missing key."""
-    places = np.searchsorted(index.keys, keys)
-    places = np.minimum(places, len(index.keys) - 1)
-    is_found = index.keys[places] == keys
-    if not is_found.all():
+    entries = np.searchsorted(index.keys, keys)
+    entries = np.minimum(entries, len(index.keys) - 1)
+    is_listed = index.keys[entries] == keys
+    if not is_listed.all():
         raise ValueError(
-            f"{origin} must list every record, got {np.sum(~is_found)} keys missing, "
-            f"the first {keys[np.argmin(is_found)]}. Copy the .idx file again."
+            f"{origin} must list every record, got {np.sum(~is_listed)} keys missing, "
+            f"the first {keys[np.argmin(is_listed)]}. Copy the .idx file again."
         )
-    return index.offsets[places]
+    return index.offsets[entries]
 
 
 def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
@@ -192,11 +193,11 @@ def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
 
     Returns:
       keys and offsets [T] int64, labels [T] float32, and is_numbered [] bool: whether
-      the records' own headers say their keys.
+      the records' headers have their keys as ids.
     """
     index_path = path.with_suffix(".idx")
     index = read_index(index_path)
-    # A truncated file lacks its end: the last record tells now, not hours later.
+    # A truncated file lacks its last record: read it now, not hours later.
     last = int(np.argmax(index.offsets))
     read_record(data, int(index.offsets[last]), f"{path} record {index.keys[last]}")
     first = read_record(data, int(index.offsets[0]), f"{path} record {index.keys[0]}")
@@ -206,17 +207,17 @@ def scan_index(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
     keys = np.arange(1, num_images + 1)
     offsets = find_offsets(index, keys, str(index_path))
     labels = _range_labels(path, data, index, num_images)
-    # A few headers tell whether these ranges number identities as the headers do.
+    # A few headers show whether the ranges number identities as the headers do.
     probes = np.unique(np.linspace(0, num_images - 1, 256).astype(np.int64))
-    found, ids = read_headers(data, offsets[probes], str(path))
-    if labels is None or (labels[probes] != found).any():
+    header_labels, ids = read_headers(data, offsets[probes], str(path))
+    if labels is None or (labels[probes] != header_labels).any():
         return _by_headers(path, data, keys, offsets)
     is_numbered = np.mean(ids == keys[probes]) > 0.5
     return _rows(keys, offsets, labels, is_numbered)
 
 
 def _rows(keys, offsets, labels, is_numbered):
-    """Arrays about T images; `is_numbered`: their headers have their keys as ids."""
+    """Collect the arrays of `scan_index`."""
     return {
         "keys": keys,
         "offsets": offsets,
@@ -226,9 +227,9 @@ def _rows(keys, offsets, labels, is_numbered):
 
 
 def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
-    """Whether cached arrays can be those that `scan_index` returns for `data`."""
-    wanted = {"keys": "i8", "offsets": "i8", "labels": "f4", "is_numbered": "?"}
-    if {name: x.dtype for name, x in rows.items()} != wanted:
+    """Whether cached arrays have the form of `scan_index(path, data)`."""
+    dtypes = {"keys": "i8", "offsets": "i8", "labels": "f4", "is_numbered": "?"}
+    if {name: x.dtype for name, x in rows.items()} != dtypes:
         return False
     shapes = {rows[name].shape for name in ("keys", "offsets", "labels")}
     is_list = shapes == {(rows["keys"].size,)} and rows["is_numbered"].shape == ()
@@ -237,17 +238,17 @@ def fits(data: np.ndarray, rows: dict[str, np.ndarray]) -> bool:
 
 
 def _by_headers(path, data, keys, offsets):
-    """Arrays about images whose labels are in their headers."""
+    """Read the arrays of `scan_index` from the records' headers."""
     labels, ids = read_headers(data, offsets, str(path))
     is_own = ids == keys
     is_numbered = len(keys) > 1 and np.mean(is_own) > 0.5
     if is_numbered and not is_own.all():
         row = int(is_own.argmin())
-        raise find_misplaced(f"{path} record {keys[row]}", ids[row], labels[row])
+        raise misplaced_error(f"{path} record {keys[row]}", ids[row], labels[row])
     return _rows(keys, offsets, labels, is_numbered)
 
 
-def find_misplaced(origin: str, number: int, label: float) -> ValueError:
+def misplaced_error(origin: str, number: int, label: float) -> ValueError:
     """Build the error for a record that is not the one of its .idx entry."""
     return ValueError(
         f"{origin} must have the id of its .idx entry, got id {number} with label "
@@ -256,7 +257,7 @@ def find_misplaced(origin: str, number: int, label: float) -> ValueError:
 
 
 def _count_images(path, data, header, index):
-    """Number N of images, by a classic header or, beyond float32, by a search."""
+    """Number N of images: from record 0 or, beyond float32's integers, by a search."""
 
     def is_identity(place):
         origin = f"{path} record {index.keys[place]}"
@@ -266,8 +267,8 @@ def _count_images(path, data, header, index):
         places = range(1, len(index.keys))
         return bisect.bisect_left(places, True, key=is_identity)
     num_images = int(header.label[0]) - 1
-    last, after = np.searchsorted(index.keys, [num_images, num_images + 1])
-    if num_images < 1 or (after < len(index.keys) and not is_identity(after)):
+    last, following = np.searchsorted(index.keys, [num_images, num_images + 1])
+    if num_images < 1 or (following < len(index.keys) and not is_identity(following)):
         raise ValueError(
             f"{path} must have the number of images in record 0, got {num_images}, but "
             "more images follow. Copy the file again."
@@ -296,10 +297,6 @@ def _range_labels(path, data, index, num_images):
     return labels if begin == num_images + 1 else None
 
 
-MAX_SIDE = 2048  # pixels of an image, by a `property` file
-MAX_PROPERTY_BYTES = 2**12  # bytes of that file
-
-
 def recordio(
     path: str | os.PathLike,
     *,
@@ -316,11 +313,11 @@ def recordio(
     Args:
       path: the .rec, or a folder with train.rec.
       image_size: side or (H, W); None takes `property`'s, else the first image's.
-      cache: file that keeps the parsed index; it is made anew when the .rec changes.
+      cache: file for the parsed index, written anew when the .rec changes.
 
     Returns:
-      Source whose names are label numbers: all of `property`'s classes, else those that
-      occur.
+      Source whose names are the label numbers: all classes of `property`, else those
+      that occur.
     """
     path = rec_path(path)
     file = _map(path)
@@ -328,43 +325,54 @@ def recordio(
     origins = [path, path.with_suffix(".idx")]
     scan = functools.partial(scan_index, path, data)
     rows = load_or_build(cache, origins, scan, functools.partial(fits, data))
-    files.advise_random_access(
-        file
-    )  # not before: the scan goes through the file in order
+    files.advise_random_access(file)  # after the scan, which reads in order
     offsets, keys = rows["offsets"], rows["keys"]
     ends = np.append(np.unique(offsets), len(data))
     num_classes, size = _read_property(path.with_name("property"))
     labels, names = _number(rows["labels"], num_classes, path)
 
-    end_of = lambda begin: int(ends[np.searchsorted(ends, begin, "right")])
-
-    def picture(row):
-        origin = f"{path} record {keys[row]}"
+    def byte_range(row):
         begin = int(offsets[row])
-        files.will_need(file, begin, end_of(begin))
+        return begin, int(ends[np.searchsorted(ends, begin, "right")])
+
+    def load_image(row):
+        origin = f"{path} record {keys[row]}"
+        begin, end = byte_range(row)
+        files.will_need(file, begin, end)
         record = read_record(data, begin, origin)
         has_id = record.id == keys[row] or not rows["is_numbered"]
         if not has_id or np.ravel(record.label)[0] != rows["labels"][row]:
-            raise find_misplaced(origin, record.id, np.ravel(record.label)[0])
+            raise misplaced_error(origin, record.id, np.ravel(record.label)[0])
         return decode(record.payload, origin, channels)
 
     if image_size is not None:
         size = parse_size(image_size)
     elif size is None:
-        first = picture(0)
+        first = load_image(0)
         size = (first.height, first.width)
     shape = (*size, channels)
-    how = Preprocessing(resize="stretch")
-    read = reader(
-        lambda row: prepare_image(picture(row), size, how), len(labels), shape
+    preprocessing = Preprocessing(resize="stretch")
+
+    def load(row):
+        return prepare_image(load_image(row), size, preprocessing)
+
+    def record_size(row):
+        begin, end = byte_range(row)
+        return end - begin
+
+    def record_bytes(row):
+        begin, end = byte_range(row)
+        return data[begin:end].tobytes()
+
+    record_names = [f"record {key}" for key in keys]
+    source = Source(
+        read=reader(load, len(labels), shape),
+        labels=labels,
+        names=names,
+        input_shape=shape,
+        preprocessing=preprocessing,
+        stored=stored_images(record_names, record_size, record_bytes, is_named=False),
     )
-    stored = stored_images(
-        [f"record {key}" for key in keys],
-        lambda row: end_of(int(offsets[row])) - int(offsets[row]),
-        lambda row: data[int(offsets[row]) : end_of(int(offsets[row]))].tobytes(),
-        is_named=False,
-    )
-    source = Source(read, labels, names, shape, preprocessing=how, stored=stored)
     return keep_identities(source, min_images, str(path))
 
 
@@ -389,12 +397,12 @@ def _read_property(path):
     if not path.exists():
         return None, None
     check_file(path, MAX_PROPERTY_BYTES)
-    words = path.read_text(encoding="utf-8-sig", errors="replace").strip().split(",")
-    if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
+    fields = path.read_text(encoding="utf-8-sig", errors="replace").strip().split(",")
+    if len(fields) != 3 or not all(field.strip().isdecimal() for field in fields):
         raise ValueError(
-            f"{path} must be `classes,height,width`, got {','.join(words)!r}."
+            f"{path} must be `classes,height,width`, got {','.join(fields)!r}."
         )
-    num_classes, height, width = (int(word) for word in words)
+    num_classes, height, width = (int(field) for field in fields)
     if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE):
         raise ValueError(
             f"{path} must have height and width in [1, {MAX_SIDE}], got {height} and "
@@ -404,8 +412,8 @@ def _read_property(path):
 
 
 def _number(labels, num_classes, path):
-    most = 2**24  # beyond it float32 merges neighbors
-    limit = most if num_classes is None else min(num_classes, most)
+    max_label = 2**24  # float32 holds the integers up to it
+    limit = max_label if num_classes is None else min(num_classes, max_label)
     is_wrong = ~((labels >= 0) & (labels < limit) & (labels == np.floor(labels)))
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
@@ -418,5 +426,5 @@ def _number(labels, num_classes, path):
     if num_classes is not None:
         check_classes(num_classes, path.with_name("property"))
         return labels, tuple(str(c) for c in range(num_classes))
-    kept, labels = np.unique(labels, return_inverse=True)
-    return labels.astype(np.int32), tuple(str(c) for c in kept)
+    classes, labels = np.unique(labels, return_inverse=True)
+    return labels.astype(np.int32), tuple(str(c) for c in classes)

@@ -1,14 +1,14 @@
 """Re-identification data sets: by file names, or with lists.
 
-Every image has a role: TRAIN, QUERY or GALLERY. The identity DISTRACTOR is no person
-(a bad detection): it is never in training and never a query, and its images are junk in
-galleries. Cameras have the numbers of the data set.
+Every image has a role: TRAIN, QUERY or GALLERY. The identity DISTRACTOR stands for
+detections without a person: such images are in the gallery only, as junk. Cameras have
+the numbers of the data set.
 
 Market-1501 (Zheng et al., ICCV 2015), DukeMTMC-reID (Zheng et al., ICCV 2017), CUHK03
 in its new protocol (Zhong et al., arXiv:1701.08398), and MSMT17 where its files are
-renamed likewise, have names such as 0002_c1s1_03.jpg. For a set without folders the
-test part is our choice (`held_out_roles`). Lists are a csv of our format (`reid_csv`)
-and MSMT17's files.
+renamed likewise, have names such as 0002_c1s1_03.jpg. For a set without folders
+`held_out_roles` chooses the test part. Lists are a csv of our format (`reid_csv`) and
+MSMT17's files.
 """
 
 import os
@@ -56,22 +56,24 @@ def reid_source(
     if not len(listing.names):
         raise ValueError(f"{path} must have images of the set, got none.")
     names = sorted(set(listing.identities), key=natural_key)
-    number = {name: i for i, name in enumerate(names)}
+    label_of = {name: i for i, name in enumerate(names)}
     roles = np.array(listing.roles, np.uint8)
-    labels = np.array([number[name] for name in listing.identities], np.int32)
-    is_distractor = labels == number.get(DISTRACTOR, -1)
-    how = Preprocessing(resize="stretch", kernel="bicubic")
+    labels = np.array([label_of[name] for name in listing.identities], np.int32)
+    is_distractor = labels == label_of.get(DISTRACTOR, -1)
+    preprocessing = Preprocessing(resize="stretch", kernel="bicubic")
     stored = None if image_size else files.image_size(listing.names[0])
     shape = (*parse_size(image_size or stored), 3)
     return Source(
-        read=listed_reader(files, listing.names, shape, how, stored_size=stored),
+        read=listed_reader(
+            files, listing.names, shape, preprocessing, stored_size=stored
+        ),
         labels=labels,
         names=tuple(names),
         input_shape=shape,
         cameras=np.array(listing.cameras, np.int32),
         roles=np.where(is_distractor, GALLERY, roles).astype(np.uint8),
         passed_over=files.passed_over(listing.names),
-        preprocessing=how,
+        preprocessing=preprocessing,
         stored=stored_files(files, listing.names),
     )
 
@@ -120,8 +122,9 @@ def held_out_roles(
     names, number = np.unique(np.array(identities), return_inverse=True)
     tested = tested_identities(set(names.tolist()) - set(strangers), num_test, seed)
     is_tested = np.isin(names, tested)[number]
-    seen = number * (max(cameras) + 1) + np.array(cameras)
-    is_first = np.isin(np.arange(len(seen)), np.unique(seen, return_index=True)[1])
+    person_camera = number * (max(cameras) + 1) + np.array(cameras)
+    _, first_rows = np.unique(person_camera, return_index=True)
+    is_first = np.isin(np.arange(len(roles)), first_rows)
     return np.where(is_tested, np.where(is_first, QUERY, GALLERY), roles)
 
 
@@ -129,16 +132,18 @@ def tested_identities(
     people: Collection[str], num_test: int | float, seed: int | None
 ) -> list[str]:
     """Choose the test identities; see `held_out_roles`."""
-    known = sorted(people, key=natural_key)
-    count = round(num_test * len(known)) if isinstance(num_test, float) else num_test
-    if not 0 < count < len(known):
+    candidates = sorted(people, key=natural_key)
+    count = num_test
+    if isinstance(num_test, float):
+        count = round(num_test * len(candidates))
+    if not 0 < count < len(candidates):
         raise ValueError(
-            f"test_identities must leave at least one of {len(known)} people for "
+            f"test_identities must leave at least one of {len(candidates)} people for "
             f"training and one for test, got {num_test}."
         )
     if seed is not None:
-        known = np.random.default_rng(seed).permutation(known).tolist()
-    return known[-count:]
+        candidates = np.random.default_rng(seed).permutation(candidates).tolist()
+    return candidates[-count:]
 
 
 NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
@@ -190,10 +195,12 @@ def market1501(
             f"part, got {test_identities}."
         )
     if separate_ids:
-        people = [_split_identities(*of) for of in zip(people, roles, strict=True)]
+        people = list(map(_split_identity, people, roles))
     listing = Listing(names, people, cameras, roles)
-    asked = {who for who, role in zip(people, roles, strict=True) if role == QUERY}
-    check_disjoint(listing, files, strangers={distractor_identity} - asked)
+    queried = {
+        person for person, role in zip(people, roles, strict=True) if role == QUERY
+    }
+    check_disjoint(listing, files, strangers={distractor_identity} - queried)
     return reid_source(files, listing, image_size, path)
 
 
@@ -222,11 +229,11 @@ def _by_folder(names, folders):
             f"folders must have the keys {sorted(FOLDERS)}, got {sorted(folders)}."
         )
     role_of = {word: ROLES[part] for part, word in folders.items()}
-    found = []
+    matches = []
     for name in names:
         parts = [part for part in name.split("/")[:-1] if part in role_of]
-        found += [(name, role_of[part]) for part in parts[:1]]
-    return zip(*found, strict=True) if found else (names, None)
+        matches += [(name, role_of[part]) for part in parts[:1]]
+    return zip(*matches, strict=True) if matches else (names, None)
 
 
 def _parse_name(name, path):
@@ -240,7 +247,7 @@ def _parse_name(name, path):
     return match["identity"], int(match["camera"])
 
 
-def _split_identities(person, role):
+def _split_identity(person, role):
     """Prefix an identity by its role, so that training and test share none."""
     if person == DISTRACTOR:
         return person
@@ -280,18 +287,18 @@ def reid_csv(
     """
     listed = []
     for line, (file, person, camera, split) in read_csv(path, COLUMNS).items():
-        where = f"{path}, line {line}"
+        location = f"{path}, line {line}"
         if not person:
             raise ValueError(
-                f"{where}: identity must be a name, or -1 for a distractor, got an "
+                f"{location}: identity must be a name, or -1 for a distractor, got an "
                 "empty cell."
             )
         if not camera.isdecimal() or split not in SPLITS:
             raise ValueError(
-                f"{where}: camera must be an integer and split one of "
+                f"{location}: camera must be an integer and split one of "
                 f"{', '.join(SPLITS)}, got {camera!r} and {split!r}."
             )
-        listed.append(ListEntry(where, file, person, int(camera), SPLITS[split]))
+        listed.append(ListEntry(location, file, person, int(camera), SPLITS[split]))
     folder = images or pathlib.Path(path).parent
     return _as_listing(listed, open_files(folder), image_size, path)
 
@@ -319,29 +326,29 @@ def msmt17(
         path = pathlib.Path(data_dir, f"list_{part}.txt")
         kind, folder = ("train", folders[0]) if role == TRAIN else ("test", folders[1])
         for number, line in enumerate(read_list(path).splitlines(), 1):
-            where = f"{path}, line {number}"
-            name, camera, person = _parse(line, where)
+            location = f"{path}, line {number}"
+            name, camera, person = _parse(line, location)
             file, person = f"{folder}/{name}", f"{kind}-{person}"
-            listed.append(ListEntry(where, file, person, camera, role))
+            listed.append(ListEntry(location, file, person, camera, role))
     return _as_listing(listed, open_files(archive_in(data_dir)), image_size, data_dir)
 
 
-def _parse(line, where):
+def _parse(line, location):
     """Parse (path, camera, person) of a line of MSMT17's lists."""
     try:
         name, person = line.split()
         return name, int(name.split("/")[-1].split("_")[2]), int(person)
     except (ValueError, IndexError) as error:
         raise ValueError(
-            f"{where} must be <path> <number> with the camera as the third word of the "
-            f"file's name, as 0000/0000_000_01_a.jpg 0, got {line!r}."
+            f"{location} must be <path> <number> with the camera as the third word of "
+            f"the file's name, as 0000/0000_000_01_a.jpg 0, got {line!r}."
         ) from error
 
 
 def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Source:
     """Build the source of listed images, after checks that they exist."""
-    known, seen = set(files.names), {}
-    missing = [line for line in lines if line.file not in known]
+    existing, first_locations = set(files.names), {}
+    missing = [line for line in lines if line.file not in existing]
     if missing:
         raise ValueError(
             f"{path} must list existing images, got {len(missing)} of {len(lines)} "
@@ -353,11 +360,11 @@ def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Sourc
             raise ValueError(
                 f"{line.location}: camera must be in [0, 2^31), got {line.camera}."
             )
-        first = seen.setdefault(line.file, line.location)
-        if first != line.location:
+        first_location = first_locations.setdefault(line.file, line.location)
+        if first_location != line.location:
             raise ValueError(
                 f"{line.location}: an image must be listed once, got {line.file}, also "
-                f"in {first}."
+                f"in {first_location}."
             )
     listing = Listing(
         names=[line.file for line in lines],

@@ -3,9 +3,9 @@
 FedReID (Zhuang et al., arXiv:2205.12144, table 1) trains on some people of each and
 tests the others; its splits are given out on request only. Here a seed samples the
 people to test. Of each of them, the images of the first half of the views are queries
-and the others the gallery, which gives the numbers of its table. A view is what the
-names tell images of a person apart by: a camera, a sequence (3DPeS), or a single image
-(i-LIDS). `Source.cameras` are the views.
+and the others the gallery, which gives the numbers of its table. A view is a camera, a
+sequence (3DPeS) or a single image (i-LIDS), by the file names; `Source.cameras` are the
+views.
 """
 
 import os
@@ -70,7 +70,7 @@ ILIDS_VID = Names(
 )
 
 
-def _archive_source(doc: str, *known: Names) -> Callable[..., Source]:
+def _archive_source(doc: str, *namings: Names) -> Callable[..., Source]:
     """Build the source of a set whose images have one of the known names."""
 
     def open_archive(
@@ -80,9 +80,9 @@ def _archive_source(doc: str, *known: Names) -> Callable[..., Source]:
         test_identities: int | float = 0.5,
         seed: Seed = 0,
     ) -> Source:
-        found = _list_archive(data_dir, *known)
-        roles = _roles(found.people, found.views, test_identities, seed)
-        return _source(found, roles, image_size)
+        archive = _list_archive(data_dir, *namings)
+        roles = _roles(archive.people, archive.views, test_identities, seed)
+        return _source(archive, roles, image_size)
 
     open_archive.__doc__ = f"""{doc}
 
@@ -142,39 +142,40 @@ def prid2011(
     """
     pattern = rf"(?:.*/)?{shots}/cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
     example = f"prid_2011/{shots}/cam_a/person_0001.png"
-    found = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
-    is_shared = np.array([int(person) <= SHARED for person in found.people])
-    sides = np.where(found.views == 1, "a-", "b-")
-    people = np.where(is_shared, found.people, np.char.add(sides, found.people))
-    others = {*people[~is_shared].tolist()}
-    roles = _roles(people, found.views, test_identities, seed, others)
-    roles = np.where(~is_shared & (found.views == 2), GALLERY, roles)
-    return _source(found._replace(people=people), roles, image_size)
+    archive = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
+    is_shared = np.array([int(person) <= SHARED for person in archive.people])
+    sides = np.where(archive.views == 1, "a-", "b-")
+    people = np.where(is_shared, archive.people, np.char.add(sides, archive.people))
+    excluded = {*people[~is_shared].tolist()}
+    roles = _roles(people, archive.views, test_identities, seed, excluded)
+    roles = np.where(~is_shared & (archive.views == 2), GALLERY, roles)
+    return _source(archive._replace(people=people), roles, image_size)
 
 
-def _list_archive(data_dir, *known: Names) -> ArchiveListing:
+def _list_archive(data_dir, *namings: Names) -> ArchiveListing:
     """List the images of an archive by the first naming that matches any."""
     path = archive_in(data_dir)
     files = open_files(path)
-    for naming in known:
+    for naming in namings:
         matches = filter(None, map(re.compile(naming.pattern).fullmatch, files.names))
         rows = [(m.string, m["person"], naming.camera_of(m["view"])) for m in matches]
         if rows:
             names, people, views = zip(*rows, strict=True)
             return ArchiveListing(path, files, names, np.array(people), np.array(views))
-    examples = " or ".join(naming.example for naming in known)
+    examples = " or ".join(naming.example for naming in namings)
     raise ValueError(
         f"{path} must have images named like {examples}, got {files.names[0]}. Check "
         "the path."
     )
 
 
-def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
+def _roles(people, views, test_identities, seed, excluded=()) -> np.ndarray:
     """Roles [T]: images of a test person's first half of views are queries."""
-    tested = tested_identities(set(people.tolist()) - {*others}, test_identities, seed)
-    seen = sorted({*zip(people.tolist(), views.tolist(), strict=True)})
+    candidates = set(people.tolist()) - {*excluded}
+    tested = tested_identities(candidates, test_identities, seed)
+    person_views = list(zip(people.tolist(), views.tolist(), strict=True))
     views_of = {}
-    for person, view in seen:
+    for person, view in sorted({*person_views}):
         views_of.setdefault(person, []).append(view)
     queried = {
         (person, view)
@@ -182,11 +183,11 @@ def _roles(people, views, test_identities, seed, others=()) -> np.ndarray:
         for view in views_of[person][: len(views_of[person]) // 2]
     }
     is_tested = np.isin(people, tested)
-    pairs = zip(people.tolist(), views.tolist(), strict=True)
-    is_query = np.array([pair in queried for pair in pairs])
+    is_query = np.array([pair in queried for pair in person_views])
     return np.where(is_tested, np.where(is_query, QUERY, GALLERY), TRAIN)
 
 
-def _source(found: ArchiveListing, roles, image_size) -> Source:
-    listing = Listing(found.names, found.people.tolist(), found.views.tolist(), roles)
-    return reid_source(found.files, listing, image_size, found.path)
+def _source(archive: ArchiveListing, roles, image_size) -> Source:
+    people, views = archive.people.tolist(), archive.views.tolist()
+    listing = Listing(archive.names, people, views, roles)
+    return reid_source(archive.files, listing, image_size, archive.path)

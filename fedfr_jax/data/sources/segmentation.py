@@ -51,17 +51,19 @@ class MaskEncoding(NamedTuple):
         return table
 
 
-def detect_encoding(
-    classes: Sequence[str] | Mapping[str, int], first: int, void: Sequence[int]
+def build_encoding(
+    classes: Sequence[str] | Mapping[str, int],
+    first_number: int,
+    ignored: Sequence[int],
 ) -> MaskEncoding:
     """Pixel values of the classes: first, first + 1, ... or those of a mapping."""
     names = list(classes)
-    numbers = list(range(first, first + len(names)))
+    numbers = list(range(first_number, first_number + len(names)))
     if isinstance(classes, Mapping):
-        if first:
+        if first_number:
             raise ValueError(
                 "first_class must be 0 if classes is a mapping to numbers "
-                f"({classes}), got {first}."
+                f"({classes}), got {first_number}."
             )
         numbers = [classes[name] for name in names]
         order = sorted(range(len(names)), key=lambda i: numbers[i])
@@ -74,12 +76,12 @@ def detect_encoding(
         raise ValueError(
             f"classes must have different numbers in [0, 255], got {_preview(numbers)}."
         )
-    if both := sorted({*void} & {*numbers}):
+    if shared := sorted({*ignored} & {*numbers}):
         raise ValueError(
             f"ignore_values must not be numbers of classes ({_preview(numbers)}), got "
-            f"{both[0]}."
+            f"{shared[0]}."
         )
-    return MaskEncoding(tuple(names), tuple(numbers), tuple(void))
+    return MaskEncoding(tuple(names), tuple(numbers), tuple(ignored))
 
 
 def _preview(numbers: Sequence[int]) -> str:
@@ -90,7 +92,11 @@ def _preview(numbers: Sequence[int]) -> str:
 
 
 def read_mask(
-    data: bytes, origin: str, stored: MaskEncoding, size: tuple[int, int], wanted: tuple
+    data: bytes,
+    origin: str,
+    encoding: MaskEncoding,
+    size: tuple[int, int],
+    image_size: tuple,
 ) -> np.ndarray:
     """Read a mask file as classes uint8 at (H, W), by nearest-neighbor resizing.
 
@@ -98,18 +104,18 @@ def read_mask(
       data: the file's bytes.
       origin: what to call the mask in an error.
       size: (H, W) of the result.
-      wanted: (H, W) of the image that the mask belongs to.
+      image_size: (H, W) of the image that the mask belongs to.
     """
     numbers = _numbers(data, origin)
-    if numbers.shape != wanted:
+    if numbers.shape != image_size:
         raise ValueError(
-            f"{origin} must have its image's size {wanted}, got {numbers.shape}."
+            f"{origin} must have its image's size {image_size}, got {numbers.shape}."
         )
-    classes = stored.table[numbers]
+    classes = encoding.table[numbers]
     if classes.min() < 0:
         raise ValueError(
-            f"{origin} must have pixel values {_preview(stored.numbers)} or "
-            f"ignore_values {list(stored.ignored)}, got {numbers[classes < 0][0]}. "
+            f"{origin} must have pixel values {_preview(encoding.numbers)} or "
+            f"ignore_values {list(encoding.ignored)}, got {numbers[classes < 0][0]}. "
             'Give the classes numbers, as in classes={"background": 0, "object": '
             "255}, or add the value to ignore_values."
         )
@@ -131,7 +137,7 @@ def _numbers(data, origin):
 
 
 def check_classes_occur(
-    counts: np.ndarray, pixels: int, stored: MaskEncoding, path
+    counts: np.ndarray, pixels: int, encoding: MaskEncoding, path
 ) -> None:
     """Raise ValueError for a class without any pixel, whose IoU would be meaningless.
 
@@ -143,12 +149,12 @@ def check_classes_occur(
     missing = np.flatnonzero(counts.sum(axis=0) == 0)
     if not len(missing):
         return
-    found = [(stored.class_names[i], stored.numbers[i]) for i in missing]
+    unused = [(encoding.class_names[i], encoding.numbers[i]) for i in missing]
     share = 1 - counts.sum() / pixels
     raise ValueError(
         f"classes must each have pixels in the masks of {path}, got none of "
-        f"{', '.join(f'{name} (number {number})' for name, number in found)}, while "
-        f"{share:.1%} of all pixels are ignored ({list(stored.ignored)}). Remove it "
+        f"{', '.join(f'{name} (number {number})' for name, number in unused)}, while "
+        f"{share:.1%} of all pixels are ignored ({list(encoding.ignored)}). Remove it "
         "from classes; or, if masks have it under an ignored value, set for example "
         'classes={"background": 0, "object": 255}, ignore_values=[].'
     )
@@ -162,15 +168,15 @@ def largest_classes(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class of most pixels of each image, without ignored pixels and background.
 
-    A partition by label needs training images of every label: test images get the
-    largest of the classes that are the largest of a training image. One that is all
-    void counts as the first class.
+    A partition by label needs training images of every label, so a test image gets the
+    largest of the classes that are largest in a training image. An image whose pixels
+    are all ignored gets the first class.
 
     Args:
       counts: [T, M] of `class_counts`.
       names: M names of the pixels' classes.
       is_test: [T] bool.
-      background: names of classes that are the largest only where there is no other.
+      background: classes that count only in images without any other class.
 
     Returns:
       labels [T] int32 in [0, L), and the names of the L classes that there are.
@@ -182,9 +188,9 @@ def largest_classes(
                 f"background must be names of classes ({', '.join(names)}), got {name}."
             )
         counts[:, names.index(name)] *= 1e-9  # less than one pixel of another
-    kept = np.unique(counts[~is_test].argmax(axis=1))
-    labels = counts[:, kept].argmax(axis=1)
-    return labels.astype(np.int32), tuple(names[i] for i in kept)
+    label_classes = np.unique(counts[~is_test].argmax(axis=1))
+    labels = counts[:, label_classes].argmax(axis=1)
+    return labels.astype(np.int32), tuple(names[i] for i in label_classes)
 
 
 def class_counts(
@@ -236,23 +242,24 @@ def image_masks(
 ) -> Source:
     """Open a directory or .zip of images, each with a mask of one byte per pixel.
 
-    Masks are read as it is opened, once, so that one that does not fit is found then.
+    All masks are read once on opening, so that errors in them are raised then.
 
     Args:
       path: the directory or archive.
-      classes: M names of what the numbers first, first + 1, ... in a mask stand for, or
-        names with their numbers, such as {"background": 0, "object": 255} with void=().
+      classes: M names of the pixel values first_class, first_class + 1, ..., or names
+        with their values, such as {"background": 0, "object": 255} with
+        ignore_values=().
       image_size: side or (H, W) in pixels; images are stretched to it, masks take the
         nearest pixel. None is the size of the first image.
       images, masks: see above; the default is images/<name> and masks/<name>, the test
         part below images/test/ and masks/test/.
-      first_class: number of the first class.
-      ignore_values: numbers of pixels that belong to no class.
-      labels: what an image as a whole is labeled with, for partitions: "largest", the
-        class of most of its pixels (see `largest_classes`), or "identity", the group.
-      background: classes that are the largest only where there is no other.
+      first_class: pixel value of the first class.
+      ignore_values: values of pixels that belong to no class.
+      labels: label of an image as a whole, for partitions: "largest", the class of most
+        of its pixels (see `largest_classes`), or "identity", the pattern's group.
+      background: classes that count only in images without any other class.
     """
-    stored = detect_encoding(classes, first_class, ignore_values)
+    encoding = build_encoding(classes, first_class, ignore_values)
     files = open_files(path)
     matches = _match_masks(files, images, "images", path)
     pairs = _match_masks(files, masks, "masks", path)
@@ -266,25 +273,28 @@ def image_masks(
     names = [match.string for match in matches.values()]
     mask_names = [pairs[pair].string for pair in matches]
     size = parse_size(image_size or files.image_size(names[0]))
-    shape, how = (*size, channels), Preprocessing(resize="stretch")
-    read_masks = _mask_reader(files, names, mask_names, stored, size)
-    found = list(matches.values())
-    is_test = np.array([match.groupdict().get("test") is not None for match in found])
-    counts = class_counts(read_masks, len(names), len(stored.class_names))
-    check_classes_occur(counts, len(names) * size[0] * size[1], stored, path)
+    shape, preprocessing = (*size, channels), Preprocessing(resize="stretch")
+    read_masks = _mask_reader(files, names, mask_names, encoding, size)
+    image_matches = list(matches.values())
+    test_groups = [match.groupdict().get("test") for match in image_matches]
+    is_test = np.array([group is not None for group in test_groups])
+    counts = class_counts(read_masks, len(names), len(encoding.class_names))
+    check_classes_occur(counts, len(names) * size[0] * size[1], encoding, path)
     if labels == "largest":
-        number, words = largest_classes(counts, stored.class_names, is_test, background)
+        image_labels, label_names = largest_classes(
+            counts, encoding.class_names, is_test, background
+        )
     else:
-        number, words = _identities(found, images)
+        image_labels, label_names = _identities(image_matches, images)
     return Source(
-        read=listed_reader(files, names, shape, how),
-        labels=number,
-        names=words,
+        read=listed_reader(files, names, shape, preprocessing),
+        labels=image_labels,
+        names=label_names,
         input_shape=shape,
         is_test=is_test if is_test.any() else None,
-        masks=Masks(read_masks, stored.class_names),
+        masks=Masks(read_masks, encoding.class_names),
         passed_over=files.passed_over(used),
-        preprocessing=how,
+        preprocessing=preprocessing,
         stored=_with_masks(files, names, mask_names),
     )
 
@@ -334,40 +344,38 @@ def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Mat
         raise ValueError(
             f"{key} must be a regular expression with a group `pair`, got {pattern}."
         )
-    found = {}
+    matches = {}
     for match in filter(None, map(compiled.fullmatch, files.names)):
-        other = found.setdefault(match["pair"], match)
+        other = matches.setdefault(match["pair"], match)
         if other is not match:
             raise ValueError(
                 f"{path} must have one file of {key} for {match['pair']}, got "
                 f"{other.string} and {match.string}."
             )
-    if not found:
+    if not matches:
         raise ValueError(
             f"{path} must have files that match {key} = {pattern}, got none (it has "
             f"{files.names[0]})."
         )
-    return found
+    return matches
 
 
-def _mask_reader(files, names, mask_names, stored: MaskEncoding, size):
+def _mask_reader(files, names, mask_names, encoding: MaskEncoding, size):
     """`Masks.read` of the masks of the named images."""
 
     def load(row):
         image, mask = names[row], mask_names[row]
-        origin, wanted = files.origin(mask), files.image_size(image)
-        return read_mask(files.read(mask), origin, stored, size, wanted)
+        origin, image_size = files.origin(mask), files.image_size(image)
+        return read_mask(files.read(mask), origin, encoding, size, image_size)
 
     return reader(load, len(names), size)
 
 
 def _with_masks(files, names, mask_names):
     """Stored images whose contents include their masks."""
-
-    def both(of):
-        return lambda row: of(names[row]) + of(mask_names[row])
-
-    return stored_images(names, both(files.size), both(files.read))
+    size = lambda row: files.size(names[row]) + files.size(mask_names[row])
+    read = lambda row: files.read(names[row]) + files.read(mask_names[row])
+    return stored_images(names, size, read)
 
 
 def _identities(matches, pattern):
@@ -377,6 +385,6 @@ def _identities(matches, pattern):
             "labels must be 'largest' if the pattern images has no group `identity`, "
             "got 'identity'."
         )
-    words = [match["identity"] for match in matches]
-    names, number = np.unique(words, return_inverse=True)
+    identities = [match["identity"] for match in matches]
+    names, number = np.unique(identities, return_inverse=True)
     return number.astype(np.int32), tuple(names.tolist())

@@ -17,23 +17,23 @@ Value = TypeVar("Value")
 
 
 def check_unique(
-    rows: Iterable[tuple[str, Value]], what: str, path: str | os.PathLike
+    rows: Iterable[tuple[str, Value]], kind: str, path: str | os.PathLike
 ) -> dict[str, Value]:
     """Build {name: value} from rows (name, value); raise ValueError for a duplicate.
 
     Args:
-      what: the name is of, in an error.
+      kind: of the names, in an error.
       path: the list's file.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, value in rows:
-        if name in found:
+        if name in values:
             raise ValueError(
-                f"{path} must list each {what} once, got {name} twice. Keep one of its "
+                f"{path} must list each {kind} once, got {name} twice. Keep one of its "
                 "rows."
             )
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def keep_rows(source: Source, rows: np.ndarray) -> Source:
@@ -42,7 +42,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
     Labels are numbered anew in their old order, and pairs that lose an image go.
     """
     rows = check_rows(rows, len(source.labels))
-    kept, labels = np.unique(source.labels[rows], return_inverse=True)
+    old_labels, labels = np.unique(source.labels[rows], return_inverse=True)
     pairs = source.pairs
     if pairs is not None:
         place = np.full(len(source.labels), -1, np.int32)
@@ -57,7 +57,7 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
     return source._replace(
         read=lambda indices: source.read(rows[check_rows(indices, len(rows))]),
         labels=labels.astype(np.int32),
-        names=tuple(source.names[label] for label in kept),
+        names=tuple(source.names[label] for label in old_labels),
         landmarks=_take(source.landmarks, rows),
         cameras=_take(source.cameras, rows),
         pairs=pairs,
@@ -118,10 +118,11 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
     labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
     names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
 
-    preparations = {s.preprocessing for s in sources}
+    preprocessings = {s.preprocessing for s in sources}
 
-    def joined(arrays):
-        """Concatenate the arrays of all parts; None if one part has none."""
+    def concat_field(name):
+        """Concatenate an optional array of all sources; None if one has none."""
+        arrays = [getattr(source, name) for source in sources]
         return None if any(x is None for x in arrays) else np.concatenate(arrays)
 
     return Source(
@@ -129,12 +130,12 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
         labels=np.concatenate(labels).astype(np.int32),
         names=tuple(names),
         input_shape=shape,
-        landmarks=joined([s.landmarks for s in sources]),
-        is_test=joined([s.is_test for s in sources]),
-        cameras=joined([s.cameras for s in sources]),
-        roles=joined([s.roles for s in sources]),
+        landmarks=concat_field("landmarks"),
+        is_test=concat_field("is_test"),
+        cameras=concat_field("cameras"),
+        roles=concat_field("roles"),
         passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
-        preprocessing=preparations.pop() if len(preparations) == 1 else None,
+        preprocessing=preprocessings.pop() if len(preprocessings) == 1 else None,
         stored=stored.concat(parts),
     )
 
@@ -143,9 +144,11 @@ def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
     """Mask [M] of the identities whose name starts with `part`/."""
     parts = np.array([name.partition("/")[0] for name in names])
     if part not in parts:
-        known = sorted(set(parts.tolist()))
-        shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        source_names = sorted(set(parts.tolist()))
+        listing = ", ".join(source_names[:5])
+        if len(source_names) > 5:
+            listing += ", ..."
         raise ValueError(
-            f"{key} must be one of the concatenated sources ({shown}), got {part}."
+            f"{key} must be one of the concatenated sources ({listing}), got {part}."
         )
     return parts == part

@@ -10,7 +10,7 @@ from fedfr_jax.data.sources.decoding import in_threads
 from fedfr_jax.data.sources.image_files import Files
 from fedfr_jax.types import Source, StoredImages
 
-MAX_READ_BYTES = 2**28  # of a larger set, sizes stand for the contents
+MAX_READ_BYTES = 2**28  # of a set; images of a larger one have no checksums
 
 
 def stored_images(
@@ -18,15 +18,15 @@ def stored_images(
     size: Callable[[int], int],
     read: Callable[[int], bytes],
     *,
-    beside: np.ndarray | None = None,
+    landmarks: np.ndarray | None = None,
     is_named: bool = True,
 ) -> StoredImages:
-    """Names of images [T], with sizes and checksums computed when asked for.
+    """Names of images [T], with sizes and checksums that are computed when needed.
 
     Args:
       size: row -> bytes of the stored image.
       read: row -> these bytes.
-      beside: [T, ...] what else decides how an image is read, such as landmarks.
+      landmarks: [T, 5, 2] of the stored images, part of their checksums.
       is_named: False where `names` are numbers of rows.
     """
 
@@ -39,36 +39,40 @@ def stored_images(
         is_read = sizes().sum() <= MAX_READ_BYTES
 
         def checksum(row):
-            found = zlib.crc32(read(row)) if is_read else 0
-            return found if beside is None else zlib.crc32(beside[row].tobytes(), found)
+            crc = zlib.crc32(read(row)) if is_read else 0
+            return (
+                crc if landmarks is None else zlib.crc32(landmarks[row].tobytes(), crc)
+            )
 
-        part = lambda rows: [*map(checksum, rows)]
-        return np.array(in_threads(part, np.arange(len(names))), np.uint32)
+        def checksums_of(rows):
+            return [checksum(row) for row in rows]
+
+        return np.array(in_threads(checksums_of, np.arange(len(names))), np.uint32)
 
     facts = lambda rows: (sizes()[rows], checksums()[rows])
     return StoredImages(names, facts, is_named)
 
 
 def stored_files(
-    files: Files, names: Sequence[str], *, beside: np.ndarray | None = None
+    files: Files, names: Sequence[str], *, landmarks: np.ndarray | None = None
 ) -> StoredImages:
     """Names, sizes and checksums of files of a directory or .zip."""
     size = lambda row: files.size(names[row])
     read = lambda row: files.read(names[row])
-    return stored_images(names, size, read, beside=beside)
+    return stored_images(names, size, read, landmarks=landmarks)
 
 
 def stored_rows(
     read: Callable[[np.ndarray], np.ndarray], shape, count: int
 ) -> StoredImages:
     """Sizes and checksums of decoded images without names, read by `Source.read`."""
-    size = int(np.prod(shape))
-    one = lambda row: read(np.array([row])).tobytes()
-    return stored_images(row_names(count), lambda row: size, one, is_named=False)
+    size = lambda row: int(np.prod(shape))
+    read_bytes = lambda row: read(np.array([row])).tobytes()
+    return stored_images(row_names(count), size, read_bytes, is_named=False)
 
 
-def of_rows(source: Source) -> StoredImages:
-    """A source's stored images; if unknown, rows as names and no checksums."""
+def stored_of(source: Source) -> StoredImages:
+    """A source's stored images; if unknown, numbered ones of size and checksum 0."""
     if source.stored is not None:
         return source.stored
     unknown = lambda rows: (np.zeros(len(rows), np.int64), np.zeros(len(rows), "u4"))
@@ -85,27 +89,22 @@ def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages |
     if stored is None:
         return None
     names = [stored.names[row] for row in rows]
-    return stored._replace(names=names, facts=lambda own: stored.facts(rows[own]))
+    facts = lambda selected: stored.facts(rows[selected])
+    return stored._replace(names=names, facts=facts)
 
 
 def concat(parts: dict[str, Source]) -> StoredImages:
     """Concatenate the stored images of several sources, named <part>/<name>."""
-    found = [of_rows(source) for source in parts.values()]
-    counts = [len(one.names) for one in found]
-    ends = np.cumsum(counts)
+    stored = {part: stored_of(source) for part, source in parts.items()}
+    names = [f"{part}/{name}" for part, x in stored.items() for name in x.names]
+    starts = np.cumsum([0, *(len(x.names) for x in stored.values())])
 
     def facts(rows):
         sizes, checksums = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint32)
-        owner = np.searchsorted(ends, rows, side="right")
-        for i, one in enumerate(found):
-            here = owner == i
-            own = rows[here] - (ends[i] - counts[i])
-            sizes[here], checksums[here] = one.facts(own)
+        part_index = np.searchsorted(starts, rows, side="right") - 1
+        for i, part in enumerate(stored.values()):
+            is_here = part_index == i
+            sizes[is_here], checksums[is_here] = part.facts(rows[is_here] - starts[i])
         return sizes, checksums
 
-    names = [
-        f"{part}/{name}"
-        for part, one in zip(parts, found, strict=True)
-        for name in one.names
-    ]
-    return StoredImages(names, facts, all(one.is_named for one in found))
+    return StoredImages(names, facts, all(x.is_named for x in stored.values()))

@@ -21,12 +21,12 @@ def table(
     """Rows of a .csv with header, as {"numbers": [D], "categories": [C]} float32.
 
     A column whose cells are all numbers (or empty) is scaled to mean 0 and standard
-    deviation 1 over the file, an empty cell becomes 0. Every other column is one of
-    categories: each of its words has a number of its own among all such columns.
+    deviation 1 over the file; an empty cell becomes 0. Every other column is
+    categorical: its values are numbered, no two columns sharing a number.
 
     Args:
       label: column of the classes.
-      client: column that says whose a row is, for the partition by owner.
+      client: column of the client ids, for the partition `natural`.
       ignore: columns that are left out.
     """
     header, lines = _read(path)
@@ -42,9 +42,9 @@ def table(
         if values is not None:
             numbers.append(_scaled(values))
             continue
-        words, codes = np.unique(columns[name], return_inverse=True)
+        distinct, codes = np.unique(columns[name], return_inverse=True)
         categories.append(codes + count)
-        count += len(words)
+        count += len(distinct)
     inputs = {
         "numbers": _stacked(numbers, len(lines)),
         "categories": _stacked(categories, len(lines)),
@@ -77,10 +77,10 @@ def _read(path) -> tuple[list[str], list[list[str]]]:
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Parse cells as numbers, empty ones as nan; None if one is a word."""
     try:
-        found = np.array([float(x) if x.strip() else np.nan for x in cells])
+        numbers = np.array([float(x) if x.strip() else np.nan for x in cells])
     except ValueError:
         return None
-    return None if np.isinf(found).any() or np.isnan(found).all() else found
+    return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

@@ -82,30 +82,29 @@ def scan(
     Images are read but not decoded.
 
     Returns:
-      "labels" [T]; where asked for or there: `attribute` [T] bool, "landmarks" [T, 5,
-      2] as (x, y) in pixels, and "masks", names of the classes that masks were checked
-      for.
+      "labels" [T]; `attribute` [T] bool if it is not None; "landmarks" [T, 5, 2] as
+      (x, y) in pixels and "masks", names of the classes that masks were checked for, if
+      the set has them.
     """
-    labels, landmarks, has = [], [], []
+    labels, landmarks, has_attribute = [], [], []
     for example in itertools.chain(*parts):
         label = example
         for key in layout.label:
             label = label[key]
         labels.append(label.decode() if isinstance(label, bytes) else label)
         if layout.has_landmarks:
-            at = example["landmarks"]
-            landmarks.append([[at[f"{p}_x"], at[f"{p}_y"]] for p in POINTS])
+            points = example["landmarks"]
+            landmarks.append([[points[f"{p}_x"], points[f"{p}_y"]] for p in POINTS])
         if attribute:
-            has.append(_has(example["attributes"], attribute))
+            has_attribute.append(_has(example["attributes"], attribute))
     rows = {"labels": np.array(labels)}
     if attribute:
-        rows[attribute] = np.array(has, bool)
+        rows[attribute] = np.array(has_attribute, bool)
     if layout.has_landmarks:
         rows["landmarks"] = np.array(landmarks, np.float32)
     if masks is not None:
-        class_counts(
-            masks.read, len(labels), len(masks.class_names)
-        )  # each is read once
+        # Reads, and so checks, every mask.
+        class_counts(masks.read, len(labels), len(masks.class_names))
         rows["masks"] = np.array(masks.class_names)
     return rows
 
@@ -135,7 +134,7 @@ def by_attribute(
     """Relabel the source by an attribute: "not <attribute>" and "<attribute>".
 
     Args:
-      source: labeled by identity, who become the owners.
+      source: labeled by identity; the identities become client ids.
       has: [T] bool.
       min_images: people with fewer images are left out.
     """
@@ -210,8 +209,8 @@ def tfds(
 
     masks = _masks(layout.masks, example, num_images, size)
     scanned = functools.partial(scan, parts, layout, attribute, masks)
-    is_one = functools.partial(fits, layout, attribute)
-    rows = load_or_build(cache, stored_files(info.data_dir), scanned, is_one)
+    fits_layout = functools.partial(fits, layout, attribute)
+    rows = load_or_build(cache, stored_files(info.data_dir), scanned, fits_layout)
     labels, names = _number(rows["labels"], layout, info)
     if len(labels) != num_images:
         raise ValueError(
@@ -224,8 +223,11 @@ def tfds(
     elif points is not None:
         points = rescale_points(points, stored_size[:2], size)
 
-    kind = {"alignment": "arcface" if align else None, "inverted": layout.is_ink}
-    how = Preprocessing(resize="stretch", **kind)
+    preprocessing = Preprocessing(
+        resize="stretch",
+        alignment="arcface" if align else None,
+        inverted=layout.is_ink,
+    )
 
     def load(row):
         stored, origin = example(row)
@@ -233,7 +235,7 @@ def tfds(
         if layout.is_transposed:
             image = image.transpose(Image.Transpose.TRANSPOSE)
         matrix = None if matrices is None else matrices[row]
-        return prepare_image(image, size, how, matrix, canvas)
+        return prepare_image(image, size, preprocessing, matrix, canvas)
 
     shape = (*size, channels)
     source = Source(
@@ -244,7 +246,7 @@ def tfds(
         landmarks=points,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
         masks=masks,
-        preprocessing=how,
+        preprocessing=preprocessing,
     )
     if attribute:
         return by_attribute(source, attribute, rows[attribute], min_images)
@@ -265,15 +267,16 @@ def femnist10(
       images_per_class: the first ones are taken, at least 1.
     """
     name = "emnist/byclass"
-    whole = tfds(name, data_dir=data_dir, image_size=image_size, cache=cache)
-    rows = [np.flatnonzero(whole.labels == c) for c in LETTERS_A_TO_J]
-    for letter, found in zip("abcdefghij", rows, strict=True):
-        if not len(found):
+    emnist = tfds(name, data_dir=data_dir, image_size=image_size, cache=cache)
+    rows = [np.flatnonzero(emnist.labels == c) for c in LETTERS_A_TO_J]
+    for letter, letter_rows in zip("abcdefghij", rows, strict=True):
+        if not len(letter_rows):
             raise ValueError(
                 f"{name} must have images of the letter {letter}, got none."
             )
-    kept = np.sort(np.concatenate([found[:images_per_class] for found in rows]))
-    return keep_rows(whole, kept)._replace(names=tuple("abcdefghij"))
+    rows = [letter_rows[:images_per_class] for letter_rows in rows]
+    source = keep_rows(emnist, np.sort(np.concatenate(rows)))
+    return source._replace(names=tuple("abcdefghij"))
 
 
 def _check_has(layout, name, align, attribute):
@@ -298,18 +301,18 @@ def _size(image_size, stored_size, name):
     return parse_size(image_size or stored_size)
 
 
-def _masks(stored, example, num_images, size):
+def _masks(encoding, example, num_images, size):
     """`Masks` of the examples; example(row) returns (example, its name)."""
-    if stored is None:
+    if encoding is None:
         return None
 
     def load(row):
-        of, origin = example(row)
-        wanted = size_of(bytes(of["image"]), origin)
+        features, origin = example(row)
+        image_size = size_of(bytes(features["image"]), origin)
         origin = f"the mask of {origin}"
-        return read_mask(bytes(of[MASK]), origin, stored, size, wanted)
+        return read_mask(bytes(features[MASK]), origin, encoding, size, image_size)
 
-    return Masks(reader(load, num_images, size), stored.class_names)
+    return Masks(reader(load, num_images, size), encoding.class_names)
 
 
 def _open(dataset, splits, data_dir, layout):

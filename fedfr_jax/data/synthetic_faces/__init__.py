@@ -112,24 +112,24 @@ def render(person: PyTree, photograph: PyTree, size: int) -> jax.Array:
     Returns:
       [H, W, 3] float32 in [0, 1].
     """
-    seen = surface(person, photograph, size)
-    shade, gloss = drawing.lighting(person, photograph, seen)
+    head_surface = surface(person, photograph, size)
+    shade, gloss = drawing.lighting(person, photograph, head_surface)
     flat = photograph["ambient"] + 0.45 * photograph["diffuse"]
     image = drawing.background(photograph, size)
-    image = drawing.hair_behind(image, person, photograph, seen)
-    image = drawing.body(image, person, photograph, seen, flat)
-    image = drawing.ears(image, person, photograph, seen, flat)
-    head = drawing.skin(person, photograph, seen)
-    head = drawing.beard(head, person, photograph, seen)
-    head = drawing.nose(head, person, photograph, seen)
-    head = drawing.mouth(head, person, photograph, seen)
-    head = drawing.eyes(head, person, photograph, seen)
-    head = drawing.brows(head, person, photograph, seen)
+    image = drawing.hair_behind(image, person, photograph, head_surface)
+    image = drawing.body(image, person, photograph, head_surface, flat)
+    image = drawing.ears(image, person, photograph, head_surface, flat)
+    head = drawing.skin(person, photograph, head_surface)
+    head = drawing.beard(head, person, photograph, head_surface)
+    head = drawing.nose(head, person, photograph, head_surface)
+    head = drawing.mouth(head, person, photograph, head_surface)
+    head = drawing.eyes(head, person, photograph, head_surface)
+    head = drawing.brows(head, person, photograph, head_surface)
     head = head * shade[None] + gloss[None]
-    head = drawing.hair_front(head, person, photograph, seen)
-    image = over(image, head, cover(seen.distance, seen.pixel))
-    image = drawing.glasses(image, person, photograph, seen)
-    image = drawing.hider(image, photograph, seen)
+    head = drawing.hair_front(head, person, photograph, head_surface)
+    image = over(image, head, cover(head_surface.distance, head_surface.pixel))
+    image = drawing.glasses(image, person, photograph, head_surface)
+    image = drawing.hider(image, photograph, head_surface)
     return jnp.moveaxis(develop(image, photograph), 0, -1)
 
 
@@ -165,33 +165,33 @@ def _sample(seed, difficulty, people, numbers):
     """
     keys = random.split(random.key(seed, impl="threefry2x32"))
 
-    def one(person, number):
+    def sample_one(person, number):
         key = random.fold_in(random.fold_in(keys[1], person), number)
         return (
             draw_person(random.fold_in(keys[0], person)),
             draw_photograph(key, difficulty),
         )
 
-    return jax.vmap(one)(people, numbers)
+    return jax.vmap(sample_one)(people, numbers)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _paint(samples, difficulty, size) -> jax.Array:
-    def one(person, photograph):
+    def paint_one(person, photograph):
         photograph = name_photograph(*photograph, difficulty)
         image = render(name_person(person), photograph, size)
         return jnp.round(255.0 * image).astype(jnp.uint8)
 
-    return jax.vmap(one)(*samples)
+    return jax.vmap(paint_one)(*samples)
 
 
 @jax.jit
 def _locate(samples, difficulty) -> jax.Array:
-    def one(person, photograph):
+    def locate_one(person, photograph):
         photograph = name_photograph(*photograph, difficulty)
         return landmarks(name_person(person), photograph, 1)
 
-    return jax.vmap(one)(*samples)
+    return jax.vmap(locate_one)(*samples)
 
 
 def _in_chunks(function, people, numbers, chunk) -> np.ndarray:

@@ -91,9 +91,9 @@ def blur(width: jax.Array, size: int) -> jax.Array:
     return weights / jnp.sum(weights, axis=1, keepdims=True)
 
 
-def relief(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
+def relief(face: PyTree, shot: PyTree, surface: Surface) -> tuple[jax.Array, jax.Array]:
     """Slopes of nose, sockets, brows, cheeks, chin and smile folds; 2 x [H, W]."""
-    x, y = seen.across, seen.down
+    x, y = surface.across, surface.down
     side, sign = jnp.abs(x), jnp.sign(x)
     # The nose stands out, so it is displaced against the face behind it.
     lean = jnp.tan(shot["yaw"]) * face["nose_out"]
@@ -117,10 +117,12 @@ def relief(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Ar
     return slope_x, slope_y
 
 
-def lighting(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.Array]:
+def lighting(
+    face: PyTree, shot: PyTree, surface: Surface
+) -> tuple[jax.Array, jax.Array]:
     """Brightness and gloss of the head's surface under one lamp; 2 x [H, W]."""
-    slope_x, slope_y = relief(face, shot, seen)
-    nx, ny, nz = seen.normal
+    slope_x, slope_y = relief(face, shot, surface)
+    nx, ny, nz = surface.normal
     nx, ny, nz = unit(nx - slope_x, ny - slope_y, nz)
     # The lamp stands still while the head turns: bring it into the head's frame.
     lx, ly, lz = unit(shot["light_x"], shot["light_y"], jnp.ones_like(shot["yaw"]))
@@ -133,9 +135,9 @@ def lighting(face: PyTree, shot: PyTree, seen: Surface) -> tuple[jax.Array, jax.
     return ambient + shot["diffuse"] * facing, shot["shine"] * facing**16
 
 
-def skin(face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def skin(face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Skin with texture, blush, folds, freckles, mole and beard; [3, H, W]."""
-    x, y = seen.across, seen.down
+    x, y = surface.across, surface.down
     side = jnp.abs(x)
     angle, rate = face["texture_angle"], face["texture_frequency"]
     along = rate * (jnp.cos(angle) * x + jnp.sin(angle) * y) + face["texture_phase"]
@@ -162,14 +164,14 @@ def skin(face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
         image, rgb(0.42, 0.24, 0.15), 0.6 * jnp.clip(face["freckles"], 0.0, 0.8) * dots
     )
     mole = ellipse(x - face["mole_x"], y - face["mole_y"], 0.02, 0.02)
-    mole = cover(mole - face["mole_size"], seen.pixel + 0.01)
+    mole = cover(mole - face["mole_size"], surface.pixel + 0.01)
     mole = mole * ramp(face["mole_size"], 0.0, 0.01)
     return over(image, rgb(0.22, 0.12, 0.09), 0.85 * mole)
 
 
-def beard(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def beard(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw beard and moustache; their amount varies a little per photograph."""
-    x, y = seen.across, seen.down
+    x, y = surface.across, surface.down
     side = jnp.abs(x)
     grain = 0.85 + 0.15 * wave(41.0 * x) * wave(37.0 * y)
     mouth = face["mouth_y"]
@@ -182,11 +184,11 @@ def beard(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     return over(image, hair_color(face) * 0.85, jnp.maximum(lower, upper) * grain)
 
 
-def nose(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def nose(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw nostrils, wings and the shadow under the nose."""
-    y = seen.down
+    y = surface.down
     lean = jnp.tan(shot["yaw"]) * face["nose_out"]
-    x = seen.across - lean * ramp(y, -0.15, 0.42) - face["asymmetry"]
+    x = surface.across - lean * ramp(y, -0.15, 0.42) - face["asymmetry"]
     side = jnp.abs(x)
     width, low = face["nose_width"], face["nose_y"]
     dark = skin_color(face) * 0.35
@@ -205,36 +207,36 @@ def mouth_shape(face: PyTree, shot: PyTree) -> tuple[jax.Array, ...]:
     return width, 0.07 * smile + face["mouth_bend"], 0.10 * opening
 
 
-def mouth(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def mouth(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw lips, the line between them, and teeth if they part."""
     width, lift, opening = mouth_shape(face, shot)
-    u = (seen.across - 0.5 * face["asymmetry"]) / width
+    u = (surface.across - 0.5 * face["asymmetry"]) / width
     u2 = jnp.clip(u * u, 0.0, 1.5)
-    y = seen.down - face["mouth_y"] + lift * (u2 - 0.35)
+    y = surface.down - face["mouth_y"] + lift * (u2 - 0.35)
     arc = 1.0 - u2
     gap = opening * arc
     bow = 1.0 - face["cupid_bow"] * hump((u / 0.18) ** 2)
     top = -gap * 0.6 - face["upper_lip"] * arc * bow * (1.0 + 0.35 * u2)
     low = gap * 1.4 + face["lower_lip"] * arc
-    lips = cover(jnp.maximum(top - y, y - low), seen.pixel + 0.01)
+    lips = cover(jnp.maximum(top - y, y - low), surface.pixel + 0.01)
     tone = skin_color(face)
     red = jnp.clip(face["lip_red"], 0.0, 1.0)
     lip = tone * rgb(0.86, 0.62, 0.60) * (1.0 - 0.12 * red)
     lip = lip + 0.4 * red * (rgb(0.70, 0.20, 0.24) - lip)
     image = over(image, lip, 0.92 * lips)
     image = over(image, tone * 0.4, 0.35 * bell(u, y, 0.0, low + 0.05, 0.6, 0.03))
-    inside = cover(jnp.maximum(-0.6 * gap - y, y - 1.4 * gap), seen.pixel + 0.01)
+    inside = cover(jnp.maximum(-0.6 * gap - y, y - 1.4 * gap), surface.pixel + 0.01)
     inside = inside * ramp(opening, 0.005, 0.02)
     image = over(image, rgb(0.20, 0.06, 0.06), inside)
-    teeth = inside * cover(y - 0.25 * gap, seen.pixel + 0.01)
+    teeth = inside * cover(y - 0.25 * gap, surface.pixel + 0.01)
     image = over(image, rgb(0.90, 0.88, 0.82), 0.9 * teeth)
     line = bell(u, y, 0.0, 0.0, 0.95, 0.014) * (1.0 - inside)
     return over(image, tone * rgb(0.30, 0.18, 0.18), 0.8 * line)
 
 
-def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def eyes(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw eyes with iris, pupil, lashes, lid crease and a highlight."""
-    x, y = seen.across, seen.down - face["eye_y"]
+    x, y = surface.across, surface.down - face["eye_y"]
     sign = jnp.sign(x)
     u = jnp.abs(x) - face["eye_x"]
     y = y + face["eye_tilt"] * u + face["asymmetry"] * sign
@@ -244,7 +246,7 @@ def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     height = height - 0.02 * jnp.clip(shot["smile"], 0.0, 1.0)
     top = -height * arc * (1.0 - face["eye_skew"] * a)
     low = height * face["eye_lower"] * arc
-    pixel = seen.pixel + 0.005
+    pixel = surface.pixel + 0.005
     is_eye = cover(jnp.maximum(top - y, y - low), pixel)
     gaze = u - sign * shot["gaze_x"]
     rise = y - shot["gaze_y"] + 0.012
@@ -270,17 +272,19 @@ def eyes(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     return over(image, skin_color(face) * 0.4, 0.5 * crease)
 
 
-def brows(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def brows(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw arched brows that can rise and frown."""
-    u = jnp.abs(seen.across) - face["brow_x"]
+    u = jnp.abs(surface.across) - face["brow_x"]
     a = u / face["brow_length"]
     line = face["eye_y"] - face["brow_y"] - shot["brows_up"]
     line += face["brow_arch"] * (a * a - 0.4) + face["brow_slope"] * a
     line += shot["frown"] * jnp.minimum(a, 0.0)
-    line += face["asymmetry"] * jnp.sign(seen.across)
+    line += face["asymmetry"] * jnp.sign(surface.across)
     thick = jnp.maximum(face["brow_thickness"] * (1.0 - 0.35 * a), 0.006)
-    off = jnp.abs(seen.down - line) - thick
-    mask = cover(jnp.maximum(off, jnp.abs(u) - face["brow_length"]), seen.pixel + 0.03)
+    off = jnp.abs(surface.down - line) - thick
+    mask = cover(
+        jnp.maximum(off, jnp.abs(u) - face["brow_length"]), surface.pixel + 0.03
+    )
     color = hair_color(face) * 0.7
     return over(image, color, jnp.clip(face["brow_density"], 0.3, 0.95) * mask)
 
@@ -303,23 +307,25 @@ def background(shot: PyTree, size: int) -> jax.Array:
     return jnp.clip(color + tone[None], 0.0, 1.0)
 
 
-def body(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
+def body(image, face: PyTree, shot: PyTree, surface: Surface, shade) -> jax.Array:
     """Draw the neck in the chin's shadow, shoulders and collar."""
-    x, y = seen.x - 0.1 * jnp.sin(shot["yaw"]), seen.y
+    x, y = surface.x - 0.1 * jnp.sin(shot["yaw"]), surface.y
     neck = jnp.maximum(jnp.abs(x) - face["neck_width"] - 0.1 * (y - 1.0) ** 2, 0.3 - y)
     tone = skin_color(face) * shade * (0.55 + 0.4 * ramp(y, 0.95, 1.6))[None]
-    image = over(image, tone, cover(neck, seen.pixel + 0.01))
+    image = over(image, tone, cover(neck, surface.pixel + 0.01))
     torso = squircle(x, y - 2.5, 1.6, 1.15, 0.6)
     torso = jnp.maximum(torso, 1.25 + shot["collar"] - jnp.abs(x) * 1.6 - y + 0.1)
     cloth = rgb(shot["cloth_red"], shot["cloth_green"], shot["cloth_blue"])
     stripes = 1.0 + shot["cloth_stripes"] * jnp.sign(wave(22.0 * (y + 0.2 * x)))
     fall = 0.75 + 0.25 * hump((x - 0.3 * shot["light_x"]) ** 2)
     return over(
-        image, cloth * shade * (stripes * fall)[None], cover(torso, seen.pixel + 0.02)
+        image,
+        cloth * shade * (stripes * fall)[None],
+        cover(torso, surface.pixel + 0.02),
     )
 
 
-def ears(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
+def ears(image, face: PyTree, shot: PyTree, surface: Surface, shade) -> jax.Array:
     """Draw both ears, rotated with the head; long hair hides them."""
     cos, sin = jnp.cos(shot["yaw"]), jnp.sin(shot["yaw"])
     hidden = ramp(face["hair_length"] + shot["hair_length"], 0.55, 0.75)
@@ -328,10 +334,10 @@ def ears(image, face: PyTree, shot: PyTree, seen: Surface, shade) -> jax.Array:
     tone = skin_color(face) * shade
     for sign in (-1.0, 1.0):
         out = face["head_width"] + face["ear_out"]
-        x = seen.x - sign * out * cos + 0.1 * sin
-        y = seen.y - face["ear_y"] + 0.1 * jnp.sin(shot["pitch"]) - sign * 0.1 * x
+        x = surface.x - sign * out * cos + 0.1 * sin
+        y = surface.y - face["ear_y"] + 0.1 * jnp.sin(shot["pitch"]) - sign * 0.1 * x
         wide = size * (0.45 + 0.5 * jnp.clip(-sign * sin, 0.0, 1.0))
-        mask = cover(ellipse(x, y, wide, size), seen.pixel + 0.01) * (1.0 - hidden)
+        mask = cover(ellipse(x, y, wide, size), surface.pixel + 0.01) * (1.0 - hidden)
         image = over(image, tone, mask)
         hollow = bell(x, y, 0.0, 0.0, 0.5 * wide, 0.6 * size)
         image = over(image, tone * 0.6, 0.7 * hollow * mask)
@@ -346,13 +352,13 @@ def hair_shade(face: PyTree, x, y) -> jax.Array:
     return 1.0 + 0.12 * strands + 0.10 * wave(5.0 * x - 3.0 * y + strands)
 
 
-def hair_behind(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def hair_behind(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw the hair behind the face: crown, sides and, if long, the back."""
     bald = ramp(face["baldness"], 0.0, 0.1)
     volume = jnp.clip(face["hair_volume"] + shot["hair_volume"], 0.01, 0.4)
     length = jnp.clip(face["hair_length"] + shot["hair_length"], 0.25, 1.9)
-    x = seen.x + 0.10 * jnp.sin(shot["yaw"])
-    y = seen.y + 0.2 * jnp.sin(shot["pitch"])
+    x = surface.x + 0.10 * jnp.sin(shot["yaw"])
+    y = surface.y + 0.2 * jnp.sin(shot["pitch"])
     curl = 0.02 * jnp.clip(face["hair_curl"], 0.0, 1.0) * wave(14.0 * y + 3.0 * x)
     width = jnp.hypot(
         face["head_width"] * jnp.cos(shot["yaw"]),
@@ -365,14 +371,14 @@ def hair_behind(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     gone = jnp.where(y < 0.0, 0.75 * t2 + 0.25 * t2 * t2, t2 * t2 * t2)
     outline = (x / width) ** 2 + gone - 1.0
     steep = jnp.abs(x) * 2.0 / width**2 + 0.6
-    mask = cover(outline / steep + curl, seen.pixel + 0.02)
+    mask = cover(outline / steep + curl, surface.pixel + 0.02)
     color = hair_color(face) * (0.62 * hair_shade(face, x, y))[None]
     return over(image, color, mask * (1.0 - bald))
 
 
-def hair_front(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def hair_front(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw the hair on the head: hairline, temples, sideburns and fringe."""
-    x, y = seen.across, seen.down
+    x, y = surface.across, surface.down
     side = jnp.abs(x)
     sideburn = 0.12 + face["hair_side"]
     line = (
@@ -382,25 +388,25 @@ def hair_front(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     )
     line += face["hair_peak"] * hump((x / 0.12) ** 2)
     line -= 1.2 * ramp(face["baldness"], 0.0, 0.1)
-    fall = ramp(seen.lateral, 0.28, 0.62)
+    fall = ramp(surface.lateral, 0.28, 0.62)
     line += (sideburn - line) * fall * fall * (3.0 - 2.0 * fall)
     fringe = face["fringe_y"] + face["fringe_sweep"] * (x - face["hair_part"])
     fringe += 0.025 * wave(face["hair_strands"] * x)
     amount = ramp(face["fringe"] + shot["fringe"], -0.05, 0.1)
     line = line + amount * jnp.maximum(fringe - line, 0.0)
     edge = 0.02 * wave(1.7 * face["hair_strands"] * x)
-    mask = cover(y - line + edge, seen.pixel + 0.04)
+    mask = cover(y - line + edge, surface.pixel + 0.04)
     gloss = 1.0 + 0.35 * bell(x, y, face["hair_part"], -0.8, 0.5, 0.12)
     part = 1.0 - 0.3 * bell(x, y, face["hair_part"], -0.9, 0.03, 0.35)
     tone = hair_shade(face, x, y) * gloss * part
     return over(image, hair_color(face) * tone[None], mask)
 
 
-def glasses(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
+def glasses(image, face: PyTree, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw glasses: frames, tinted lenses and the bridge."""
     worn = (shot["wears"] < 1.5 * face["glasses"]).astype(jnp.float32)
-    x = seen.across - 0.10 * jnp.tan(shot["yaw"])
-    y = seen.down - face["eye_y"] - 0.03
+    x = surface.across - 0.10 * jnp.tan(shot["yaw"])
+    y = surface.down - face["eye_y"] - 0.03
     u = jnp.abs(x) - face["eye_x"] - 0.01
     square = jnp.clip(face["glasses_square"], 0.0, 0.95)
     width = jnp.minimum(face["glasses_width"], face["eye_x"] - 0.04)
@@ -408,17 +414,19 @@ def glasses(image, face: PyTree, shot: PyTree, seen: Surface) -> jax.Array:
     thick = jnp.maximum(face["glasses_thickness"], 0.008)
     bridge = jnp.maximum(jnp.abs(y + 0.04) - thick, jnp.abs(x) - face["eye_x"] + width)
     temple = jnp.maximum(jnp.abs(y + 0.05) - thick, face["eye_x"] + width - jnp.abs(x))
-    temple = jnp.maximum(temple, seen.distance)
+    temple = jnp.maximum(temple, surface.distance)
     frame = jnp.minimum(jnp.abs(lens) - thick, jnp.minimum(bridge, temple))
     t = jnp.clip(face["glasses_tone"], 0.02, 0.8)
-    tint = 0.12 * worn * cover(lens, seen.pixel)
+    tint = 0.12 * worn * cover(lens, surface.pixel)
     image = over(image, rgb(0.75, 0.80, 0.85), tint)
-    return over(image, rgb(t, 0.8 * t, 0.7 * t), 0.9 * worn * cover(frame, seen.pixel))
+    return over(
+        image, rgb(t, 0.8 * t, 0.7 * t), 0.9 * worn * cover(frame, surface.pixel)
+    )
 
 
-def hider(image, shot: PyTree, seen: Surface) -> jax.Array:
+def hider(image, shot: PyTree, surface: Surface) -> jax.Array:
     """Draw an object in front of the face, in the photographs that have one."""
-    x, y = seen.x - shot["hider_x"], seen.y - shot["hider_y"]
+    x, y = surface.x - shot["hider_x"], surface.y - shot["hider_y"]
     cos, sin = jnp.cos(shot["hider_turn"]), jnp.sin(shot["hider_turn"])
     u, v = cos * x + sin * y, cos * y - sin * x
     thing = squircle(
@@ -426,4 +434,4 @@ def hider(image, shot: PyTree, seen: Surface) -> jax.Array:
     )
     color = rgb(shot["hider_red"], shot["hider_green"], shot["hider_blue"])
     color = color * (1.0 + 0.25 * v + 0.1 * wave(14.0 * u))[None]
-    return over(image, color, shot["is_hidden"] * cover(thing, seen.pixel + 0.01))
+    return over(image, color, shot["is_hidden"] * cover(thing, surface.pixel + 0.01))
