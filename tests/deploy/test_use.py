@@ -1,7 +1,6 @@
 """Verify, enroll and identify as a user meets them."""
 
 import functools
-import json
 import sys
 import threading
 import types
@@ -269,41 +268,14 @@ def test_who_enrolls_at_the_same_time_loses_nobody(tmp_path, monkeypatch):
     assert sorted(read_gallery(path).names) == ["Ada", "Bo", "Cy"]
 
 
-CURVE = {"far": [0.1, 1], "tar": [0.5, 1], "thresholds": [0.4, -1]}
-CURVE |= {"num_negatives": 10, "num_positives": 10}
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"features": np.float32([[np.nan, 0]])}, "norm 1, got norm nan"),
-        ({"features": np.float32([[9.99, 0]])}, "norm 1, got norm 9.99"),
-        ({"features": np.float32([[0, 0]])}, "norm 1, got norm 0"),
-        ({"features": np.array([["a", "b"]])}, "could not convert"),
-        ({"names": np.array([["Ada"]])}, "one vector per name"),
-        ({"names": np.array("Ada")}, "one vector per name"),
-        ({"calibration": "{"}, "calibration must be readable JSON"),
-        ({"calibration": '{"far": 1}'}, "calibration must be usable"),
-        ({"calibration": json.dumps({**CURVE, "far": "x"})}, "could not convert"),
-        (
-            {"calibration": json.dumps({**CURVE, "thresholds": [float("nan"), 0]})},
-            "must have finite rates",
-        ),
-        (
-            {"calibration": json.dumps({**CURVE, "thresholds": [9.99, 0]})},
-            r"cosines in \[-1, 1\] at ascending rates, got up to 9.99",
-        ),
-    ],
-)
-def test_a_gallery_that_no_network_made_is_refused(change, message, tmp_path):
+def test_a_file_that_is_no_gallery_is_refused(tmp_path):
     path = tmp_path / "gallery.npz"
-    whole = Gallery(np.array(["Ada"]), np.float32([[1, 0]]), "0", json.dumps(CURVE))
+    whole = Gallery(np.array(["Ada"]), np.float32([[1, 0]]), "0", "")
     write_gallery(whole, path)
     assert read_gallery(path).names == ["Ada"]
-    write_gallery(whole._replace(**change), path)
-    with pytest.raises(ValueError, match=f"gallery.npz.*{message}") as error:
+    np.savez(path, names=whole.names, features=whole.features)
+    with pytest.raises(ValueError, match="gallery.npz.*gallery must have .*'names'"):
         read_gallery(path)
-    assert "\n" not in str(error.value)
 
 
 def test_an_embedding_without_a_direction_is_refused():

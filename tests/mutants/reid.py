@@ -39,7 +39,7 @@ MUTANTS = [
         "fedfr_jax/evaluation/rerank.py",
         "evaluation/test_retrieval.py",
         [
-            ("* 3 > is_theirs.sum(axis=-1) * 2", "* 3 >= is_theirs.sum(axis=-1) * 2"),
+            ("* 3 > is_second.sum(axis=-1) * 2", "* 3 >= is_second.sum(axis=-1) * 2"),
             ("neighbors.indices[:, :k2]", "neighbors.indices[:, : k2 + 1]"),
             ("round(k1 / 2) + 1", "round(k1 / 2)"),
             ("round(k1 / 2) + 1", "k1 // 2 + 1"),
