@@ -163,11 +163,11 @@ def put_on_local_devices(mesh: Mesh, make: Callable[[int], PyTree]) -> PyTree:
     """Arrays [A * r, ...] sharded over `clients`, from each device's [r, ...].
 
     Args:
-      make: a -> host arrays of the a-th place along `clients`; called once for each
-        place in which this process has a device. The arrays must not change afterwards.
+      make: a -> host arrays of index a along `clients`; called for each local device.
+        The arrays must not change afterwards.
 
     Returns:
-      the arrays, when they have arrived.
+      the arrays, once they are on the devices.
     """
     trees = {a: jax.tree.flatten(make(a)) for a in meshes.local_shards(mesh).tolist()}
     parts = {a: leaves for a, (leaves, _) in trees.items()}
@@ -196,5 +196,8 @@ def cut_blocks(data: Stream, rows: np.ndarray, mesh: Mesh, batch_size: int) -> I
     count = max(-(-len(rows) // (num_devices * size)), 1)
     rows = np.pad(rows, (0, count * num_devices * size - len(rows))).astype(np.int64)
     rows = rows.reshape(count, num_devices, size)
-    load = lambda i: put_on_local_devices(mesh, lambda a: data.take(rows[i, a]))
+
+    def load(i):
+        return put_on_local_devices(mesh, lambda a: data.take(rows[i, a]))
+
     return prefetch(load, count, data.has_waited)

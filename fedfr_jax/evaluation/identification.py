@@ -256,7 +256,7 @@ def generic_identification(
 
     Args:
       features: [Q, D], normalized here.
-      labels: [Q] int; of two people at least, one of whom has two images.
+      labels: [Q] int of at least two people, one of them with two images.
       fpirs: rates in (0, 1), false positives per probe.
 
     Returns:

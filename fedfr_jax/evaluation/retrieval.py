@@ -81,7 +81,7 @@ def count_matches(
 
 
 def _occurrences(targets, values):
-    """How often each of wanted [Q] occurs in values [G], [Q]."""
+    """Count how often each of targets [Q] occurs in values [G], [Q]."""
     values = np.sort(values)
     low = np.searchsorted(values, targets, side="left")
     return np.searchsorted(values, targets, side="right") - low
@@ -90,7 +90,7 @@ def _occurrences(targets, values):
 def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[Matches]:
     """Yield chunks of the queries with a match; the last chunk may repeat queries.
 
-    Queries whose person is on about as many images are together, so that P is small.
+    Queries of people with about equally many images are together, so that P is small.
     """
     num_good, num_same = count_matches(queries, gallery)
     order = np.argsort(gallery.identities, kind="stable")
@@ -311,8 +311,11 @@ def first_hits(
 
 def _keys(key, rows, draws):
     """Split a key for each repetition and query, [R, B]."""
-    of_draw = lambda key: jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
-    return jax.vmap(of_draw)(jax.random.split(key, draws))
+
+    def query_keys(key):
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+    return jax.vmap(query_keys)(jax.random.split(key, draws))
 
 
 @jax.jit

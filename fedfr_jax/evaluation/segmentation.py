@@ -5,10 +5,10 @@ Challenge", IJCV 2010, section 4.3, is taken over all pixels of the test images
 together, not the mean over images. A class that neither truth nor prediction has is
 left out of the mean.
 
-Entropies: Michieli, Toldo, Ozay, "FedMargin" (preprint arXiv:2105.08982), whose text
-names the two maps: Shannon entropy over the classes of a pixel, and over the channels
-of a pixel of the features, normalized to sum 1. Negative features are clipped to 0
-first, which is ours. Natural logarithms: in [0, ln M] and [0, ln D].
+Entropies: Michieli, Toldo, Ozay, "FedMargin" (preprint arXiv:2105.08982). Shannon
+entropy of a pixel over its classes, and over the channels of its features, normalized
+to sum 1; that negative features are clipped to 0 before is ours. Natural logarithms: in
+[0, ln M] and [0, ln D].
 """
 
 from typing import NamedTuple

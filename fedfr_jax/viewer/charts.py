@@ -53,20 +53,18 @@ def line_chart(
     has_integers = not log_x and all(float(row["x"]).is_integer() for row in rows)
     ticks = {"tickMinStep": 1, "format": "d"} if has_integers else {}
     encoding = {
-        "x": {
-            "field": "x",
-            "type": "quantitative",
-            "title": x,
-            "scale": {"nice": False, **({"type": "log"} if log_x else {"zero": False})},
-            "axis": {"grid": False, "tickCount": 6, **ticks, **_powers(log_x)},
-        },
-        "y": {
-            "field": "y",
-            "type": "quantitative",
-            "title": None,
-            "scale": {"type": "log"} if log_y else _rate_scale(rows),
-            "axis": {"tickCount": 5, **_powers(log_y)},
-        },
+        "x": _quantitative(
+            "x",
+            title=x,
+            scale={"nice": False, **({"type": "log"} if log_x else {"zero": False})},
+            axis={"grid": False, "tickCount": 6, **ticks, **_powers(log_x)},
+        ),
+        "y": _quantitative(
+            "y",
+            title=None,
+            scale={"type": "log"} if log_y else _rate_scale(rows),
+            axis={"tickCount": 5, **_powers(log_y)},
+        ),
         "color": _by_line(order, "color"),
         "strokeDash": _by_line(order, "dash"),
     }
@@ -75,12 +73,8 @@ def line_chart(
         {"field": "x", "title": x, "format": ".4~g"},
         {"field": "y", "title": y, "format": ".4~g"},
     ]
-    nearest = {
-        "type": "point",
-        "on": "pointerover",
-        "nearest": True,
-        "clear": "pointerout",
-    }
+    nearest = {"type": "point", "on": "pointerover", "nearest": True}
+    nearest["clear"] = "pointerout"
     opacity = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     few = max(map(len, lines.values()), default=0) < 30
     return _spec(
@@ -159,42 +153,20 @@ def client_chart(
         "sort": lines,
         "axis": {"title": None, "labelAngle": -30 if len(lines) > 3 else 0},
     }
-    y = {
-        "field": "y",
-        "type": "quantitative",
-        "title": None,
-        "scale": _rate_scale(rows),
-    }
+    y = _quantitative("y", title=None, scale=_rate_scale(rows))
     tooltip = [
         {"field": "client"},
         {"field": "line"},
         {"field": "y", "title": metric, "format": ".4~g"},
     ]
-    color = _by_line(order, "color")
-    box = {"x": x, "y": y, "color": color}
-    offset = {
-        "field": "offset",
-        "type": "quantitative",
-        "scale": {"domain": [-1.5, 1.5]},
+    box = {"x": x, "y": y, "color": _by_line(order, "color")}
+    offset = _quantitative("offset", scale={"domain": [-1.5, 1.5]})
+    circles = {
+        "mark": {"type": "circle", "size": 42, "opacity": 0.65},
+        "encoding": {**box, "xOffset": offset, "tooltip": tooltip},
     }
-    return _spec(
-        rows,
-        {
-            "layer": [
-                *([{"mark": BOX, "encoding": box}] if has_boxes else []),
-                {
-                    "mark": {"type": "circle", "size": 42, "opacity": 0.65},
-                    "encoding": {
-                        "x": x,
-                        "xOffset": offset,
-                        "y": y,
-                        "color": color,
-                        "tooltip": tooltip,
-                    },
-                },
-            ]
-        },
-    )
+    boxes = [{"mark": BOX, "encoding": box}] if has_boxes else []
+    return _spec(rows, {"layer": [*boxes, circles]})
 
 
 def map_chart(points: Mapping[str, Any]) -> Spec:
@@ -204,7 +176,7 @@ def map_chart(points: Mapping[str, Any]) -> Spec:
         for x, y, label in zip(points["x"], points["y"], points["labels"], strict=True)
     ]
     axis = {"title": None, "labels": False, "ticks": False, "grid": False}
-    place = {"type": "quantitative", "scale": {"zero": False}, "axis": axis}
+    component = {"scale": {"zero": False}, "axis": axis}
     identity = {"field": "identity", "type": "nominal", "legend": None}
     chosen = {"type": "point", "fields": ["identity"], "on": "pointerover"}
     chosen |= {"clear": "pointerout"}
@@ -214,8 +186,8 @@ def map_chart(points: Mapping[str, Any]) -> Spec:
             "params": [{"name": "one", "select": chosen}],
             "mark": {"type": "point", "filled": True, "size": 55},
             "encoding": {
-                "x": {"field": "x", **place},
-                "y": {"field": "y", **place},
+                "x": _quantitative("x", **component),
+                "y": _quantitative("y", **component),
                 "color": {**identity, "scale": {"scheme": "category20"}},
                 "shape": identity,
                 "opacity": {"condition": {"param": "one", "value": 0.9}, "value": 0.1},
@@ -252,6 +224,11 @@ def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
         "autosize": {"type": "fit-x", "contains": "padding"},
         **body,
     }
+
+
+def _quantitative(field: str, **settings: Any) -> Spec:
+    """Encoding of a numeric field."""
+    return {"field": field, "type": "quantitative", **settings}
 
 
 def _by_line(order: Sequence[str], key: str) -> Spec:

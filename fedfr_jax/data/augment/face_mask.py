@@ -230,7 +230,7 @@ def _outline(key, frame):
     y_chin = CHIN + 3 * chin
     u2 = jnp.minimum(u * u, 1.5)
     upper = y_top + (y_corner - y_top) * u2
-    # A little lower beside the nose than on it: the metal strip.
+    # The metal strip: a little lower left and right of the nose than on it.
     upper = upper + 1.5 * (1 - jnp.exp(-(u * u) / 0.03)) * jnp.exp(-(u * u) / 0.2)
     lower = y_chin - (y_chin - y_corner - 16) * u2
     sides = HALF_WIDTH * (1 - jnp.abs(u))

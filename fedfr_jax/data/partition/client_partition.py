@@ -173,8 +173,8 @@ def build_partition(
 ) -> ClientPartition:
     """Build the partition from each row's client, with held-out rows if needed.
 
-    A client with one row trains on it and is not tested; every other client has rows
-    of both kinds when rows are held out.
+    If rows are held out, a client with one row only trains; every other client has
+    training and test rows.
 
     Args:
       owner: [T] int client in [0, N), or UNASSIGNED.
@@ -236,9 +236,9 @@ def assign_classes(
     """Sample k classes for each client, so that all classes have equally many clients.
 
     In a block of M clients the i-th has the classes i, i + 1, ..., i + k - 1 modulo M,
-    renamed by a permutation of the block's own, so that every class has k owners. The
-    last block of r < M clients starts at i * M // r instead, which spreads its starts
-    evenly: any k classes in a row hold r * k / M of them, rounded up or down.
+    renamed by a permutation per block, so that every class has k owners. In the last
+    block of r < M clients the first class is i * M // r instead, which spreads the
+    owners evenly over the classes.
 
     Args:
       num_clients: N.
@@ -269,8 +269,8 @@ def divide_proportionally(
 ) -> None:
     """Divide every class's rows equally among its clients, of about equal size.
 
-    Rows that an equal division leaves over go to those owners that are the furthest
-    below their share of the classes before.
+    The rows that remain of an equal division go to the clients that are furthest below
+    their share of the previous classes.
 
     Args:
       rows_by_class: M x [n] rows.

@@ -1,10 +1,10 @@
 """Label skew: clients that share the classes in different proportions.
 
 Each function assigns the rows of a labeled set to N clients and returns a
-`ClientPartition`. Where the set has its own test part (`is_test`) clients train on the
-other rows only, and the test part is assigned as each function says; else a
-`test_fraction` of every client's rows is held out, evenly over its classes. Nothing
-loops over clients.
+`ClientPartition`. If the set has its own test part (`is_test`), clients train on the
+other rows only, and each function assigns the test part in its way; else a
+`test_fraction` of every client's rows is held out, evenly over its classes. There is no
+loop over clients.
 
   iid, shards  McMahan, Moore, Ramage, Hampson, y Arcas, "Communication-Efficient
                Learning of Deep Networks from Decentralized Data", AISTATS 2017,
@@ -13,8 +13,8 @@ loops over clients.
                Personalization Layers", 2019, https://arxiv.org/abs/1912.00818,
                section 4.1.
   dirichlet    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural
-               Networks", ICML 2019, https://arxiv.org/abs/1905.12022. The least and
-               the largest number of rows of a client are ours.
+               Networks", ICML 2019, https://arxiv.org/abs/1905.12022. The bounds of a
+               client's number of rows are ours.
 """
 
 import numpy as np
@@ -47,8 +47,8 @@ def iid(
 
     Args:
       num_clients: N, at most the number of training rows.
-      is_test: [T] bool, the set's own test part, dealt likewise; with fewer of them
-        than clients some clients have none. None holds rows out.
+      is_test: [T] bool, the set's own test part, assigned in the same way; with fewer
+        test rows than clients some clients have none. None holds rows out.
     """
     rows = rows_to_assign(labels, is_test, test_fraction)
     check_enough("num_clients", num_clients, 1, rows)

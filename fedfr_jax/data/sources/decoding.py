@@ -29,7 +29,7 @@ from fedfr_jax.distributed import num_cores
 from fedfr_jax.types import Preprocessing
 
 MAX_IMAGE_BYTES = 2**28  # bytes of an image file; photographs have less than 2^25
-MAX_PIXELS = 2**26  # of a picture: 8192 x 8192
+MAX_PIXELS = 2**26  # of an image: 8192 x 8192
 MAX_CLASSES = 10**7  # the largest face sets have 4 million
 
 
@@ -152,8 +152,8 @@ def prepare_image(
     Args:
       size: (H, W) of the result.
       preprocessing: its fields `inverted`, `resize` and `kernel` are applied here.
-      matrix: [2, 3] from the picture to the canvas, see `plan_alignment`; such a face
-        is warped there instead of being cropped.
+      matrix: [2, 3] from the image to the canvas, see `plan_alignment`, to warp a face
+        instead of cropping the image.
       canvas: (H, W).
 
     Returns:

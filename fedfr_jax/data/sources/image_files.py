@@ -112,7 +112,7 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
 def _decomposed(names: Iterable[str]) -> dict[str, str]:
     """Names that are not in NFC: {NFC name: name as stored}.
 
-    A name whose composed form is a file too stays as it is.
+    A name whose composed form is another file is not changed.
     """
     existing, changed = set(names), {}
     for name in existing:

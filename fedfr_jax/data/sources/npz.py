@@ -178,7 +178,7 @@ def load_or_build(
       cache: an .npz to read or make, a `ReadOnly` one only to read; None always scans.
       origins: the files or folders whose size and time of change it must match.
       scan: makes the arrays.
-      fits: whether arrays have the form of a scan's; if not, they are made anew.
+      fits: whether arrays have the form of a scan's; if not, the scan is repeated.
 
     Raises:
       ValueError: when `cache` is another file, which stays as it is.
@@ -196,7 +196,7 @@ def load_or_build(
         if is_array and np.array_equal(arrays.pop("stamp"), stamp) and fits(arrays):
             return arrays
     except DAMAGED:
-        pass  # absent or cut short: it is made anew
+        pass  # missing or truncated: it is written again
     if not is_read_only:
         check_replaceable(cache)
     arrays = scan()

@@ -4,9 +4,9 @@ A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last
 shorter), `labels.npy`, where the source has them `landmarks.npy`, `cameras.npy`,
 `is_test.npy`, `pairs.npy`, `is_same.npy`, `masks.npy` and `mask_classes.npy`,
 `names.json`, and `index.json`, which is written last: without it the set is incomplete.
-Each file is put in place by renaming; `shards.jsonl` gets a line with its size and
-SHA-256 afterwards, so a killed preparation resumes with the first image file that has
-no line or another size. The lines end up in `index.json`.
+Each file is written atomically, then its size and SHA-256 are appended to
+`shards.jsonl`, so that a killed preparation resumes with the first image file without a
+line or of another size. `index.json` has the lines in the end.
 """
 
 import functools
@@ -191,9 +191,8 @@ def pack(
 def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     """Open the set that `pack` wrote into the folder `path`.
 
-    Opening looks at the size of every file, and reads all but the images, which must
-    have the SHA-256 that they were written with; `read` touches the rows asked for and
-    no others.
+    Opening compares the size of every file, and the SHA-256 of all but the images;
+    `read` reads the requested rows only.
     """
     folder = pathlib.Path(path)
     index = open_index(folder)
@@ -235,8 +234,8 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     is_same = index["source"] == _digest(source, arrays)
     if not is_same or len(source.labels) != index["num_images"]:
         raise ValueError(
-            f"{folder / INDEX} must belong to the labels, names and arrays beside it, "
-            "got those of another set. Copy or pack it again."
+            f"{folder / INDEX} must belong to the labels, names and arrays in its "
+            "folder, got those of another set. Copy or pack it again."
         )
     return keep_identities(source, min_images, str(folder))
 

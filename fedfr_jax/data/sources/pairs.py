@@ -70,8 +70,8 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
       2P encoded images, and is_same [P] bool.
 
     Raises:
-      ValueError: naming the file, when it is truncated, holds something else, or asks
-        for anything but arrays and containers (the message names what it asked for).
+      ValueError: naming the file, if it is truncated, holds something else, or imports
+        anything but arrays and containers, which the message names.
     """
     check_file(path)
     try:
@@ -103,7 +103,7 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
 
 
 class _Forbidden(Exception):
-    """A class that a pickle asks for, but that is not allowed."""
+    """A name that a pickle imports, but that is not allowed."""
 
 
 class _Dtype:
@@ -198,9 +198,9 @@ def listed_pairs(
 ) -> Source:
     """Open images of a directory or .zip, paired by the lines of a text file.
 
-    A line is `first second 1` for one person and `first second 0` for two, images by
-    their paths below `path`, in words apart by tabs (names may then hold spaces),
-    commas or spaces. Empty lines and those that begin with # are passed over.
+    A line is `first second 1` for one person and `first second 0` for two. Images are
+    paths below `path`; words are separated by tabs (names may then contain spaces),
+    commas or spaces. Empty lines and lines that begin with # are ignored.
 
     Args:
       path: of the images.

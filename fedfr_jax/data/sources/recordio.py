@@ -326,19 +326,16 @@ def recordio(
     scan = functools.partial(scan_index, path, data)
     rows = load_or_build(cache, origins, scan, functools.partial(fits, data))
     files.advise_random_access(file)  # after the scan, which reads in order
-    offsets, keys = rows["offsets"], rows["keys"]
-    ends = np.append(np.unique(offsets), len(data))
+    begins, keys = rows["offsets"], rows["keys"]
+    starts = np.append(np.unique(begins), len(data))
+    ends = starts[np.searchsorted(starts, begins, "right")]
     num_classes, size = _read_property(path.with_name("property"))
     labels, names = _number(rows["labels"], num_classes, path)
 
-    def byte_range(row):
-        begin = int(offsets[row])
-        return begin, int(ends[np.searchsorted(ends, begin, "right")])
-
     def load_image(row):
         origin = f"{path} record {keys[row]}"
-        begin, end = byte_range(row)
-        files.will_need(file, begin, end)
+        begin = int(begins[row])
+        files.will_need(file, begin, int(ends[row]))
         record = read_record(data, begin, origin)
         has_id = record.id == keys[row] or not rows["is_numbered"]
         if not has_id or np.ravel(record.label)[0] != rows["labels"][row]:
@@ -356,22 +353,19 @@ def recordio(
     def load(row):
         return prepare_image(load_image(row), size, preprocessing)
 
-    def record_size(row):
-        begin, end = byte_range(row)
-        return end - begin
-
-    def record_bytes(row):
-        begin, end = byte_range(row)
-        return data[begin:end].tobytes()
-
-    record_names = [f"record {key}" for key in keys]
+    stored = stored_images(
+        [f"record {key}" for key in keys],
+        size=lambda row: int(ends[row] - begins[row]),
+        read=lambda row: data[begins[row] : ends[row]].tobytes(),
+        is_named=False,
+    )
     source = Source(
         read=reader(load, len(labels), shape),
         labels=labels,
         names=names,
         input_shape=shape,
         preprocessing=preprocessing,
-        stored=stored_images(record_names, record_size, record_bytes, is_named=False),
+        stored=stored,
     )
     return keep_identities(source, min_images, str(path))
 

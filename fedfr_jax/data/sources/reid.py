@@ -84,7 +84,7 @@ def check_disjoint(
     """Raise ValueError if an identity is in both training and test.
 
     Args:
-      strangers: names in the gallery that no query asks for.
+      strangers: names in the gallery without a query.
     """
     roles, people = np.array(listing.roles), np.array(listing.identities)
     is_distractor = np.isin(people, [DISTRACTOR, *filter(None, strangers)])
@@ -108,13 +108,13 @@ def held_out_roles(
 ) -> np.ndarray:
     """Choose roles [T] for a set without test part, its images in the order of names.
 
-    Of the people to be tested, the first image of each by each camera is a query and
-    the others are the gallery.
+    A test identity's first image of each camera is a query, its other images are the
+    gallery.
 
     Args:
-      num_test: people to be tested, a number or a share in (0, 1); None for none.
-      seed: draws them; None takes the last by name.
-      strangers: identities that are no people to be tested.
+      num_test: test identities, a number or a share in (0, 1); None for none.
+      seed: of their choice; None takes the last by name.
+      strangers: identities that are never tested.
     """
     roles = np.full(len(identities), TRAIN, np.uint8)
     if num_test is None:
@@ -175,14 +175,14 @@ def market1501(
         one size as they are.
       subfolder: only files below this sub-folder.
       folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
-      test_identities: of a set without those folders, how many people are tested (see
-        `reid.held_out_roles`), a number or a share in (0, 1); None trains on all.
-      seed: draws those people; None takes the last by name.
-      distractor_identity: identity of strangers in the gallery, where it has no query;
-        it is a person among queries, in training and in a set of one folder. None where
-        it is a person in the gallery too, as in MSMT17.
-      separate_ids: True where training and tested people are both numbered from 0, as
-        in MSMT17: their names become train-0000 and test-0000.
+      test_identities: of a set without those folders, how many identities are tested
+        (see `reid.held_out_roles`), a number or a share in (0, 1); None trains on all.
+      seed: of their choice; None takes the last by name.
+      distractor_identity: identity of gallery images of strangers, if it has no query;
+        in training, in queries and in a set of one folder it is a person. None if it is
+        a person in the gallery too, as in MSMT17.
+      separate_ids: True if training and test identities are both numbered from 0, as in
+        MSMT17: their names become train-0000 and test-0000.
     """
     files = open_files(path, under=subfolder)
     names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})

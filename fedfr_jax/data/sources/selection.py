@@ -39,7 +39,7 @@ def check_unique(
 def keep_rows(source: Source, rows: np.ndarray) -> Source:
     """Source with only `rows` [n]; identities without images are dropped.
 
-    Labels are numbered anew in their old order, and pairs that lose an image go.
+    Labels are renumbered in their order, and pairs that lose an image are dropped.
     """
     rows = check_rows(rows, len(source.labels))
     old_labels, labels = np.unique(source.labels[rows], return_inverse=True)

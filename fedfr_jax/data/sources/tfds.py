@@ -280,7 +280,7 @@ def femnist10(
 
 
 def _check_has(layout, name, align, attribute):
-    """Raise ValueError if the set lacks landmarks or attributes that are asked for."""
+    """Raise ValueError if the set lacks landmarks or attributes that are requested."""
     if align and not layout.has_landmarks:
         raise ValueError(
             f"align must be False for {name}, which has no landmarks, got {align}."

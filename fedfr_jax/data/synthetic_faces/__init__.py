@@ -197,8 +197,8 @@ def _locate(samples, difficulty) -> jax.Array:
 def _in_chunks(function, people, numbers, chunk) -> np.ndarray:
     """Apply a compiled function to all examples, `chunk` at a time.
 
-    The last chunk is filled with example 0, so that one program serves every batch and
-    an image has the same bits whatever is read beside it.
+    The last chunk is padded with example 0, so that one program serves every batch and
+    an image has the same bits in every batch.
     """
     parts = []
     for start in range(0, max(len(people), 1), chunk):
