@@ -74,7 +74,7 @@ def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> 
     Returns:
       text for people, with the first images that do not show exactly one face.
     """
-    text, none, several = io.StringIO(), [], []
+    text, without_face, with_several = io.StringIO(), [], []
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for name in files.names:
@@ -82,15 +82,15 @@ def write_landmarks(files: Files, detect: Detector, path: str | os.PathLike) -> 
         numbers = faces[0].reshape(-1).tolist() if len(faces) else [""] * 10
         table.writerow([name, *numbers])
         if not len(faces):
-            none.append(name)
+            without_face.append(name)
         elif len(faces) > 1:
-            several.append(name)
+            with_several.append(name)
     write_text(path, text.getvalue())
-    lines = [f"{path}: landmarks of {len(files.names) - len(none)} images"]
-    if none:
-        lines.append(f"no face, left out of training: {_count_text(none)}")
-    if several:
-        lines.append(f"several faces, the surest is taken: {_count_text(several)}")
+    lines = [f"{path}: landmarks of {len(files.names) - len(without_face)} images"]
+    if without_face:
+        lines.append(f"no face, left out of training: {_count_text(without_face)}")
+    if with_several:
+        lines.append(f"several faces, the surest is taken: {_count_text(with_several)}")
     return "\n".join(lines)
 
 

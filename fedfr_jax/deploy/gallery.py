@@ -41,14 +41,14 @@ def enroll_features(
     """
     if existing:
         check_network(existing, network)
-    people, place = np.unique(np.asarray(names, str), return_inverse=True)
+    people, person = np.unique(np.asarray(names, str), return_inverse=True)
     sums = np.zeros((len(people), features.shape[1]), np.float32)
-    np.add.at(sums, place, unit_length(features))
+    np.add.at(sums, person, unit_length(features))
     means = unit_length(sums)
     if existing:
-        stays = ~np.isin(existing.names, people)
-        people = np.concatenate([existing.names[stays], people])
-        means = np.concatenate([existing.features[stays], means])
+        is_unchanged = ~np.isin(existing.names, people)
+        people = np.concatenate([existing.names[is_unchanged], people])
+        means = np.concatenate([existing.features[is_unchanged], means])
     return Gallery(people, means, network.fingerprint, curve_text(network.roc))
 
 
@@ -75,15 +75,15 @@ def search(
     """
     probes, max_results = unit_length(features), min(max_results, len(gallery.names))
     rows = max(CHUNK_SIZE // len(gallery.names), 1)
-    places, cosines = [], []
+    indices, cosines = [], []
     for start in range(0, len(probes), rows):
         scores = probes[start : start + rows] @ gallery.features.T
         best = np.argpartition(-scores, max_results - 1, axis=1)[:, :max_results]
         best_scores = np.take_along_axis(scores, best, axis=1)
         order = np.argsort(-best_scores, axis=1, kind="stable")
-        places.append(np.take_along_axis(best, order, axis=1))
+        indices.append(np.take_along_axis(best, order, axis=1))
         cosines.append(np.take_along_axis(best_scores, order, axis=1))
-    return np.concatenate(places), np.concatenate(cosines)
+    return np.concatenate(indices), np.concatenate(cosines)
 
 
 def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
@@ -103,13 +103,13 @@ def faiss_search() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
         ) from error
 
     def find(gallery: Gallery, features: np.ndarray, max_results: int):
-        cosines, places = faiss.knn(
+        cosines, indices = faiss.knn(
             unit_length(features),
             gallery.features,
             min(max_results, len(gallery.names)),
             metric=faiss.METRIC_INNER_PRODUCT,
         )
-        return places, cosines
+        return indices, cosines
 
     return find
 

@@ -81,17 +81,19 @@ def _product(graph, name, params, inputs, shape):
 def _equation(numbers, rank, other_rank) -> str:
     (left, right), (left_batch, right_batch) = numbers
     letters = list(string.ascii_lowercase)
-    mine = [letters.pop(0) for _ in range(rank)]
-    other = [letters.pop(0) for _ in range(other_rank)]
+    left_letters = [letters.pop(0) for _ in range(rank)]
+    right_letters = [letters.pop(0) for _ in range(other_rank)]
     for i, j in [
         *zip(left, right, strict=True),
         *zip(left_batch, right_batch, strict=True),
     ]:
-        other[j] = mine[i]
-    rest = [mine[i] for i in range(rank) if i not in (*left, *left_batch)]
-    rest += [other[j] for j in range(other_rank) if j not in (*right, *right_batch)]
-    out = "".join([mine[i] for i in left_batch] + rest)
-    return f"{''.join(mine)},{''.join(other)}->{out}"
+        right_letters[j] = left_letters[i]
+    rest = [left_letters[i] for i in range(rank) if i not in (*left, *left_batch)]
+    rest += [
+        right_letters[j] for j in range(other_rank) if j not in (*right, *right_batch)
+    ]
+    out = "".join([left_letters[i] for i in left_batch] + rest)
+    return f"{''.join(left_letters)},{''.join(right_letters)}->{out}"
 
 
 def _open(shape) -> np.ndarray:
@@ -108,12 +110,14 @@ def _reshape(graph, name, params, inputs, shape):
 
 def broadcast(graph, x, shape, dimensions):
     """Broadcast a constant in all axes but the batch, a tensor by axes of 1."""
-    place = {axis: i for i, axis in enumerate(dimensions)}
+    axis_of = {axis: i for i, axis in enumerate(dimensions)}
     x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
-    aligned = tuple(x.shape[place[i]] if i in place else 1 for i in range(len(shape)))
+    aligned = tuple(
+        x.shape[axis_of[i]] if i in axis_of else 1 for i in range(len(shape))
+    )
     if isinstance(x, np.ndarray):
-        whole = tuple(1 if n == BATCH else n for n in shape)
-        return np.broadcast_to(x.reshape(aligned), whole)
+        constant_shape = tuple(1 if n == BATCH else n for n in shape)
+        return np.broadcast_to(x.reshape(aligned), constant_shape)
     return (
         x if aligned == x.shape else graph.add("Reshape", [x, _open(aligned)], aligned)
     )
@@ -153,10 +157,10 @@ def _slice(graph, name, params, inputs, shape):
     (x,), steps = inputs, params["strides"] or [1] * len(shape)
     bounds = params["start_indices"], params["limit_indices"]
     parts = zip(*bounds, steps, _axes(x), strict=True)
-    cut = [p for p, n in zip(parts, x.shape, strict=True) if p[:3] != (0, n, 1)]
-    if not cut:
+    changed = [p for p, n in zip(parts, x.shape, strict=True) if p[:3] != (0, n, 1)]
+    if not changed:
         return x
-    columns = [np.array(column, np.int64) for column in zip(*cut, strict=True)]
+    columns = [np.array(column, np.int64) for column in zip(*changed, strict=True)]
     starts, stops, steps, axes = columns
     return graph.add("Slice", [x, starts, stops, axes, steps], shape, x.is_first)
 

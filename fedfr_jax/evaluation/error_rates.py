@@ -97,25 +97,25 @@ def _lower_bin(scores, targets):
     """Lower 16 bits of scores whose upper 16 are a target's; -1 for others."""
     bits = _ordered_bits(scores)
     upper, lower = (bits >> 16).astype(jnp.int32), (bits & 0xFFFF).astype(jnp.int32)
-    place = jnp.full(upper.shape, -1, jnp.int32)
+    bins = jnp.full(upper.shape, -1, jnp.int32)
     for section in range(targets.shape[0]):
-        inside = section * _HALF + lower
-        place = jnp.where(upper == targets[section], inside, place)
-    return place
+        candidate = section * _HALF + lower
+        bins = jnp.where(upper == targets[section], candidate, bins)
+    return bins
 
 
 def _linear_bin(scores, scale):
-    place = jnp.trunc((scores + 1) * scale.astype(scores.dtype)).astype(jnp.int32)
-    return jnp.clip(place, 0, 2 * scale.astype(jnp.int32))
+    bins = jnp.trunc((scores + 1) * scale.astype(scores.dtype)).astype(jnp.int32)
+    return jnp.clip(bins, 0, 2 * scale.astype(jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnames="bin_fn", donate_argnums=0)
 def _add_block(counts, block, argument, *, bin_fn):
     """Add one tile to the counts [2 * bins] int32 (negatives, then positives)."""
-    place = bin_fn(block.scores, argument)
+    bins = bin_fn(block.scores, argument)
     kinds = block.kinds.astype(jnp.int32)
-    is_counted = (kinds != IGNORED) & (place >= 0)
-    index = jnp.where(is_counted, kinds * (counts.shape[0] // 2) + place, counts.size)
+    is_counted = (kinds != IGNORED) & (bins >= 0)
+    index = jnp.where(is_counted, kinds * (counts.shape[0] // 2) + bins, counts.size)
     return counts.at[index.ravel()].add(1, mode="drop")
 
 
@@ -146,9 +146,9 @@ def check_counts(counts: np.ndarray) -> tuple[int, int]:
 def _locate(counts: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Histogram bin [T] of each `ranks`-th largest entry, and its rank there."""
     up_to = counts[::-1].cumsum()
-    place = np.searchsorted(up_to, ranks, side="right")
-    bins = len(counts) - 1 - place
-    return bins, ranks - (up_to[place] - counts[bins])
+    position = np.searchsorted(up_to, ranks, side="right")
+    bins = len(counts) - 1 - position
+    return bins, ranks - (up_to[position] - counts[bins])
 
 
 def _check_same(second: np.ndarray, first: np.ndarray) -> None:

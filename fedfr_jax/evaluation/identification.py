@@ -223,24 +223,24 @@ def class_means(features, labels, classes) -> jax.Array:
     """
     check_features("gallery features", features, labels)
     classes, labels = np.asarray(classes), np.asarray(labels)
-    place = np.full(len(labels), len(classes))
+    class_index = np.full(len(labels), len(classes))
     order = np.argsort(classes)
     nearest = np.searchsorted(classes, labels, sorter=order).clip(0, len(classes) - 1)
     is_class = classes[order[nearest]] == labels
-    place[is_class] = order[nearest[is_class]]
-    counts = np.bincount(place, minlength=len(classes) + 1)[:-1]
+    class_index[is_class] = order[nearest[is_class]]
+    counts = np.bincount(class_index, minlength=len(classes) + 1)[:-1]
     if not counts.all():
         missing = classes[counts == 0].tolist()
         raise ValueError(
             f"every gallery class must have an image, got none for {missing}."
         )
-    return _means(unit_length(features), place, counts)
+    return _means(unit_length(features), class_index, counts)
 
 
 @jax.jit
-def _means(features, place, counts):
+def _means(features, class_index, counts):
     """Means [C, D] of features [G, D] by place [G], with counts [C]; C is left out."""
-    total = jax.ops.segment_sum(features, place, len(counts) + 1)[:-1]
+    total = jax.ops.segment_sum(features, class_index, len(counts) + 1)[:-1]
     return total / counts.astype(total.dtype)[:, None]
 
 
@@ -264,19 +264,19 @@ def generic_identification(
       so few do not support, ends in "~".
     """
     features = np.asarray(features)
-    people, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.argsort(place, kind="stable")
-    number = np.empty(len(place), int)  # of an image among its person's
-    number[order] = np.arange(len(place)) - np.repeat(counts.cumsum() - counts, counts)
-    is_probe = number >= (counts[place] + 1) // 2
+    people, person, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(person, kind="stable")
+    number = np.empty(len(person), int)  # of an image among its person's
+    number[order] = np.arange(len(person)) - np.repeat(counts.cumsum() - counts, counts)
+    is_probe = number >= (counts[person] + 1) // 2
     if len(people) < 2 or not is_probe.any():
         raise ValueError(
             "labels must have at least two identities, one with two images, got "
             f"{len(people)} identities with at most {counts.max(initial=0)} images."
         )
     classes = np.arange(len(people))
-    means = class_means(features[~is_probe], place[~is_probe], classes)
+    means = class_means(features[~is_probe], person[~is_probe], classes)
     gallery = unit_length(means)
-    probes, probe_labels = features[is_probe], place[is_probe]
+    probes, probe_labels = features[is_probe], person[is_probe]
     metrics = pair_tpir(probes, probe_labels, gallery, classes, fpirs=fpirs)
     return flag_unsupported(metrics, "tpir@fpir", fpirs, int(is_probe.sum()))

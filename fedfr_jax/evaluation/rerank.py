@@ -166,12 +166,12 @@ def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
         return encoding
     neighbor = near.reshape(-1)
     sizes = np.diff(encoding.starts)[neighbor]
-    places = _ranges(encoding.starts[neighbor], sizes)
+    entries = _ranges(encoding.starts[neighbor], sizes)
     row = np.repeat(np.arange(num_images), sizes.reshape(near.shape).sum(axis=1))
     cell, inverse = np.unique(
-        row * num_images + encoding.columns[places], return_inverse=True
+        row * num_images + encoding.columns[entries], return_inverse=True
     )
-    values = np.bincount(inverse, weights=encoding.values[places]) / k2
+    values = np.bincount(inverse, weights=encoding.values[entries]) / k2
     row, column = np.divmod(cell, num_images)
     starts = np.searchsorted(row, np.arange(num_images + 1))
     return Encoding(starts, column, values)
@@ -199,6 +199,6 @@ def _overlap(encoding: Encoding, by_column: Encoding, row: int, num_gallery: int
     part = slice(*encoding.starts[row : row + 2])
     columns, values = encoding.columns[part], encoding.values[part]
     sizes = np.diff(by_column.starts)[columns]
-    places = _ranges(by_column.starts[columns], sizes)
-    smaller = np.minimum(by_column.values[places], np.repeat(values, sizes))
-    return np.bincount(by_column.columns[places], smaller, num_gallery)
+    entries = _ranges(by_column.starts[columns], sizes)
+    smaller = np.minimum(by_column.values[entries], np.repeat(values, sizes))
+    return np.bincount(by_column.columns[entries], smaller, num_gallery)

@@ -107,12 +107,12 @@ def find_matches(queries: IdentityLabels, gallery: IdentityLabels) -> Iterator[M
         rows = by_count[min(start, len(by_count) - size) :][:size]
         column = np.arange(1 << int(num_same[rows].max() - 1).bit_length())
         is_same = column < num_same[rows][:, None]
-        places = order[np.where(is_same, low[rows][:, None] + column, 0)]
-        is_junk = gallery.cameras[places] == queries.cameras[rows][:, None]
+        indices = order[np.where(is_same, low[rows][:, None] + column, 0)]
+        is_junk = gallery.cameras[indices] == queries.cameras[rows][:, None]
         kind = np.where(is_same, is_junk, 2)  # matches, junk, padding
-        places = np.take_along_axis(places, np.argsort(kind, 1, kind="stable"), 1)
+        indices = np.take_along_axis(indices, np.argsort(kind, 1, kind="stable"), 1)
         counts = num_good[rows].astype(np.int32), num_same[rows].astype(np.int32)
-        yield Matches(rows, places.astype(np.int32), *counts)
+        yield Matches(rows, indices.astype(np.int32), *counts)
 
 
 RANKS = (1, 5, 10)
@@ -248,29 +248,31 @@ def best_rank(
     return order[~is_junk[order]][:count]
 
 
-def is_ranked_before(score, place, other_score, other_place):
+def is_ranked_before(score, index, other_score, other_index):
     """Whether an entry is ranked before another: by score, then by index."""
-    is_equal = (score == other_score) & (place < other_place)
+    is_equal = (score == other_score) & (index < other_index)
     return (score > other_score) | is_equal
 
 
 @jax.jit
-def _count_ahead(scores, is_kept, places, num_good, num_same):
-    """Number of non-junk entries ranked before each index of `places`, [B, P]."""
+def _count_ahead(scores, is_kept, indices, num_good, num_same):
+    """Number of non-junk entries ranked before each of `indices`, [B, P]."""
     scores = jnp.where(is_kept[None, :], scores, -jnp.inf)
-    of_place = jnp.take_along_axis(scores, places, axis=1)
+    entry_scores = jnp.take_along_axis(scores, indices, axis=1)
     row = jnp.arange(scores.shape[1], dtype=jnp.int32)[None, :]
 
     def count(entry):
-        score, place = (x[:, None] for x in entry)
-        ahead = is_ranked_before(scores, row, score, place)
+        score, index = (x[:, None] for x in entry)
+        ahead = is_ranked_before(scores, row, score, index)
         return jnp.sum(ahead, axis=1, dtype=jnp.int32)
 
-    ahead = jax.lax.map(count, (of_place.T, places.T)).T
-    column = jnp.arange(places.shape[1], dtype=jnp.int32)[None, :]
+    ahead = jax.lax.map(count, (entry_scores.T, indices.T)).T
+    column = jnp.arange(indices.shape[1], dtype=jnp.int32)[None, :]
     is_junk = (column >= num_good[:, None]) & (column < num_same[:, None])
-    former, latter = (x[:, None, :] for x in (of_place, places))
-    beats = is_ranked_before(former, latter, of_place[:, :, None], places[:, :, None])
+    other_scores, other_indices = (x[:, None, :] for x in (entry_scores, indices))
+    beats = is_ranked_before(
+        other_scores, other_indices, entry_scores[:, :, None], indices[:, :, None]
+    )
     return ahead - jnp.sum(beats & is_junk[:, None, :], axis=-1, dtype=jnp.int32)
 
 
@@ -319,7 +321,7 @@ def _keys(key, rows, draws):
 
 
 @jax.jit
-def _num_ahead(scores, groups, query_person, places, num_good, keys):
+def _num_ahead(scores, groups, query_person, indices, num_good, keys):
     """Number of persons [R, B] whose sampled image is ranked before the sampled match.
 
     Args:
@@ -330,18 +332,17 @@ def _num_ahead(scores, groups, query_person, places, num_good, keys):
 
     def count_draw(keys):
         chance = jax.vmap(lambda key: jax.random.uniform(key, starts.shape))(keys)
-        drawn = order[starts[None, :] + _draw_gallery(chance, sizes[None, :])]  # [B, I]
+        offsets = _draw_gallery(chance, sizes[None, :])
+        sampled = order[starts[None, :] + offsets]  # [B, I]
         own_chance = jnp.take_along_axis(chance, query_person[:, None], axis=1)
-        match = jnp.take_along_axis(
-            places, _draw_gallery(own_chance, num_good[:, None]), axis=1
-        )
-        score, match_score = (
-            jnp.take_along_axis(scores, place, axis=1) for place in (drawn, match)
-        )
+        match_offsets = _draw_gallery(own_chance, num_good[:, None])
+        match = jnp.take_along_axis(indices, match_offsets, axis=1)
+        score = jnp.take_along_axis(scores, sampled, axis=1)
+        match_score = jnp.take_along_axis(scores, match, axis=1)
         is_other = (
             jnp.arange(len(starts), dtype=jnp.int32)[None, :] != query_person[:, None]
         )
-        ahead = is_other & is_ranked_before(score, drawn, match_score, match)
+        ahead = is_other & is_ranked_before(score, sampled, match_score, match)
         return jnp.sum(ahead, axis=1, dtype=jnp.int32)
 
     return jax.lax.map(count_draw, keys)
@@ -349,5 +350,5 @@ def _num_ahead(scores, groups, query_person, places, num_good, keys):
 
 def _draw_gallery(chance, number):
     """Map a uniform number in [0, 1) to an integer in [0, number)."""
-    place = (chance * number.astype(chance.dtype)).astype(jnp.int32)
-    return jnp.minimum(place, number - 1)
+    index = (chance * number.astype(chance.dtype)).astype(jnp.int32)
+    return jnp.minimum(index, number - 1)

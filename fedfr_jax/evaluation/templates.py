@@ -36,14 +36,14 @@ class Templates(NamedTuple):
     def rows(self, template_ids) -> np.ndarray:
         """Rows [n] of the template ids [n]; raises ValueError for an unknown id."""
         template_ids = np.asarray(template_ids)
-        place = np.searchsorted(self.ids, template_ids).clip(0, len(self.ids) - 1)
-        unknown = template_ids[self.ids[place] != template_ids]
+        rows = np.searchsorted(self.ids, template_ids).clip(0, len(self.ids) - 1)
+        unknown = template_ids[self.ids[rows] != template_ids]
         if len(unknown):
             raise ValueError(
                 f"template ids must be among the {len(self.ids)} aggregated ones, "
                 f"got {np.unique(unknown)[:5].tolist()}."
             )
-        return place
+        return rows
 
 
 class TemplateImages(NamedTuple):

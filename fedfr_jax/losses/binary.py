@@ -129,8 +129,8 @@ def binary_branch(
     chex.assert_shape(bias, (num_classes,))
     adjusted = spread_out(cosine(branch_features, weights), t)
     is_positive = is_label(labels, num_classes)
-    away = jnp.where(is_positive, -1.0, 1.0).astype(adjusted.dtype)
-    logits = scale * (adjusted + away * margin) + bias[None]
+    sign = jnp.where(is_positive, -1.0, 1.0).astype(adjusted.dtype)
+    logits = scale * (adjusted + sign * margin) + bias[None]
     shares = (positive_weight / scale, (1 - positive_weight) / scale)
     return binary_cross_entropy(logits, labels, class_mask, weights=shares)
 
@@ -161,9 +161,9 @@ def binary_cross_entropy(
       [B], non-negative.
     """
     is_positive = is_label(labels, logits.shape[1])
-    away = jnp.where(is_positive, -1.0, 1.0).astype(logits.dtype)
+    sign = jnp.where(is_positive, -1.0, 1.0).astype(logits.dtype)
     weight = jnp.where(is_positive, *weights).astype(logits.dtype)
-    losses = weight * jax.nn.softplus(away * logits)
+    losses = weight * jax.nn.softplus(sign * logits)
     if class_mask is None:
         return jnp.sum(losses, axis=1)
     chex.assert_shape(class_mask, (logits.shape[1],))

@@ -44,6 +44,6 @@ def model_contrastive(
     cosines = jnp.sum(current[None] * frozen, axis=-1) / temperature
     positive, negative = cosines[0], cosines[1:]
     # One model, as nearly always, is its own sum: fewer operations to compile.
-    away = negative[0] if len(negative) == 1 else jax.nn.logsumexp(negative, 0)
+    negatives = negative[0] if len(negative) == 1 else jax.nn.logsumexp(negative, 0)
     # softplus(q - p) is the cross entropy written so that nothing can overflow.
-    return jax.nn.softplus(away - positive)
+    return jax.nn.softplus(negatives - positive)

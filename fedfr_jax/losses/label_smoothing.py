@@ -45,8 +45,8 @@ def smoothed_cross_entropy(
     if class_mask is not None:
         is_class = jnp.broadcast_to(class_mask[None], is_label_class.shape)
     cost = -jax.nn.log_softmax(mask_classes(logits, class_mask))
-    rest = is_class if spread == "all" else is_class & ~is_label_class
-    number = jnp.maximum(rest.sum(axis=1), 1).astype(cost.dtype)
-    rest_cost = jnp.where(rest, cost, 0).sum(axis=1) / number
+    is_target = is_class if spread == "all" else is_class & ~is_label_class
+    num_targets = jnp.maximum(is_target.sum(axis=1), 1).astype(cost.dtype)
+    rest_cost = jnp.where(is_target, cost, 0).sum(axis=1) / num_targets
     label_cost = jnp.where(is_label_class, cost, 0).sum(axis=1)
     return (1 - smoothing) * label_cost + smoothing * rest_cost

@@ -33,10 +33,10 @@ def distances(
         return 2 - 2 * cosine(features, features)
     squares = jnp.sum(jnp.square(features), axis=1)
     inner = jnp.matmul(features, features.T, precision=jax.lax.Precision.HIGHEST)
-    apart = squares[:, None] + squares[None] - 2 * inner
+    squares_apart = squares[:, None] + squares[None] - 2 * inner
     # By rounding, a row's distance from itself may differ from 0.
-    apart = jnp.where(jnp.eye(len(features), dtype=bool), 0, apart)
-    return jnp.sqrt(jnp.maximum(apart, MIN_SQUARE))
+    squares_apart = jnp.where(jnp.eye(len(features), dtype=bool), 0, squares_apart)
+    return jnp.sqrt(jnp.maximum(squares_apart, MIN_SQUARE))
 
 
 @checked
@@ -66,18 +66,16 @@ def triplet(
       (loss [B], bool [B]: valid rows with a negative in the batch).
     """
     chex.assert_rank([features, labels, is_valid], [2, 1, 1])
-    apart = distances(features, metric)
-    both = is_valid[:, None] & is_valid[None]
+    distance = distances(features, metric)
+    is_pair = is_valid[:, None] & is_valid[None]
     is_same = labels[:, None] == labels[None]
-    positives, negatives = both & is_same, both & ~is_same
+    positives, negatives = is_pair & is_same, is_pair & ~is_same
     if mining == "hard":
-        positive = jnp.where(positives, apart, -jnp.inf).max(axis=1)
-        negative = jnp.where(negatives, apart, jnp.inf).min(axis=1)
+        positive = jnp.where(positives, distance, -jnp.inf).max(axis=1)
+        negative = jnp.where(negatives, distance, jnp.inf).min(axis=1)
     else:
-        positive, negative = (
-            jnp.sum(apart * weights, axis=1)
-            for weights in (_weights(apart, positives), _weights(-apart, negatives))
-        )
+        positive = jnp.sum(distance * _weights(distance, positives), axis=1)
+        negative = jnp.sum(distance * _weights(-distance, negatives), axis=1)
     counts = negatives.any(axis=1)  # an anchor is valid then, and its own positive
     excess = jnp.where(counts, positive, 0) - jnp.where(counts, negative, 0)
     if margin is None:

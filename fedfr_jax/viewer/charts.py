@@ -254,9 +254,12 @@ def _rate_scale(rows: list[dict]) -> Spec:
     values = [row["y"] for row in rows if row["y"] is not None]
     if not values or min(values) < 0 or max(values) > 1:
         return {"zero": False, "nice": True}
-    room = max(0.1 - (max(values) - min(values)), 0) / 2
-    low = max(min(values) - room, 0)
-    return {"domain": [low, min(max(low + 0.1, max(values) + room), 1)], "nice": True}
+    padding = max(0.1 - (max(values) - min(values)), 0) / 2
+    low = max(min(values) - padding, 0)
+    return {
+        "domain": [low, min(max(low + 0.1, max(values) + padding), 1)],
+        "nice": True,
+    }
 
 
 def _short(value: float | None) -> float | None:

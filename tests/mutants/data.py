@@ -25,7 +25,7 @@ MUTANTS = [
         "fedfr_jax/data/partition/identity_assignment.py",
         "data/test_partition_faces.py",
         [
-            ("free[drawn[i]] = False", "pass"),
+            ("free[assigned[i]] = False", "pass"),
             (
                 "np.repeat(client_ids, split.num_test)",
                 "np.sort(np.repeat(client_ids, split.num_test))",

@@ -15,9 +15,12 @@ MUTANTS = [
         "evaluation/test_personalized.py evaluation/test_identification.py "
         "tasks/faces/test_personalized_golden.py",
         [
-            ("_means(unit_length(features), place", "_means(features, place"),
+            (
+                "_means(unit_length(features), class_index",
+                "_means(features, class_index",
+            ),
             ("return total / counts.astype(total.dtype)[:, None]", "return total"),
-            ("(counts[place] + 1) // 2", "counts[place] // 2"),
+            ("(counts[person] + 1) // 2", "counts[person] // 2"),
             ("gallery = unit_length(", "gallery = jnp.asarray("),
         ],
     ),

@@ -57,7 +57,7 @@ MUTANTS = [
         "fedfr_jax/losses/binary.py",
         "losses/test_binary.py",
         [
-            ("adjusted + away * margin", "adjusted - away * margin"),
+            ("adjusted + sign * margin", "adjusted - sign * margin"),
             ("+ bias[None]\n    shares", "\n    shares"),
             ("return 2 * half**t - 1", "return half**t"),
             ("1 - positive_weight) / scale", "1 - positive_weight)"),
@@ -70,7 +70,7 @@ MUTANTS = [
         "fedfr_jax/losses/contrastive.py",
         "losses/test_contrastive.py",
         [
-            ("softplus(away - positive)", "softplus(positive - away)"),
+            ("softplus(negatives - positive)", "softplus(positive - negatives)"),
             ("axis=-1) / temperature", "axis=-1)"),
             ("normalize(stop_gradient(frozen)", "normalize(frozen"),
         ],

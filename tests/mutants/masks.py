@@ -13,7 +13,7 @@ MUTANTS = [
                 "kind < surface_fraction, SURFACE, TEMPLATE",
                 "kind < surface_fraction, TEMPLATE, TEMPLATE",
             ),
-            ("coin < probability, drawn", "coin > probability, drawn"),
+            ("coin < probability, kind_of_mask", "coin > probability, kind_of_mask"),
             ("i == BARE, 0, share", "i == BARE, share, share"),
             ("is_known, landmarks", "~is_known, landmarks"),
         ],

@@ -17,7 +17,7 @@ MUTANTS = [
         "evaluation/test_retrieval.py",
         [
             ("jnp.where(is_kept[None, :], scores, -jnp.inf)", "scores"),
-            ("(place < other_place)", "(place > other_place)"),
+            ("(index < other_index)", "(index > other_index)"),
             ("(column >= num_good[:, None]) & ", ""),
             ("np.where(hits == 0, 1.0,", "np.where(hits == 0, 0.0,"),
             ('1.0 if divide_by == "valid" else', '1.0 if divide_by == "all" else'),

@@ -11,8 +11,14 @@ MUTANTS = [
         "fedfr_jax/losses/triplet.py",
         LOSSES,
         [
-            ("both = is_valid[:, None] & is_valid[None]", "both = is_valid[:, None]"),
-            ("jnp.eye(len(features), dtype=bool), 0, apart", "False, 0, apart"),
+            (
+                "is_pair = is_valid[:, None] & is_valid[None]",
+                "is_pair = is_valid[:, None]",
+            ),
+            (
+                "jnp.eye(len(features), dtype=bool), 0, squares_apart",
+                "False, 0, squares_apart",
+            ),
             ("return 2 - 2 * cosine", "return 1 - cosine"),
             ("shares.sum(axis=1, keepdims=True) + MIN_SUM", "1.0"),
         ],

@@ -76,8 +76,8 @@ def build_augment(
     parts, names = [], []
     if flip_probability is not None:
         parts.append(horizontal_flip(probability=flip_probability))
-    for place, entry in enumerate(settings):
-        section = f"augment[{place}]"
+    for index, entry in enumerate(settings):
+        section = f"augment[{index}]"
         entry_settings = {"name": entry} if isinstance(entry, str) else entry
         with naming(f"config.{section}"):
             parts.append(choose(section, AUGMENTS, entry_settings))

@@ -103,16 +103,16 @@ def compose(*augments: Augment) -> Augment:
     has_draw = all(part.sample_view or part.num_views == 1 for part in augments)
 
     def apply(key, inputs, targets):
-        for place, part in enumerate(augments):
-            own_key = None if part.num_views == 1 else jax.random.fold_in(key, place)
+        for index, part in enumerate(augments):
+            own_key = None if part.num_views == 1 else jax.random.fold_in(key, index)
             inputs, targets = part.apply(own_key, inputs, targets)
         return inputs, targets
 
     def draw(key):
         number, radix = jnp.int32(0), 1
-        for place, part in enumerate(augments):
+        for index, part in enumerate(augments):
             if part.num_views > 1:
-                number += radix * part.sample_view(jax.random.fold_in(key, place))
+                number += radix * part.sample_view(jax.random.fold_in(key, index))
                 radix *= part.num_views
         return number
 

@@ -345,8 +345,8 @@ def face_mask(
 
     def draw(key):
         coin, kind = jax.random.uniform(key, (2,), jnp.float32)
-        drawn = jnp.where(kind < surface_fraction, SURFACE, TEMPLATE)
-        return jnp.where(coin < probability, drawn, BARE).astype(jnp.int32)
+        kind_of_mask = jnp.where(kind < surface_fraction, SURFACE, TEMPLATE)
+        return jnp.where(coin < probability, kind_of_mask, BARE).astype(jnp.int32)
 
     def image_key(image):
         return jax.random.fold_in(jax.random.key(seed), fingerprint(image))
@@ -362,8 +362,8 @@ def face_mask(
             raise ValueError(
                 "face_mask cannot be used on targets that already have a key 'mask'."
             )
-        fixed = image_key(inputs["image"]) if fixed_per_image else None
-        mask_key = jax.random.fold_in(key, 1) if fixed is None else fixed
+        fixed_key = image_key(inputs["image"]) if fixed_per_image else None
+        mask_key = jax.random.fold_in(key, 1) if fixed_key is None else fixed_key
         inputs, share = covered(draw(key), mask_key, inputs)
         mask = (share >= 0.5).astype(jnp.uint8)
         masked = jnp.any(mask == 1).astype(jnp.int32)
@@ -383,8 +383,8 @@ def face_mask(
 def fingerprint(image: jax.Array) -> jax.Array:
     """Hash [] uint32 of a rounded image [H, W, C], for any reduction order."""
     values = jnp.round(image.astype(jnp.float32)).astype(jnp.int32).astype(jnp.uint32)
-    place = jnp.arange(image.size, dtype=jnp.uint32).reshape(image.shape)
-    mixed = (values + jnp.uint32(1)) * (place * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
+    index = jnp.arange(image.size, dtype=jnp.uint32).reshape(image.shape)
+    mixed = (values + jnp.uint32(1)) * (index * jnp.uint32(0x9E3779B9) + jnp.uint32(1))
     return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
 
 
@@ -405,8 +405,8 @@ def cover(
     place_key, template_key, surface_key = jax.random.split(key, 3)
     points = _landmarks(place_key, image, landmarks)
     frame = estimate_pose(image, points)
-    drawn = template_mask(template_key, frame), surface_mask(surface_key, frame)
-    share, colors = jax.tree.map(lambda a, b: jnp.where(i == SURFACE, b, a), *drawn)
+    masks = template_mask(template_key, frame), surface_mask(surface_key, frame)
+    share, colors = jax.tree.map(lambda a, b: jnp.where(i == SURFACE, b, a), *masks)
     share = jnp.where(i == BARE, 0, share)
     values = draw_mask(image.astype(jnp.float32), share, colors, frame)
     return store(values, image.dtype), share  # without a mask, as it was

@@ -80,8 +80,8 @@ def affine(
         low = [-degrees, -shear, scale[0], -translate * width, -translate * height]
         high = [degrees, shear, scale[1], translate * width, translate * height]
         low, high = np.array(low, np.float32), np.array(high, np.float32)
-        drawn = jax.random.uniform(key, (5,), jnp.float32, low, high)
-        angle, lean, size, dx, dy = drawn
+        values = jax.random.uniform(key, (5,), jnp.float32, low, high)
+        angle, lean, size, dx, dy = values
         return build_affine(jnp.deg2rad(angle), jnp.deg2rad(lean), size, dx, dy)
 
     def apply(key, inputs, targets):

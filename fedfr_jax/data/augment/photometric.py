@@ -97,7 +97,7 @@ def color_jitter(
     low = np.array([max(0, 1 - x) for x in factors] + [-hue], np.float32)
 
     def apply(key, inputs, targets):
-        drawn = jax.random.uniform(key, (4,), jnp.float32, low, high)
+        draws = jax.random.uniform(key, (4,), jnp.float32, low, high)
 
         def change(image):
             if image.shape[-1] != 3 and (saturation or hue):
@@ -107,13 +107,13 @@ def color_jitter(
                 )
             values = image.astype(jnp.float32)
             if brightness:
-                values = _clip(drawn[0] * values)
+                values = _clip(draws[0] * values)
             if contrast:
-                values = _blend(values, gray(values).mean(), drawn[1])
+                values = _blend(values, gray(values).mean(), draws[1])
             if saturation:
-                values = _blend(values, gray(values), drawn[2])
+                values = _blend(values, gray(values), draws[2])
             if hue:
-                values = rotate_hue(values, drawn[3])
+                values = rotate_hue(values, draws[3])
             return store(values, image.dtype)
 
         return change_image(inputs, change), targets

@@ -2,9 +2,8 @@
 
 Zhong, Zheng, Kang, Li, Yang, "Random Erasing Data Augmentation", AAAI 2020,
 arXiv:1708.04896, algorithm 1. The sampling "paper" is theirs: an aspect uniform in its
-range, drawn again until the rectangle fits. "log" has two deviations: the aspect is
-uniform in its logarithm, so that tall and wide are as frequent, and brought to the
-nearest one that fits.
+range, sampled until the rectangle fits. "log" has two deviations: the aspect is
+log-uniform, so that tall and wide rectangles are equally frequent, and clipped to fit.
 """
 
 import math
@@ -76,11 +75,11 @@ def rectangle(key, shape, probability, area, aspect) -> jax.Array:
     ratio = jnp.clip(ratio, fraction * height / width, height / (fraction * width))
     rows = jnp.clip(jnp.round(jnp.sqrt(fraction * ratio * height * width)), 1, height)
     columns = jnp.clip(jnp.round(fraction * height * width / rows), 1, width)
-    return _place(shape, (rows, columns), (top, left)) & (coin < probability)
+    return _rectangle_mask(shape, (rows, columns), (top, left)) & (coin < probability)
 
 
 def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
-    """As `rectangle`, by the sampling "paper"."""
+    """Sample as `rectangle`, by the sampling "paper"."""
     height, width, _ = shape
     size_key, place_key = jax.random.split(key)
     size, slant = jax.random.uniform(size_key, (2, TRIES), jnp.float32)
@@ -89,25 +88,25 @@ def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
     ratio = aspect[0] + slant * (aspect[1] - aspect[0])
     rows, columns = jnp.round(jnp.sqrt(pixels * ratio)), jnp.sqrt(pixels / ratio)
     columns = jnp.round(columns)
-    fits = (rows < height) & (columns < width)
-    first = jnp.argmax(fits)
-    inside = _place(shape, (rows[first], columns[first]), (top, left))
-    return inside & (coin < probability) & fits.any()
+    is_fitting = (rows < height) & (columns < width)
+    first = jnp.argmax(is_fitting)
+    inside = _rectangle_mask(shape, (rows[first], columns[first]), (top, left))
+    return inside & (coin < probability) & is_fitting.any()
 
 
 RECTANGLES = {"log": rectangle, "paper": paper_rectangle}
 
 
-def _place(shape, size, place):
-    """Mask [H, W] of a rectangle at `place` in [0, 1) of the free space."""
-    is_row = _stretch(shape[0], size[0], place[0])
-    is_column = _stretch(shape[1], size[1], place[1])
+def _rectangle_mask(shape, size, position):
+    """Mask [H, W] of a rectangle at `position` in [0, 1) of the free space."""
+    is_row = _interval_mask(shape[0], size[0], position[0])
+    is_column = _interval_mask(shape[1], size[1], position[1])
     return is_row[:, None] & is_column[None, :]
 
 
-def _stretch(length, count, place):
-    """Mask [length] of `count` consecutive entries at position `place` in [0, 1)."""
-    start = jnp.floor(place * (length - count + 1))
+def _interval_mask(length, count, position):
+    """Mask [length] of `count` consecutive entries at `position` in [0, 1)."""
+    start = jnp.floor(position * (length - count + 1))
     i = jnp.arange(length, dtype=jnp.float32)
     return (i >= start) & (i < start + count)
 

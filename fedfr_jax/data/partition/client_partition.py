@@ -204,10 +204,10 @@ def _held_out(rows, owner, num_clients, rng):
     num_test = np.maximum(np.rint(rows.test_fraction * sizes).astype(np.int64), 1)
     num_test = np.minimum(num_test, sizes - 1)
     phase = rng.integers(np.maximum(sizes, 1))
-    place = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
+    number = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
     # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
-    before = (place * num_test[client] + phase[client]) // sizes[client]
-    after = ((place + 1) * num_test[client] + phase[client]) // sizes[client]
+    before = (number * num_test[client] + phase[client]) // sizes[client]
+    after = ((number + 1) * num_test[client] + phase[client]) // sizes[client]
     return shuffled[after > before]
 
 
@@ -249,15 +249,15 @@ def assign_classes(
       [N, k] int, no class twice with a client; the numbers of owners of two classes
       differ by one at most.
     """
-    place = np.arange(num_clients) % num_classes
+    first_class = np.arange(num_clients) % num_classes
     num_last = num_clients % num_classes
     if num_last:
-        place[-num_last:] = np.arange(num_last) * num_classes // num_last
+        first_class[-num_last:] = np.arange(num_last) * num_classes // num_last
     num_blocks = -(-num_clients // num_classes)
     names = np.tile(np.arange(num_classes), (num_blocks, 1))
     names = rng.permuted(names, axis=1)
     block = np.arange(num_clients) // num_classes
-    column = (place[:, None] + np.arange(per_client)) % num_classes
+    column = (first_class[:, None] + np.arange(per_client)) % num_classes
     return rng.permutation(names[block[:, None], column])
 
 
@@ -327,5 +327,5 @@ def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> 
         owners = np.sort(owner[train_rows])
         phase = rng.integers(len(owners))
         # Evenly spaced places in the list of owners, sorted: systematic sampling.
-        places = np.arange(len(test_rows)) * len(owners) + phase
-        owner[test_rows] = owners[places // max(len(test_rows), 1)]
+        positions = np.arange(len(test_rows)) * len(owners) + phase
+        owner[test_rows] = owners[positions // max(len(test_rows), 1)]

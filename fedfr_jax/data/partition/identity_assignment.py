@@ -110,7 +110,7 @@ class IdentityRequest(NamedTuple):
 def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarray]:
     """Assign each request its first identities in `order`, none twice."""
     free = np.ones(len(needs[0].pool), bool)
-    drawn = {}
+    assigned = {}
     # The smallest pool first: otherwise other parts may take the identities it needs.
     for i in sorted(range(len(needs)), key=lambda i: (int(needs[i].pool.sum()), i)):
         keys, number, pool = needs[i]
@@ -121,9 +121,9 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
                 f"of {int(pool.sum())} with enough images, among {len(order)} in all. "
                 f"Lower {keys}."
             )
-        drawn[i] = usable[:number].astype(np.int32)
-        free[drawn[i]] = False
-    return [drawn[i] for i in range(len(needs))]
+        assigned[i] = usable[:number].astype(np.int32)
+        free[assigned[i]] = False
+    return [assigned[i] for i in range(len(needs))]
 
 
 class IdentitySplit(NamedTuple):
@@ -159,10 +159,10 @@ class RowsByIdentity(NamedTuple):
           (rows [.] in the order of `identities`, in file order within one, and the
           place [.] of each row's identity), both int32.
         """
-        place = np.repeat(np.arange(len(identities), dtype=np.int32), count)
-        within = np.arange(len(place)) - (np.cumsum(count) - count)[place]
-        rows = self.order[(self.starts[identities] + first)[place] + within]
-        return rows[np.lexsort((rows, place))], place
+        index = np.repeat(np.arange(len(identities), dtype=np.int32), count)
+        within = np.arange(len(index)) - (np.cumsum(count) - count)[index]
+        rows = self.order[(self.starts[identities] + first)[index] + within]
+        return rows[np.lexsort((rows, index))], index
 
 
 def group(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RowsByIdentity:
@@ -193,10 +193,10 @@ def assemble(
     client = np.repeat(np.arange(len(sizes)), sizes)
 
     def client_rows(first, count):
-        rows, place = grouped.rows(client_ids, first, count)
+        rows, index = grouped.rows(client_ids, first, count)
         row_counts = np.bincount(client, weights=count, minlength=len(sizes))
         offsets = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int32)
-        labels = place - class_offsets[client[place]]
+        labels = index - class_offsets[client[index]]
         return rows, offsets, labels.astype(np.int32)
 
     def public_rows(ids):

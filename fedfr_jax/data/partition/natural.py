@@ -46,13 +46,13 @@ def natural(
             f"{num_clients}."
         )
     rng = np.random.default_rng(seed)
-    number = np.full(num_owners, UNASSIGNED)
-    drawn = np.sort(rng.permutation(num_owners)[:num_clients])
-    number[drawn] = np.arange(num_clients)
-    split = build_partition(rows, number[client], num_clients, rng)
+    client_of = np.full(num_owners, UNASSIGNED)
+    chosen = np.sort(rng.permutation(num_owners)[:num_clients])
+    client_of[chosen] = np.arange(num_clients)
+    split = build_partition(rows, client_of[client], num_clients, rng)
     if names.dtype.kind not in "SU":
         return split
-    return split._replace(client_names=tuple(map(str, names[drawn].astype(str))))
+    return split._replace(client_names=tuple(map(str, names[chosen].astype(str))))
 
 
 def read_client_ids(

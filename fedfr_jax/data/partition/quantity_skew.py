@@ -194,8 +194,8 @@ def _assign(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
     rng = np.random.default_rng(seed)
     owner = np.full(len(rows.labels), UNASSIGNED)
     for c, class_rows in enumerate(rows.by_class(rows.assigned, rng)):
-        client, place = np.nonzero(classes == c)
-        receivers = np.repeat(client, counts[client, place])[: len(class_rows)]
+        client, column = np.nonzero(classes == c)
+        receivers = np.repeat(client, counts[client, column])[: len(class_rows)]
         owner[class_rows[: len(receivers)]] = receivers
     follow_training(rows, owner, rng)
     return build_partition(rows, owner, len(classes), rng)

@@ -156,7 +156,7 @@ def pack(
     image_bytes = int(np.prod(source.input_shape))
     rows_per_shard = min(max(max_file_bytes // image_bytes, 1), num_images)
     arrays = load_arrays(source)
-    head = {
+    header = {
         "format": FORMAT,
         "num_images": num_images,
         "image_shape": list(source.input_shape),
@@ -164,8 +164,8 @@ def pack(
         "source": _digest(source, arrays),
     }
     if (folder / INDEX).exists():
-        return _check_head(folder / INDEX, read_json(folder / INDEX), head)
-    done = _begin(folder / LINES, head)
+        return _check_header(folder / INDEX, read_json(folder / INDEX), header)
+    done = _begin(folder / LINES, header)
     for start in range(0, num_images, rows_per_shard):
         name = packed_file_name(start // rows_per_shard)
         if not _is_whole(folder / name, done.get(name)):
@@ -180,7 +180,7 @@ def pack(
     names = json.dumps(list(source.names)).encode()
     done[NAMES] = _write_atomically(folder / NAMES, lambda file: file.write(names))
     files = {name: done[name] for name in sorted(done)}
-    index = {**head, "files": files}
+    index = {**header, "files": files}
     if source.preprocessing is not None:
         index["preprocessing"] = source.preprocessing._asdict()
     index = json.dumps(index, indent=1).encode()
@@ -326,17 +326,17 @@ def _write_atomically(path, write):
         return {"bytes": file.tell(), "sha256": digest_of_file(file.name)}
 
 
-def _begin(path, head):
+def _begin(path, header):
     """Entries of the image files written so far, after a check of the first line."""
     written = path.read_bytes() if path.exists() else b""
-    cut = written.rfind(b"\n") + 1
-    if not cut:
-        path.write_bytes(json.dumps(head).encode() + b"\n")
+    end = written.rfind(b"\n") + 1
+    if not end:
+        path.write_bytes(json.dumps(header).encode() + b"\n")
         return {}
     first, *lines = read_json_lines(path, torn=True)
-    _check_head(path, first, head)
-    if cut < len(written):  # a line that the kill tore
-        os.truncate(path, cut)
+    _check_header(path, first, header)
+    if end < len(written):  # a line that the kill tore
+        os.truncate(path, end)
     return {line.pop("file", ""): line for line in lines}
 
 
@@ -347,8 +347,8 @@ def _append(path, line):
         os.fsync(file.fileno())
 
 
-def _check_head(path, stored, head):
-    for key, value in head.items():
+def _check_header(path, stored, header):
+    for key, value in header.items():
         if stored.get(key) != value:
             raise ValueError(
                 f"{path} must be from this source and max_file_bytes ({key} {value}), "

@@ -219,9 +219,9 @@ def listed_pairs(
     if not rows:
         raise ValueError(f"{file} must have at least one pair, got none.")
     names = sorted({name for row in rows for name in row[:2]})
-    place = {name: i for i, name in enumerate(names)}
+    row_of = {name: i for i, name in enumerate(names)}
     shape = (*parse_size(image_size), channels)
-    indices = [[place[first], place[second]] for first, second, _ in rows]
+    indices = [[row_of[first], row_of[second]] for first, second, _ in rows]
     _check_once(indices, [*lines])
     listed = listed_images(path, names, shape)
     return Source(

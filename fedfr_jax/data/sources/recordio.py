@@ -164,8 +164,8 @@ def read_index(path: str | os.PathLike) -> Index:
     order = np.argsort(keys, kind="stable")
     keys, offsets = keys[order], offsets[order]
     if not len(keys) or (keys[1:] == keys[:-1]).any():
-        twice = keys[1:][keys[1:] == keys[:-1]]
-        got = f"{twice[0]} twice" if len(twice) else "none"
+        duplicates = keys[1:][keys[1:] == keys[:-1]]
+        got = f"{duplicates[0]} twice" if len(duplicates) else "none"
         raise ValueError(
             f"{path} must list at least one key and each key once, got {got}."
         )
@@ -259,13 +259,13 @@ def misplaced_error(origin: str, number: int, label: float) -> ValueError:
 def _count_images(path, data, header, index):
     """Number N of images: from record 0 or, beyond float32's integers, by a search."""
 
-    def is_identity(place):
-        origin = f"{path} record {index.keys[place]}"
-        return not read_record(data, int(index.offsets[place]), origin).payload
+    def is_identity(entry):
+        origin = f"{path} record {index.keys[entry]}"
+        return not read_record(data, int(index.offsets[entry]), origin).payload
 
     if not header.label[0] < 2**24:
-        places = range(1, len(index.keys))
-        return bisect.bisect_left(places, True, key=is_identity)
+        entries = range(1, len(index.keys))
+        return bisect.bisect_left(entries, True, key=is_identity)
     num_images = int(header.label[0]) - 1
     last, following = np.searchsorted(index.keys, [num_images, num_images + 1])
     if num_images < 1 or (following < len(index.keys) and not is_identity(following)):

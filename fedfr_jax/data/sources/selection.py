@@ -45,11 +45,11 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
     old_labels, labels = np.unique(source.labels[rows], return_inverse=True)
     pairs = source.pairs
     if pairs is not None:
-        place = np.full(len(source.labels), -1, np.int32)
-        place[rows] = np.arange(len(rows), dtype=np.int32)
-        moved = place[pairs.indices]
-        is_whole = (moved >= 0).all(axis=1)
-        pairs = Pairs(moved[is_whole], pairs.is_same[is_whole])
+        new_row = np.full(len(source.labels), -1, np.int32)
+        new_row[rows] = np.arange(len(rows), dtype=np.int32)
+        new_rows = new_row[pairs.indices]
+        is_whole = (new_rows >= 0).all(axis=1)
+        pairs = Pairs(new_rows[is_whole], pairs.is_same[is_whole])
     masks = source.masks
     if masks is not None:
         read = masks.read

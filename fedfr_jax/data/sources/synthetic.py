@@ -7,8 +7,8 @@ x by argmax(x W_k + b_k): the entries of W_k [60, 10] and b_k [10] are N(u_k, 1)
 u_k of deviation alpha; its x are N(v_k, S), the entries of v_k N(B_k, 1) with B_k of
 deviation beta, S diagonal with j^-1.2. alpha: how much models differ; beta: data.
 
-`fake_data` has black images in any number. Shapes, memory and compiled programs of a
-run depend on these counts only, so it can replace a set that is not available.
+`fake_data` has any number of black images. Shapes, memory and compiled programs of a
+run depend on the counts only, so that it can replace a set that is not available.
 """
 
 from typing import Annotated
@@ -90,19 +90,20 @@ def fake_data(
     """
     shape = (*parse_size(image_size), channels)
     labels = np.repeat(np.arange(num_identities, dtype=np.int32), images_per_identity)
-    place = np.tile(np.arange(images_per_identity, dtype=np.int32), num_identities)
+    image_numbers = np.arange(images_per_identity, dtype=np.int32)
+    image_number = np.tile(image_numbers, num_identities)
     is_test = labels >= num_identities - test_identities
     masks = Masks(
         read=lambda rows: np.zeros((len(rows), *shape[:2]), np.uint8),
         class_names=tuple(f"class {i}" for i in range(num_pixel_classes)),
     )
-    roles = np.where(is_test, np.where(place == 0, QUERY, GALLERY), TRAIN)
+    roles = np.where(is_test, np.where(image_number == 0, QUERY, GALLERY), TRAIN)
     return Source(
         read=lambda rows: np.zeros((len(rows), *shape), np.uint8),
         labels=labels,
         names=tuple(map(str, range(num_identities))),
         input_shape=shape,
-        cameras=place % num_cameras if num_cameras else None,
+        cameras=image_number % num_cameras if num_cameras else None,
         masks=masks if num_pixel_classes else None,
         roles=roles.astype(np.uint8) if num_cameras else None,
     )

@@ -204,8 +204,8 @@ def tfds(
 
     def example(row):
         part = int(row >= num_first)  # 1 in the test split
-        place = row - part * num_first
-        return parts[part][place], f"{dataset} {splits[part]} example {place}"
+        index = row - part * num_first
+        return parts[part][index], f"{dataset} {splits[part]} example {index}"
 
     masks = _masks(layout.masks, example, num_images, size)
     scanned = functools.partial(scan, parts, layout, attribute, masks)

@@ -98,5 +98,5 @@ def _end_count(path):
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 2**16 - 22, 0))  # the record has a comment
         end = file.read()
-    place = end.rindex(b"PK\5\6")
-    return int.from_bytes(end[place + 10 : place + 12], "little")
+    offset = end.rindex(b"PK\5\6")
+    return int.from_bytes(end[offset + 10 : offset + 12], "little")
