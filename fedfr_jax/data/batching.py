@@ -1,6 +1,4 @@
-"""Batching: shuffling, batch size and augmentation, for clients and central
-training.
-"""
+"""Batching: shuffling, batch size and augmentation."""
 
 from functools import partial
 from typing import NamedTuple
@@ -36,8 +34,8 @@ class Batching(NamedTuple):
         """Augment a batch for training; also return each example's view.
 
         Args:
-          key, step: of a client in a round, and its step.
-          number: [B] int32 place of each example in the step's batch.
+          key, step: key of a client in a round, and number of its step.
+          number: [B] int32 position of each example in the step's batch.
           inputs, targets: of [B, ...], as stored.
 
         Returns:

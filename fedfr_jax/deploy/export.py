@@ -24,7 +24,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import CURVE, curve_text
 from fedfr_jax.deploy.inputs import from_unit, metadata, sum_views
-from fedfr_jax.deploy.onnx_graph import graph_of, write_onnx
+from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import TrainedModel, as_run, network_from
 from fedfr_jax.models import build_model
 from fedfr_jax.models.bn_folding import FULL, fold
@@ -69,7 +69,7 @@ def fold_model(network: TrainedModel) -> Callable:
 
 
 def _to_onnx(network, path) -> str:
-    graph, output = graph_of(export_model(network), network.input_shape)
+    graph, output = trace_graph(export_model(network), network.input_shape)
     recorded = network.recorded
     if recorded:
         recorded = recorded._replace(mean=127.5, std=127.5, mirrored=False)

@@ -57,7 +57,7 @@ def read_images(
         raise ValueError(
             "landmarks cannot be used with a detector. Remove one of them."
         )
-    files, preprocessing = files_of(paths), recorded or Preprocessing()
+    files, preprocessing = list_files(paths), recorded or Preprocessing()
     points, notes = None, _skip_text(recorded, image_shape)
     if landmarks is not None or detector is not None:
         notes = f"aligned by {landmarks or detector}"
@@ -98,7 +98,7 @@ def _listed(files: Files, landmarks) -> np.ndarray:
     return points
 
 
-def files_of(paths: Sequence[str | os.PathLike]) -> Files:
+def list_files(paths: Sequence[str | os.PathLike]) -> Files:
     """Image files of a folder or a .zip, or single files by their paths."""
     if not paths:
         raise ValueError("images must be files or a folder, got none.")

@@ -92,7 +92,7 @@ class Graph:
         return self.add("Transpose", [x], x.shape, perm=TO_LAST)
 
 
-def graph_of(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Tensor]:
+def trace_graph(function: Callable, input_shape: Sequence[int]) -> tuple[Graph, Tensor]:
     """Graph of function(images [B, H, W, C]) -> [B, D], and its output.
 
     The input is called "images", [B, C, H, W].

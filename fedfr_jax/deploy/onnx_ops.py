@@ -79,21 +79,17 @@ def _product(graph, name, params, inputs, shape):
 
 
 def _equation(numbers, rank, other_rank) -> str:
+    """Einsum equation of a `dot_general`."""
     (left, right), (left_batch, right_batch) = numbers
-    letters = list(string.ascii_lowercase)
-    left_letters = [letters.pop(0) for _ in range(rank)]
-    right_letters = [letters.pop(0) for _ in range(other_rank)]
-    for i, j in [
-        *zip(left, right, strict=True),
-        *zip(left_batch, right_batch, strict=True),
-    ]:
-        right_letters[j] = left_letters[i]
-    rest = [left_letters[i] for i in range(rank) if i not in (*left, *left_batch)]
-    rest += [
-        right_letters[j] for j in range(other_rank) if j not in (*right, *right_batch)
-    ]
-    out = "".join([left_letters[i] for i in left_batch] + rest)
-    return f"{''.join(left_letters)},{''.join(right_letters)}->{out}"
+    letters = string.ascii_lowercase
+    mine, other = list(letters[:rank]), list(letters[rank : rank + other_rank])
+    left, right = (*left, *left_batch), (*right, *right_batch)
+    for i, j in zip(left, right, strict=True):
+        other[j] = mine[i]
+    output = [mine[i] for i in left_batch]
+    output += [mine[i] for i in range(rank) if i not in left]
+    output += [other[j] for j in range(other_rank) if j not in right]
+    return f"{''.join(mine)},{''.join(other)}->{''.join(output)}"
 
 
 def _open(shape) -> np.ndarray:
@@ -112,15 +108,14 @@ def broadcast(graph, x, shape, dimensions):
     """Broadcast a constant in all axes but the batch, a tensor by axes of 1."""
     axis_of = {axis: i for i, axis in enumerate(dimensions)}
     x = x if isinstance(x, np.ndarray) else graph.last(materialize(graph, x))
-    aligned = tuple(
-        x.shape[axis_of[i]] if i in axis_of else 1 for i in range(len(shape))
-    )
+    axes = range(len(shape))
+    aligned = tuple(x.shape[axis_of[i]] if i in axis_of else 1 for i in axes)
     if isinstance(x, np.ndarray):
         constant_shape = tuple(1 if n == BATCH else n for n in shape)
         return np.broadcast_to(x.reshape(aligned), constant_shape)
-    return (
-        x if aligned == x.shape else graph.add("Reshape", [x, _open(aligned)], aligned)
-    )
+    if aligned == x.shape:
+        return x
+    return graph.add("Reshape", [x, _open(aligned)], aligned)
 
 
 def _transpose(graph, name, params, inputs, shape):

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.stored import stored_of
+from fedfr_jax.data.sources.stored import get_stored
 from fedfr_jax.files import replace_file
 from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.types import DataUsage, Source, Task, UsedRows
@@ -47,7 +47,7 @@ def digest_of(used: DataUsage) -> Digest:
             if values is not None:
                 place[row, part.rows] = values
     rows = np.flatnonzero(place[0] >= 0)
-    stored = stored_of(source)
+    stored = get_stored(source)
     use, client, number = place[:, rows]
     sizes, checksums = stored.facts(rows)
     return Digest(
@@ -237,7 +237,7 @@ def _check_unrecorded(task, path, changed):
     """
     source = task.used.source if task.used else None
     is_drawn = source is not None and source.roles is None  # else its files say it
-    if is_drawn and stored_of(source).is_named and changed != ACCEPT:
+    if is_drawn and get_stored(source).is_named and changed != ACCEPT:
         raise ValueError(
             f"{path} must exist to compare the data, but does not, as in runs of an "
             "earlier version, which chose other test images: the current ones may have "

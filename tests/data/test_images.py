@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import fedfr_jax
-from fedfr_jax.data.sources.decoding import FORMATS, decode, prepare_image, size_of
+from fedfr_jax.data.sources.decoding import FORMATS, decode, prepare_image, read_size
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.reid import market1501
@@ -43,7 +43,7 @@ def encoded(image, kind="PNG", orientation=None):
 def test_a_picture_is_turned_as_its_file_says(kind, orientation):
     data = encoded(STORED[orientation], kind, orientation)
     np.testing.assert_array_equal(np.asarray(decode(data, "x", 3)), UPRIGHT)
-    assert size_of(data, "x") == (6, 10)
+    assert read_size(data, "x") == (6, 10)
 
 
 def test_a_photograph_on_its_side_is_the_upright_one_for_every_source(tmp_path):

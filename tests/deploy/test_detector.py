@@ -9,7 +9,7 @@ from fedfr_jax.configs import base
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.deploy.detector import most_certain_faces
-from fedfr_jax.deploy.face_images import files_of, read_images
+from fedfr_jax.deploy.face_images import list_files, read_images
 from fedfr_jax.types import Preprocessing
 
 POINTS = arcface_template((112, 112)) * 0.5 + np.array([20, 10], np.float32)
@@ -83,7 +83,7 @@ def test_a_detector_and_its_csv_go_together(photographs, tmp_path):
 
 
 def test_a_picture_without_a_face_is_named(photographs):
-    files = files_of([photographs])
+    files = list_files([photographs])
     with pytest.raises(
         ValueError, match="p1/0.png must show a face that YuNet detects, got none"
     ):

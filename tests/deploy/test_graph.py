@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.deploy.export import export
-from fedfr_jax.deploy.onnx_graph import graph_of, write_onnx
+from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.bn_folding import FULL, fold
@@ -57,7 +57,7 @@ def run(tmp_path, function, shape=SHAPE):
     """(what onnxruntime makes of 3 images, what JAX does, kinds of nodes)."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    graph, output = graph_of(function, shape)
+    graph, output = trace_graph(function, shape)
     path = tmp_path / "network.onnx"
     write_onnx(graph, output, shape, {}, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -150,9 +150,9 @@ def test_a_network_in_training_is_refused():
     with pytest.raises(
         ValueError, match="treat every image separately.* over the batch"
     ):
-        graph_of(lambda x: model.apply(variables, x, True)[0], SHAPE)
+        trace_graph(lambda x: model.apply(variables, x, True)[0], SHAPE)
 
 
 def test_an_unknown_operation_is_named():
     with pytest.raises(ValueError, match="can be exported, got sort"):
-        graph_of(lambda x: jnp.sort(x.reshape(len(x), -1), axis=1), SHAPE)
+        trace_graph(lambda x: jnp.sort(x.reshape(len(x), -1), axis=1), SHAPE)

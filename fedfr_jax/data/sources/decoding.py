@@ -101,7 +101,7 @@ def apply_orientation(data: bytes, origin: str) -> Image.Image:
         return image if turn is None else image.transpose(turn)
 
 
-def size_of(data: bytes, origin: str) -> tuple[int, int]:
+def read_size(data: bytes, origin: str) -> tuple[int, int]:
     """(H, W) of an image file after EXIF rotation, from its header if possible."""
     with error_context(origin, "an image"), _open_image(data) as image:
         is_on_its_side = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES, size_of
+from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES, read_size
 from fedfr_jax.data.sources.zip_files import open_zip
 from fedfr_jax.files import check_file
 from fedfr_jax.text import normalize_unicode, printable
@@ -37,7 +37,7 @@ class Files(NamedTuple):
 
     def image_size(self, name: str) -> tuple[int, int]:
         """(H, W) of an image, as stored."""
-        return size_of(self.read(name), self.origin(name))
+        return read_size(self.read(name), self.origin(name))
 
     def passed_over(self, used: Collection[str] | None = None) -> str:
         """Count ignored files, with the first of each kind; "" if there are none.

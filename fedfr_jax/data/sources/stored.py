@@ -71,7 +71,7 @@ def stored_rows(
     return stored_images(row_names(count), size, read_bytes, is_named=False)
 
 
-def stored_of(source: Source) -> StoredImages:
+def get_stored(source: Source) -> StoredImages:
     """A source's stored images; if unknown, numbered ones of size and checksum 0."""
     if source.stored is not None:
         return source.stored
@@ -95,7 +95,7 @@ def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages |
 
 def concat(parts: dict[str, Source]) -> StoredImages:
     """Concatenate the stored images of several sources, named <part>/<name>."""
-    stored = {part: stored_of(source) for part, source in parts.items()}
+    stored = {part: get_stored(source) for part, source in parts.items()}
     names = [f"{part}/{name}" for part, x in stored.items() for name in x.names]
     starts = np.cumsum([0, *(len(x.names) for x in stored.values())])
 

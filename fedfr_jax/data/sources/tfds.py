@@ -23,8 +23,8 @@ from fedfr_jax.data.sources.decoding import (
     parse_size,
     plan_alignment,
     prepare_image,
+    read_size,
     reader,
-    size_of,
 )
 from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.segmentation import MaskEncoding, class_counts, read_mask
@@ -308,7 +308,7 @@ def _masks(encoding, example, num_images, size):
 
     def load(row):
         features, origin = example(row)
-        image_size = size_of(bytes(features["image"]), origin)
+        image_size = read_size(bytes(features["image"]), origin)
         origin = f"the mask of {origin}"
         return read_mask(bytes(features[MASK]), origin, encoding, size, image_size)
 
