@@ -110,25 +110,25 @@ def _linear_bin(scores, scale):
 
 
 @functools.partial(jax.jit, static_argnames="bin_fn", donate_argnums=0)
-def _add_block(counts, block, argument, *, bin_fn):
+def _add_tile(counts, tile, argument, *, bin_fn):
     """Add one tile to the counts [2 * bins] int32 (negatives, then positives)."""
-    bins = bin_fn(block.scores, argument)
-    kinds = block.kinds.astype(jnp.int32)
+    bins = bin_fn(tile.scores, argument)
+    kinds = tile.kinds.astype(jnp.int32)
     is_counted = (kinds != IGNORED) & (bins >= 0)
     index = jnp.where(is_counted, kinds * (counts.shape[0] // 2) + bins, counts.size)
     return counts.at[index.ravel()].add(1, mode="drop")
 
 
-def _histogram(blocks: ScoreTiles, bin_fn, argument, num_bins: int) -> np.ndarray:
+def _histogram(tiles: ScoreTiles, bin_fn, argument, num_bins: int) -> np.ndarray:
     """Count negatives and positives of all tiles by bin: [2, num_bins] int64."""
     total = np.zeros(2 * num_bins, np.int64)
     counts, num_pending = jnp.zeros(2 * num_bins, jnp.int32), 0
-    for block in blocks():
-        if num_pending + block.scores.size > _MAX_COUNT:
+    for tile in tiles():
+        if num_pending + tile.scores.size > _MAX_COUNT:
             total += np.asarray(counts)
             counts, num_pending = jnp.zeros(2 * num_bins, jnp.int32), 0
-        counts = _add_block(counts, block, argument, bin_fn=bin_fn)
-        num_pending += block.scores.size
+        counts = _add_tile(counts, tile, argument, bin_fn=bin_fn)
+        num_pending += tile.scores.size
     return (total + np.asarray(counts)).reshape(2, num_bins)
 
 
@@ -160,17 +160,17 @@ def _check_same(second: np.ndarray, first: np.ndarray) -> None:
 
 
 def exact_points(
-    blocks: ScoreTiles, ranks_fn: Callable[[int], Sequence[int]]
+    tiles: ScoreTiles, ranks_fn: Callable[[int], Sequence[int]]
 ) -> OperatingPoints:
     """Operating points at exact order statistics of the negative scores.
 
     Args:
-      blocks: the score stream; it is read twice.
+      tiles: the score stream; it is read twice.
       ranks_fn: number of negatives -> [T] ranks from 0, the largest negative first.
     """
     # One program computes the scores and another counts them, so that both passes have
     # the same bits, whatever the compiler fuses.
-    upper = _histogram(blocks, _upper_bin, np.float32(0), _HALF)
+    upper = _histogram(tiles, _upper_bin, np.float32(0), _HALF)
     num_negatives, num_positives = check_counts(upper)
     ranks = np.asarray(ranks_fn(num_negatives), np.int64)
     if ranks.max(initial=0) >= num_negatives:
@@ -180,7 +180,7 @@ def exact_points(
     bins, rest = _locate(upper[NEGATIVE], ranks)
     # Ranks that share a bin share the last of their sections.
     sections = bins.astype(np.int32)
-    lower = _histogram(blocks, _lower_bin, sections, len(bins) * _HALF)
+    lower = _histogram(tiles, _lower_bin, sections, len(bins) * _HALF)
     lower = lower.reshape(2, len(bins), _HALF)
     section_of = {int(b): section for section, b in enumerate(bins)}
     bits, accepted = [], []
@@ -212,21 +212,21 @@ def far_ranks(fars: Sequence[float]) -> Callable[[int], list[int]]:
     return lambda n: [min(math.floor(round(far * n, 6)), n - 1) for far in fars]
 
 
-def exact_tar(blocks: ScoreTiles, fars: Sequence[float]) -> dict[str, float]:
+def exact_tar(tiles: ScoreTiles, fars: Sequence[float]) -> dict[str, float]:
     """Exact TAR in [0, 1] at each FAR, {"tar@far=1e-03": ...}, by `far_ranks`."""
-    points = exact_points(blocks, far_ranks(fars))
+    points = exact_points(tiles, far_ranks(fars))
     names = [metric_name("tar@far", far) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 
-def cosine_histogram(blocks: ScoreTiles, *, bins_per_unit: int = 1000) -> np.ndarray:
+def cosine_histogram(tiles: ScoreTiles, *, bins_per_unit: int = 1000) -> np.ndarray:
     """Histogram of cosines [2, 2 * bins_per_unit + 1] int64: negatives and positives.
 
     The bin is trunc((cosine + 1) * bins_per_unit). The first row counts negatives, the
     second positives.
     """
     scale = np.float32(bins_per_unit)
-    return _histogram(blocks, _linear_bin, scale, 2 * bins_per_unit + 1)
+    return _histogram(tiles, _linear_bin, scale, 2 * bins_per_unit + 1)
 
 
 def binned_tar(histogram: np.ndarray, fars: Sequence[float]) -> dict[str, float]:

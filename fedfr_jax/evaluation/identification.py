@@ -57,17 +57,17 @@ def pair_tpir(
       {"tpir@fpir=1e-02": ...}, in [0, 1].
     """
     check_rates("FPIR", fpirs)
-    blocks = gallery_tiles(probes, probe_labels, gallery, gallery_labels)
+    tiles = gallery_tiles(probes, probe_labels, gallery, gallery_labels)
     counts = [num_accepted(len(probe_labels), rate) for rate in fpirs]
-    points = exact_points(blocks, lambda num_negatives: [k - 1 for k in counts])
+    points = exact_points(tiles, lambda num_negatives: [k - 1 for k in counts])
     names = [metric_name("tpir@fpir", rate) for rate in fpirs]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
 
 @functools.partial(jax.jit, static_argnames="num_probes")
-def _best(block, best, start, *, num_probes):
+def _add_tile(tile, best, start, *, num_probes):
     """Write a tile's summary into best [3, P]; see `summarize_probes`."""
-    scores, kinds, low = block.scores, block.kinds, -jnp.inf
+    scores, kinds, low = tile.scores, tile.kinds, -jnp.inf
     mated = jnp.max(jnp.where(kinds == POSITIVE, scores, low), axis=1)
     is_other = (kinds != POSITIVE) & (kinds != IGNORED)
     other_scores = jnp.where(is_other, scores, low)
@@ -89,15 +89,15 @@ def summarize_probes(probes, probe_labels, gallery, gallery_labels) -> np.ndarra
     """
     num_probes, size = len(probe_labels), len(gallery_labels)
     rows = max(1, min(num_probes, _BLOCK_SIZE // max(size, 1)))
-    blocks = gallery_tiles(
-        probes, probe_labels, gallery, gallery_labels, block=(rows, size)
+    tiles = gallery_tiles(
+        probes, probe_labels, gallery, gallery_labels, tile_size=(rows, size)
     )
     best = None
-    for index, block in enumerate(blocks()):
+    for index, tile in enumerate(tiles()):
         if best is None:
-            best = jnp.full((3, num_probes), -jnp.inf, block.scores.dtype)
+            best = jnp.full((3, num_probes), -jnp.inf, tile.scores.dtype)
         start = np.int32(index * rows)
-        best = _best(block, best, start, num_probes=num_probes)
+        best = _add_tile(tile, best, start, num_probes=num_probes)
     return np.asarray(best)
 
 
@@ -118,7 +118,7 @@ def with_distractors(
     probes,
     distractors: Iterable,
     *,
-    block: tuple[int, int] = TILE_SIZE,
+    tile_size: tuple[int, int] = TILE_SIZE,
 ) -> np.ndarray:
     """Update the summary [3, P] of `summarize_probes` by distractors in the gallery.
 
@@ -126,9 +126,9 @@ def with_distractors(
       probes: [P, D], normalized here.
       distractors: parts [n, D] of any lengths, one after the other in memory, taken as
         they are; a million need not be one array.
-      block: largest (probes, distractors) that are compared at once.
+      tile_size: largest (probes, distractors) that are compared at once.
     """
-    rows, columns = block
+    rows, columns = tile_size
     probes = unit_length(probes)
     starts = range(0, len(probes), rows)
     summaries = [best[:, start : start + rows] for start in starts]

@@ -52,8 +52,8 @@ def client_verification(
     Returns:
       {"tar@far=1e-05": ...}, in [0, 1].
     """
-    blocks = pair_tiles(features, labels, is_own, negatives=negatives)
-    return exact_tar(blocks, fars)
+    tiles = pair_tiles(features, labels, is_own, negatives=negatives)
+    return exact_tar(tiles, fars)
 
 
 def client_verification_binned(
@@ -63,8 +63,8 @@ def client_verification_binned(
 
     Arguments, returns and errors are those of `client_verification`.
     """
-    blocks = pair_tiles(features, labels, is_own, negatives=negatives)
-    return binned_tar(cosine_histogram(blocks), fars)
+    tiles = pair_tiles(features, labels, is_own, negatives=negatives)
+    return binned_tar(cosine_histogram(tiles), fars)
 
 
 def client_identification(

@@ -6,8 +6,8 @@ Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding", 
 by its largest, and the second expansion averages over the k2 nearest images, the image
 itself among them.
 
-Deviation: neighbors and encodings are kept sparse and distances are computed in
-blocks, so that memory grows with the images and not with their square.
+Deviation: neighbors and encodings are sparse and distances are computed in chunks, so
+that memory grows with the number of images and not with its square.
 """
 
 import functools

@@ -160,20 +160,20 @@ def rank_gallery(
     num_queries, is_kept = len(queries.identities), gallery.identities != JUNK
     precision, penalty = np.full((2, num_queries), np.nan)
     first = np.full(num_queries, -1)
-    for block in find_matches(queries, gallery):
+    for chunk in find_matches(queries, gallery):
         ahead = _count_ahead(
-            scores(block.rows),
+            scores(chunk.rows),
             is_kept,
-            block.indices,
-            block.num_good,
-            block.num_same,
+            chunk.indices,
+            chunk.num_good,
+            chunk.num_same,
         )
-        hits = np.sort(np.where(block.is_good, ahead, len(is_kept)), axis=1)
-        number = block.num_good
-        precision[block.rows] = precision_of(hits, number)
+        hits = np.sort(np.where(chunk.is_good, ahead, len(is_kept)), axis=1)
+        number = chunk.num_good
+        precision[chunk.rows] = precision_of(hits, number)
         last = np.take_along_axis(hits, number[:, None] - 1, axis=1)[:, 0]
-        penalty[block.rows] = number / (last + 1)
-        first[block.rows] = hits[:, 0]
+        penalty[chunk.rows] = number / (last + 1)
+        first[chunk.rows] = hits[:, 0]
     return RetrievalResult(precision, penalty, first)
 
 
@@ -297,16 +297,15 @@ def first_hits(
     sizes = np.diff([*starts, len(order)])
     groups = tuple(x.astype(np.int32) for x in (order, starts, sizes))
     ranks = np.full((len(queries.identities), draws), -1)
-    for block in find_matches(queries, gallery):
-        ranks[block.rows] = _num_ahead(
-            scores(block.rows),
+    for chunk in find_matches(queries, gallery):
+        person = np.searchsorted(identities, queries.identities[chunk.rows])
+        ranks[chunk.rows] = _num_ahead(
+            scores(chunk.rows),
             groups,
-            np.searchsorted(identities, queries.identities[block.rows]).astype(
-                np.int32
-            ),
-            block.indices,
-            block.num_good,
-            _keys(key, block.rows.astype(np.int32), draws),
+            person.astype(np.int32),
+            chunk.indices,
+            chunk.num_good,
+            _keys(key, chunk.rows.astype(np.int32), draws),
         ).T
     return ranks
 

@@ -14,7 +14,7 @@ import numpy as np
 
 NEGATIVE, POSITIVE, IGNORED = 0, 1, 2
 ALL, OTHERS = "all", "other_clients"  # which pairs of two identities count
-TILE_SIZE = (1024, 8192)  # rows and columns of one block: 32 MiB of float32 scores
+TILE_SIZE = (1024, 8192)  # rows and columns: 32 MiB of float32 scores
 
 
 class ScoreTile(NamedTuple):
@@ -24,7 +24,7 @@ class ScoreTile(NamedTuple):
     kinds: jax.Array  # [R, C] int8: NEGATIVE, POSITIVE or IGNORED
 
 
-# Each call streams the same blocks, with the same bits, again.
+# Each call streams the same tiles, with the same bits.
 ScoreTiles = Callable[[], Iterator[ScoreTile]]
 
 
@@ -94,7 +94,7 @@ def _pair_tile(
     x = jnp.take(features, rows, axis=0, mode="clip")
     y = jax.lax.dynamic_slice_in_dim(features, columns[0], num_columns)
     is_mated = jnp.take(labels, rows, mode="clip")[:, None] == labels[columns][None, :]
-    # A pair of two rows is met twice; the meeting with the later column counts.
+    # A pair of two rows is in two tiles; that with the later column counts.
     is_once = ~is_row[columns][None, :] | (columns[None, :] > rows[:, None])
     is_valid = (rows >= 0)[:, None] & is_new[None, :] & is_once
     if negatives == OTHERS:
@@ -107,7 +107,7 @@ def pair_tiles(
     labels,
     is_row,
     *,
-    block: tuple[int, int] = TILE_SIZE,
+    tile_size: tuple[int, int] = TILE_SIZE,
     negatives: str = ALL,
 ) -> ScoreTiles:
     """Cosines of all unordered pairs with at least one row of `is_row`, each pair once.
@@ -116,17 +116,17 @@ def pair_tiles(
       features: [Q, D], normalized here.
       labels: [Q] identities; a pair of equal labels is positive.
       is_row: [Q] bool; all True gives every pair of the set.
-      block: largest (rows, columns) of one block.
-      negatives: ALL, or OTHERS: a pair of two identities counts only with one image
-        that is no row.
+      tile_size: largest (rows, columns) of a tile.
+      negatives: ALL, or OTHERS: a pair of two identities counts only if one of its
+        images is not in `is_row`.
 
     Returns:
-      A function that streams the blocks.
+      A function that streams the tiles.
     """
     check_features("features", features, labels)
     is_row = np.asarray(is_row, bool)
     rows = np.flatnonzero(is_row).astype(np.int32)
-    num_rows, num_columns = min(block[0], len(rows)), min(block[1], len(labels))
+    num_rows, num_columns = min(tile_size[0], len(rows)), min(tile_size[1], len(labels))
     rows = np.pad(rows, (0, -len(rows) % num_rows), constant_values=-1)
     tables = jax.device_put((unit_length(features), *_codes(labels), is_row))
 
@@ -135,10 +135,14 @@ def pair_tiles(
             for start in range(0, len(is_row), num_columns):
                 stop = min(start + num_columns, len(is_row))
                 if stop <= part[0] + 1 and is_row[start:stop].all():
-                    continue  # met before, as columns
-                place = part, np.int32(start)
-                options = {"num_columns": num_columns, "negatives": negatives}
-                yield _pair_tile(*tables, *place, **options)
+                    continue  # these pairs were in earlier tiles, as columns
+                yield _pair_tile(
+                    *tables,
+                    part,
+                    np.int32(start),
+                    num_columns=num_columns,
+                    negatives=negatives,
+                )
 
     return stream
 
@@ -165,7 +169,7 @@ def gallery_tiles(
     gallery,
     gallery_labels,
     *,
-    block: tuple[int, int] = TILE_SIZE,
+    tile_size: tuple[int, int] = TILE_SIZE,
     is_same_set: bool = False,
 ) -> ScoreTiles:
     """Inner products of normalized queries [Q, D] with gallery entries [G, D].
@@ -179,11 +183,9 @@ def gallery_tiles(
     check_features("queries", queries, labels)
     check_features("gallery", gallery, gallery_labels)
     lengths = len(labels), len(gallery_labels)
-    size = min(block[0], lengths[0]), min(block[1], lengths[1])
-    queries, (labels, gallery_labels) = (
-        unit_length(queries),
-        _codes(labels, gallery_labels),
-    )
+    size = min(tile_size[0], lengths[0]), min(tile_size[1], lengths[1])
+    queries = unit_length(queries)
+    labels, gallery_labels = _codes(labels, gallery_labels)
     gallery = gallery.astype(queries.dtype)
     tables = jax.device_put((queries, labels, gallery, gallery_labels))
 

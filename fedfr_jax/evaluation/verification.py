@@ -178,8 +178,8 @@ def generic_verification(
       {"tar@far=1e-03": ...}, in [0, 1]; the name of a FAR below 1 / negatives, which so
       few pairs do not support, ends in "~".
     """
-    blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
-    points = exact_points(blocks, far_ranks(fars))
+    tiles = pair_tiles(features, labels, np.ones(len(labels), bool))
+    points = exact_points(tiles, far_ranks(fars))
     names = [flagged_name("tar@far", far, points.num_negatives) for far in fars]
     return dict(zip(names, points.tar.tolist(), strict=True))
 
@@ -216,8 +216,8 @@ def roc_curve(features, labels, *, points: int = 200) -> Roc:
     FARs are log-spaced from 1 / negatives to 1. TAR is that of the loosest cosine bin
     (width 3e-5) whose FAR does not exceed it: a lower bound.
     """
-    blocks = pair_tiles(features, labels, np.ones(len(labels), bool))
-    histogram = cosine_histogram(blocks, bins_per_unit=_ROC_BINS)
+    tiles = pair_tiles(features, labels, np.ones(len(labels), bool))
+    histogram = cosine_histogram(tiles, bins_per_unit=_ROC_BINS)
     check_counts(histogram)
     totals = histogram.sum(axis=1)
     negatives, positives = np.pad(histogram[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
@@ -252,7 +252,7 @@ def masked_scores(
     crossed = gallery_tiles(
         masked, labels, unit_length(plain), labels, is_same_set=True
     )
-    points = [exact_points(blocks, far_ranks(fprs)) for blocks in (crossed, standard)]
+    points = [exact_points(tiles, far_ranks(fprs)) for tiles in (crossed, standard)]
     fewest = min(p.num_negatives for p in points)
     metrics = {}
     for i, fpr in enumerate(fprs):

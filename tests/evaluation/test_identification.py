@@ -119,7 +119,7 @@ def test_distractors_in_parts_are_a_gallery_of_strangers(sizes):
     gallery += 0.7 * probes
     parts = [rng.normal(size=(n, 5)).astype(np.float32) for n in sizes if n]
     best = identification.summarize_probes(probes, labels, gallery, labels)
-    found = identification.with_distractors(best, probes, parts, block=(4, 8))
+    found = identification.with_distractors(best, probes, parts, tile_size=(4, 8))
     whole = np.concatenate([gallery, *parts])
     strangers = 100 + np.arange(len(whole) - 9)
     everybody = np.concatenate([labels, strangers])

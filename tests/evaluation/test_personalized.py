@@ -58,7 +58,7 @@ def test_negatives_are_all_others_or_those_of_other_clients(negatives):
         same, both = labels[i] == labels[j], is_own[i] and is_own[j]
         if (is_own[i] or is_own[j]) and (same or negatives == "all" or not both):
             counts[same] += 1
-    blocks = pair_tiles(features, labels, is_own, block=(7, 8), negatives=negatives)
+    blocks = pair_tiles(features, labels, is_own, tile_size=(7, 8), negatives=negatives)
     kinds = np.concatenate([np.ravel(block.kinds) for block in blocks()])
     assert counts == {kind: (kinds == kind).sum() for kind in (0, 1)}
     point = personalized.client_verification(

@@ -48,7 +48,7 @@ def test_any_block_size_counts_each_pair_once(rows, columns, share, seed):
     features, labels = make_set(53, 4, 6, seed)
     is_row = np.random.default_rng(seed).random(53) < share
     is_row[seed] = True
-    stream = score_tiles.pair_tiles(features, labels, is_row, block=(rows, columns))
+    stream = score_tiles.pair_tiles(features, labels, is_row, tile_size=(rows, columns))
     found = {score_tiles.NEGATIVE: [], score_tiles.POSITIVE: []}
     for block in stream():
         for kind, values in found.items():
@@ -66,7 +66,7 @@ def test_any_block_size_counts_each_pair_once(rows, columns, share, seed):
 def test_any_block_size_meets_each_gallery_entry_once(rows, columns):
     features, labels = make_set(50, 4, 6)
     stream = score_tiles.gallery_tiles(
-        features, labels, features[:9], labels[:9], block=(rows, columns)
+        features, labels, features[:9], labels[:9], tile_size=(rows, columns)
     )
     kinds = [np.asarray(block.kinds).ravel() for block in stream()]
     counts = np.bincount(np.concatenate(kinds), minlength=3)
@@ -131,7 +131,7 @@ def test_permuting_the_images_changes_nothing():
     is_row = labels < 5
     order = np.random.default_rng(1).permutation(150)
     tars = [
-        error_rates.exact_tar(score_tiles.pair_tiles(f, y, r, block=(32, 64)), FARS)
+        error_rates.exact_tar(score_tiles.pair_tiles(f, y, r, tile_size=(32, 64)), FARS)
         for f, y, r in (
             (features, labels, is_row),
             (features[order], labels[order], is_row[order]),
@@ -169,7 +169,9 @@ def test_far_ranks_floor_the_true_product(far, negatives, rank):
 
 def test_counters_are_flushed_before_they_overflow(monkeypatch):
     features, labels = make_set(80, 4, 8)
-    stream = score_tiles.pair_tiles(features, labels, np.ones(80, bool), block=(16, 16))
+    stream = score_tiles.pair_tiles(
+        features, labels, np.ones(80, bool), tile_size=(16, 16)
+    )
     whole = error_rates.cosine_histogram(stream)
     monkeypatch.setattr(error_rates, "_MAX_COUNT", 300)
     np.testing.assert_array_equal(error_rates.cosine_histogram(stream), whole)

@@ -7,7 +7,7 @@ MUTANTS = [
         "fedfr_jax/evaluation/personalized.py",
         "evaluation/test_personalized.py tasks/faces/test_personalized_golden.py",
         [
-            ("binned_tar(cosine_histogram(blocks), fars)", "exact_tar(blocks, fars)"),
+            ("binned_tar(cosine_histogram(tiles), fars)", "exact_tar(tiles, fars)"),
         ],
     ),
     Mutants(
