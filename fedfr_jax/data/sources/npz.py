@@ -139,9 +139,8 @@ def _member(path, key):
         expected_bytes = math.prod(header.shape) * header.dtype.itemsize
         num_bytes = archive.getinfo(f"{key}.npy").file_size - file.tell()
         if num_bytes != expected_bytes or header.dtype.hasobject:
-            raise ValueError(
-                f"an array {header.dtype} {header.shape} of {num_bytes} bytes"
-            )
+            what = f"{num_bytes} bytes for {header.dtype} {header.shape}"
+            raise ValueError(f"its numbers must fill it, got {what}")
         yield file, header
 
 

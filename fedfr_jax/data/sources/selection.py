@@ -120,9 +120,8 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
 
     preprocessings = {s.preprocessing for s in sources}
 
-    def concat_field(name):
-        """Concatenate an optional array of all sources; None if one has none."""
-        arrays = [getattr(source, name) for source in sources]
+    def concat_optional(arrays):
+        """Concatenate the arrays of all sources; None if one has none."""
         return None if any(x is None for x in arrays) else np.concatenate(arrays)
 
     return Source(
@@ -130,10 +129,10 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
         labels=np.concatenate(labels).astype(np.int32),
         names=tuple(names),
         input_shape=shape,
-        landmarks=concat_field("landmarks"),
-        is_test=concat_field("is_test"),
-        cameras=concat_field("cameras"),
-        roles=concat_field("roles"),
+        landmarks=concat_optional([s.landmarks for s in sources]),
+        is_test=concat_optional([s.is_test for s in sources]),
+        cameras=concat_optional([s.cameras for s in sources]),
+        roles=concat_optional([s.roles for s in sources]),
         passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
         preprocessing=preprocessings.pop() if len(preprocessings) == 1 else None,
         stored=stored.concat(parts),
