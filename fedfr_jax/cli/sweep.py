@@ -138,7 +138,7 @@ def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict |
       changed: as of `data_digest.check`.
     """
     from fedfr_jax.runs import sweep
-    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.locks import RunInUse
     from fedfr_jax.runs.sweep import reuse_stages, size_columns
@@ -150,7 +150,7 @@ def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict |
         with contextlib.ExitStack() as stack:
             experiment = claim_run(run, place, stack, changed)
             reuse_stages(experiment, place, changed)
-            agreement(experiment.task, changed)([place / x for x in experiment.stages])
+            data_check(experiment.task, changed)([place / x for x in experiment.stages])
             summary = run_experiment(experiment, place)
             row |= size_columns(experiment, place)
         return row | {"seconds": summary["seconds"], **sweep.metric_names(summary)}
@@ -201,13 +201,15 @@ def claim_run(
 ):
     """Build a run's experiment and hold the lock of its folder until the stack ends."""
     from fedfr_jax.config.build import build
-    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
     experiment = build(run.config)
     text, stages = kept_text(run.config), experiment.stages
-    agree = agreement(experiment.task, changed)
-    stack.enter_context(claim_on_all_processes(place, text, stages, agree=agree))
+    check_data = data_check(experiment.task, changed)
+    stack.enter_context(
+        claim_on_all_processes(place, text, stages, check_data=check_data)
+    )
     check_same_images(experiment.task.used, run, place.parent, changed)
     return experiment
 

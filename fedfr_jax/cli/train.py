@@ -176,7 +176,7 @@ def train_in(
     """
     import jax
 
-    from fedfr_jax.runs.data_digest import agreement
+    from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.hosts import describe_hosts, see_hosts
     from fedfr_jax.runs.lifecycle import Lifecycle
@@ -203,7 +203,7 @@ def train_in(
             is_fresh=bool(values.overwrite),
             restart=values.restart or (),
             begun=chosen,
-            agree=agreement(experiment.task, values.data_changed),
+            check_data=data_check(experiment.task, values.data_changed),
         ),
         run.shared(),
     ):

@@ -7,8 +7,8 @@ file under the user's cache folder, by a hash of the lowered rounds (model, algo
 batch, mesh), the machine and JAX's version: whatever changes the programs is measured
 again. Neither `prepare` nor waiting for streamed examples counts. A run keeps its
 choice, because the last bits depend on it; with `reproducible_sum` nothing is measured
-and one lane is used. All processes of a run take part in the timed rounds; the first
-one's clock and files decide.
+and one lane is used. All processes of a run take part in the timed rounds; the clock
+and the files of the first one decide.
 """
 
 import contextlib
@@ -72,12 +72,12 @@ def seconds(sim: Simulation, server: PyTree, store: Store, cohort: Cohort) -> fl
 
 def time_once(sim: Simulation, server: PyTree, work: RoundInputs, round: int) -> float:
     """Seconds that the devices are busy with a round."""
-    begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
-    first = jax.block_until_ready(next(begun.segments))
-    begun = begun._replace(segments=itertools.chain([first], begun.segments))
+    inputs = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+    first = jax.block_until_ready(next(inputs.segments))
+    inputs = inputs._replace(segments=itertools.chain([first], inputs.segments))
     sim.data.input_wait()  # for the first segment, and for what was prepared
     started = time.perf_counter()
-    jax.block_until_ready(train_segments(sim, sim.programs, server, begun))
+    jax.block_until_ready(train_segments(sim, sim.programs, server, inputs))
     return time.perf_counter() - started - sim.data.input_wait()
 
 
@@ -91,11 +91,11 @@ def short_round(
     return work
 
 
-def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -> str:
-    """Hash of what the times depend on: lowered rounds, machine, compiler, `others`."""
+def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *more) -> str:
+    """Hash of what the times depend on: lowered rounds, machine, compiler, `more`."""
     mesh, cohort = sims[0].mesh, timed_clients(sims[0], CLIENTS)
     work = short_round(sims[0], server, store, cohort)
-    facts = (
+    parts = (
         *(lowered_text(sim, server, work) for sim in sims),
         str(compiler_options(mesh, sims[0].num_partial_sums)),
         os.environ.get("XLA_FLAGS", ""),
@@ -105,22 +105,22 @@ def fingerprint(sims: list[Simulation], server: PyTree, store: Store, *others) -
         str(num_cores()),
         str(jax.process_count()),
         jax.__version__,
-        *map(str, others),
+        *map(str, more),
     )
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def lowered_text(sim: Simulation, server: PyTree, work: RoundInputs) -> str:
     """StableHLO text of a round's first segment, with the segment's shape."""
     size = sim.data.size_of([work], sim.largest)
-    one = lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
+    client_struct = lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype)
     arguments = round_arguments(
         sim.mesh,
         cohort_size=len(work.order),
         lanes=sim.clients_per_device,
         shards=sim.num_partial_sums,
         server=server,
-        row=jax.tree.map(one, work.rows),
+        row=jax.tree.map(client_struct, work.rows),
         extra=work.added,
         table=sim.data.shapes(size),
         key=sim.key,
@@ -135,13 +135,15 @@ def processor() -> str:
     """Name of the CPU model, if the system reports it."""
     if not CPUINFO.exists():
         return platform.processor()
-    found = re.search(r"^model name\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)
+    return match[1] if match else platform.machine()
 
 
-MOST, MOST_ON_CPU = 256, 16
-LEAST, MOST_CLIENTS = 0.05, 16  # seconds of a timed round, for so many times CLIENTS
+MAX_LANES, MAX_LANES_ON_CPU = 256, 16
+MIN_SECONDS = 0.05  # of a timed round, which gets more clients until it takes that long
+MAX_GROWTH = 16  # times CLIENTS
 TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
+INVALID = -1, 0, 0  # in place of a stored choice
 
 
 class TuningChoice(NamedTuple):
@@ -152,22 +154,23 @@ class TuningChoice(NamedTuple):
     clients_per_device: int = 1
 
     def __str__(self) -> str:
-        where = f" on {self.devices} device{'s' * (self.devices > 1)}"
-        place = where if self.devices else ""
-        return f"{self.clients_per_device} {self.conv_implementation}{place}"
+        text = f"{self.clients_per_device} {self.conv_implementation}"
+        if not self.devices:
+            return text
+        return f"{text} on {self.devices} device{'s' * (self.devices > 1)}"
 
 
 class TuningSpace(NamedTuple):
     """Candidates for each setting."""
 
     implementations: tuple[str, ...]
-    devices: tuple[int, ...]  # falling, beside 0
-    clients_per_device: tuple[int, ...]  # rising
+    devices: tuple[int, ...]  # descending, besides 0
+    clients_per_device: tuple[int, ...]  # ascending
 
     def choices_for(self, sim: Simulation, devices: int = 0) -> tuple[int, ...]:
         """Numbers of clients per device that a shard on `devices` devices can fill."""
-        most = max_clients_per_device(sim, devices)
-        return tuple(x for x in self.clients_per_device if x <= most) or (1,)
+        largest = max_clients_per_device(sim, devices)
+        return tuple(x for x in self.clients_per_device if x <= largest) or (1,)
 
 
 def tune(
@@ -177,7 +180,7 @@ def tune(
     *,
     implementations: Iterable[str] = ("auto",),
     lanes: tuple[int, ...] = (),
-    kept: pathlib.Path | None = None,
+    choice_file: pathlib.Path | None = None,
     say: Callable = print,
 ) -> tuple[TuningChoice, Simulation]:
     """Find the fastest choice on this machine: (choice, its simulation).
@@ -192,8 +195,8 @@ def tune(
       lanes: L to try, ascending; none: powers of two up to 16 on a CPU, else 256.
         Those with more lanes than a shard has clients of the cohort are left out; one
         lane is tried when none is left.
-      kept: the run's own file: the choice in it is taken again, on any machine where
-        it is possible; otherwise it is written.
+      choice_file: of the run: the choice in it is used again, on any machine where it
+        is possible; otherwise the new choice is written to it.
       say: prints the choice in one line, in the first process.
     """
     base = functools.cache(make)
@@ -203,53 +206,62 @@ def tune(
         return sim._replace(clients_per_device=setting.clients_per_device)
 
     first = make(TuningChoice())
-    space = build_space(first, tuple(implementations), lanes)
-    best = _from_first_process(_read(kept), first, space) if kept else None
-    why = f"as this run began, {kept}"
-    few, fits = space.choices_for(first), True
-    if not best and len(space.implementations) == len(few) == 1 and not space.devices:
-        best, why = TuningChoice(clients_per_device=few[0]), "the only choice"
-    if not best and first.num_partial_sums is not None:
-        best = TuningChoice(clients_per_device=few[0])
-        why = "canonical sums: measured ones would change the last bits"
+    space, fits = build_space(first, tuple(implementations), lanes), True
+    best, reason = _choose_untimed(first, space, choice_file)
     if not best:
-        best, why, fits = _measure_all(make, server, store, first, space, say)
-    if kept and fits:
-        _write(kept, best._asdict())
-    _note(best, why, space, say)
+        best, reason, fits = _measure_all(make, server, store, first, space, say)
+    if choice_file and fits:
+        _write(choice_file, best._asdict())
+    _report_choice(best, reason, space, say)
     return best, make(best)
 
 
+def _choose_untimed(
+    sim: Simulation, space: TuningSpace, choice_file: pathlib.Path | None
+) -> tuple[TuningChoice | None, str]:
+    """(choice, reason) if nothing needs to be timed, else (None, "")."""
+    if choice_file:
+        if best := _from_first_process(_read(choice_file), sim, space):
+            return best, f"as this run began, {choice_file}"
+    lanes = space.choices_for(sim)
+    first = TuningChoice(clients_per_device=lanes[0])
+    if len(space.implementations) == len(lanes) == 1 and not space.devices:
+        return first, "the only choice"
+    if sim.num_partial_sums is not None:
+        return first, "canonical sums: measured ones would change the last bits"
+    return None, ""
+
+
 def _measure_all(make, server, store, first, space, say):
-    """(fastest choice, report, whether it fits), from the cache or measured now."""
+    """(fastest choice, reason, whether it fits), from the cache or measured now."""
     sims = [make(TuningChoice(name)) for name in space.implementations]
     lanes = [space.choices_for(first, devices) for devices in (0, *space.devices)]
     name, path = fingerprint(sims, server, store, space, lanes), cache_path()
-    known, fits = _read(path).get(name), True
-    is_whole = isinstance(known, dict) and isinstance(known.get("seconds"), dict)
-    known = known if is_whole else {}
-    best = _from_first_process(known, first, space)
+    cached, fits = _read(path).get(name), True
+    is_whole = isinstance(cached, dict) and isinstance(cached.get("seconds"), dict)
+    cached = cached if is_whole else {}
+    best = _from_first_process(cached, first, space)
     if not best:
         spent = measure(make, server, store, first, space)
         best = min(spent, key=spent.get)
-        known = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
+        cached = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
         fits = math.isfinite(spent[best])  # if not, the next run may find more memory
         if fits:
-            _store(path, {**_read(path), name: known}, say)
-    times = known.get("seconds", {}).items()  # the first process has them
+            _save_choices(path, {**_read(path), name: cached}, say)
+    times = cached.get("seconds", {}).items()  # the first process has them
     times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
     return best, f"measured ms per client, clients_per_device {times}; {path}", fits
 
 
-def _note(setting, why, space, say):
+def _report_choice(setting, reason, space, say):
     if not meshes.is_first_process():
         return
-    words = [f"clients_per_device: {setting.clients_per_device}"]
+    parts = [f"clients_per_device: {setting.clients_per_device}"]
     if len(space.implementations) > 1:
-        words.append(f"conv_implementation: {setting.conv_implementation}")
+        parts.append(f"conv_implementation: {setting.conv_implementation}")
     if space.devices or setting.devices:
-        words.append(f"devices: {setting.devices or 'all'}")
-    say(f"{', '.join(words)} ({why})")
+        parts.append(f"devices: {setting.devices or 'all'}")
+    say(f"{', '.join(parts)} ({reason})")
 
 
 def build_space(
@@ -265,8 +277,8 @@ def build_space(
 
 def powers_of_two(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
     """Powers of two up to the largest useful number of lanes on the mesh's devices."""
-    most = MOST_ON_CPU if _is_cpu(mesh) else MOST
-    return tuple(2**i for i in range(most.bit_length()))
+    largest = MAX_LANES_ON_CPU if _is_cpu(mesh) else MAX_LANES
+    return tuple(2**i for i in range(largest.bit_length()))
 
 
 def _is_cpu(mesh):
@@ -284,8 +296,8 @@ def measure(
 ) -> dict[TuningChoice, float]:
     """Measure the candidates worth trying: {choice: seconds per client}.
 
-    A round that is over in less than LEAST seconds is timed with more clients: what it
-    costs to begin, and devices that wait for each other, would decide otherwise.
+    A round of less than MIN_SECONDS is timed with more clients: else its start-up, and
+    devices that wait for each other, would decide.
     """
     spent, clients = {}, CLIENTS
 
@@ -294,28 +306,28 @@ def measure(
             cohort = timed_clients(first, max(setting.clients_per_device, clients))
             sim = make(setting)
             took = seconds(sim, put_on_mesh(sim.mesh, server), store, cohort)
-            spent[setting] = _agree(took / len(cohort.ids)).item()
+            spent[setting] = _broadcast(took / len(cohort.ids)).item()
         return spent[setting]
 
     def more_lanes(setting):
         """Try more lanes until they do not fit, are too slow, or twice no faster."""
-        own = []
+        times = []
         for count in space.choices_for(first, setting.devices):
             if count < setting.clients_per_device:
                 continue
-            own.append(time(setting._replace(clients_per_device=count)))
+            times.append(time(setting._replace(clients_per_device=count)))
             alike = [v for k, v in spent.items() if k.clients_per_device == count]
-            is_hopeless = own[-1] > TOO_SLOW * min(alike) or math.isinf(own[-1])
-            if is_hopeless or len(own) - 1 - int(np.argmin(own)) >= 2:
+            is_hopeless = times[-1] > TOO_SLOW * min(alike) or math.isinf(times[-1])
+            if is_hopeless or len(times) - 1 - int(np.argmin(times)) >= 2:
                 return
 
     begin = TuningChoice(
         space.implementations[0], clients_per_device=space.choices_for(first)[0]
     )
-    in_all = len(timed_clients(first, clients).ids)
-    short = time(begin) * in_all
-    if short < LEAST and in_all < first.cohort_size:
-        clients *= min(math.ceil(LEAST / short), MOST_CLIENTS)
+    num_timed = len(timed_clients(first, clients).ids)
+    round_seconds = time(begin) * num_timed
+    if round_seconds < MIN_SECONDS and num_timed < first.cohort_size:
+        clients *= min(math.ceil(MIN_SECONDS / round_seconds), MAX_GROWTH)
         spent.clear()
     for name in space.implementations:
         more_lanes(TuningChoice(name))
@@ -329,7 +341,7 @@ def measure(
     return spent
 
 
-def _agree(numbers):
+def _broadcast(numbers):
     """Broadcast the first process's numbers to all; a collective call."""
     return multihost_utils.broadcast_one_to_all(np.asarray(numbers, np.float32))
 
@@ -337,25 +349,24 @@ def _agree(numbers):
 def _from_first_process(
     choice: dict, sim: Simulation, space: TuningSpace
 ) -> TuningChoice | None:
-    """Choice in the first process's cache; None if there is no valid one."""
-    numbers = _checked(choice, sim, space) if meshes.is_first_process() else (-1, 0, 0)
-    place, devices, lanes = _agree(numbers).astype(int).tolist()
-    return (
-        None
-        if place < 0
-        else TuningChoice(space.implementations[place], devices, lanes)
-    )
+    """The first process's stored choice; None if it has no valid one."""
+    is_first = meshes.is_first_process()
+    numbers = _parse_choice(choice, sim, space) if is_first else INVALID
+    index, devices, lanes = _broadcast(numbers).astype(int).tolist()
+    if index < 0:
+        return None
+    return TuningChoice(space.implementations[index], devices, lanes)
 
 
-def _checked(choice, sim, space):
-    """Cached choice as (index of implementation, devices, lanes); -1: invalid."""
-    known = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
-    implementation, devices, lanes = (known[name] for name in TuningChoice._fields)
+def _parse_choice(choice, sim, space):
+    """Stored choice as (index of implementation, devices, lanes), or INVALID."""
+    fields = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
+    implementation, devices, lanes = (fields[name] for name in TuningChoice._fields)
     if devices == meshes.device_grid(sim.mesh)[0]:
         devices = 0
     is_fine = implementation in space.implementations and devices in (0, *space.devices)
     if not is_fine or lanes not in range(1, max_clients_per_device(sim, devices) + 1):
-        return -1, 0, 0
+        return INVALID
     return space.implementations.index(implementation), devices, lanes
 
 
@@ -371,15 +382,15 @@ def _read(path: pathlib.Path) -> dict:
     return {}
 
 
-def _store(path, known, say):
+def _save_choices(path, choices, say):
     """Write the cache; report but ignore a failure."""
     try:
-        _write(path, known)
+        _write(path, choices)
     except OSError as error:
         say(f"{path} cannot be written, the choice is not remembered: {error}")
 
 
-def _write(path: pathlib.Path, known: dict) -> None:
+def _write(path: pathlib.Path, content: dict) -> None:
     """Replace the cache atomically, in the first process."""
     if meshes.is_first_process():
-        write_text(path, json.dumps(known, indent=1), by=str(os.getpid()))
+        write_text(path, json.dumps(content, indent=1), by=str(os.getpid()))

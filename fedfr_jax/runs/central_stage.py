@@ -33,7 +33,7 @@ from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.stage_model import forget_model
-from fedfr_jax.runs.terminal import StageFacts
+from fedfr_jax.runs.terminal import StageSizes
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
 from fedfr_jax.types import (
     CentralTrainer,
@@ -53,9 +53,9 @@ def check_labels(trainer: CentralTrainer) -> None:
         (labels < -1) | (labels >= len(trainer.sharded_classes.names))
     )
     if len(wrong):
-        row, most = trainer.first_row + wrong[0], len(trainer.sharded_classes.names) - 1
+        row, last = trainer.first_row + wrong[0], len(trainer.sharded_classes.names) - 1
         raise ValueError(
-            f"the label of example {row} must be in [-1, {most}], got "
+            f"the label of example {row} must be in [-1, {last}], got "
             f"{labels[wrong[0]]}."
         )
 
@@ -74,35 +74,37 @@ def restore(
     Args:
       state: of a new training, from which new classes take their rows.
     """
-    is_row = lambda name: _has_labels(name, table)
-    free = lambda name: name == NAMES or is_row(name)
-    found = checkpointer.restore(add_names(state, table), free)
-    if found is None:
+
+    def has_rows(name):
+        return _is_class_matrix(name, table)
+
+    def is_free(name):
+        return name == NAMES or has_rows(name)
+
+    restored = checkpointer.restore(add_names(state, table), is_free)
+    if restored is None:
         return None
-    step, saved = found
+    step, saved = restored
     names = json.loads(np.asarray(saved[NAMES]).tobytes())
-    place = {name: i for i, name in enumerate(names)}
-    old = np.array([place.get(name, -1) for name in table.names])
+    row_of_name = {name: i for i, name in enumerate(names)}
+    old = np.array([row_of_name.get(name, -1) for name in table.names])
 
-    def one(path, new, saved):
-        return (
-            _permute_classes(new, saved, old)
-            if is_row(trees.path_name(path))
-            else saved
-        )
+    def select(path, new, saved):
+        has_classes = has_rows(trees.path_name(path))
+        return _permute_classes(new, saved, old) if has_classes else saved
 
-    return step, jax.tree_util.tree_map_with_path(one, state, saved["state"])
+    return step, jax.tree_util.tree_map_with_path(select, state, saved["state"])
 
 
 def _permute_classes(new, saved, old):
     """`new` [R, ...] with the rows old [M] of `saved`; unchanged where old is -1."""
     rows = np.array(meshes.fetch(new))
-    known = np.flatnonzero(old >= 0)
-    rows[known] = np.asarray(saved)[old[known]]
+    kept_classes = np.flatnonzero(old >= 0)
+    rows[kept_classes] = np.asarray(saved)[old[kept_classes]]
     return meshes.put_global(rows, new.sharding)
 
 
-def _has_labels(name, table):
+def _is_class_matrix(name, table):
     """Whether a path ends in that of the class matrix: parameter or optimizer state."""
     return f"/{name}".endswith(f"/{table.path}")
 
@@ -121,8 +123,8 @@ def train_central(
 ) -> PyTree:
     """Train or resume a central stage under `folder`; return the final variables.
 
-    They are whole on the devices of `mesh`, but for a table of classes, which comes
-    without its padding into the memory of the host.
+    They are replicated on the devices of `mesh`, except sharded class vectors, which
+    are in host memory without their padding.
     """
     own_mesh = build_mesh(trainer.settings, mesh)
     if trainer.sharded_classes:
@@ -139,9 +141,9 @@ def read_central(
     own_mesh = build_mesh(trainer.settings, mesh)
     with class_capacity.explain_memory(trainer, own_mesh):
         epochs = build_epochs_of_stage(trainer, own_mesh, seed)
-        found = _restore(trainer, epochs, folder, seed, is_read_only=True)
-    found.checkpointer.close()
-    return _unshard(found.state.variables, trainer, mesh)
+        restored = _restore(trainer, epochs, folder, seed, is_read_only=True)
+    restored.checkpointer.close()
+    return _unshard(restored.state.variables, trainer, mesh)
 
 
 class _RestoredState(NamedTuple):
@@ -158,10 +160,10 @@ def _restore(trainer, epochs, folder, seed, **kind) -> _RestoredState:
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints", **kind)
     if trainer.sharded_classes:
-        found = restore(checkpointer, state, trainer.sharded_classes)
+        restored = restore(checkpointer, state, trainer.sharded_classes)
     else:
-        found = checkpointer.restore(state)
-    return _RestoredState(checkpointer, *(found or (0, state)))
+        restored = checkpointer.restore(state)
+    return _RestoredState(checkpointer, *(restored or (0, state)))
 
 
 def _train_epochs(
@@ -173,7 +175,7 @@ def _train_epochs(
     lifecycle: Lifecycle,
 ):
     """Train to the last epoch; return the state."""
-    settings, table = trainer.settings, trainer.sharded_classes
+    settings = trainer.settings
     epochs = build_epochs_of_stage(trainer, own_mesh, seed)
     checkpointer, first, state = _restore(
         trainer, epochs, folder, seed, is_mirrored=lifecycle.is_mirrored
@@ -181,15 +183,14 @@ def _train_epochs(
     if first < settings.epochs:
         forget_model(folder)
         data = place_examples(trainer.dataset, own_mesh)
-        every = settings.checkpoint_every
-        more = {"logging": logging, "facts": StageFacts(examples=trainer.num_rows)}
-        with open_sinks(folder, folder.name, settings.epochs, first, **more) as sinks:
-            facts = folder.name, state, settings.batch_size
-            work = {
-                "images": epochs.num_steps * settings.batch_size,
-                "flops_per_image": training_flops(trainer),
-            }
-            first_call = CompileTimer(sinks, own_mesh, *facts)
+        images, flops = epochs.num_steps * settings.batch_size, training_flops(trainer)
+        sizes = StageSizes(examples=trainer.num_rows)
+        with open_sinks(
+            folder, folder.name, settings.epochs, first, logging=logging, sizes=sizes
+        ) as sinks:
+            first_call = CompileTimer(
+                sinks, own_mesh, folder.name, state, settings.batch_size
+            )
             for epoch in range(first, settings.epochs):
                 started = time.perf_counter()
                 if epoch == first:
@@ -198,27 +199,36 @@ def _train_epochs(
                     state, scalars = epochs.run(state, data, epoch)
                 seconds = time.perf_counter() - started
                 first_call.record(seconds)
-                scalars |= speeds(seconds, **work)
+                scalars |= speeds(seconds, images=images, flops_per_image=flops)
                 loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
-                last = settings.epochs - 1
-                must_end = epoch < last and lifecycle.must_end()
-                if must_end or loop.is_due(every, epoch, last):
-                    saved = add_names(state, table) if table else state
-                    with lifecycle.timed("checkpoint"):
-                        checkpointer.save(epoch + 1, saved)
-                        lifecycle.saved()
-                if must_end:
-                    raise loop.interrupted(checkpointer, f"epoch {epoch + 1}")
-    if checkpointer.latest() is None:  # no epoch: the weights that were given
-        checkpointer.save(0, add_names(state, table) if table else state)
+                _save_epoch(trainer, checkpointer, epoch, state, lifecycle)
+    if checkpointer.latest() is None:  # no epochs: the initial weights
+        checkpointer.save(0, _with_names(state, trainer))
     checkpointer.close()
     return state
 
 
+def _save_epoch(trainer, checkpointer, epoch, state, lifecycle) -> None:
+    """Save a checkpoint if due; raise RunInterrupted if the run was asked to end."""
+    last = trainer.settings.epochs - 1
+    must_end = epoch < last and lifecycle.must_end()
+    if must_end or loop.is_due(trainer.settings.checkpoint_every, epoch, last):
+        with lifecycle.timed("checkpoint"):
+            checkpointer.save(epoch + 1, _with_names(state, trainer))
+            lifecycle.saved()
+    if must_end:
+        raise loop.interrupted(checkpointer, f"epoch {epoch + 1}")
+
+
+def _with_names(state: PyTree, trainer: CentralTrainer) -> PyTree:
+    table = trainer.sharded_classes
+    return add_names(state, table) if table else state
+
+
 def training_flops(trainer: CentralTrainer | FederatedTrainer) -> int:
-    """Operations of training the model on one image, which it counts itself, or 0."""
+    """FLOPs of training the model on one image; 0 if it does not count them."""
     return PASSES * trainer.count_flops() if trainer.count_flops else 0
 
 

@@ -22,7 +22,7 @@ from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.types import PyTree
 
 SUMS = "SHA256SUMS"
-LATER = (SUMS, "commit_success.txt")  # written after the list; nobody reads the latter
+LATER = (SUMS, "commit_success.txt")  # written after the list; the latter is never read
 
 
 def write_digests(folder: pathlib.Path) -> None:
@@ -33,7 +33,7 @@ def write_digests(folder: pathlib.Path) -> None:
 def difference(folder: pathlib.Path) -> str | None:
     """First listed file that has changed; None if all match their SHA-256.
 
-    Files that the list does not name, such as a file manager's, are nobody's damage.
+    Files that the list does not name, such as a file manager's, do not count.
     """
     try:
         lines = (folder / SUMS).read_bytes().splitlines()
@@ -44,7 +44,7 @@ def difference(folder: pathlib.Path) -> str | None:
         try:
             is_whole = digest_of_file(folder / name) == digest
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-            is_whole = False  # the last: a name with a byte that no name has
+            is_whole = False  # ValueError: an impossible name
         if not is_whole:
             return f"{name or SUMS} is not as it was written"
     return None
@@ -61,7 +61,7 @@ def _listing(folder):
 
 FULL = "No space left on device"
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
-# What TensorStore and XLA say where the file is not at fault; 2 is a missing file.
+# Errors of TensorStore and XLA where the file is not at fault; 2 is a missing file.
 PASSING = re.compile("os_error_code='(?!2')|RESOURCE_EXHAUSTED")
 
 
@@ -69,15 +69,15 @@ _ALL_PROCESSES = ocp.options.MultiprocessingOptions()
 
 
 def _this_process() -> ocp.options.MultiprocessingOptions:
-    """For a manager whose folder this process alone sees."""
+    """Options of a manager whose folder only this process sees."""
     here = jax.process_index()
     return ocp.options.MultiprocessingOptions(here, {here}, f"process_{here}")
 
 
 class _Digesting(ocp.StandardCheckpointHandler):
-    """Orbax handler that writes the digests of its files before the renaming.
+    """Orbax handler that writes the digests of its files before they are renamed.
 
-    Beside them it names the settings of the stage, by their digest.
+    It also writes the digest of the stage's settings.
     """
 
     def __init__(self, settings: str = ""):
@@ -88,7 +88,7 @@ class _Digesting(ocp.StandardCheckpointHandler):
         super().finalize(directory)
         folder = pathlib.Path(directory)
         if self._settings:
-            (folder / stage_folders.NAMED).write_text(self._settings + "\n")
+            (folder / stage_folders.DIGEST_FILE).write_text(self._settings + "\n")
         write_digests(folder)
 
 
@@ -161,12 +161,12 @@ class Checkpointer:
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
         except Exception as error:
-            is_full = FULL in str(error)  # TensorStore says it in many words
-            why, last = FULL if is_full else _first_line(error), self.latest()
+            is_full = FULL in str(error)  # among many words of TensorStore
+            reason, last = FULL if is_full else _first_line(error), self.latest()
             left = f"the last whole one is {last}" if last else "there is none before"
             again = ": make room and start the same command again" if is_full else ""
             raise OSError(
-                f"checkpoint {step} could not be written to {self.folder} ({why}); "
+                f"checkpoint {step} could not be written to {self.folder} ({reason}); "
                 f"{left}{again}."
             ) from error
 
@@ -176,16 +176,15 @@ class Checkpointer:
         """Restore the newest checkpoint that is readable: (step, like `template`).
 
         Args:
-          free: path name of a leaf -> whether it comes in the shape that it was saved
-            in, into the memory of the host.
+          free: path name of a leaf -> whether it keeps its saved shape, in host memory.
 
-        Damaged ones that are newer are set aside as `<step>.damaged`. Returns None when
-        there is none at all.
+        Newer ones that are damaged are set aside as `<step>.damaged`. Returns None if
+        there are no checkpoints.
 
         Raises:
-          ValueError: when checkpoints exist and none fits: says which leaf differs.
-          OSError, MemoryError: when one could not be read for a reason that may pass;
-            all stay where they are.
+          ValueError: when checkpoints exist and none fits; names the leaf that differs.
+          OSError, MemoryError: when one could not be read for a transient reason; all
+            are kept.
         """
         shapes = jax.tree.map(
             ocp.utils.to_shape_dtype_struct, _step_of_folder(template)
@@ -222,7 +221,7 @@ class Checkpointer:
             )
             args = _Restore(shapes)
             self._manager.restore(step, args=args)
-        except Exception as error:  # whatever Orbax makes of a damaged file
+        except Exception as error:  # any, as Orbax raises for a damaged file
             return _first_line(error)
         return None
 
@@ -247,7 +246,7 @@ class Checkpointer:
         """Read (leaves, None); or (None, reason) if damaged or of another model.
 
         Without the manager, in whose barrier the others would wait for one that fails.
-        The first process alone compares digests; the others hear of it.
+        Only the first process compares digests.
         """
         place = self._place(step)
         try:
@@ -255,8 +254,8 @@ class Checkpointer:
             if is_ours and (fault := difference(place)):
                 return None, fault
             shapes = self._as_saved(step, shapes, free)
-            # Before Orbax begins to read: it leaves what it has begun, and each read
-            # complains on the error stream when the process ends.
+            # Before Orbax begins to read: reads that it abandons print complaints when
+            # the process ends.
             if self._is_other(step, shapes):
                 return None, self._difference(step, shapes)
             args = _Restore(shapes)
@@ -287,9 +286,9 @@ class Checkpointer:
         """Whether a checkpoint has leaves of other names or shapes."""
         try:
             saved = self._manager.item_metadata(step).tree
-            of = lambda tree: {name: tuple(x.shape) for name, x in tree.items()}
-            return of(saved) != of(shapes)
-        except Exception:  # reading it says what is wrong
+            saved_shapes = {name: tuple(x.shape) for name, x in saved.items()}
+            return saved_shapes != {name: tuple(x.shape) for name, x in shapes.items()}
+        except Exception:  # restoring it will raise the error
             return False
 
     def _difference(self, step, shapes):

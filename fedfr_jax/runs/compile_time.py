@@ -19,7 +19,7 @@ from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs.scratch import cache_folder
 
-MAX_ENTRIES = 300  # programs that are remembered, the newest
+MAX_ENTRIES = 300  # programs in the file, the newest
 
 
 class CompileTimer:
@@ -29,14 +29,13 @@ class CompileTimer:
       sinks: those with a `note` take a line of text; without any nothing is read or
         written.
       mesh: where it runs.
-      facts: what else the program depends on, as far as it shows outside; of a tree
-        the shapes.
+      program: identifies the program; of trees the shapes count.
     """
 
-    def __init__(self, sinks: Sequence[Callable], mesh: Mesh, *facts: Any):
+    def __init__(self, sinks: Sequence[Callable], mesh: Mesh, *program: Any):
         self._notes = [sink.note for sink in sinks if hasattr(sink, "note")]
-        where = dict(mesh.shape), mesh.devices.flat[0].device_kind
-        self._key, self._seconds = _key((*facts, *where)), []
+        devices = dict(mesh.shape), mesh.devices.flat[0].device_kind
+        self._key, self._seconds = _key((*program, *devices)), []
 
     def begin(self) -> None:
         """Report that the program compiles, with the estimated seconds if known."""
@@ -47,17 +46,17 @@ class CompileTimer:
                 note(f"compiling{about}")
 
     def record(self, seconds: float) -> None:
-        """Store the compile time: what the first call takes more than the second."""
+        """Store the compile time: the first call's seconds minus the second's."""
         if not self._notes or len(self._seconds) == 2:
             return
         self._seconds.append(seconds)
         _write(self._key, max(2 * self._seconds[0] - sum(self._seconds), 0.0))
 
 
-def _key(facts) -> str:
-    """Hash of the facts, with arrays as shapes, and of JAX's version."""
+def _key(program) -> str:
+    """Hash of a program's identity, with arrays as shapes, and of JAX's version."""
     shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
-    plain = jax.tree.map(shape, facts)
+    plain = jax.tree.map(shape, program)
     return hashlib.sha256(f"{plain} {jax.__version__}".encode()).hexdigest()[:16]
 
 
@@ -69,14 +68,14 @@ def path() -> pathlib.Path:
 def _read() -> dict[str, float]:
     """Read {key: seconds}, oldest first; {} if the file is damaged."""
     with contextlib.suppress(OSError, ValueError):
-        known = read_json(path())
-        return {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
+        stored = read_json(path())
+        return {k: float(v) for k, v in stored.items() if isinstance(v, int | float)}
     return {}
 
 
 def _write(key: str, seconds: float) -> None:
-    known = _read()
-    known.pop(key, None)
-    known = dict([*known.items(), (key, round(seconds, 2))][-MAX_ENTRIES:])
+    stored = _read()
+    stored.pop(key, None)
+    stored = dict([*stored.items(), (key, round(seconds, 2))][-MAX_ENTRIES:])
     with contextlib.suppress(OSError):  # a home that cannot be written
-        write_text(path(), json.dumps(known, indent=1), by=str(os.getpid()))
+        write_text(path(), json.dumps(stored, indent=1), by=str(os.getpid()))

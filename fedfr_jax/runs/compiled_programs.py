@@ -1,7 +1,7 @@
-"""Compiled programs of a config, in a folder that machines of one kind share.
+"""Compiled programs of a config, in a folder for machines of one kind.
 
-The folder is a cache of JAX's, which finds a program by what it computes, its options
-and the devices; a stamp beside the programs says what they are for, so that a run that
+The folder is a JAX compilation cache, which finds a program by its computation, options
+and devices. A stamp names the config and devices of the programs, so that a run that
 would compile all of them again is refused instead.
 """
 
@@ -27,20 +27,20 @@ HITS, MISSES = (f"/jax/compilation_cache/cache_{x}" for x in ("hits", "misses"))
 
 
 class CacheCount:
-    """How many programs were found in the folder, and how many were not."""
+    """Number of programs found in the folder, and of those compiled."""
 
     def __init__(self):
         self.found, self.compiled = 0, 0
 
     def note(self, event: str, **_) -> None:
-        """Take an event of JAX's."""
+        """Count an event of `jax.monitoring`."""
         self.found += event == HITS
         self.compiled += event == MISSES
 
 
 @contextlib.contextmanager
 def programs_in(folder: pathlib.Path) -> Iterator[CacheCount]:
-    """Within the block JAX keeps every program in the folder, and looks there first."""
+    """Use the folder as JAX's compilation cache, for every program, in the block."""
     changed = {"jax_compilation_cache_dir": str(folder), **EVERY_PROGRAM}
     before = {name: jax.config.values[name] for name in changed}
     count = CacheCount()
@@ -56,11 +56,11 @@ def programs_in(folder: pathlib.Path) -> Iterator[CacheCount]:
 def _configure(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()  # or the folder of before stays
+    compilation_cache.reset_cache()  # else the previous folder stays in use
 
 
 def target_of(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """What programs for these devices depend on, but for the config."""
+    """Versions and devices that compiled programs depend on."""
     return {
         "jax": jax.__version__,
         "jaxlib": metadata.version("jaxlib"),
@@ -70,14 +70,14 @@ def target_of(devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def write_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> None:
-    """Say what the folder's programs are for."""
+    """Record the config and devices of the folder's programs."""
     digest_json.write(folder / STAMP, {**target_of(devices), "config": config})
 
 
 def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> None:
-    """Raise ValueError where the folder's programs are not those of a run.
+    """Raise ValueError if the folder's programs are not those of a run.
 
-    Where data lie and how models are evaluated does not count.
+    Paths of data and settings of evaluation may differ.
     """
     path = folder / STAMP
     if not path.is_file():
@@ -85,14 +85,14 @@ def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> Non
             f"--compiled must be a folder that `fedfr plan --compile --save` wrote, "
             f"got {folder} without {STAMP}."
         )
-    there = digest_json.read(path)
-    kept = without_places(there.pop("config"))
-    found = first_difference(there, target_of(devices))
-    found = found or first_difference(
-        kept, without_places(config), but_for="evaluation"
+    stamp = digest_json.read(path)
+    compiled_config = without_places(stamp.pop("config"))
+    difference = first_difference(stamp, target_of(devices))
+    difference = difference or first_difference(
+        compiled_config, without_places(config), but_for="evaluation"
     )
-    if found:
-        key, before, now = found
+    if difference:
+        key, before, now = difference
         raise ValueError(
             f"--compiled must be of this run, got {key} {before} in {folder} and {now} "
             "here. Compile anew with `fedfr plan --compile --save`, or leave it out."

@@ -1,10 +1,10 @@
 """Data digest of a stage: which images were used, and for what.
 
-A stage's folder holds `data.npz`: of every image that the run uses its name, identity,
-bytes and checksum, and whether it is for training or for a test, of which client and as
-which class; some 8 MB for a million images. It is compared when the stage is resumed,
-evaluated, opened or reused, so that data that have changed are not taken for those that
-it was trained on. Where the data lie is no part of it.
+A stage's folder holds `data.npz`: name, identity, size and checksum of every image that
+the run uses, whether it is for training or for a test, its client and its class; some
+8 MB for a million images. It is compared when the stage is resumed, evaluated, opened
+or reused, so that changed data are not taken for those that it was trained on. The
+data's path is not part of it.
 """
 
 import pathlib
@@ -21,9 +21,9 @@ from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.types import DataUsage, Source, Task, UsedRows
 
 FILE = "data.npz"
-ACCEPT = "accept"  # of --data-changed
+ACCEPT = "accept"  # value of --data-changed
 MAX_NAMES = 3  # images of each change that a message names
-END = "\0"  # no name of a file has it
+END = "\0"  # which no file name contains
 
 
 class Digest(NamedTuple):
@@ -41,23 +41,24 @@ class Digest(NamedTuple):
 def digest_of(used: DataUsage) -> Digest:
     """Compute the digest of the images that are used."""
     source, parts = used
-    place = np.full((3, len(source.labels)), -1, np.int32)
-    for number, part in enumerate(parts.values()):
-        for row, values in enumerate((number, part.client, part.number)):
-            if values is not None:
-                place[row, part.rows] = values
-    rows = np.flatnonzero(place[0] >= 0)
+    use, client, number = np.full((3, len(source.labels)), -1, np.int32)
+    for index, part in enumerate(parts.values()):
+        use[part.rows] = index
+        if part.client is not None:
+            client[part.rows] = part.client
+        if part.number is not None:
+            number[part.rows] = part.number
+    rows = np.flatnonzero(use >= 0)
     stored = get_stored(source)
-    use, client, number = place[:, rows]
     sizes, checksums = stored.facts(rows)
     return Digest(
-        names=_each_once([stored.names[row] for row in rows]),
+        names=_make_unique([stored.names[row] for row in rows]),
         identities=np.array(source.names, str)[source.labels[rows]],
         sizes=sizes,
         checksums=checksums,
-        uses=np.array([*parts], str)[use],
-        clients=client,
-        numbers=number,
+        uses=np.array([*parts], str)[use[rows]],
+        clients=client[rows],
+        numbers=number[rows],
     )
 
 
@@ -68,15 +69,15 @@ def digest_source(source: Source) -> Digest:
     )
 
 
-def _each_once(names: list[str]) -> list[str]:
-    """Make names unique: a repeated image (as in ratings) is called <name> #2."""
+def _make_unique(names: list[str]) -> list[str]:
+    """Make names unique: a repeated image (as in ratings) becomes "<name> #2"."""
     if len({*names}) == len(names):
         return names
-    seen, found = {}, []
+    counts, unique = {}, []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return found
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name} #{counts[name]}")
+    return unique
 
 
 def write(digest: Digest, path: pathlib.Path) -> None:
@@ -84,10 +85,10 @@ def write(digest: Digest, path: pathlib.Path) -> None:
     arrays = {}
     for key, values in digest._asdict().items():
         if key == "names":
-            values = _bytes_of(values)
+            values = _join(values)
         elif values.dtype.kind == "U":
-            words, values = np.unique(values, return_inverse=True)
-            arrays[f"{key}_words"] = _bytes_of(words.tolist())
+            distinct, values = np.unique(values, return_inverse=True)
+            arrays[f"{key}_words"] = _join(distinct.tolist())
             values = values.astype(np.int32)
         arrays[key] = values
     with replace_file(path) as file:
@@ -98,11 +99,11 @@ def read(path: pathlib.Path) -> Digest:
     """Read a digest from a file."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in arrays.files}
+            columns = {key: arrays[key] for key in arrays.files}
         for key in ("identities", "uses"):
-            words = np.array(_describe(found.pop(f"{key}_words")), str)
-            found[key] = words[found[key]]
-        digest = Digest(names=_describe(found.pop("names")), **found)
+            distinct = np.array(_split(columns.pop(f"{key}_words")), str)
+            columns[key] = distinct[columns[key]]
+        digest = Digest(names=_split(columns.pop("names")), **columns)
         if len(lengths := {len(values) for values in digest}) > 1:
             raise ValueError(f"columns must have one length, got {lengths}")
         return digest
@@ -114,60 +115,60 @@ def read(path: pathlib.Path) -> Digest:
         ) from error
 
 
-def _bytes_of(words):
-    return np.frombuffer("".join(f"{word}{END}" for word in words).encode(), np.uint8)
+def _join(strings):
+    text = "".join(f"{string}{END}" for string in strings)
+    return np.frombuffer(text.encode(), np.uint8)
 
 
-def _describe(text):
-    return text.tobytes().decode().split(END)[:-1]
+def _split(data):
+    return data.tobytes().decode().split(END)[:-1]
 
 
-def difference(kept: Digest, now: Digest) -> str:
+def difference(stored: Digest, now: Digest) -> str:
     """Describe the changes between two digests, by count and names; "": equal."""
     lists = {}
-    old = new = np.arange(len(kept.names))
-    if kept.names != now.names:
-        at = {name: row for row, name in enumerate(now.names)}
-        before = {*kept.names}
+    old = new = np.arange(len(stored.names))
+    if stored.names != now.names:
+        row_of_name = {name: row for row, name in enumerate(now.names)}
+        before = {*stored.names}
         lists["added"] = [name for name in now.names if name not in before]
-        lists["gone"] = [name for name in kept.names if name not in at]
-        old = np.array([i for i, name in enumerate(kept.names) if name in at], int)
-        new = np.array([at[kept.names[row]] for row in old], int)
-    for change, is_changed, words in _changes(kept, now, old, new):
+        lists["gone"] = [name for name in stored.names if name not in row_of_name]
+        is_common = [name in row_of_name for name in stored.names]
+        old = np.flatnonzero(is_common)
+        new = np.array([row_of_name[stored.names[row]] for row in old], int)
+    for change, is_changed, describe in _changes(stored, now, old, new):
         lists[change] = [
-            f"{kept.names[old[i]]}: {words(kept, old[i])}, now {words(now, new[i])}"
-            for i in np.flatnonzero(is_changed)
+            f"{stored.names[i]}: {describe(stored, i)}, now {describe(now, j)}"
+            for i, j in zip(old[is_changed], new[is_changed], strict=True)
         ]
-    found = [f"{len(x)} {change} ({_first(x)})" for change, x in lists.items() if x]
-    return "; ".join(found)
+    parts = [f"{len(x)} {change} ({_first(x)})" for change, x in lists.items() if x]
+    return "; ".join(parts)
 
 
-def _changes(kept, now, old, new) -> Iterator:
-    """Yield (change, mask [m], text of an image) of images `old`, now `new`."""
-    yield (
-        "relabeled",
-        kept.identities[old] != now.identities[new],
-        lambda of, row: of.identities[row],
-    )
-    sums = kept.checksums[old], now.checksums[new]
+def _changes(stored, now, old, new) -> Iterator:
+    """Yield (change, mask [m], (digest, row) -> text) of images `old`, now `new`."""
+    is_relabeled = stored.identities[old] != now.identities[new]
+    yield "relabeled", is_relabeled, lambda digest, row: digest.identities[row]
+    sums = stored.checksums[old], now.checksums[new]
     is_known = (sums[0] != 0) & (sums[1] != 0)
-    yield (
-        "with other contents",
-        (kept.sizes[old] != now.sizes[new]) | (is_known & (sums[0] != sums[1])),
-        lambda of, row: f"{of.sizes[row]} bytes, checksum {of.checksums[row]:08x}",
-    )
-    columns = [(one.uses, one.clients, one.numbers) for one in (kept, now)]
+    has_other_size = stored.sizes[old] != now.sizes[new]
+    is_other = has_other_size | (is_known & (sums[0] != sums[1]))
+    yield "with other contents", is_other, _describe_contents
+    columns = [(x.uses, x.clients, x.numbers) for x in (stored, now)]
     pairs = zip(*columns, strict=True)
     is_moved = np.any([a[old] != b[new] for a, b in pairs], axis=0)
-    yield "with another use", is_moved, _use
+    yield "with another use", is_moved, _describe_use
 
 
-def _use(of, row):
-    client, number = of.clients[row], of.numbers[row]
-    words = [of.uses[row]]
-    words += [f"of client {client}"] if client >= 0 else []
-    words += [f"as number {number}"] if number >= 0 else []
-    return " ".join(words)
+def _describe_contents(digest, row):
+    return f"{digest.sizes[row]} bytes, checksum {digest.checksums[row]:08x}"
+
+
+def _describe_use(digest, row):
+    client, number = digest.clients[row], digest.numbers[row]
+    text = digest.uses[row]
+    text += f" of client {client}" if client >= 0 else ""
+    return text + (f" as number {number}" if number >= 0 else "")
 
 
 def _first(names):
@@ -176,9 +177,9 @@ def _first(names):
 
 
 def digest_task(task: Task) -> Digest | None:
-    """Digest of a task's images; without names, of rows and labels.
+    """Digest of a task's images, or of its rows and labels if images have no names.
 
-    None without any, or without labels, or for what is no `Task`.
+    None for a task without labels, and for what is no `Task`.
     """
     if not isinstance(task, Task):
         return None
@@ -216,8 +217,8 @@ def check(
     Args:
       task: with the images of today.
       folders: of stages; those without a checkpoint do not count.
-      changed: ACCEPT prints what has changed and goes on.
-      is_kept: whether what is accepted is what the stages are trained on from now on.
+      changed: ACCEPT prints the changes instead of raising.
+      is_kept: whether accepted changes are recorded, for stages that train on.
     """
     trained = [folder for folder in folders if is_trained(folder)]
     now = digest_task(task) if trained else None
@@ -233,11 +234,11 @@ def check(
 def _check_unrecorded(task, path, changed):
     """Raise ValueError for a stage without a digest whose test images may have changed.
 
-    It is of a version that drew them otherwise.
+    It was trained by a version that sampled test images in another way.
     """
     source = task.used.source if task.used else None
-    is_drawn = source is not None and source.roles is None  # else its files say it
-    if is_drawn and get_stored(source).is_named and changed != ACCEPT:
+    is_sampled = source is not None and source.roles is None  # else its files say it
+    if is_sampled and get_stored(source).is_named and changed != ACCEPT:
         raise ValueError(
             f"{path} must exist to compare the data, but does not, as in runs of an "
             "earlier version, which chose other test images: the current ones may have "
@@ -247,22 +248,22 @@ def _check_unrecorded(task, path, changed):
     print(f"{path} is missing: the data cannot be compared.", flush=True)
 
 
-def agreement(
+def data_check(
     task: Task, changed: str | None
 ) -> Callable[[Collection[pathlib.Path]], None]:
-    """Build the `check` of the stages that a run keeps, for `workdir.claim`."""
+    """Build `check_data` of `workdir.claim`, which records accepted changes."""
     return lambda folders: check(task, folders, changed=changed, is_kept=True)
 
 
 def compare(path: pathlib.Path, now: Digest, changed: str | None) -> bool:
     """Whether data differ from a stored digest; raises ValueError unless accepted."""
-    what = difference(read(path), now)
-    if what and changed != ACCEPT:
+    changes = difference(read(path), now)
+    if changes and changed != ACCEPT:
         raise ValueError(
             f"{path.parent} must be used with the data that it was trained on, but "
-            f"these have changed: {what}. Restore them, train in another --workdir, "
+            f"these have changed: {changes}. Restore them, train in another --workdir, "
             f"or use them as they are with --data-changed={ACCEPT}."
         )
-    if what:
-        print(f"{path.parent}: its data have changed: {what}.", flush=True)
-    return bool(what)
+    if changes:
+        print(f"{path.parent}: its data have changed: {changes}.", flush=True)
+    return bool(changes)

@@ -25,33 +25,35 @@ from fedfr_jax.version import library_version
 
 RECORD, ENVIRONMENT = "evaluation.json", "environment.json"
 PICTURES = "pictures"
-MAX_CLIENTS = 2000  # whose numbers are written one by one
-NUM_WORST = 50  # of more clients these are, and quantiles of all
+MAX_CLIENTS = 2000  # whose numbers are all written
+NUM_WORST = 50  # clients written of more than that, besides quantiles of all
 
 
 def write_record(
-    workdir: pathlib.Path, stage: str, found: Mapping[str, Evaluation]
+    workdir: pathlib.Path, stage: str, evaluations: Mapping[str, Evaluation]
 ) -> None:
     """Write a stage's evaluations and its images of pairs, in the first process."""
     if meshes.is_first_process():
-        record = {name: _record(workdir, stage, name, of) for name, of in found.items()}
-        for part in record.values() if "privacy" in found else ():
-            part |= {NOT_PRIVATE: True} if "per_client" in part else {}
+        record = {k: _record(workdir, stage, k, x) for k, x in evaluations.items()}
+        if "privacy" in evaluations:
+            for part in record.values():
+                if "per_client" in part:
+                    part[NOT_PRIVATE] = True
         text = json.dumps(record)  # on one line: there may be a number per client
         write_text(workdir / stage / RECORD, text + "\n")
 
 
-def _record(workdir, stage, evaluator, of: Evaluation) -> dict[str, Any]:
+def _record(workdir, stage, evaluator, evaluation: Evaluation) -> dict[str, Any]:
     """Record of one evaluator, without empty parts."""
-    samples = of.samples() if of.samples else None
+    samples = evaluation.samples() if evaluation.samples else None
     prefix = f"{stage}_{evaluator}"
     record = {
-        "metrics": {name: _number(value) for name, value in of.metrics.items()},
-        "per_client": {name: _clients(name, x) for name, x in of.per_client.items()},
-        "curves": {kind: _curve(curve) for kind, curve in of.curves.items()},
+        "metrics": {k: _number(x) for k, x in evaluation.metrics.items()},
+        "per_client": {k: _clients(k, x) for k, x in evaluation.per_client.items()},
+        "curves": {k: _curve(x) for k, x in evaluation.curves.items()},
         "images": [
             [name, f"{PICTURES}/{file_name(f'{prefix}_{name}')}.png"]
-            for name in (*of.images, *of.image_grids)
+            for name in (*evaluation.images, *evaluation.image_grids)
         ],
     }
     if samples:
@@ -59,7 +61,7 @@ def _record(workdir, stage, evaluator, of: Evaluation) -> dict[str, Any]:
             name: _pairs(workdir, f"{prefix}_{name}", pairs)
             for name, pairs in samples.pairs.items()
         }
-        record["maps"] = {name: _map(one) for name, one in samples.maps.items()}
+        record["maps"] = {k: _map(x) for k, x in samples.maps.items()}
     return {key: value for key, value in record.items() if value}
 
 
@@ -83,18 +85,18 @@ def _clients(metric: str, values: np.ndarray) -> dict[str, Any]:
     ids = np.flatnonzero(np.isfinite(values))
     if not len(ids):
         return {}
-    known = values[ids]
+    finite = values[ids]
     shown = np.arange(len(ids))
     if len(ids) > MAX_CLIENTS:
-        worst_first = np.argsort((direction(metric) or 1) * known, kind="stable")
+        worst_first = np.argsort((direction(metric) or 1) * finite, kind="stable")
         shown = worst_first[:NUM_WORST]
     return {
         "count": len(ids),
         "ids": ids[shown].tolist(),
-        "values": _numbers(known[shown]),
-        "quantiles": _numbers(np.percentile(known, np.arange(101))),
-        "mean": float(known.mean()),
-        "std": float(known.std()),
+        "values": _numbers(finite[shown]),
+        "quantiles": _numbers(np.percentile(finite, np.arange(101))),
+        "mean": float(finite.mean()),
+        "std": float(finite.std()),
     }
 
 
@@ -107,8 +109,8 @@ def _curve(curve) -> dict[str, Any]:
 
 def _fields(curve) -> list[str]:
     """Field names of a NamedTuple; of a plain tuple x, y, value_2, ..."""
-    known = ("x", "y", *(f"value_{i}" for i in range(2, len(curve))))
-    return list(curve._fields if hasattr(curve, "_fields") else known)
+    plain = ("x", "y", *(f"value_{i}" for i in range(2, len(curve))))
+    return list(curve._fields if hasattr(curve, "_fields") else plain)
 
 
 def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
@@ -116,13 +118,13 @@ def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
     from PIL import Image
 
     (workdir / PICTURES).mkdir(parents=True, exist_ok=True)
-    shown = []
+    records = []
     for i, images in enumerate(pairs.images):
         name = f"{PICTURES}/{file_name(f'{prefix}_{i}')}.jpg"
         pixels = np.concatenate(images, axis=1)
         pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels  # gray
         Image.fromarray(pixels).save(workdir / name, quality=88)
-        shown.append(
+        records.append(
             {
                 "image": name,
                 "score": float(pairs.scores[i]),
@@ -130,7 +132,7 @@ def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
                 "names": list(pairs.names[i]),
             }
         )
-    return {"threshold": float(pairs.threshold), "shown": shown}
+    return {"threshold": float(pairs.threshold), "shown": records}
 
 
 def _map(embeddings: EmbeddingMap) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from fedfr_jax.runs.stage_setup import (
     read_end,
     start_stage,
 )
-from fedfr_jax.runs.terminal import StageFacts
+from fedfr_jax.runs.terminal import StageSizes
 from fedfr_jax.runs.trackers import (
     DEFAULT_LOGGING,
     Logging,
@@ -60,46 +60,41 @@ MEGABYTE = 1e6
 
 
 def with_costs(
-    found: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     evaluators: Mapping[str, Evaluator],
     rows: Sequence[Mapping[str, Any]],
-    begun: StageState,
+    state: StageState,
     rounds: int,
 ) -> dict[str, Evaluation]:
     """Add rounds to target and the evaluation "communication" to evaluations.
 
     Args:
-      rows: of the stage's metrics.jsonl; where it has lost some, rounds to a target are
-        left out, and a line says so.
+      rows: lines of the stage's metrics.jsonl; if some are missing, rounds to a target
+        are left out, with a message.
       rounds: of the whole stage.
     """
-    added = dict(found)
-    if lost := set(range(1, rounds + 1)) - {row["round"] for row in rows}:
-        _note_lost(lost)
-    else:
-        for name, of in found.items():
-            reached = rounds_to_target(name, evaluators[name], rows, of)
-            added[name] = of._replace(metrics={**of.metrics, **reached})
-    sent = communication(begun, rounds)
-    return {**added, "communication": Evaluation(sent)} if sent else added
-
-
-def _note_lost(rounds: set[int]) -> None:
-    if meshes.is_first_process():
-        first = ", ".join(map(str, sorted(rounds)[:3]))
-        print(
-            f"metrics.jsonl has lost {len(rounds)} rounds ({first}...): the rounds "
-            "to a target are left out.",
-            flush=True,
+    result = dict(evaluations)
+    if missing := sorted({*range(1, rounds + 1)} - {row["round"] for row in rows}):
+        first = ", ".join(map(str, missing[:3]))
+        show(
+            f"metrics.jsonl has lost {len(missing)} rounds ({first}...): the rounds "
+            "to a target are left out."
         )
+    else:
+        for name, evaluation in evaluations.items():
+            reached = rounds_to_target(name, evaluators[name], rows, evaluation)
+            metrics = {**evaluation.metrics, **reached}
+            result[name] = evaluation._replace(metrics=metrics)
+    sent = communication(state, rounds)
+    return {**result, "communication": Evaluation(sent)} if sent else result
 
 
 def rounds_to_target(
-    name: str, evaluator: Evaluator, rows: Sequence[Mapping], found: Evaluation
+    name: str, evaluator: Evaluator, rows: Sequence[Mapping], evaluation: Evaluation
 ) -> dict[str, int | None]:
     """{"rounds_to_TARGET": first round, from 1, whose evaluation reached the target}.
 
-    None where none did; nothing where the evaluator has found nothing.
+    None if no round reached it; {} if the evaluator gave no such metric.
     """
 
     def first(metric, target):
@@ -110,20 +105,20 @@ def rounds_to_target(
     return {
         f"rounds_to_{target:g}": first(metric, target)
         for metric, target in evaluator.targets.items()
-        if metric in found.metrics
+        if metric in evaluation.metrics
     }
 
 
-def communication(begun: StageState, rounds: int) -> dict[str, float]:
+def communication(state: StageState, rounds: int) -> dict[str, float]:
     """Megabytes per client and round, uploaded and downloaded, and in total."""
-    sim = begun.sim
-    each = count_communication(sim, begun.server, begun.store.template)
-    if each is None:
+    sim = state.sim
+    sizes = count_communication(sim, state.server, state.store.template)
+    if sizes is None:
         return {}
     senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
-    total = (each.up * senders + each.down * sim.num_places) * rounds
-    sizes = {"upload_mb": each.up, "download_mb": each.down, "total_mb": total}
-    return {name: size / MEGABYTE for name, size in sizes.items()}
+    total = (sizes.up * senders + sizes.down * sim.num_places) * rounds
+    megabytes = {"upload_mb": sizes.up, "download_mb": sizes.down, "total_mb": total}
+    return {name: size / MEGABYTE for name, size in megabytes.items()}
 
 
 def is_private(accountant: Accountant | None) -> bool:
@@ -132,7 +127,7 @@ def is_private(accountant: Accountant | None) -> bool:
 
 
 def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evaluation]:
-    """A section "privacy": epsilon of a private method after all rounds, at delta."""
+    """{"privacy": epsilon at delta after all rounds} of a private method, else {}."""
     if not is_private(accountant):
         return {}
     epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
@@ -140,7 +135,7 @@ def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evalu
 
 
 def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
-    """privacy.json of a private method: what in its folder is private, what is not."""
+    """Write privacy.json of a private method: what in its folder is private."""
     if is_private(accountant) and meshes.is_first_process():
         write_summary(folder / "privacy.json", PRIVACY_NOTE)
 
@@ -161,17 +156,17 @@ PRIVACY_NOTE = MappingProxyType(
 Evaluations = Mapping[str, Evaluation]  # by evaluator
 
 
-def show(what) -> None:
+def show(text_or_table) -> None:
     """Print text, or a table as wide as needed, in the first process."""
     if not meshes.is_first_process():
         return
-    if isinstance(what, str):
-        print(printable(what, keep="\n"), flush=True)
+    if isinstance(text_or_table, str):
+        print(printable(text_or_table, keep="\n"), flush=True)
         return
     console = rich.console.Console()
     wide = rich.console.Console(width=10_000)
-    width = max(console.width, wide.measure(what).maximum)
-    rich.console.Console(width=width).print(what)
+    width = max(console.width, wide.measure(text_or_table).maximum)
+    rich.console.Console(width=width).print(text_or_table)
 
 
 def run_experiment(
@@ -190,17 +185,17 @@ def run_experiment(
     show(experiment.task.data_report_text)
     with measured_time(clock.uses) as times:
         lifecycle = lifecycle._replace(times=times)
-        found = run_stages(experiment, workdir, clock, logging, lifecycle)
+        evaluations = run_stages(experiment, workdir, clock, logging, lifecycle)
     seconds = clock.note(times.seconds)
-    summary = {"methods": metrics_by_stage(found), "seconds": seconds}
+    summary = {"methods": metrics_by_stage(evaluations), "seconds": seconds}
     summary |= {**goodput(times.seconds, seconds), **named_config(workdir)}
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
-    rows = {name: read_metrics(workdir / name) for name in found}
-    facts = experiment.task.data_report
-    paths = report.draw(found, rows, workdir, facts=facts, say=show)
-    pictures = [path for path in paths if path.suffix == ".png"]
-    for path in [workdir / "summary.json", *pictures]:
+    rows = {name: read_metrics(workdir / name) for name in evaluations}
+    data_report = experiment.task.data_report
+    paths = report.draw(evaluations, rows, workdir, data_report=data_report, say=show)
+    images = [path for path in paths if path.suffix == ".png"]
+    for path in [workdir / "summary.json", *images]:
         show(str(path))
     lifecycle.saved()
     return summary
@@ -212,11 +207,11 @@ def read_metrics(folder: pathlib.Path) -> list[dict]:
     return read_jsonl(path) if path.exists() else []
 
 
-def metrics_by_stage(found: Mapping[str, Evaluations]) -> dict:
+def metrics_by_stage(evaluations: Mapping[str, Evaluations]) -> dict:
     """{stage: {evaluator: {metric: value}}}."""
     return {
-        stage: {name: dict(of.metrics) for name, of in evaluations.items()}
-        for stage, evaluations in found.items()
+        stage: {name: dict(x.metrics) for name, x in of_stage.items()}
+        for stage, of_stage in evaluations.items()
     }
 
 
@@ -229,37 +224,37 @@ def run_stages(
 ) -> dict[str, Evaluations]:
     """Train every stage, or read it if it is finished, and evaluate it."""
     check_calls(experiment)
-    ends, found = {}, {}
+    ends, evaluations = {}, {}
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders)
     data_digest.keep(experiment.task, folders)
-    wanted = {stage.init_from_stage for stage in experiment.stages.values()}
+    start_stages = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
         is_central = isinstance(stage.trainer, CentralTrainer)
         run = run_central if is_central else run_federated
-        before = ends.get(stage.init_from_stage)
-        end, found[name] = run(
-            experiment, stage.trainer, before, workdir / name, logging, lifecycle
+        start = ends.get(stage.init_from_stage)
+        end, evaluations[name] = run(
+            experiment, stage.trainer, start, workdir / name, logging, lifecycle
         )
-        write_record(workdir, name, found[name])
-        if name in wanted:
+        write_record(workdir, name, evaluations[name])
+        if name in start_stages:
             ends[name] = end
         if clock:
             clock.note(lifecycle.times and lifecycle.times.seconds)
         lifecycle.saved()
-    return found
+    return evaluations
 
 
 def run_central(
     experiment: Experiment,
     trainer: CentralTrainer,
-    before: PyTree,
+    start: PyTree,
     folder: pathlib.Path,
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
     """Train or read a central stage: (its variables, evaluations)."""
-    del before
+    del start  # a central stage takes its start from its trainer
     mesh, seed, end = experiment.mesh, experiment.seed, trainer.settings.epochs
     is_new = len(read_metrics(folder)) < end
     variables = train_central(
@@ -268,13 +263,13 @@ def run_central(
     apply, network = trainer.apply_global, trainer.global_model(variables)
     networks = TrainedModels(network, apply, None, apply)
     with lifecycle.timed("evaluation"):
-        found = saved_and_evaluated(experiment, trainer, networks, folder)
+        evaluations = save_and_evaluate(experiment, trainer, networks, folder)
     if is_new:
-        show_at_end(folder, end - 1, with_prefix(found), logging)
-    return variables, found
+        show_at_end(folder, end - 1, with_prefix(evaluations), logging)
+    return variables, evaluations
 
 
-def saved_and_evaluated(
+def save_and_evaluate(
     experiment: Experiment,
     trainer: FederatedTrainer | CentralTrainer,
     networks: TrainedModels,
@@ -282,9 +277,9 @@ def saved_and_evaluated(
 ) -> dict[str, Evaluation]:
     """Save a stage's model in its folder, and evaluate it."""
     write_model(folder, experiment.task, trainer, networks.variables)
-    found = evaluate(experiment.task.evaluators, networks)
-    add_calibration(folder, found)
-    return found
+    evaluations = evaluate(experiment.task.evaluators, networks)
+    add_calibration(folder, evaluations)
+    return evaluations
 
 
 def evaluate(
@@ -292,68 +287,85 @@ def evaluate(
 ) -> dict[str, Evaluation]:
     """Run every evaluator on a stage's models."""
     with jax.profiler.TraceAnnotation("evaluate"):
-        return {name: of.evaluate(networks) for name, of in evaluators.items()}
+        return {name: x.evaluate(networks) for name, x in evaluators.items()}
 
 
 def run_federated(
     experiment: Experiment,
     trainer: FederatedTrainer,
-    before: PyTree,
+    start: PyTree | None,
     folder: pathlib.Path,
     logging: Logging = DEFAULT_LOGGING,
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> tuple[PyTree, Evaluations]:
-    """Train a method, or read it if finished: (global model, evaluations)."""
-    federation, evaluators = experiment.federation, experiment.task.evaluators
-    begun = start_stage(
-        experiment, trainer, before, folder, is_mirrored=lifecycle.is_mirrored
+    """Train a method, or read it if finished: (global model, evaluations).
+
+    Args:
+      start: variables of the stage that this one starts from, if any.
+    """
+    state = start_stage(
+        experiment, trainer, start, folder, is_mirrored=lifecycle.is_mirrored
     )
-    sim, first, last = begun.sim, begun.first, begun.last_round
-    server, store = begun.server, begun.store
-    rounds = affordable_rounds(sim.accountant, federation.rounds)
-    parts = [(sim, first, rounds)]
-    if last:
-        parts.append((final_simulation(sim, last), max(first, rounds), rounds + 1))
+    sim, evaluators = state.sim, experiment.task.evaluators
+    rounds = affordable_rounds(sim.accountant, experiment.federation.rounds)
     end = read_end(trainer, rounds)
+    is_new = state.first < end
     note_privacy(sim.accountant, folder)
-    if first < end:
+    if is_new:
         forget_model(folder)
+    with _open_outputs(
+        experiment, trainer, state, folder, end, logging, lifecycle
+    ) as outputs:
+        server = _train_rounds(state, outputs, rounds)
+        state.store.keep_newest()  # the last checkpoint is whole
+        with lifecycle.timed("evaluation"):
+            models = trained_models(experiment, trainer, sim, server, state.store)
+            evaluations = save_and_evaluate(experiment, trainer, models, folder)
+    state.checkpointer.close()
+    numbers = with_prefix(
+        {k: x for k, x in evaluations.items() if not evaluators[k].during_training}
+    )  # the others have been logged with the last round
+    if is_new:
+        show_at_end(folder, end - 1, numbers, logging)
+    rows = read_metrics(folder)
+    evaluations = with_costs(evaluations, evaluators, rows, state, rounds)
+    evaluations |= privacy_spent(sim.accountant, rounds)
+    server = plain_server(server)
+    network = trainer.global_model(server) if trainer.global_model else None
+    return network, evaluations
+
+
+@contextlib.contextmanager
+def _open_outputs(experiment, trainer, state, folder, end, logging, lifecycle):
+    """Open the outputs of a method's rounds, the last of which is `end`."""
+    sim, first = state.sim, state.first
+    sizes = StageSizes(sim.cohort_size, sim.batching.batch_size)
     with (
         open_client_log(folder, first) as clients,
         open_sinks(
-            folder,
-            folder.name,
-            end,
-            first,
-            logging=logging,
-            facts=StageFacts(sim.cohort_size, sim.batching.batch_size),
+            folder, folder.name, end, first, logging=logging, sizes=sizes
         ) as sinks,
     ):
-        to = loop.RunOutputs(
-            store,
-            begun.checkpointer,
+        yield loop.RunOutputs(
+            state.store,
+            state.checkpointer,
             evaluators_during_training(experiment, trainer, sim),
             sinks,
             clients,
-            loop.intervals(federation),
+            loop.intervals(experiment.federation),
             lifecycle,
             training_flops(trainer),
         )
-        for part, first_round, num_rounds in parts:
-            server = loop.train(part, server, to, first_round, num_rounds)
-        store.keep_newest()  # the last checkpoint is whole
-        with lifecycle.timed("evaluation"):
-            models = trained_models(experiment, trainer, sim, server, store)
-            found = saved_and_evaluated(experiment, trainer, models, folder)
-    begun.checkpointer.close()
-    if first < end:  # what is evaluated during training is there already
-        late = {x: of for x, of in found.items() if not evaluators[x].during_training}
-        show_at_end(folder, end - 1, with_prefix(late), logging)
-    found = with_costs(found, evaluators, read_metrics(folder), begun, rounds)
-    found |= privacy_spent(sim.accountant, rounds)
-    server = plain_server(server)
-    network = trainer.global_model(server) if trainer.global_model else None
-    return network, found
+
+
+def _train_rounds(state: StageState, outputs: loop.RunOutputs, rounds: int) -> PyTree:
+    """Train the rounds to come, and a final adaptation; return the last server."""
+    first, adaptation = state.first, state.last_round
+    adapted = final_simulation(state.sim, adaptation) if adaptation else None
+    server = loop.train(state.sim, state.server, outputs, first, rounds)
+    if adapted:
+        server = loop.train(adapted, server, outputs, max(first, rounds), rounds + 1)
+    return server
 
 
 def evaluators_during_training(
@@ -361,21 +373,21 @@ def evaluators_during_training(
 ) -> Callable:
     """Build (server, store) -> {"evaluator/metric": value} during training."""
     evaluators = experiment.task.evaluators.items()
-    between = {name: of for name, of in evaluators if of.during_training}
+    during_training = {name: x for name, x in evaluators if x.during_training}
 
     def evaluate_models(server, store):
         networks = trained_models(experiment, trainer, sim, server, store)
-        return with_prefix(evaluate(between, networks))
+        return with_prefix(evaluate(during_training, networks))
 
     return evaluate_models
 
 
-def with_prefix(found: Evaluations) -> dict[str, float]:
+def with_prefix(evaluations: Evaluations) -> dict[str, float]:
     """{"evaluator/metric": value}."""
     return {
         f"{name}/{metric}": value
-        for name, of in found.items()
-        for metric, value in of.metrics.items()
+        for name, evaluation in evaluations.items()
+        for metric, value in evaluation.metrics.items()
     }
 
 
@@ -388,8 +400,9 @@ def trained_models(
     if trainer.global_model:
         variables = put_on_mesh(mesh, trainer.global_model(server))
     if jax.tree.leaves(store.template) or variables is None:
-        parts = trainer.algorithm, server, sim.key, store, mesh
-        of_client, of_new = client_models(*parts)
+        of_client, of_new = client_models(
+            trainer.algorithm, server, sim.key, store, mesh
+        )
     return TrainedModels(
         variables, trainer.apply_global, of_client, trainer.apply, of_new
     )

@@ -1,7 +1,6 @@
-"""Goodput: the share of a run's time spent on training, and what the rest is spent on.
+"""Goodput: the share of a run's wall time spent on training, and uses of the rest.
 
-Goodput is training over wall time, as pods measure it. Tracing and compiling is taken
-out of whatever waits for it, by JAX's own events.
+Tracing and compiling are subtracted from the use that waits for them, by JAX's events.
 """
 
 import contextlib
@@ -47,9 +46,9 @@ class TimeUse:
 
     def _compiled_since(self, begin: float) -> float:
         with self._lock:
-            found = sum(end - max(start, begin) for start, end in self._spans)
+            seconds = sum(end - max(start, begin) for start, end in self._spans)
             self._spans.clear()
-        return max(found, 0.0)
+        return max(seconds, 0.0)
 
     def note_compile(self, event: str, seconds: float, **_) -> None:
         """Record a compilation time reported by JAX; overlapping ones count once."""
@@ -95,11 +94,11 @@ def speeds(
 
     Args:
       flops_per_image: of training on one, by the model alone: forward and backward,
-        without what is computed again or for metrics; 0 where nobody knows.
+        without rematerialization and metrics; 0 if unknown.
     """
-    found = {"images_per_second": images / seconds}
+    result = {"images_per_second": images / seconds}
     if clients:
-        found = {"clients_per_second": clients / seconds, **found}
+        result = {"clients_per_second": clients / seconds, **result}
     if flops_per_image:
-        found["model_flops_per_second"] = images * flops_per_image / seconds
-    return found
+        result["model_flops_per_second"] = images * flops_per_image / seconds
+    return result

@@ -1,7 +1,7 @@
 """Heartbeat of a run in a bucket: a file with the time, renewed while it trains.
 
-Buckets have no locks that end with a process. Whoever lists runs sees by the time's age
-which of them are alive.
+Buckets have no locks that end with a process. The age of the time shows which runs are
+alive.
 """
 
 import contextlib
@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 
-EVERY, SILENT = 60.0, 300.0  # seconds between two, and after the last one of a process
+EVERY = 60.0  # seconds between heartbeats
+SILENT = 300.0  # seconds after which a run counts as ended
 
 
 @contextlib.contextmanager
 def beating(fs, path: str) -> Iterator[None]:
-    """Within the block a thread writes the time to `path` of a file system of fsspec.
+    """Write the time to `path` of an fsspec file system, from a thread, in the block.
 
-    What fails is left to the next one: an upload will say what is wrong.
+    Failures are ignored: the next upload raises them.
     """
     is_over = threading.Event()
 
@@ -36,14 +37,14 @@ def beating(fs, path: str) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-        with contextlib.suppress(Exception):  # then it counts as alive for a while
+        with contextlib.suppress(Exception):  # then the run counts as alive for a while
             fs.rm_file(path)
 
 
 def is_beating(fs, path: str) -> bool:
     """Whether a process has written to `path` within the last minutes."""
     try:
-        said = fs.cat_file(path)
+        written = fs.cat_file(path)
     except FileNotFoundError:
         return False
-    return time.time() - float(said or 0) < SILENT
+    return time.time() - float(written or 0) < SILENT

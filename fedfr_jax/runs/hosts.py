@@ -1,7 +1,7 @@
-"""Hosts of a run of several processes: the devices each sees, and a test sum over them.
+"""Hosts of a run of several processes: their devices, and a test sum over them.
 
-All that the processes agree on later is a sum of this kind: one that hangs or is wrong
-says so here, before data are read into memory and programs compiled.
+Training needs the same kind of sum: if it hangs or is wrong, that shows here, before
+data are read into memory and programs compiled.
 """
 
 import socket
@@ -31,10 +31,10 @@ def see_hosts(mesh: Mesh) -> list[Host]:
     """Gather the `Host` of every process; all processes must call it."""
     name = socket.gethostname().encode()[:NAME_BYTES].ljust(NAME_BYTES)
     counts = [len(jax.local_devices()), len(jax.devices()), sum_over_devices(mesh)]
-    own = np.frombuffer(name, np.uint8), np.array(counts, np.int32)
-    names, counts = own[0][None], own[1][None]
+    message = np.frombuffer(name, np.uint8), np.array(counts, np.int32)
+    names, counts = message[0][None], message[1][None]
     if jax.process_count() > 1:
-        names, counts = multihost_utils.process_allgather(own)
+        names, counts = multihost_utils.process_allgather(message)
     names = (bytes(x).decode(errors="replace").strip() for x in np.asarray(names))
     pairs = zip(names, np.asarray(counts).tolist(), strict=True)
     return [Host(name, *numbers) for name, numbers in pairs]
@@ -44,24 +44,24 @@ def sum_over_devices(mesh: Mesh) -> int:
     """Sum 1 + 2 + ... + n over the n devices of the mesh, by one collective."""
     flat = meshes.flatten_mesh(mesh)
     numbers = np.arange(1, flat.size + 1, dtype=np.int32)
-    spread = jax.make_array_from_callback(
+    sharded = jax.make_array_from_callback(
         numbers.shape, meshes.over_clients(flat), lambda index: numbers[index]
     )
     whole = meshes.replicated(flat)
-    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.int32), out_shardings=whole)(spread)
+    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.int32), out_shardings=whole)(sharded)
     return int(total)
 
 
 def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
     """Describe each process in a line, and the test sum in another."""
     clients, shards = meshes.device_grid(mesh)
-    right = mesh.size * (mesh.size + 1) // 2
-    wrong = [i for i, host in enumerate(hosts) if host.total != right]
+    expected = mesh.size * (mesh.size + 1) // 2
+    wrong = [i for i, host in enumerate(hosts) if host.total != expected]
     if wrong or len({host.num_devices for host in hosts}) > 1:
         raise OSError(
             f"Processes {wrong or 'of this run'} see different devices: "
             f"{[(h.name, h.num_devices, h.total) for h in hosts]}, and the sum over "
-            f"{mesh.size} devices is {right}. Start all with the same command."
+            f"{mesh.size} devices is {expected}. Start all with the same command."
         )
     kind = mesh.devices.flat[0].device_kind
     lines = [
@@ -71,6 +71,6 @@ def describe_hosts(hosts: list[Host], mesh: Mesh) -> str:
     ]
     lines.append(
         f"mesh of {clients} x {shards} (clients x model shards): the sum over "
-        f"{mesh.size} devices is {right} in every process"
+        f"{mesh.size} devices is {expected} in every process"
     )
     return "\n".join(lines)

@@ -19,8 +19,8 @@ class RunInterrupted(Exception):
 class Lifecycle(NamedTuple):
     """Hooks of a run for its loops over rounds or epochs."""
 
-    copy: Callable[[], None] | None = None  # of a run in a bucket, once a save is whole
-    is_asked_to_end: Callable[[], bool] = lambda: False  # here, after this round
+    copy: Callable[[], None] | None = None  # uploads a run in a bucket after a save
+    is_asked_to_end: Callable[[], bool] = lambda: False  # in this process
     times: TimeUse | None = None
 
     @property
@@ -34,10 +34,10 @@ class Lifecycle(NamedTuple):
 
     def must_end(self) -> bool:
         """Whether any process was asked to end; all processes must call it."""
-        asked = self.is_asked_to_end()
+        is_asked = self.is_asked_to_end()
         if jax.process_count() == 1:
-            return asked
-        return bool(multihost_utils.process_allgather(np.array(asked)).any())
+            return is_asked
+        return bool(multihost_utils.process_allgather(np.array(is_asked)).any())
 
     def saved(self) -> None:
         """Copy the run once a checkpoint, or a stage's end, is complete on disk."""

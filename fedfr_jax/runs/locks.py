@@ -12,8 +12,8 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
     """Lock a folder against all other processes until the returned file is closed.
 
     Args:
-      mark: what the lock says of the folder, written when it is new.
-      waits: for the others to end; else their use is an error.
+      mark: content of a new lock file: what the folder is.
+      waits: until other processes release it; else their use is an error.
 
     Raises:
       ValueError: when another process uses the folder, or it cannot be locked.

@@ -13,24 +13,24 @@ DEFAULTS = Federation._field_defaults
 
 
 def previous_length(stage: Stage, before: Mapping, now: Mapping) -> int | None:
-    """Earlier number of rounds or epochs, if only this number has grown; else None.
+    """Earlier number of rounds or epochs if only this number has grown, else None.
 
-    None where its settings `before` and `now`, as of `settings_of`, differ in anything
-    else.
+    Args:
+      before, now: the stage's settings, as of `stage_config`.
     """
-    section, key = _place(stage, now)
-    old, new = (of.get(section) or {} for of in (before, now))
-    length, wanted = (of.get(key, DEFAULTS.get(key)) for of in (old, new))
-    if type(length) is not int or type(wanted) is not int or length >= wanted:
+    section, key = _length_key(stage, now)
+    old, new = before.get(section) or {}, now.get(section) or {}
+    lengths = [settings.get(key, DEFAULTS.get(key)) for settings in (old, new)]
+    if any(type(x) is not int for x in lengths) or lengths[0] >= lengths[1]:
         return None
     is_alike = {**before, section: {**old, key: 0}} == {**now, section: {**new, key: 0}}
-    return length if is_alike else None
+    return lengths[0] if is_alike else None
 
 
 def restart_reason(stage: Stage, length: int) -> str:
     """Why a stage of `length` rounds or epochs cannot be extended; "" if it can.
 
-    One that goes on ends as one that was to train longer from its beginning.
+    An extended stage must end with the numbers of one that was so long from the start.
     """
     trainer = stage.trainer
     if not isinstance(trainer, CentralTrainer):
@@ -38,16 +38,18 @@ def restart_reason(stage: Stage, length: int) -> str:
         return "its last round has adapted the clients" if is_last else ""
     settings = trainer.settings
     steps = jnp.arange(length * (trainer.num_rows // settings.batch_size))
-    then, now = (
-        jax.vmap(
-            scaled_learning_rate(settings._replace(epochs=epochs), trainer.num_rows)
-        )(steps)
-        for epochs in (length, settings.epochs)
-    )
-    return "" if (then == now).all() else "its learning rates depend on all epochs"
+
+    def rates(epochs):
+        schedule = scaled_learning_rate(
+            settings._replace(epochs=epochs), trainer.num_rows
+        )
+        return jax.vmap(schedule)(steps)
+
+    is_same = (rates(length) == rates(settings.epochs)).all()
+    return "" if is_same else "its learning rates depend on all epochs"
 
 
-def _place(stage, settings):
+def _length_key(stage, settings):
     """Config section and key of a stage's number of rounds or epochs."""
     if not isinstance(stage.trainer, CentralTrainer):
         return "federation", "rounds"

@@ -100,13 +100,13 @@ def resume(
 
     Args:
       is_read_only: there is a checkpoint, and nothing is written.
-      is_mirrored: the folder is this process' own copy of a run in a bucket.
+      is_mirrored: the folder is this process's copy of a run in a bucket.
     """
     checkpointer = Checkpointer(
         folder / "checkpoints", is_read_only=is_read_only, is_mirrored=is_mirrored
     )
-    found = checkpointer.restore(server)
-    first, server = found or (0, server)
+    restored = checkpointer.restore(server)
+    first, server = restored or (0, server)
     store = open_store(
         sim,
         server,
@@ -120,73 +120,78 @@ def resume(
 
 
 def train(
-    sim: Simulation, server: PyTree, to: RunOutputs, first_round: int, num_rounds: int
+    sim: Simulation,
+    server: PyTree,
+    outputs: RunOutputs,
+    first_round: int,
+    num_rounds: int,
 ) -> PyTree:
     """Train rounds first_round..num_rounds-1; return the last server."""
-    store, checkpointer = to.store, to.checkpointer
-    facts = (
+    store, checkpointer = outputs.store, outputs.checkpointer
+    max_rounds = outputs.period.longest_call(num_rounds - first_round)
+    first_call = CompileTimer(
+        outputs.sinks,
+        sim.mesh,
         _stage(checkpointer),
         server,
         store.template,
         sim.batching.batch_size,
         sim.clients_per_device,
-        most := to.period.longest_call(num_rounds - first_round),
+        max_rounds,
     )
-    first_call = CompileTimer(to.sinks, sim.mesh, *facts)
-    for first, end in calls_of_rounds(to, first_round, num_rounds):
+    for first, end in calls_of_rounds(outputs, first_round, num_rounds):
         started = time.perf_counter()
         if first == first_round:
             first_call.begin()
         with (
-            _names_round(first, checkpointer),
-            to.lifecycle.timed("training"),
+            _with_round(first, checkpointer),
+            outputs.lifecycle.timed("training"),
         ):
-            if most == 1:
+            if max_rounds == 1:
                 server, log = simulate_round(sim, server, store, first)
                 logs = [log]
             else:
                 server, logs = simulate_rounds(
-                    sim, server, store, first, end - first, most=most
+                    sim, server, store, first, end - first, most=max_rounds
                 )
         seconds = time.perf_counter() - started
         first_call.record(seconds)
         for round, outcome in enumerate(logs, first):
-            more = {"seconds": seconds / len(logs)}
-            more |= round_speeds(sim, to, outcome, more["seconds"])
-            if sim.data.is_streamed:
-                more["input_wait_seconds"] = outcome.input_wait_seconds
-                if to.lifecycle.times:
-                    wait = outcome.input_wait_seconds
-                    to.lifecycle.times.move(wait, "training", "input")
+            timing = _round_timing(sim, outputs, outcome, seconds / len(logs))
             save_round(
-                to,
+                outputs,
                 round,
                 num_rounds - 1,
                 server,
                 outcome,
-                more,
+                timing,
                 is_end_of_call=round == end - 1,
             )
     return server
 
 
-def round_speeds(
-    sim: Simulation, to: RunOutputs, outcome: RoundLog, seconds: float
+def _round_timing(
+    sim: Simulation, outputs: RunOutputs, outcome: RoundLog, seconds: float
 ) -> dict[str, float]:
-    """Clients, images and the model's operations per second of a round."""
-    if to.flops_per_image is None:
-        return {}
-    steps = outcome.metrics["steps"]
-    return speeds(
-        seconds,
-        clients=int((steps > 0).sum()),
-        images=float(steps.sum()) * sim.batching.batch_size,
-        flops_per_image=to.flops_per_image,
-    )
+    """Seconds of a round, what it computed per second, and its wait for examples."""
+    timing = {"seconds": seconds}
+    if outputs.flops_per_image is not None:
+        steps = outcome.metrics["steps"]
+        timing |= speeds(
+            seconds,
+            clients=int((steps > 0).sum()),
+            images=float(steps.sum()) * sim.batching.batch_size,
+            flops_per_image=outputs.flops_per_image,
+        )
+    if sim.data.is_streamed:
+        wait = timing["input_wait_seconds"] = outcome.input_wait_seconds
+        if outputs.lifecycle.times:
+            outputs.lifecycle.times.move(wait, "training", "input")
+    return timing
 
 
 def calls_of_rounds(
-    to: RunOutputs, first_round: int, num_rounds: int
+    outputs: RunOutputs, first_round: int, num_rounds: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of each call, which trains rounds first..end-1.
 
@@ -194,87 +199,91 @@ def calls_of_rounds(
     and saved is what single rounds would have left.
     """
     first, last = first_round, num_rounds - 1
-    every = to.period.evaluate_every, to.period.checkpoint_every
-    wanted = [sink.ends_call for sink in to.sinks if hasattr(sink, "ends_call")]
+    every = outputs.period.evaluate_every, outputs.period.checkpoint_every
+    ends_calls = [x.ends_call for x in outputs.sinks if hasattr(x, "ends_call")]
     for round in range(first_round, num_rounds):
-        is_full = round - first + 1 == to.period.rounds_per_call
+        is_full = round - first + 1 == outputs.period.rounds_per_call
         is_end = is_full or any(is_due(x, round, last) for x in every)
-        if is_end or any(ends(round) for ends in wanted):
+        if is_end or any(ends(round) for ends in ends_calls):
             yield first, round + 1
             first = round + 1
 
 
 def save_round(
-    to: RunOutputs,
+    outputs: RunOutputs,
     round: int,
     last: int,
     server: PyTree,
     outcome: RoundLog,
-    more: Mapping[str, float],
+    extra: Mapping[str, float],
     *,
     is_end_of_call: bool = True,
 ) -> None:
-    """Save a round: its metrics, `more`, and a checkpoint if due.
+    """Save a round: its metrics, `extra`, and a checkpoint if due.
 
     Args:
       is_end_of_call: whether `server` is the state after this round, not a later one.
     """
-    scalars = {**summarize(outcome), **more}
-    if is_due(to.period.evaluate_every, round, last):
-        with to.lifecycle.timed("evaluation"):
-            scalars.update(to.evaluate(server, to.store))
-    # Before the checkpoint: a line that is written twice is dropped at the
-    # resume, one that was never written would be missing for ever.
-    for sink in to.sinks:
+    scalars = {**summarize(outcome), **extra}
+    if is_due(outputs.period.evaluate_every, round, last):
+        with outputs.lifecycle.timed("evaluation"):
+            scalars.update(outputs.evaluate(server, outputs.store))
+    # Before the checkpoint: a resume drops a line that is written twice, but
+    # cannot restore one that was never written.
+    for sink in outputs.sinks:
         sink(round, scalars)
         if hasattr(sink, "histograms"):
             sink.histograms(round, histograms_of(outcome))
-    if to.client_log:
-        to.client_log(round, per_client_rows(outcome))
-    must_end = is_end_of_call and round < last and to.lifecycle.must_end()
-    is_saved = must_end or is_due(to.period.checkpoint_every, round, last)
-    if to.checkpointer and is_saved:
-        with to.lifecycle.timed("checkpoint"):
-            with _names_round(round, to.checkpointer):
-                to.store.flush(round + 1)
-            to.checkpointer.save(round + 1, server)
-            to.lifecycle.saved()
+    if outputs.client_log:
+        outputs.client_log(round, per_client_rows(outcome))
+    must_end = is_end_of_call and round < last and outputs.lifecycle.must_end()
+    is_saved = must_end or is_due(outputs.period.checkpoint_every, round, last)
+    if outputs.checkpointer and is_saved:
+        with outputs.lifecycle.timed("checkpoint"):
+            with _with_round(round, outputs.checkpointer):
+                outputs.store.flush(round + 1)
+            outputs.checkpointer.save(round + 1, server)
+            outputs.lifecycle.saved()
     if must_end:
-        raise interrupted(to.checkpointer, f"round {round + 1}")
+        raise interrupted(outputs.checkpointer, f"round {round + 1}")
 
 
 def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
-    """What ends a run that has been asked to end after a round or an epoch."""
+    """Build the exception that ends a run early, after a round or an epoch."""
     stage = _stage(checkpointer)
     return RunInterrupted(f"{stage}: {done} has ended and its checkpoint is saved.")
 
 
 def train_sweep(
-    runs: Sweep, servers: PyTree, to: Sequence[RunOutputs], first_round: int, num_rounds
+    runs: Sweep,
+    servers: PyTree,
+    outputs: Sequence[RunOutputs],
+    first_round: int,
+    num_rounds: int,
 ) -> PyTree:
     """`train` for the S members of a sweep, with servers [S, ...]."""
-    stores = [one.store for one in to]
-    most = to[0].period.longest_call(num_rounds - first_round)
-    for first, end in calls_of_rounds(to[0], first_round, num_rounds):
+    stores = [x.store for x in outputs]
+    max_rounds = outputs[0].period.longest_call(num_rounds - first_round)
+    for first, end in calls_of_rounds(outputs[0], first_round, num_rounds):
         started, count = time.perf_counter(), end - first
-        with _names_round(first, to[0].checkpointer):
-            if most == 1:
+        with _with_round(first, outputs[0].checkpointer):
+            if max_rounds == 1:
                 servers, outcomes = run_sweep_round(runs, servers, stores, first)
                 logs = [[outcome] for outcome in outcomes]
             else:
                 servers, logs = run_sweep_rounds(
-                    runs, servers, stores, first, count, most=most
+                    runs, servers, stores, first, count, most=max_rounds
                 )
-        own = [member(servers, s) for s in range(len(to))]
-        share = {"seconds": (time.perf_counter() - started) / len(to) / count}
-        for one, server, of_member in zip(to, own, logs, strict=True):
-            for round, outcome in enumerate(of_member, first):
-                save_round(one, round, num_rounds - 1, server, outcome, share)
+        share = {"seconds": (time.perf_counter() - started) / len(outputs) / count}
+        for s, member_logs in enumerate(logs):
+            server = member(servers, s)
+            for round, outcome in enumerate(member_logs, first):
+                save_round(outputs[s], round, num_rounds - 1, server, outcome, share)
     return servers
 
 
 @contextlib.contextmanager
-def _names_round(round, checkpointer):
+def _with_round(round, checkpointer):
     """Add the round and the last checkpoint to errors of disk and numbers."""
     try:
         with _with_advice(checkpointer):
@@ -282,16 +291,16 @@ def _names_round(round, checkpointer):
     except OSError as error:
         last = checkpointer.latest() if checkpointer else None
         raise OSError(
-            f"personal rows of round {round + 1} could not be written ({error}); the "
-            f"last whole checkpoint is {last}: make room and start the same command "
-            "again."
+            f"client states of round {round + 1} could not be written ({error}); the "
+            f"last complete checkpoint is {last}. Free disk space and start the same "
+            "command again."
         ) from error
 
 
 def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
     """Each client's numbers of a round, [K] per name in the cohort's order.
 
-    A private method's have a mark that they are not private.
+    Those of a private method are marked as not private.
     """
     return {
         **({NOT_PRIVATE: True} if is_private(outcome) else {}),
@@ -302,18 +311,18 @@ def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
 
 
 def histograms_of(outcome: RoundLog) -> dict[str, np.ndarray]:
-    """The same for trackers, whose names are all that they show."""
-    before = f"{NOT_PRIVATE}/" if is_private(outcome) else ""
-    return {f"{before}{name}": values for name, values in outcome.metrics.items()}
+    """Each client's numbers for trackers, marked in the names if not private."""
+    prefix = f"{NOT_PRIVATE}/" if is_private(outcome) else ""
+    return {f"{prefix}{name}": values for name, values in outcome.metrics.items()}
 
 
 def is_private(outcome: RoundLog) -> bool:
-    """Whether a round has an epsilon, which clipping alone has not."""
+    """Whether a round has a finite epsilon; clipping without noise has none."""
     return math.isfinite(outcome.counts.get("epsilon", math.inf))
 
 
 def summarize(outcome: RoundLog) -> dict[str, float]:
-    """Metrics of a round: means over clients that took a step and count."""
+    """Metrics of a round: means over clients that took a step and were not dropped."""
     has_step = outcome.metrics["steps"] > 0
     dropped = outcome.metrics.get("dropped", np.zeros(len(has_step)))
     trained = has_step & (dropped == 0)
@@ -335,11 +344,11 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
 
 def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
     """Raise FloatingPointError for a non-finite metric or state of a central epoch."""
-    where = f"epoch {epoch + 1}"
+    location = f"epoch {epoch + 1}"
     with _with_advice(checkpointer):
         for name, value in scalars.items():
-            check_number(name, value, where)
-        check_state(state, where)
+            check_number(name, value, location)
+        check_state(state, location)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,14 @@
 """Run directories in a bucket, mirrored by a local copy.
 
-A run works in its copy, a folder of the user's cache. With every checkpoint the files
-that have changed go to the bucket, and after them MANIFEST.json, which names all files
-of the run with their digests: what was uploaded in part is not in it, and counts for
-nothing. Whoever opens the run makes a copy of what it names, and checks it. The large
-files of a client-state store stay on the disk; they are made again from its log, see
-`federated.row_log`.
+A run works in its copy, a folder of the user's cache. With every checkpoint the changed
+files are uploaded, and after them MANIFEST.json, which lists all files of the run with
+their digests: a partial upload is not listed, and is ignored. Readers download what the
+manifest lists, and check it. The large files of a client-state store are not uploaded;
+they are rebuilt from its log, see `federated.row_log`.
 
-Buckets have no locks. Who starts last writes its name into the manifest; an earlier
-process finds it there and ends at its next checkpoint. While a process trains, it
-writes the time into HEARTBEAT.
+Buckets have no locks. The process that starts last writes its name into the manifest;
+an earlier one finds it there and ends at its next checkpoint. While a process trains,
+it writes the time into HEARTBEAT.
 
 JAX is not needed here, and fsspec is imported where a path is a URL.
 """
@@ -31,14 +30,14 @@ from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
 
 MANIFEST, HEARTBEAT = "MANIFEST.json", "HEARTBEAT"
 CHECK, NEW = ".write-check", f"{MANIFEST}.new"
-LEFT = (CHECK, NEW, HEARTBEAT)  # what a process that is killed may leave beside it
+LEFT = (CHECK, NEW, HEARTBEAT)  # files that a killed process may leave in the bucket
 TRIES = 5  # of a download, while another process writes the run
-DOWNLOADED = ".download"  # in a copy, files until they are checked
-MARK = "copy of a run in a bucket\n"  # what the lock of a copy says
+DOWNLOADED = ".download"  # folder of a copy for files until they are checked
+MARK = "copy of a run in a bucket\n"  # content of a copy's lock file
 LARGE = ("rows.bin", "stamps.bin")  # of a store
-PARTIAL = (".tmp", "-tmp")  # names of what is being written end so
-DEPTH = 3  # folders below the one whose runs are listed
-# What pages and tables of runs read.
+PARTIAL = (".tmp", "-tmp")  # suffixes of files that are being written
+DEPTH = 3  # levels of folders in which runs are listed
+# Suffixes of the files that pages and tables of runs read.
 REPORTED = (".json", ".jsonl", ".png", ".jpg", ".webp", ".txt")
 MODEL = ("model.json", "weights.safetensors", "config.json")
 
@@ -48,7 +47,7 @@ class Mirror:
 
     def __init__(self, url: str, folder: pathlib.Path):
         self.url, self.folder = url, folder
-        self._writer = None  # once this process is the run's
+        self._writer = None  # id of this process, once it has claimed the run
         self._digests = {}  # {path: (state of the file, its entry in the manifest)}
         with explained(url, "opened"):
             import fsspec
@@ -64,42 +63,42 @@ class Mirror:
         """Raise OSError if the bucket is not writable, ValueError for other files."""
         if self._read_manifest() is None:
             with explained(self.url, "read"):
-                others = self._list_names()
-            if others:
+                names = self._list_names()
+            if names:
                 raise ValueError(
                     f"{self.url} must be empty or a run, got a folder with "
-                    f"{', '.join(others[:3])}. Take another --workdir."
+                    f"{', '.join(names[:3])}. Take another --workdir."
                 )
         with explained(self.url, "written"):
             self._put_bytes(CHECK, b"")
             self._fs.rm_file(f"{self._root}/{CHECK}")
 
-    def download(self, wanted: Callable[[str], bool] = lambda path: True) -> None:
-        """Download `wanted` files to the local copy; delete files not in the bucket.
+    def download(self, is_wanted: Callable[[str], bool] = lambda path: True) -> None:
+        """Download the wanted files to the local copy; delete files not in the bucket.
 
         Raises:
-          OSError: when the bucket cannot be read, or a file is not what the manifest
-            says; all others are in the copy then.
+          OSError: when the bucket cannot be read, or a file differs from the manifest;
+            all others are in the copy then.
         """
         for tries_left in reversed(range(TRIES)):
             manifest = self._read_manifest() or {}
             try:
-                return self._download(manifest, wanted)
+                return self._download(manifest, is_wanted)
             except OSError:
                 if not tries_left or self._read_manifest() == manifest:
                     raise  # nobody has written the run meanwhile
 
-    def _download(self, manifest: Mapping[str, Any], wanted: Callable) -> None:
-        files, here = manifest.get("files", {}), self.files()
-        lacking = [
+    def _download(self, manifest: Mapping[str, Any], is_wanted: Callable) -> None:
+        files, local = manifest.get("files", {}), self.files()
+        missing = [
             path
             for path, entry in files.items()
-            if wanted(path) and not _is_same(here, path, entry)
+            if is_wanted(path) and not _is_same(local, path, entry)
         ]
         with _empty_folder(self.folder / DOWNLOADED) as folder:
             with explained(self.url, "read"):
-                self._get(lacking, folder)
-            wrong = [path for path in lacking if not self._keep(path, manifest)]
+                self._get(missing, folder)
+            wrong = [path for path in missing if not self._keep(path, manifest)]
         if wrong:
             raise OSError(
                 f"{self.url}/{wrong[0]} must have its sha256 in {MANIFEST}, got other "
@@ -107,17 +106,17 @@ class Mirror:
                 f"or the file in {self.folder} of the machine that wrote it; all other "
                 "files are in that folder here."
             )
-        for path in here.keys() - files.keys():
+        for path in local.keys() - files.keys():
             (self.folder / path).unlink()
         _remove_empty(self.folder)
 
     def _keep(self, path: str, manifest: Mapping[str, Any]) -> bool:
         """Move a downloaded file to its place, if the manifest names its content."""
         new, place = self.folder / DOWNLOADED / path, self.folder / path
-        found = self._entry(new)
-        for entry in _versions(manifest, path):
-            if entry["sha256"] == found["sha256"]:
-                os.utime(new, (entry["modified"],) * 2)
+        entry = self._entry(new)
+        for allowed in _versions(manifest, path):
+            if allowed["sha256"] == entry["sha256"]:
+                os.utime(new, (allowed["modified"],) * 2)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 new.replace(place)
                 return True
@@ -135,12 +134,12 @@ class Mirror:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Within the block the bucket says that a process trains the run."""
+        """Mark the run as training, in the bucket, within the block."""
         with heartbeat.beating(self._fs, f"{self._root}/{HEARTBEAT}"):
             yield
 
     def is_running(self) -> bool:
-        """Whether a process has said within the last minutes that it trains the run."""
+        """Whether a process has written a heartbeat within the last minutes."""
         with explained(self.url, "read"):
             return heartbeat.is_beating(self._fs, f"{self._root}/{HEARTBEAT}")
 
@@ -162,33 +161,33 @@ class Mirror:
 
     def add(self, names: Sequence[str]) -> None:
         """Upload single files to the bucket, without claiming the run."""
-        manifest, here = self._read_manifest() or {}, self.files()
-        found = {name: here[name] for name in names if name in here}
-        files = manifest["files"] | found
-        self._put_named(manifest, found, {**manifest, "files": files})
+        manifest, local = self._read_manifest() or {}, self.files()
+        added = {name: local[name] for name in names if name in local}
+        files = manifest["files"] | added
+        self._put_named(manifest, added, {**manifest, "files": files})
 
     def _upload(self, manifest: Mapping[str, Any]) -> None:
-        known, here = manifest.get("files", {}), self.files()
-        changed = {x: of for x, of in here.items() if not _is_same(known, x, of)}
-        self._put_named(manifest, changed, {"writer": self._writer, "files": here})
-        if gone := [*known.keys() - here.keys()]:
+        uploaded, local = manifest.get("files", {}), self.files()
+        changed = {k: x for k, x in local.items() if not _is_same(uploaded, k, x)}
+        self._put_named(manifest, changed, {"writer": self._writer, "files": local})
+        if gone := [*uploaded.keys() - local.keys()]:
             with explained(self.url, "written"):
                 self._remove(gone)
 
     def _put_named(
         self, before: Mapping[str, Any], files: Mapping[str, dict], after: Mapping
     ) -> None:
-        """Upload files between the manifest of before and that of after.
+        """Upload files, and replace the manifest `before` by `after`.
 
-        Until the latter is there, what is at the name of a replaced file may be either:
-        the manifest says so, for whoever reads meanwhile or resumes after a kill.
+        In between a replaced file may have either content: the manifest lists both, for
+        readers and for a resume after a kill.
         """
-        replaced = {x: of for x, of in files.items() if x in before.get("files", {})}
+        replaced = {k: x for k, x in files.items() if k in before.get("files", {})}
         with explained(self.url, "written"):
             if replaced:
                 either = dict(before.get("replaced", {}))
-                for path, entry in replaced.items():
-                    either[path] = [*either.get(path, ()), entry]
+                for path, new_entry in replaced.items():
+                    either[path] = [*either.get(path, ()), new_entry]
                 writer = after.get("writer")
                 self._write_manifest({**before, "writer": writer, "replaced": either})
             self._put([*files])
@@ -196,13 +195,13 @@ class Mirror:
 
     def files(self) -> dict[str, dict]:
         """Return {path: manifest entry} of the local copy's files."""
-        found = {}
+        entries = {}
         for path in sorted(self.folder.rglob("*")):
             parts = path.relative_to(self.folder).parts
             hidden = any(part[0] == "." or part.endswith(PARTIAL) for part in parts)
             if path.is_file() and not hidden and path.name not in LARGE:
-                found["/".join(parts)] = self._entry(path)
-        return found
+                entries["/".join(parts)] = self._entry(path)
+        return entries
 
     def _entry(self, path: pathlib.Path) -> dict:
         """Manifest entry of a file; its digest is cached until the file changes."""
@@ -233,10 +232,10 @@ class Mirror:
 
     def _list_names(self) -> list[str]:
         try:
-            found = self._fs.ls(self._root, detail=False, refresh=True)
+            paths = self._fs.ls(self._root, detail=False, refresh=True)
         except FileNotFoundError:
             return []
-        names = (name.rpartition("/")[2] for name in found)
+        names = (name.rpartition("/")[2] for name in paths)
         return [name for name in names if name not in LEFT]
 
     def _get(self, paths: list[str], folder: pathlib.Path) -> None:
@@ -275,7 +274,7 @@ def _versions(manifest: Mapping[str, Any], path: str) -> list[dict]:
 
 @contextlib.contextmanager
 def _empty_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder that is empty at the begin of the block, and gone after it."""
+    """Create an empty folder for the block; remove it afterwards."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -293,12 +292,12 @@ def _remove_empty(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def explained(url: str, done: str) -> Iterator[None]:
-    """Turn errors of fsspec into one line that says what could not be `done`.
+    """Turn errors of fsspec into one line: what could not be `done`, and advice.
 
     Raises:
-      ImportError: where the package for its scheme is missing.
-      ValueError: for a scheme that there is not.
-      OSError: for anything else that fsspec and its packages raise.
+      ImportError: when the package for its scheme is missing.
+      ValueError: for an unknown scheme.
+      OSError: for any other error of fsspec and its packages.
     """
     scheme = url.partition("://")[0]
     try:
@@ -334,7 +333,7 @@ class RunFolder(NamedTuple):
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether the path is this process' own copy of a run in a bucket."""
+        """Whether the path is this process's copy of a run in a bucket."""
         return self.mirror is not None
 
     @contextlib.contextmanager
@@ -404,36 +403,38 @@ def refresh(mirror: Mirror) -> None:
 
 
 def fetch(
-    path: str | os.PathLike, wanted: Callable[[str], bool] | None = None
+    path: str | os.PathLike, is_wanted: Callable[[str], bool] | None = None
 ) -> pathlib.Path:
-    """A run for reading: of a URL a copy of it, or of the files that are wanted.
+    """A folder to read a run from: of a URL a local copy of the wanted files.
 
     Raises:
-      ValueError: where there is no run.
+      ValueError: when there is no run.
       OSError: when the bucket cannot be read.
     """
     if not is_url(path):
         return pathlib.Path(path)
-    return _fetch_copy(str(path), wanted).folder
+    return _fetch_copy(str(path), is_wanted).folder
 
 
 def _fetch_copy(
-    url: str, wanted: Callable[[str], bool] | None, process: int = 0
+    url: str, is_wanted: Callable[[str], bool] | None, process: int = 0
 ) -> Mirror:
     mirror = Mirror(url, copy_folder(url, process, use="read"))
     if not mirror.is_there():
         raise ValueError(f"{url} must be a run, got no {MANIFEST} there.")
     mirror.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(
-        locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
-    ):
-        refresh(mirror) if wanted is None else mirror.download(wanted)
+    lock = locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
+    with contextlib.closing(lock):
+        if is_wanted is None:
+            refresh(mirror)
+        else:
+            mirror.download(is_wanted)
         mark_running(mirror)
     return mirror
 
 
 def mark_running(mirror: Mirror) -> None:
-    """Say in a copy for reading whether the run in the bucket trains at present."""
+    """Mark a copy for reading if the run in the bucket is training."""
     if mirror.is_running():
         (mirror.folder / RUNNING).touch()
     else:
@@ -446,7 +447,7 @@ def is_reported(path: str) -> bool:
 
 
 def is_model(path: str) -> bool:
-    """Whether a file is of a stage's model, or says which stages there are."""
+    """Whether a file belongs to a stage's model, or is the config with the stages."""
     return path.rpartition("/")[2] in MODEL
 
 
@@ -454,7 +455,7 @@ def is_model(path: str) -> bool:
 def fetched_to_evaluate(
     workdir: str | os.PathLike, process: int = 0
 ) -> Iterator[pathlib.Path]:
-    """A copy of a run; what the block writes into it goes to the bucket.
+    """A copy of a run; changes that the block makes are uploaded.
 
     Args:
       process: number of this process, each of which has a copy; the first one uploads.
@@ -472,41 +473,40 @@ def fetched_to_evaluate(
 
 
 def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
-    """A folder of runs, for a list of them: of a URL copies of the files that such a
-    list reads, of every run in and below it.
+    """A folder of runs to list: of a URL a local copy of their reports.
 
     Raises:
       ValueError, OSError: when the bucket cannot be read.
     """
     if not is_url(folder):
         return pathlib.Path(folder)
-    url, place = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
-    place.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(locks.lock_to_write(place.parent, MARK, waits=True)):
+    url, copy = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
+    copy.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(locks.lock_to_write(copy.parent, MARK, waits=True)):
         names = _find_runs(url)
-        for path in place.rglob("config.json"):
-            if path.parent not in {place / name for name in names}:
+        for path in copy.rglob("config.json"):
+            if path.parent not in {copy / name for name in names}:
                 shutil.rmtree(path.parent)  # of a run that is gone
         for name in names:
-            mirror = Mirror(f"{url}/{name}" if name else url, place / name)
+            mirror = Mirror(f"{url}/{name}" if name else url, copy / name)
             mirror.folder.mkdir(parents=True, exist_ok=True)
             mirror.download(is_reported)
             mark_running(mirror)
-    return place
+    return copy
 
 
 def _find_runs(url: str) -> list[str]:
-    """Paths below a URL of the folders with a manifest; "" is the URL itself."""
+    """Paths of the runs below a URL; "" is the URL itself."""
     with explained(url, "opened"):
         import fsspec
 
         fs, root = fsspec.core.url_to_fs(url)
-    found = []
+    manifests = []
     with explained(url, "read"):
         fs.invalidate_cache()  # or a list stays as it was
         for depth in range(DEPTH + 1):
             pattern = "/".join([root, *["*"] * depth, MANIFEST])
-            found += fs.glob(pattern)
+            manifests += fs.glob(pattern)
     bare = root.strip("/")
-    inner = (x.strip("/").removeprefix(bare).strip("/") for x in found)
+    inner = (x.strip("/").removeprefix(bare).strip("/") for x in manifests)
     return [name.removesuffix(MANIFEST).strip("/") for name in inner]

@@ -1,4 +1,4 @@
-"""Finished stages: read and evaluated, without writing to them."""
+"""Finished stages: reading their models, and evaluating them again."""
 
 import contextlib
 import pathlib
@@ -31,8 +31,8 @@ class FinishedStage(NamedTuple):
     """Models of a finished stage."""
 
     networks: TrainedModels
-    handed_on: PyTree | None  # what stages that start from this one are given
-    begun: StageState | None  # of a federated stage
+    variables: PyTree | None  # for stages that start from this one
+    state: StageState | None  # of a federated stage
 
 
 def load_models(
@@ -72,20 +72,21 @@ def evaluate_experiment(
         check_end(workdir / name / "checkpoints", read_end(stage.trainer, rounds))
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders, changed=changed)
-    found = {}
+    evaluations = {}
     for name, end in _finished_stages(experiment, workdir):
         trainer, folder = experiment.stages[name].trainer, workdir / name
         with _if_writable(folder / RECORD):  # which runs of earlier versions lack
             write_model(folder, experiment.task, trainer, end.networks.variables)
-        found[name] = evaluate(evaluators, end.networks)
+        found = evaluate(evaluators, end.networks)
         with _if_writable(folder / RECORD):
-            add_calibration(folder, found[name])
-        if end.begun:
+            add_calibration(folder, found)
+        if end.state:
             rows = read_metrics(workdir / name)
-            found[name] = with_costs(found[name], evaluators, rows, end.begun, rounds)
+            found = with_costs(found, evaluators, rows, end.state, rounds)
+        evaluations[name] = found
         with _if_writable(folder / RECORD):
-            write_record(workdir, name, found[name])
-    result = {"methods": metrics_by_stage(found), **named_config(workdir)}
+            write_record(workdir, name, found)
+    result = {"methods": metrics_by_stage(evaluations), **named_config(workdir)}
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)
     show(report.result_table(result))
@@ -126,12 +127,12 @@ def _finished_stages(
     experiment: Experiment, workdir
 ) -> Iterator[tuple[str, FinishedStage]]:
     """Yield all finished stages in order, each read once."""
-    handed_on = {None: None}
-    wanted = {stage.init_from_stage for stage in experiment.stages.values()}
+    variables = {None: None}
+    start_stages = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
-        end = _read(experiment, name, workdir, handed_on[stage.init_from_stage])
-        if name in wanted:
-            handed_on[name] = end.handed_on
+        end = _read(experiment, name, workdir, variables[stage.init_from_stage])
+        if name in start_stages:
+            variables[name] = end.variables
         yield name, end
 
 
@@ -141,7 +142,7 @@ def variables_before(experiment, name, workdir) -> PyTree | None:
     if start is None:
         return None
     before = variables_before(experiment, start, workdir)
-    return _read(experiment, start, workdir, before).handed_on
+    return _read(experiment, start, workdir, before).variables
 
 
 def _read(
@@ -154,10 +155,12 @@ def _read(
         state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
         network, apply = trainer.global_model(state), trainer.apply_global
         return FinishedStage(TrainedModels(network, apply, None, apply), state, None)
-    begun = start_stage(experiment, trainer, before, folder, is_read_only=True)
-    begun.checkpointer.close()
-    server, sim = plain_server(begun.server), begun.sim
-    found = trained_models(experiment, trainer, sim, server, begun.store)
+    stage_state = start_stage(experiment, trainer, before, folder, is_read_only=True)
+    stage_state.checkpointer.close()
+    server, sim = plain_server(stage_state.server), stage_state.sim
+    models = trained_models(experiment, trainer, sim, server, stage_state.store)
     return FinishedStage(
-        found, trainer.global_model(server) if trainer.global_model else None, begun
+        models,
+        trainer.global_model(server) if trainer.global_model else None,
+        stage_state,
     )

@@ -27,8 +27,8 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
     """Folder of a local copy, in the cache folder.
 
     Args:
-      process: number of the process of a run, each of which has a copy of its own.
-      use: of what kind the copy is: "run" is written to.
+      process: number of the process; each has a copy.
+      use: kind of the copy; only "run" is written to.
     """
     url = url.rstrip("/")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
@@ -42,7 +42,7 @@ def _copies() -> pathlib.Path:
 
 
 def lasting_name(folder: pathlib.Path) -> str:
-    """A name of a folder that every start of a run has: its path.
+    """Name of a folder that is the same for every start of a run: its path.
 
     Of a copy of a run in a bucket it is the path below all copies, which is the same on
     every machine.

@@ -1,12 +1,11 @@
 """Sinks of a run's metrics: the contract, and the files that every run writes.
 
-A sink takes (round, {name: number}) and is closed once. It is given rounds from 0, as
-the loop has them; in all that it writes they count from 1.
+A sink takes (round, {name: number}) and is closed once. The loop counts rounds from 0,
+files count them from 1.
 
-A sink never decides what is measured. The files survive a kill at any moment: a line
-of metrics.jsonl is whole or dropped, summary.json is the old one or the new one, and a
-resumed run leaves the same lines as an uninterrupted one. Of several processes the
-first alone writes.
+The files survive a kill at any moment: a line of metrics.jsonl is whole or dropped,
+summary.json is the old one or the new one, and a resumed run leaves the same lines as
+an uninterrupted one. Only the first process writes.
 """
 
 import json
@@ -26,9 +25,9 @@ from fedfr_jax.json_files import read_json_lines
 class Sink(Protocol):
     """Receives the metrics of one round, which the loop counts from 0.
 
-    It may have `histograms(step, {name: [K]})`, which takes the cohort's numbers one by
-    one, `note(text)`, which says what is going on between rounds, and
-    `ends_call(step)`, which says whether a call of many rounds must end with `step`.
+    Optional methods: `histograms(step, {name: [K]})` takes the cohort's numbers,
+    `note(text)` shows a message between rounds, and `ends_call(step)` is True if a call
+    of many rounds must end with `step`.
     """
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...
@@ -53,17 +52,17 @@ class JsonlSink:
         """
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [
+        rows = [
             row
             for row in (read_jsonl(path) if path.exists() else [])
             if resume_step is None or row["round"] <= resume_step
         ]
-        write_text(path, "".join(_line(row) for row in kept))
+        write_text(path, "".join(_line(row) for row in rows))
         self._file = path.open("a", encoding="utf-8")
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         self._file.write(_line(_finite({"round": int(step) + 1, **scalars})))
-        # Flushed, a line outlives the process; only a power cut can still take it.
+        # Flushed, a line outlives the process, though not a power cut.
         self._file.flush()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from fedfr_jax.schema import check_choice
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import CentralTrainer, Stage
 
-# Keys that move the work between devices or say how often things are looked at.
+# Keys that place work on devices, or set how often checkpoints and evaluations are due.
 FREE = {
     "federation": (
         "checkpoint_every",
@@ -25,31 +25,31 @@ FREE = {
 def stage_config(name: str, stages: Mapping[str, Stage], config: Mapping) -> dict:
     """Part of a config that the stage `name` depends on.
 
-    That is its own row, what all stages share, and the same of the stage that it starts
-    from; not the other methods, nor evaluation, nor where data lie.
+    That is its own method, the sections that all stages share, and the same of the
+    stage that it starts from; not other methods, evaluation or paths of data.
     """
     stage, config = stages[name], without_places(config)
-    own = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
+    settings = {k: v for k, v in config.items() if k not in ("methods", "evaluation")}
     for section, keys in FREE.items():
-        kept = own.get(section) or {}
-        own[section] = {k: v for k, v in kept.items() if k not in keys}
+        values = settings.get(section) or {}
+        settings[section] = {k: v for k, v in values.items() if k not in keys}
     if isinstance(stage.trainer, CentralTrainer):
-        del own["federation"]
-    own["row"] = (config.get("methods") or {}).get(name)
+        del settings["federation"]
+    settings["row"] = (config.get("methods") or {}).get(name)
     if stage.init_from_stage:
-        own["start_from"] = stage_config(stage.init_from_stage, stages, config)
-    return own
+        settings["start_from"] = stage_config(stage.init_from_stage, stages, config)
+    return settings
 
 
 def with_followers(stages: Mapping[str, Stage], names: Collection[str]) -> set[str]:
     """`names` and all stages that start from one of them, directly or not."""
     for name in names:
         check_choice("--restart", name, stages)
-    found = set(names)
+    result = set(names)
     for name, stage in stages.items():  # a stage comes after the one it starts from
-        if stage.init_from_stage in found:
-            found.add(name)
-    return found
+        if stage.init_from_stage in result:
+            result.add(name)
+    return result
 
 
 def earlier_stages_of(
@@ -74,7 +74,7 @@ def first_difference(
         if section == but_for or before == now:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
-            found = first_difference(before, now)
-            return (f"{section}.{found[0]}", *found[1:])
+            key, before, now = first_difference(before, now)
+            return f"{section}.{key}", before, now
         return section, before, now
     return None

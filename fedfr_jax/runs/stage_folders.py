@@ -1,9 +1,9 @@
 """Stage folders: recorded settings, and which stages a changed config keeps.
 
-`<stage>/settings.json` is a record of what the stage in that folder was trained with.
-A stage that a config touches is renamed to `<stage>.old-<digest of its settings>` and
-trained anew; a config that comes back takes the folder of its stage back. One that asks
-for more rounds goes on, where that ends as so many rounds from the beginning.
+`<stage>/settings.json` records the settings that the stage was trained with. A stage
+whose settings change is renamed to `<stage>.old-<digest of its settings>` and trained
+anew; a return to the old settings restores that folder. A stage with more rounds than
+before resumes, if it then ends as one that had as many from the beginning.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
 RECORD, OLD = "settings.json", ".old"
-GOES_ON = " goes on from its last checkpoint"
-NAMED = "settings.sha256"  # in a checkpoint: digest of what it was trained with
+RESUMES = " goes on from its last checkpoint"
+DIGEST_FILE = "settings.sha256"  # in a checkpoint: digest of the stage's settings
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
@@ -55,39 +55,41 @@ def arrange(
     new: Mapping,
     restart: Collection[str],
     begun: Collection[str],
-    agree: Callable[[Collection[pathlib.Path]], None],
+    check_data: Callable[[Collection[pathlib.Path]], None],
 ) -> None:
     """Set aside the stages that `new` changes, restore those that fit, keep the others.
 
     Args:
       old: the config that the run was last started with, for stages without a record.
-      restart: names of stages that begin anew in any case.
-      begun, agree: as of `workdir.claim`.
+      restart: names of stages that are trained anew in any case.
+      begun, check_data: as of `workdir.claim`.
     """
-    wanted = {name: stage_config(name, stages, new) for name in stages}
-    kept = {name: _kept_settings(workdir, name, stages, old) for name in stages}
-    changes = _changes(workdir, stages, kept, wanted, {*restart})
-    lost, stay = changes.trained & changes.anew, changes.trained - changes.anew
-    both = without_places(old or {}), without_places(new)
-    difference = first_difference(*both) if old is not None else None
-    if difference is None and changes.touched:
-        name = next(name for name in stages if name in changes.touched)
-        difference = first_difference(kept[name], wanted[name])
-    if lost & changes.touched and not stay and not changes.back:
-        raise another_run(workdir, *difference, _reasons(changes))
-    agree([*(workdir / name for name in sorted(stay)), *changes.back.values()])
+    configured = {name: stage_config(name, stages, new) for name in stages}
+    recorded = {name: _kept_settings(workdir, name, stages, old) for name in stages}
+    changes = _changes(workdir, stages, recorded, configured, {*restart})
+    lost, unchanged = changes.trained & changes.anew, changes.trained - changes.anew
+    configs = without_places(old or {}), without_places(new)
+    difference = first_difference(*configs) if old is not None else None
+    if difference is None and changes.changed:
+        name = next(name for name in stages if name in changes.changed)
+        difference = first_difference(recorded[name], configured[name])
+    if lost & changes.changed and not unchanged and not changes.restored:
+        raise another_run(workdir, *difference, _longer_notes(changes))
+    reused = [workdir / name for name in sorted(unchanged)]
+    check_data([*reused, *changes.restored.values()])
     for name in changes.anew:
-        _set_aside(workdir / name, kept[name])
-        if name in changes.back:
-            changes.back[name].rename(workdir / name)
+        _set_aside(workdir / name, recorded[name])
+        if name in changes.restored:
+            changes.restored[name].rename(workdir / name)
     for name in stages:
         if name in begun or is_trained(workdir / name):
-            _adopt(workdir / name, wanted[name])
-    if lost or changes.touched or changes.back:
-        lost -= changes.back.keys()
-        text = _change_text(stages, stay, lost, changes.back, difference)
-        print(text + _reasons(changes), flush=True)
-    if unknown := [name for name in stages if name in stay and kept[name] is None]:
+            _record_settings(workdir / name, configured[name])
+    if lost or changes.changed or changes.restored:
+        lost -= changes.restored.keys()
+        text = _change_text(stages, unchanged, lost, changes.restored, difference)
+        print(text + _longer_notes(changes), flush=True)
+    unknown = [name for name in stages if name in unchanged and recorded[name] is None]
+    if unknown:
         print(
             f"{workdir} has no config.json: {', '.join(unknown)} are taken to be of "
             "this command's config, which nothing can compare.",
@@ -98,41 +100,41 @@ def arrange(
 class _Changes(NamedTuple):
     """Effect of a config on the stages of a run, by their names."""
 
-    trained: set[str]  # have a checkpoint
-    touched: set[str]  # of those, what the config changes
-    anew: set[str]  # have to leave their folders
-    back: Mapping[str, pathlib.Path]  # have been trained so before
-    notes: Mapping[str, str]  # on those that are to train longer
+    trained: set[str]  # with a checkpoint
+    changed: set[str]  # trained, with other settings than the config's
+    anew: set[str]  # to be set aside
+    restored: Mapping[str, pathlib.Path]  # set aside earlier, with these settings
+    notes: Mapping[str, str]  # on stages that are to train longer
 
 
-def _changes(workdir, stages, kept, wanted, restart) -> _Changes:
+def _changes(workdir, stages, recorded, configured, restart) -> _Changes:
     """Compare the settings that stages were trained with to the new ones."""
     trained = {name for name in stages if is_trained(workdir / name)}
-    changed = [name for name in stages if kept[name] not in (None, wanted[name])]
-    back, notes = {}, {}
+    changed = [x for x in stages if recorded[x] not in (None, configured[x])]
+    restored, notes = {}, {}
     for name in changed:
         if name in restart:
             continue
-        if found := _generation(workdir / name, wanted[name]):
-            back[name] = found
+        if folder := _find_set_aside(workdir / name, configured[name]):
+            restored[name] = folder
         elif name in trained:
-            notes[name] = _note_of_longer(stages[name], kept[name], wanted[name])
-    anew = restart | {name for name in changed if notes.get(name) != GOES_ON}
-    return _Changes(trained, trained & {*changed} - restart, anew, back, notes)
+            notes[name] = _longer_note(stages[name], recorded[name], configured[name])
+    anew = restart | {name for name in changed if notes.get(name) != RESUMES}
+    return _Changes(trained, trained & {*changed} - restart, anew, restored, notes)
 
 
-def _reasons(changes) -> str:
+def _longer_notes(changes) -> str:
     """Notes on the stages that are to train longer."""
     return "".join(f" {name}{note}." for name, note in changes.notes.items() if note)
 
 
-def _note_of_longer(stage, before, now) -> str:
+def _longer_note(stage, before, now) -> str:
     """Note on a stage that is to train longer; "" for any other change."""
     length = previous_length(stage, before, now)
     if length is None:
         return ""
-    why = restart_reason(stage, length)
-    return f" cannot go on from {length}: {why}" if why else GOES_ON
+    reason = restart_reason(stage, length)
+    return f" cannot go on from {length}: {reason}" if reason else RESUMES
 
 
 def another_run(
@@ -150,18 +152,18 @@ def check_stages(
 ) -> None:
     """Raise ValueError for a stage that was trained with other settings.
 
-    Its record says so, or its newest checkpoint, which names their digest.
+    They are in its record, and their digest in its newest checkpoint.
     """
     for name in stages:
-        folder, wanted = workdir / name, stage_config(name, stages, config)
+        folder, expected = workdir / name, stage_config(name, stages, config)
         record = read_record(folder)
-        kept = without_places(record.get("settings", wanted))
-        if found := first_difference(kept, wanted):
-            raise _other_settings(folder, *found)
-        digest = digest_json.digest_of(record.get("settings", wanted))
-        named = _named(folder)
-        if named not in (None, digest, *record.get("continues", ())):
-            raise _other_settings(folder, "settings with the digest", named, digest)
+        trained = without_places(record.get("settings", expected))
+        if difference := first_difference(trained, expected):
+            raise _other_settings(folder, *difference)
+        digest = digest_json.digest_of(record.get("settings", expected))
+        recorded = _checkpoint_digest(folder)
+        if recorded not in (None, digest, *record.get("continues", ())):
+            raise _other_settings(folder, "settings with the digest", recorded, digest)
 
 
 def _other_settings(folder, key, trained, configured) -> ValueError:
@@ -179,7 +181,7 @@ def _kept_settings(workdir, name, stages, old):
     return settings and without_places(settings)
 
 
-def _generation(folder, settings):
+def _find_set_aside(folder, settings):
     """Folder of the stage that was set aside with these settings, or None."""
     for path in sorted(folder.parent.iterdir()):
         if path.name.startswith(folder.name + OLD) and is_trained(path):
@@ -199,39 +201,39 @@ def _set_aside(folder, settings):
         shutil.rmtree(folder)
 
 
-def _adopt(folder, settings):
+def _record_settings(folder, settings):
     """Record new settings for a stage; its checkpoints may name earlier ones."""
-    record, named = read_record(folder), _named(folder)
-    if named and record.get("settings") != settings:
-        update_record(folder, continues=[*record.get("continues", ()), named])
+    record, recorded = read_record(folder), _checkpoint_digest(folder)
+    if recorded and record.get("settings") != settings:
+        update_record(folder, continues=[*record.get("continues", ()), recorded])
     update_record(folder, settings=settings)
 
 
 def _checkpoints(folder):
     """Numbers of a stage's checkpoints, ascending."""
-    found = (path.name for path in folder.glob("checkpoints/*/"))
-    return sorted(int(name) for name in found if name.isdecimal())
+    names = (path.name for path in folder.glob("checkpoints/*/"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _named(folder):
+def _checkpoint_digest(folder):
     """Settings digest in a stage's newest checkpoint; None without one."""
     for step in _checkpoints(folder)[-1:]:
-        path = folder / "checkpoints" / str(step) / "default" / NAMED
+        path = folder / "checkpoints" / str(step) / "default" / DIGEST_FILE
         return path.read_text().strip() if path.is_file() else None
     return None
 
 
-def _change_text(stages, stay, anew, back, difference) -> str:
+def _change_text(stages, unchanged, lost, restored, difference) -> str:
     """One line: the reason, and which stages are kept, restored and trained again."""
     listed = lambda names: ", ".join(name for name in stages if name in names) or "none"
     why = "Asked to restart"
     if difference:
         key, before, now = difference
         why = f"config.{key} was {before} and is {now}"
-    parts = [f"kept are {listed(stay)}"]
-    if back:
-        parts.append(f"taken back are {listed(back)}")
-    if anew:
-        parts.append(f"trained anew are {listed(anew)}, whose folders are now called *")
+    parts = [f"kept are {listed(unchanged)}"]
+    if restored:
+        parts.append(f"taken back are {listed(restored)}")
+    if lost:
+        parts.append(f"trained anew are {listed(lost)}, whose folders are now called *")
         parts[-1] += f"{OLD}-<digest of their settings>"
     return f"{why}: {'; '.join(parts)}."

@@ -1,7 +1,7 @@
 """Saved model of a stage, see `models.saved_model`.
 
-It is written before the stage is evaluated, so that a failing evaluation costs no
-model, and the calibration curve is added afterwards. A stage that trains on removes
+It is written before the stage is evaluated, so that a failed evaluation costs no model;
+the calibration curve is added afterwards. A stage that resumes training removes
 model.json first, as it would describe other weights.
 """
 
@@ -29,12 +29,12 @@ def write_model(
     """Write the model of the stage in `folder`, unless it exists.
 
     Args:
-      variables: of the model for everybody; None where there is none.
+      variables: of the global model; None if there is none.
     """
     variables = meshes.fetch(unpack(variables))  # by every process
     if not meshes.is_first_process() or (folder / RECORD).exists():
         return
-    model, how = trainer.model_config, task.preprocessing
+    model, preprocessing = trainer.model_config, task.preprocessing
     if model is not None:
         model = {k: v for k, v in model.items() if k != "conv_implementation"}
     record = {
@@ -44,16 +44,18 @@ def write_model(
         "image_shape": task.dataset.input_shape,
         "output": "features" if task.is_of_features else None,
         "classes": list(task.classes) or None,
-        "preprocessing": how and how._asdict(),
+        "preprocessing": preprocessing and preprocessing._asdict(),
         "version": library_version(),
         "commit": _commit(),
     }
     save_model(folder, variables, record)
 
 
-def add_calibration(folder: pathlib.Path, found: Mapping[str, Evaluation]) -> None:
+def add_calibration(
+    folder: pathlib.Path, evaluations: Mapping[str, Evaluation]
+) -> None:
     """Add the ROC on unseen identities to model.json, for thresholds."""
-    roc = found["generic"].curves.get("roc") if "generic" in found else None
+    roc = evaluations.get("generic", Evaluation()).curves.get("roc")
     if roc is None or not meshes.is_first_process() or not (folder / RECORD).exists():
         return
     record = digest_json.read(folder / RECORD)
@@ -73,8 +75,8 @@ def _commit() -> str | None:
     if not (ROOT / ".git").exists():
         return None
     try:
-        words = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError:  # no git
         return None
     return done.stdout.strip() or None

@@ -67,8 +67,8 @@ def start_stage(
     """Initialize a stage from `variables` or resume it, with autotuned settings.
 
     Args:
-      is_read_only: the stage has ended; its folder stays as it is.
-      is_mirrored: the folder is in this process' own copy of a run in a bucket.
+      is_read_only: the stage has ended; nothing is written to its folder.
+      is_mirrored: the folder is in this process's copy of a run in a bucket.
     """
     federation, mesh = experiment.federation, experiment.mesh
     table = place_examples(experiment.task.dataset, mesh)
@@ -87,8 +87,8 @@ def start_stage(
     if federation.clients_per_device == AUTO and first < read_end(
         trainer, federation.rounds
     ):
-        kept = folder / "lanes.json"
-        setting, sim = tune(make, server, store, implementations=trainers, kept=kept)
+        options = {"implementations": trainers, "choice_file": folder / "lanes.json"}
+        setting, sim = tune(make, server, store, **options)
         server = put_on_mesh(sim.mesh, server)
     return StageState(
         sim=with_counted_work(sim, server),

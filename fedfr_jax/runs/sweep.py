@@ -1,10 +1,10 @@
 """Sweeps: shared stages, model sizes, the results table.
 
 The results are in results.jsonl and results.csv, a row per run. Parameters are counted
-by three definitions: `params_backbone`, the network without its class vectors;
+by three definitions: `params_backbone`, the network without class vectors;
 `params_with_head`, with those of all trained classes; `params_active`, with those that
-one client's step uses, the public ones (of `class_sample_rate`, the mean over the
-epochs) and its own. A class vector has the size of the network's output, or of the
+one client's step uses: the client's, and the public ones (with `class_sample_rate` the
+mean over the epochs). A class vector has the size of the network's output, or of the
 input of its last layer.
 """
 
@@ -40,7 +40,7 @@ from fedfr_jax.types import (
 )
 
 FILE = "results.jsonl"
-MARK = "sweep of fedfr_jax\n"  # what the lock of a sweep's folder says
+MARK = "sweep of fedfr_jax\n"  # content of the lock file of a sweep's folder
 
 
 def read(folder: pathlib.Path) -> dict[str, dict]:
@@ -82,27 +82,28 @@ def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
     Returns:
       {"stage, setting": {evaluator: {metric: one value per seed}}}.
     """
-    found = {}
+    result = {}
     for changes, row in rows:
         metrics = [key for key in row if key.count("/") == 2]
         if not metrics or "error" in row:
             continue
-        own = [f"{k.rpartition('.')[2]}={v}" for k, v in changes.items() if k != "seed"]
+        settings = {k.rpartition(".")[2]: v for k, v in changes.items() if k != "seed"}
+        parts = [f"{key}={value}" for key, value in settings.items()]
         is_one = len({key.partition("/")[0] for key in metrics}) == 1
         for key in metrics:
             stage, evaluator, metric = key.split("/")
-            name = ", ".join(own if is_one and own else [stage, *own])
-            setting = found.setdefault(name, {})
-            setting.setdefault(evaluator, {}).setdefault(metric, []).append(row[key])
-    return found
+            name = ", ".join(parts if is_one and parts else [stage, *parts])
+            evaluators = result.setdefault(name, {})
+            evaluators.setdefault(evaluator, {}).setdefault(metric, []).append(row[key])
+    return result
 
 
 def metric_names(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """Numbers of a run's summary, {"stage/evaluator/metric": number}."""
     return {
         f"{stage}/{evaluator}/{metric}": value
-        for stage, found in summary["methods"].items()
-        for evaluator, metrics in found.items()
+        for stage, evaluators in summary["methods"].items()
+        for evaluator, metrics in evaluators.items()
         for metric, value in metrics.items()
         if isinstance(value, int | float | None)
     }
@@ -139,18 +140,21 @@ def count_sizes(experiment: Experiment) -> RunSizes:
     backbone, rows = trees.count(variables["params"]), trees.count(whole["params"])
     if rows == backbone:  # logits: the head is the last layer
         head = trees.count(last_layer(variables["params"]))
-        sizes = backbone - head, backbone, backbone
         return RunSizes(
-            *sizes, num_identities=width, flops=PASSES * forward_flops(network)
+            params_backbone=backbone - head,
+            params_with_head=backbone,
+            params_active=backbone,
+            num_identities=width,
+            flops=PASSES * forward_flops(network),
         )
-    public, drawn = _public_classes(trainer, (rows - backbone) // width)
-    own = experiment.task.population.num_classes
-    everybody, active = public + int(own.sum()), drawn + int(own.max())
+    public, sampled = _public_classes(trainer, (rows - backbone) // width)
+    num_classes = experiment.task.population.num_classes  # [N]
+    total, active = public + int(num_classes.sum()), sampled + int(num_classes.max())
     return RunSizes(
         params_backbone=backbone,
-        params_with_head=backbone + width * everybody,
+        params_with_head=backbone + width * total,
         params_active=backbone + width * active,
-        num_identities=everybody,
+        num_identities=total,
         flops=PASSES * forward_flops(network, width * active),
     )
 
@@ -174,44 +178,43 @@ def last_layer(params: Mapping[str, PyTree]) -> PyTree:
 
 def images_seen(experiment: Experiment, folder: pathlib.Path) -> int:
     """Images of all steps of all stages of a finished run, with repetitions."""
-    seen = 0
+    total = 0
     for name, stage in experiment.stages.items():
         if isinstance(stage.trainer, CentralTrainer):
-            seen += stage.trainer.settings.epochs * stage.trainer.num_rows
+            total += stage.trainer.settings.epochs * stage.trainer.num_rows
         else:
             rows = read_jsonl(folder / name / "clients.jsonl")
             steps = sum(sum(row["steps"]) for row in rows)
-            seen += int(steps) * experiment.batching.batch_size
-    return seen
+            total += int(steps) * experiment.batching.batch_size
+    return total
 
 
 def size_columns(experiment: Experiment, folder: pathlib.Path) -> dict[str, int]:
     """Size columns of a finished run in `folder`."""
-    sizes, seen = count_sizes(experiment), images_seen(experiment, folder)
+    sizes, num_seen = count_sizes(experiment), images_seen(experiment, folder)
     return {
         **sizes._asdict(),
         "num_images": experiment.task.dataset.num_examples,
-        "num_images_seen": seen,
-        "flops": sizes.flops * seen,
+        "num_images_seen": num_seen,
+        "flops": sizes.flops * num_seen,
     }
 
 
 def reuse_stages(
     experiment: Experiment, folder: pathlib.Path, changed: str | None = None
 ) -> None:
-    """Copy into `folder` every stage that a run beside it has finished.
+    """Copy finished stages of sibling runs into `folder`.
 
-    That is one whose training depends on the same settings, and whose networks are
-    evaluated the same.
+    Their training must depend on the same settings, and their evaluation be the same.
 
     Args:
-      folder: of the run, with its config; runs beside it are its siblings.
+      folder: of the run, with its config; its siblings are in the same folder.
       changed: as of `data_digest.check`.
     """
-    own = digest_json.read(folder / CONFIG)
+    config = digest_json.read(folder / CONFIG)
     for name in experiment.stages:
         if not is_trained(folder / name):
-            for other in _finished_stages(experiment, name, own, folder):
+            for other in _finished_stages(experiment, name, config, folder):
                 data_digest.check(experiment.task, [other / name], changed=changed)
                 draft = folder / f"{name}.tmp"
                 shutil.rmtree(draft, ignore_errors=True)
@@ -223,19 +226,19 @@ def reuse_stages(
 
 
 def _finished_stages(
-    experiment: Experiment, name: str, own: Mapping, folder: pathlib.Path
+    experiment: Experiment, name: str, config: Mapping, folder: pathlib.Path
 ) -> Iterator[pathlib.Path]:
     """Folders of other runs that have this stage finished."""
     stages = experiment.stages
     end = read_end(stages[name].trainer, experiment.federation.rounds)
-    needs = stage_config(name, stages, own), own.get("evaluation") or {}
+    needs = stage_config(name, stages, config), config.get("evaluation") or {}
     for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
         other = path.parent
         if other == folder or not (other / name).is_dir():
             continue
         with contextlib.suppress(ValueError):  # not at its end, or damaged
-            config = digest_json.read(path)
-            evaluation = config.get("evaluation") or {}
-            if (stage_config(name, stages, config), evaluation) == needs:
+            other_config = digest_json.read(path)
+            evaluation = other_config.get("evaluation") or {}
+            if (stage_config(name, stages, other_config), evaluation) == needs:
                 check_end(other / name / "checkpoints", end)
                 yield other

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 MAX_SHOWN = 4  # evaluated metrics in the live view
 
 
-class StageFacts(NamedTuple):
-    """Clients, batch size and examples of a round or an epoch."""
+class StageSizes(NamedTuple):
+    """Sizes of a round or an epoch, from which a view computes speeds."""
 
     clients: int = 0  # of a cohort; 0 of central training
     batch_size: int = 0
     examples: int = 0  # of an epoch
 
 
-NO_FACTS = StageFacts()
+NO_SIZES = StageSizes()
 
 
 class LineView:
@@ -37,9 +37,9 @@ class LineView:
 
         Args:
           total: rounds of the whole run.
-          name: what is running.
+          name: of the stage.
           metrics: names to show, in this order; () shows all.
-          every_seconds: least time between two lines; the last round is always shown.
+          every_seconds: minimum between two lines; the last round is always shown.
           console: a rich Console; None takes standard output.
         """
         from rich.console import Console
@@ -80,7 +80,7 @@ class LiveView:
         *,
         name: str = "rounds",
         metrics: tuple[str, ...] = (),
-        facts: StageFacts = NO_FACTS,
+        sizes: StageSizes = NO_SIZES,
         console: Any = None,
     ):
         """Open the view; the arguments are those of `LineView`."""
@@ -89,7 +89,7 @@ class LiveView:
 
         self._bar = _bar()
         self._task = self._bar.add_task(name, total=total)
-        self._metrics, self._facts = metrics, facts
+        self._metrics, self._sizes = metrics, sizes
         self._numbers, self._speed, self._evaluated = "starting", "", ""
         self._then = time.monotonic()
         self._live = Live(
@@ -103,10 +103,8 @@ class LiveView:
         from rich.console import Group
         from rich.text import Text
 
-        words = (self._numbers, self._speed, self._evaluated)
-        lines = [
-            Text(f"  {line}", style="dim", overflow="fold") for line in words if line
-        ]
+        texts = filter(None, (self._numbers, self._speed, self._evaluated))
+        lines = [Text(f"  {text}", style="dim", overflow="fold") for text in texts]
         return Group(self._bar, *lines)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -116,7 +114,7 @@ class LiveView:
         if epsilon := scalars.get("epsilon"):
             self._numbers += f"  epsilon {epsilon:.3g}"
         seconds = scalars.get("seconds", seconds)
-        self._speed = "  ".join([*speeds(scalars, self._facts, seconds), memory_text()])
+        self._speed = "  ".join([*speeds(scalars, self._sizes, seconds), memory_text()])
         evaluated = {k: x for k, x in scalars.items() if "/" in k}
         if evaluated:
             shown = tuple(evaluated)[:MAX_SHOWN]
@@ -150,7 +148,7 @@ def open_view(
     *,
     name: str,
     metrics: tuple[str, ...] = (),
-    facts: StageFacts = NO_FACTS,
+    sizes: StageSizes = NO_SIZES,
     console: Any = None,
 ):
     """Open the view `kind`: auto, lines or quiet; auto is live on a terminal."""
@@ -160,8 +158,7 @@ def open_view(
         return QuietView()
     console = console or Console()
     if kind == "auto" and console.is_terminal:
-        given = {"name": name, "metrics": metrics, "facts": facts}
-        return LiveView(total, **given, console=console)
+        return LiveView(total, name=name, metrics=metrics, sizes=sizes, console=console)
     return LineView(total, name=name, metrics=metrics, console=console)
 
 
@@ -176,17 +173,17 @@ def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
 
 
 def speeds(
-    scalars: Mapping[str, float], facts: StageFacts, seconds: float
+    scalars: Mapping[str, float], sizes: StageSizes, seconds: float
 ) -> list[str]:
     """Clients and images per second, as far as they are known.
 
-    >>> speeds({"steps": 5.0}, StageFacts(clients=8, batch_size=10), 2.0)
+    >>> speeds({"steps": 5.0}, StageSizes(clients=8, batch_size=10), 2.0)
     ['4 clients/s', '200 images/s']
     """
-    examples = facts.examples
-    examples = examples or scalars.get("steps", 0) * facts.clients * facts.batch_size
-    found = [f"{facts.clients / seconds:.3g} clients/s"] if facts.clients else []
-    return found + ([f"{examples / seconds:.3g} images/s"] if examples else [])
+    examples = sizes.examples
+    examples = examples or scalars.get("steps", 0) * sizes.clients * sizes.batch_size
+    parts = [f"{sizes.clients / seconds:.3g} clients/s"] if sizes.clients else []
+    return parts + ([f"{examples / seconds:.3g} images/s"] if examples else [])
 
 
 def memory_text() -> str:
@@ -194,13 +191,12 @@ def memory_text() -> str:
     import jax
 
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    most = max(of.get("peak_bytes_in_use", 0) for of in stats)
-    where = "device"
-    if not most:
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        where = "memory"
-    return f"{where} {most / 2**30:.2f} GiB"
+    peak = max(x.get("peak_bytes_in_use", 0) for x in stats)
+    if peak:
+        return f"device {peak / 2**30:.2f} GiB"
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return f"memory {peak / 2**30:.2f} GiB"
 
 
 def _bar():

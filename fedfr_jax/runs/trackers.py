@@ -25,11 +25,11 @@ from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs.scratch import lasting_name
 from fedfr_jax.runs.sinks import JsonlSink, Sink
-from fedfr_jax.runs.terminal import NO_FACTS, StageFacts, open_view
+from fedfr_jax.runs.terminal import NO_SIZES, StageSizes, open_view
 
-CLIENTS = "clients"  # prefix of what is one number per client
+CLIENTS = "clients"  # prefix of numbers per client
 NUM_BINS = 30  # of a histogram
-PROJECT = "fedfr"  # where a tracker's own variables name none
+PROJECT = "fedfr"  # unless the tracker's environment variables name another
 QUANTILES = (10, 50, 90)  # percent, for trackers without histograms
 
 
@@ -37,7 +37,7 @@ class StageRun(NamedTuple):
     """Stage of a run, whose numbers a sink receives."""
 
     folder: pathlib.Path  # of the stage, in the run directory
-    first_round: int = 0  # the round to come: what is known of it is forgotten
+    first_round: int = 0  # the round to come; later lines are dropped
 
     @property
     def name(self) -> str:
@@ -97,8 +97,8 @@ class TensorBoardSink:
         self._writer = None
         if (open_writer := _summary_writer()) is not None:
             first = None if resume_step is None else resume_step + 1
-            own = {"purge_step": first, "filename_suffix": suffix}
-            self._writer = open_writer(str(folder), **own)
+            options = {"purge_step": first, "filename_suffix": suffix}
+            self._writer = open_writer(str(folder), **options)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._writer is None:
@@ -124,14 +124,13 @@ class TensorBoardSink:
             self._writer.close()
 
 
-@functools.cache  # a run has a sink per stage, and says so once
+@functools.cache  # a run has a sink per stage, and prints the note once
 def _summary_writer():
     """tensorboardX's SummaryWriter, or None."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
-        hint = "pip install 'fedfr_jax[tensorboard]' to have them."
-        print(f"No TensorBoard scalars: {hint}")
+        print("No TensorBoard scalars: pip install 'fedfr_jax[tensorboard]' for them.")
         return None
     return SummaryWriter
 
@@ -245,12 +244,12 @@ class TrackerSink:
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         numbers = {}
-        for name, of in values.items():
+        for name, per_client in values.items():
             if self._histogram:
-                numbers[f"{CLIENTS}/{name}"] = self._histogram(of)
+                numbers[f"{CLIENTS}/{name}"] = self._histogram(per_client)
                 continue
             for percent in QUANTILES:
-                value = float(np.percentile(of, percent))
+                value = float(np.percentile(per_client, percent))
                 numbers[f"{CLIENTS}/{name}_p{percent}"] = value
         self._log(numbers, int(step) + 1)
 
@@ -275,7 +274,7 @@ def wandb(run: StageRun) -> Sink:
     """Log a run of Weights & Biases per stage, in a group per run directory."""
     with _optional("wandb"):
         import wandb
-    made = wandb.init(
+    tracker = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
         group=run.folder.parent.name,
@@ -285,15 +284,15 @@ def wandb(run: StageRun) -> Sink:
         dir=str(run.folder),
         reinit="create_new",
     )
-    log = lambda numbers, step: made.log(numbers, step=step)
-    return TrackerSink(log, made.finish, wandb.Histogram)
+    log = lambda numbers, step: tracker.log(numbers, step=step)
+    return TrackerSink(log, tracker.finish, wandb.Histogram)
 
 
 def trackio(run: StageRun) -> Sink:
     """Log a run of Trackio per stage."""
     with _optional("trackio"):
         import trackio
-    made = trackio.init(
+    tracker = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
         name=run.name.replace("/", "-"),
         group=run.folder.parent.name,
@@ -301,8 +300,8 @@ def trackio(run: StageRun) -> Sink:
         resume="allow",
         embed=False,
     )
-    log = lambda numbers, step: made.log(numbers, step=step)
-    return TrackerSink(log, made.finish, trackio.Histogram)
+    log = lambda numbers, step: tracker.log(numbers, step=step)
+    return TrackerSink(log, tracker.finish, trackio.Histogram)
 
 
 def mlflow(run: StageRun) -> Sink:
@@ -314,18 +313,17 @@ def mlflow(run: StageRun) -> Sink:
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
     query = f"tags.fedfr_id = '{run.id}'"
-    known = client.search_runs([number], query)
-    tags = {"fedfr_id": run.id}
-    made = (
-        known[0] if known else client.create_run(number, run_name=run.name, tags=tags)
-    )
-    number = made.info.run_id
+    runs = client.search_runs([number], query)
+    if not runs:
+        tags = {"fedfr_id": run.id}
+        runs = [client.create_run(number, run_name=run.name, tags=tags)]
+    run_id = runs[0].info.run_id
 
     def log(numbers: dict, step: int) -> None:
         for name, value in numbers.items():
-            client.log_metric(number, tag(name), value, step=step)
+            client.log_metric(run_id, tag(name), value, step=step)
 
-    return TrackerSink(log, lambda: client.set_terminated(number))
+    return TrackerSink(log, lambda: client.set_terminated(run_id))
 
 
 @contextlib.contextmanager
@@ -349,7 +347,7 @@ SINKS = {
 }
 
 
-FILES = ("jsonl", "csv")  # a row per round, which is written once
+FILES = ("jsonl", "csv")  # sinks with a row per round, which is written once
 
 
 def register_sink(name: str, factory: Callable[[StageRun], Sink]) -> None:
@@ -366,16 +364,16 @@ def open_sinks(
     *,
     shown: tuple[str, ...] = ("loss", "seconds"),
     logging: Logging = DEFAULT_LOGGING,
-    facts: StageFacts = NO_FACTS,
+    sizes: StageSizes = NO_SIZES,
 ) -> Iterator[list[Sink]]:
     """Open metrics.jsonl, other sinks and the view of a stage; close them at the end.
 
     Args:
-      name: what is running.
+      name: of the stage, for the view.
       total: rounds of the whole stage.
       first: the round to come.
       shown: numbers of the live progress; () shows all.
-      facts: what a round trains on, for its speed.
+      sizes: sizes of a round, for its speed.
     """
     if not meshes.is_first_process():
         yield []
@@ -386,7 +384,7 @@ def open_sinks(
         for kind in dict.fromkeys(["jsonl", *logging.sinks]):
             sinks.append(SINKS[kind](run))
             stack.callback(sinks[-1].close)
-        view = open_view(logging.view, total, name=name, metrics=shown, facts=facts)
+        view = open_view(logging.view, total, name=name, metrics=shown, sizes=sizes)
         stack.callback(view.close)
         if logging.trace:
             sinks.append(TraceSink(folder / "tensorboard", logging.trace, first))

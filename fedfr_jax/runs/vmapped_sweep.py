@@ -49,15 +49,15 @@ def train_members(members: Sequence[SweepMember]) -> None:
     ends = [{} for _ in members]
     for name, stage in members[0].experiment.stages.items():
         if isinstance(stage.trainer, CentralTrainer):
-            for member, of in zip(members, ends, strict=True):
+            for member, variables in zip(members, ends, strict=True):
                 reuse_stages(member.experiment, member.folder, member.changed)
                 _keep_data(member, name)
-                of[name] = _central(member, name)
+                variables[name] = _train_central(member, name)
         else:
-            before = [of.get(stage.init_from_stage) for of in ends]
+            starts = [variables.get(stage.init_from_stage) for variables in ends]
             for member in members:
                 _keep_data(member, name)
-            train_stage(members, name, before)
+            train_stage(members, name, starts)
     share = (time.perf_counter() - started) / len(members)
     for member in members:
         _add_seconds(member.folder / "seconds.json", share)
@@ -66,15 +66,14 @@ def train_members(members: Sequence[SweepMember]) -> None:
 def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
     """Group the members that have the same clients and examples, in order.
 
-    A split that follows the seed is another one for every seed.
+    A split that depends on the seed differs for every seed.
     """
     groups = []
     for member in members:
-        same = [
-            group for group in groups if _is_equal(_split(group[0]), _split(member))
-        ]
-        if same:
-            same[0].append(member)
+        for group in groups:
+            if _is_equal(_split(group[0]), _split(member)):
+                group.append(member)
+                break
         else:
             groups.append([member])
     return groups
@@ -100,10 +99,9 @@ def check_program(first: Experiment) -> None:
             "the task must support traced hyperparameters to train runs together, got "
             "one that does not."
         )
-    if any(
-        stage.init_from_stage not in (None, *_centrals(first))
-        for stage in _stages(first)
-    ):
+    stages = first.stages
+    central = [k for k, x in stages.items() if isinstance(x.trainer, CentralTrainer)]
+    if any(x.init_from_stage not in (None, *central) for x in stages.values()):
         raise ValueError(
             "stages must start from central stages to train runs together, got others."
         )
@@ -114,20 +112,11 @@ def check_program(first: Experiment) -> None:
         )
 
 
-def _stages(experiment):
-    return experiment.stages.values()
-
-
-def _centrals(experiment):
-    stages = experiment.stages.items()
-    return [name for name, stage in stages if isinstance(stage.trainer, CentralTrainer)]
-
-
 def _keep_data(member: SweepMember, name: str) -> None:
     data_digest.keep(member.experiment.task, [member.folder / name])
 
 
-def _central(member: SweepMember, name: str) -> PyTree:
+def _train_central(member: SweepMember, name: str) -> PyTree:
     """Train a central stage of one run; return its final variables."""
     experiment = member.experiment
     trainer = experiment.stages[name].trainer
@@ -136,7 +125,7 @@ def _central(member: SweepMember, name: str) -> PyTree:
 
 
 def train_stage(
-    members: Sequence[SweepMember], name: str, before: Sequence[PyTree | None]
+    members: Sequence[SweepMember], name: str, starts: Sequence[PyTree | None]
 ) -> None:
     """Train a federated stage of all members up to their last common round."""
     experiments = [member.experiment for member in members]
@@ -154,42 +143,46 @@ def train_stage(
         **federation.options_of(trainers[0], first.task.population.num_clients),
     )
     with contextlib.ExitStack() as stack:
-        begun = [
+        resumed = [
             loop.resume(
                 sim,
                 start_simulation(sim, trainer.init_variables(variables)),
                 member.folder / name,
             )
             for sim, trainer, variables, member in zip(
-                runs.sims, trainers, before, members, strict=True
+                runs.sims, trainers, starts, members, strict=True
             )
         ]
-        for one in begun:
-            stack.callback(one.checkpointer.close)
-        rounds = {one.next_round for one in begun}
+        for run in resumed:
+            stack.callback(run.checkpointer.close)
+        rounds = {run.next_round for run in resumed}
         if len(rounds) > 1:
             raise ValueError(
                 "runs must all be at the same round to train together, got "
                 f"{sorted(rounds)}."
             )
-        (at,) = rounds
-        given = [sim.accountant for sim in runs.sims]
-        end = min(affordable_rounds(x, federation.rounds) for x in given)
-        if at >= end:
+        (first_round,) = rounds
+        accountants = [sim.accountant for sim in runs.sims]
+        end = min(affordable_rounds(x, federation.rounds) for x in accountants)
+        if first_round >= end:
             return
         for member in members:
             forget_model(member.folder / name)
-        servers = jax.tree.map(lambda *x: jnp.stack(x), *[one.server for one in begun])
-        keepers = [
-            stack.enter_context(_keeper(member, name, sim, one, one is begun[0]))
-            for member, sim, one in zip(members, runs.sims, begun, strict=True)
+        servers = jax.tree.map(
+            lambda *x: jnp.stack(x), *[run.server for run in resumed]
+        )
+        outputs = [
+            stack.enter_context(
+                _open_outputs(member, name, sim, run, run is resumed[0])
+            )
+            for member, sim, run in zip(members, runs.sims, resumed, strict=True)
         ]
         servers = jax.device_put(servers, placement(mesh, servers, None))
-        loop.train_sweep(runs, servers, keepers, at, end)
+        loop.train_sweep(runs, servers, outputs, first_round, end)
 
 
 @contextlib.contextmanager
-def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
+def _open_outputs(member, name, sim, run: loop.RestoredRun, is_shown: bool):
     """Open the outputs of a member's rounds; one member shows the progress of all."""
     experiment, folder = member.experiment, member.folder / name
     federation = experiment.federation
@@ -197,16 +190,16 @@ def _keeper(member, name, sim, begun: loop.RestoredRun, is_shown: bool):
         logging = Logging(view="auto" if is_shown else "quiet")
         title, rounds = f"{name}, together", federation.rounds
         sinks = stack.enter_context(
-            open_sinks(folder, title, rounds, begun.next_round, logging=logging)
+            open_sinks(folder, title, rounds, run.next_round, logging=logging)
         )
         yield loop.RunOutputs(
-            begun.store,
-            begun.checkpointer,
+            run.store,
+            run.checkpointer,
             evaluators_during_training(
                 experiment, experiment.stages[name].trainer, sim
             ),
             sinks,
-            stack.enter_context(open_client_log(folder, begun.next_round)),
+            stack.enter_context(open_client_log(folder, run.next_round)),
             loop.intervals(federation),
         )
 

@@ -20,9 +20,9 @@ from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
 CONFIG = "config.json"
-MARK = "run directory of fedfr_jax\n"  # what its lock says
+MARK = "run directory of fedfr_jax\n"  # content of its lock file
 SIGN = "*/checkpoints/*/default/SHA256SUMS"  # in a stage's folder
-# What a shell, a scheduler or a file manager may put into a folder before a run does.
+# Files that a shell, a scheduler or a file manager may leave in a run's folder.
 IGNORED = ("desktop.ini", "Thumbs.db")
 IGNORED_SUFFIXES = (".log", ".out", ".err")
 
@@ -38,7 +38,7 @@ class ElapsedTime:
         """Total seconds so far, which are also saved.
 
         Args:
-          uses: {purpose: seconds}, earlier ones included.
+          uses: {use: seconds}, including earlier starts.
         """
         total = self._before + time.perf_counter() - self._started
         self.uses = self.uses if uses is None else {**uses}
@@ -58,7 +58,7 @@ def read_seconds(path):
 
 
 def _read_uses(path) -> dict[str, float]:
-    """{what for: seconds} in the file of a run; none of a damaged one."""
+    """{use: seconds} in the file of a run; {} if it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return {use: float(x) for use, x in read_json(path)["uses"].items()}
     return {}
@@ -83,26 +83,25 @@ def claim(
     but_for: str = "",
     restart: Collection[str] = (),
     begun: Collection[str] | None = None,
-    agree: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
+    check_data: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
     """Store `config` (JSON lines) in the run directory, and lock it.
 
     Args:
-      stages: those of the config: it may differ from the one before in what leaves a
-        trained stage as it is; the stages that it touches begin anew.
+      stages: of the config; those whose settings have changed are trained anew.
       is_fresh: empty the folder first, once it is locked.
       but_for: name of a top-level section that may differ.
-      restart: names of stages that begin anew, with those that start from them.
+      restart: names of stages to train anew, with those that start from them.
       begun: names of the stages that are to be trained now; None: all.
-      agree: is called with the folders of stages that stay or are taken back, before
-        anything is changed, and raises ValueError where they do not fit the run.
+      check_data: called with the folders of stages that are kept or restored, before
+        anything is changed; raises ValueError if the data do not fit them.
 
     Returns:
       The lock, held as long as the object lives.
 
     Raises:
-      ValueError: when the folder has other things than a run, belongs to another config
-        (naming the first line that differs) or another process uses it.
+      ValueError: when the folder has other contents than a run, belongs to another
+        config (names the first key that differs) or another process uses it.
     """
     if stages:
         restart = with_followers(stages, restart)
@@ -115,7 +114,7 @@ def claim(
         old, new = kept_config(workdir), json.loads(config)
         if stages:
             begun = stages if begun is None else begun
-            stage_folders.arrange(workdir, stages, old, new, restart, begun, agree)
+            stage_folders.arrange(workdir, stages, old, new, restart, begun, check_data)
         elif old is not None:
             check_config(workdir, new, but_for)
         if old is None or stages:
@@ -127,16 +126,16 @@ def claim(
 
 
 def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
-    """Raise ValueError for a folder with other contents than `mark` says.
+    """Raise ValueError for a folder that is neither empty nor marked.
 
     Args:
-      mark: what its lock says.
-      sign: pattern of a file that shows it where there is no such lock, as in a copy
-        or of an earlier version; so does the digest of a config.
+      mark: content of its lock file.
+      sign: pattern of a file that marks a folder without such a lock, such as a copy or
+        one of an earlier version; a config with a digest marks it as well.
     """
-    others = _contents(folder) if folder.is_dir() else []
-    if others and not _is_marked(folder, mark, sign):
-        names = ", ".join(sorted(path.name for path in others)[:3])
+    contents = _contents(folder) if folder.is_dir() else []
+    if contents and not _is_marked(folder, mark, sign):
+        names = ", ".join(sorted(path.name for path in contents)[:3])
         raise ValueError(
             f"{folder} must be empty or a {mark.strip()}, got a folder with {names}. "
             "Use another --workdir."
@@ -144,10 +143,10 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
 
 
 def _is_marked(folder, mark, sign):
-    found = locks.lock_mark(folder)
-    if found:
-        return found == mark
-    if found is not None and (folder / CONFIG).exists():  # of an earlier version
+    lock_mark = locks.lock_mark(folder)
+    if lock_mark:
+        return lock_mark == mark
+    if lock_mark is not None and (folder / CONFIG).exists():  # of an earlier version
         return True
     with contextlib.suppress(OSError, ValueError):
         if digest_json.DIGEST in read_json(folder / CONFIG):
@@ -190,9 +189,9 @@ def named_config(workdir: pathlib.Path) -> dict[str, str]:
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
     """Raise ValueError for the first key in which the stored config differs."""
     both = without_places(kept_config(workdir)), without_places(config)
-    found = first_difference(*both, but_for)
-    if found:
-        key, before, now = found
+    difference = first_difference(*both, but_for)
+    if difference:
+        key, before, now = difference
         raise ValueError(
             f"{workdir} must have the config of this command, got {key} {before} "
             f"there and {now} here. Use another --workdir, or omit --config to use the "

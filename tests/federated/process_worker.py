@@ -178,7 +178,7 @@ def choose(make, server, store, folder):
     for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
         os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
         asked, said = [], []
-        _, sim = autotune.tune(make, server, store, kept=own, say=said.append)
+        _, sim = autotune.tune(make, server, store, choice_file=own, say=said.append)
         facts.append([asked, sim.clients_per_device, len(said)])
     (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
     return sim

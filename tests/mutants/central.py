@@ -127,6 +127,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/runs/central_stage.py",
         "runs/test_class_tables.py",
-        [("np.asarray(saved)[old[known]]", "np.asarray(saved)[known]")],
+        [("np.asarray(saved)[old[kept_classes]]", "np.asarray(saved)[kept_classes]")],
     ),
 ]

@@ -38,7 +38,7 @@ MUTANTS = [
         "deploy/test_network.py",
         [
             ("        forget_model(folder)\n", "        pass\n"),
-            ("    add_calibration(folder, found)\n", ""),
+            ("    add_calibration(folder, evaluations)\n", ""),
         ],
     ),
     Mutants(
@@ -161,27 +161,35 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/runs/experiment.py",
         "runs/test_costs.py",
-        [("if lost := set(range(1, rounds + 1)) -", "if lost := set() -")],
+        [
+            (
+                "if missing := sorted({*range(1, rounds + 1)} -",
+                "if missing := sorted(set() -",
+            )
+        ],
     ),
     Mutants(
         "fedfr_jax/runs/stage_folders.py",
         "runs/test_workdir.py",
         [
             ("anew = restart | {", "anew = {"),
-            ("        if name in changes.back:", "        if False:"),
+            ("        if name in changes.restored:", "        if False:"),
             ("        if settings:\n", "        if False:\n"),
-            ("if named not in (None, digest,", "if named in (0, digest,"),
-            ("kept[name] not in (None, wanted[name])", "kept[name] != wanted[name]"),
+            ("if recorded not in (None, digest,", "if recorded in (0, digest,"),
+            (
+                "recorded[x] not in (None, configured[x])",
+                "recorded[x] != configured[x]",
+            ),
         ],
     ),
     Mutants(
         "fedfr_jax/runs/longer.py",
         "runs/test_workdir.py",
         [
-            ("or length >= wanted", "or length == wanted"),
-            ("return length if is_alike else None", "return length"),
+            ("or lengths[0] >= lengths[1]", "or lengths[0] == lengths[1]"),
+            ("return lengths[0] if is_alike else None", "return lengths[0]"),
             ("trainer.final_adaptation is not None", "False"),
-            ("if (then == now).all()", "if True"),
+            ('"" if is_same else', '"" if True else'),
         ],
     ),
     Mutants(

@@ -15,9 +15,12 @@ MUTANTS = [
         "runs/test_data_digest.py",
         [
             ("(is_known & (sums[0] != sums[1]))", "(is_known & (sums[0] > sums[1]))"),
-            ("np.flatnonzero(place[0] >= 0)", "np.arange(len(source.labels))"),
-            ("one.uses, one.clients, one.numbers", "one.uses, one.numbers"),
-            ("kept.identities[old] != now", "now.identities[new] != now"),
+            ("np.flatnonzero(use >= 0)", "np.arange(len(source.labels))"),
+            (
+                "x.uses, x.clients, x.numbers",
+                "x.uses, x.numbers",
+            ),
+            ("stored.identities[old] != now", "now.identities[new] != now"),
         ],
     ),
     Mutants(
@@ -68,12 +71,15 @@ MUTANTS = [
         "fedfr_jax/runs/loop.py",
         LOOP,
         [
-            ("                to.store.flush(round + 1)\n", "                pass\n"),
             (
-                "                to.store.flush(round + 1)\n"
-                "            to.checkpointer.save(round + 1, server)\n",
-                "                to.checkpointer.save(round + 1, server)\n"
-                "            to.store.flush(round + 1)\n",
+                "                outputs.store.flush(round + 1)\n",
+                "                pass\n",
+            ),
+            (
+                "                outputs.store.flush(round + 1)\n"
+                "            outputs.checkpointer.save(round + 1, server)\n",
+                "                outputs.checkpointer.save(round + 1, server)\n"
+                "            outputs.store.flush(round + 1)\n",
             ),
             ("must_end = is_end_of_call and ", "must_end = "),
             ("        protected=checkpointer.steps(),\n", ""),
@@ -89,7 +95,7 @@ MUTANTS = [
             ),
             ("        if gone := [", "        if gone := 0 and ["),
             (
-                '            if entry["sha256"] == found["sha256"]:\n',
+                '            if allowed["sha256"] == entry["sha256"]:\n',
                 "            if True:\n",
             ),
         ],
@@ -113,8 +119,8 @@ MUTANTS = [
         "fedfr_jax/runs/loop.py",
         "runs/test_central_stage.py",
         [
-            ("            check_number(name, value, where)\n", "            pass\n"),
-            ("        check_state(state, where)\n", "        pass\n"),
+            ("            check_number(name, value, location)\n", "            pass\n"),
+            ("        check_state(state, location)\n", "        pass\n"),
         ],
     ),
     Mutants(

@@ -99,9 +99,9 @@ def test_a_crowd_is_sorted_by_class_and_is_of_some_clients(tmp_path, shown):
 
 def test_a_run_draws_its_split_where_it_has_classes(tmp_path):
     facts = split_of([[1, 2]])
-    paths = report.draw({}, {}, tmp_path, facts=facts)
+    paths = report.draw({}, {}, tmp_path, data_report=facts)
     assert [path.name for path in paths] == ["partition.png", "partition.pdf"]
-    assert report.draw({}, {}, tmp_path, facts={"clients": 3}) == []
+    assert report.draw({}, {}, tmp_path, data_report={"clients": 3}) == []
 
 
 def test_losses_that_cannot_be_compared_have_panels_of_their_own(tmp_path, shown):

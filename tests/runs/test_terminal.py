@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from fedfr_jax.runs import terminal
-from fedfr_jax.runs.terminal import StageFacts
+from fedfr_jax.runs.terminal import StageSizes
 
 
 def console(is_terminal):
@@ -78,9 +78,9 @@ def test_a_note_is_in_the_bar_of_a_terminal_until_the_next_numbers():
 
 def test_the_live_view_has_speed_memory_epsilon_and_the_last_evaluation():
     screen = console(True)
-    facts = StageFacts(clients=8, batch_size=10)
+    sizes = StageSizes(clients=8, batch_size=10)
     view = terminal.LiveView(
-        3, name="fedavg", metrics=("loss",), facts=facts, console=screen
+        3, name="fedavg", metrics=("loss",), sizes=sizes, console=screen
     )
     numbers = {"loss": 0.5, "steps": 5.0, "seconds": 2.0, "epsilon": 1.25}
     view(0, {**numbers, "generic/accuracy": 0.875})

@@ -175,7 +175,7 @@ def test_settings_that_do_not_fit_give_way_to_fewer_devices(tmp_path, monkeypatc
     toy = Toy(monkeypatch, took, devices=4)
     assert toy.tune(lanes=(1,)) == TuningChoice(devices=1)
     nowhere = Toy(monkeypatch, lambda s: math.inf, devices=2, personal="head")
-    nowhere.tune(lanes=(1,), kept=kept)
+    nowhere.tune(lanes=(1,), choice_file=kept)
     known = json.loads((tmp_path / "fedfr_jax" / "tuned.json").read_text())
     assert len(known) == 1 and not kept.exists()  # it may find more memory later
 
@@ -331,7 +331,7 @@ def test_a_run_keeps_its_setting_as_long_as_it_is_possible(tmp_path, monkeypatch
         took = lambda setting, best=fastest: 1.0 + np.sum(np.not_equal(setting, best))
         toy = Toy(monkeypatch, took, devices=devices, cohort_size=cohort_size)
         names = ("auto", "im2col") if machine == "a" or devices == 2 else ("auto",)
-        setting = toy.tune(implementations=names, kept=kept, say=said.append)
+        setting = toy.tune(implementations=names, choice_file=kept, say=said.append)
         assert setting == wanted
     begins = [
         "clients_per_device: 2, conv_implementation: im2col, devices: 1 (measured",
@@ -377,7 +377,7 @@ def test_what_a_run_has_kept_is_taken_or_measured_anew(
     toy = Toy(
         monkeypatch, lambda s: 1.0 + s.clients_per_device, devices=2, cohort_size=4
     )
-    assert toy.tune(kept=kept) == (wanted or TuningChoice())
+    assert toy.tune(choice_file=kept) == (wanted or TuningChoice())
     assert bool(toy.timed) == (wanted is None)
     assert TuningChoice(**json.loads(kept.read_text())) == (wanted or TuningChoice())
 
@@ -391,7 +391,7 @@ def test_fewer_devices_are_not_kept_where_they_would_not_be_tried(
     toy = Toy(
         monkeypatch, lambda s: 1.0 + s.clients_per_device, devices=2, cohort_size=4
     )
-    assert toy.tune(kept=kept) == TuningChoice() and toy.timed
+    assert toy.tune(choice_file=kept) == TuningChoice() and toy.timed
 
 
 def test_a_damaged_or_missing_cache_stops_no_run(tmp_path, monkeypatch):

@@ -28,14 +28,12 @@ def plot_clients(
       path: the file; it is written as .png and as .pdf.
       values: stage -> metric -> [N] one number per client; what is not finite is left
         out, and so are metrics after the fourth.
-      evaluator: what made them, for the title.
+      evaluator: of these numbers, for the title.
       styles: stage -> keywords of its line.
-      private: stages trained with differential privacy, which these numbers have not.
-
-    Returns:
-      The paths of the files.
+      private: stages trained with differential privacy, which does not cover these
+        numbers.
     """
-    metrics = list(dict.fromkeys(m for of in values.values() for m in of))
+    metrics = list(dict.fromkeys(m for x in values.values() for m in x))
     shown, styles = metrics[:MAX_METRICS], styles or figures.styles(values)
     width = max(3.6, 0.8 + 0.6 * len(values))
     figure, panels = figures.panels(len(shown), width, 4.2)
@@ -44,7 +42,7 @@ def plot_clients(
         _draw_metric(axes, metric, columns, styles)
         figures.set_title(axes, panel_title(evaluator, metric), width - 0.6)
     note = "A point per client; dashed: mean"
-    columns = [of.get(metric, ()) for of in values.values() for metric in shown]
+    columns = [x.get(metric, ()) for x in values.values() for metric in shown]
     if max(len(_finite(column)) for column in columns) >= MIN_BOX_SIZE:
         note += "; box: median and quartiles; whiskers: 5th and 95th percentile"
     note += "."
@@ -108,23 +106,20 @@ def _draw_box(axes, i: int, numbers: np.ndarray, color: str) -> None:
 
 MAX_NAMES = 30  # classes that are written out beside their row
 MAX_NUMBERS = 150  # cells with their count in them
-CROWD = 50  # clients from which they are sorted, as nobody looks for one by its number
+CROWD = 50  # clients from which they are sorted: too many to look one up by its number
 
 
 def plot_partition(
-    path: str | os.PathLike, facts: Mapping[str, Any]
+    path: str | os.PathLike, data_report: Mapping[str, Any]
 ) -> list[pathlib.Path]:
     """Plot the training images of every client and class, above the clients' totals.
 
     Args:
       path: the file; it is written as .png and as .pdf.
-      facts: of `class_report`; its table may be of the first clients only. "kind"
-        says what its classes are, one and many, where that is another word.
-
-    Returns:
-      The paths of the files.
+      data_report: of `class_report`; its table may be of the first clients only. "kind"
+        is the (singular, plural) of its classes, if they are called otherwise.
     """
-    counts = np.array(facts["table"]["train"])  # [n, M]
+    counts = np.array(data_report["table"]["train"])  # [n, M]
     num_clients, num_classes = counts.shape
     is_crowd = num_clients > CROWD
     if is_crowd:
@@ -134,22 +129,27 @@ def plot_partition(
     figure = figures.figure(width, height + 1.6)
     shares = {"height_ratios": [height, 1.1]}
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw=shares)
-    one, many = facts.get("kind", ("class", "classes"))
-    image = _draw_classes(above, counts, facts["classes"], 0.5 if is_crowd else 1.0)
-    above.set_ylabel(one)
+    class_word, classes_word = data_report.get("kind", ("class", "classes"))
+    power = 0.5 if is_crowd else 1.0
+    image = _draw_classes(above, counts, data_report["classes"], power)
+    above.set_ylabel(class_word)
     figure.colorbar(image, ax=above, label="training images", pad=0.01)
     _draw_totals(below, counts.sum(axis=1))
-    order = f", sorted by their largest {one}" if is_crowd else ""
+    order = f", sorted by their largest {class_word}" if is_crowd else ""
     below.set_xlabel(f"clients{order}")
-    title = f"{facts['clients']} clients, {num_classes} {many}"
-    if num_clients < facts["clients"]:
+    title = f"{data_report['clients']} clients, {num_classes} {classes_word}"
+    if num_clients < data_report["clients"]:
         title += f": the first {num_clients} clients"
     figures.set_title(above, title, width)
     return figures.save(figure, path)
 
 
 def _draw_classes(axes, counts, names, power):
-    """Draw a row per class, a column per client; 0 is white."""
+    """Draw a row per class, a column per client; 0 is white.
+
+    Args:
+      power: exponent of the color scale.
+    """
     from matplotlib.colors import PowerNorm
 
     image = axes.imshow(
@@ -165,9 +165,9 @@ def _draw_classes(axes, counts, names, power):
         half = counts.max() / 2
         for (client, label), count in np.ndenumerate(counts):
             color = "white" if count > half else "black"
-            given = {"ha": "center", "va": "center", "fontsize": 7}
+            text_style = {"ha": "center", "va": "center", "fontsize": 7}
             if count:
-                axes.text(client, label, str(count), color=color, **given)
+                axes.text(client, label, str(count), color=color, **text_style)
     return image
 
 

@@ -40,18 +40,15 @@ def plot_roc(
       curves: stage -> (far [P], tar [P], num_negatives, num_positives), or only the
         first two. Points with less than one false accept are left out: they have no
         place on the logarithmic axis, or are not measured.
-      evaluator: what made them, for the title.
+      evaluator: of these curves, for the title.
       styles: stage -> keywords of its line.
-
-    Returns:
-      The paths of the files.
     """
     rates, styles = _read(curves), styles or figures.styles(curves)
     figure = figures.figure(6.4, 4.8, list(rates))
     axes = figure.subplots()
-    for stage, of in rates.items():
-        is_solid = of.far * of.num_negatives >= MIN_POINTS
-        _draw(axes, of.far, of.tar, is_solid, stage, styles[stage])
+    for stage, roc in rates.items():
+        is_solid = roc.far * roc.num_negatives >= MIN_POINTS
+        _draw(axes, roc.far, roc.tar, is_solid, stage, styles[stage])
     axes.set(ylim=(0.0, 1.02), ylabel="true accept rate")
     title = panel_title(evaluator, "true accept rate over false accept rate (ROC)")
     return _save(figure, path, rates, title)
@@ -70,15 +67,15 @@ def plot_det(
     errors are those of `plot_roc`; points without a false reject are left out, too.
     """
     rates, styles = _read(curves), styles or figures.styles(curves)
-    names = {stage: _name_of_errors(stage, of) for stage, of in rates.items()}
+    names = {stage: _name_of_errors(stage, roc) for stage, roc in rates.items()}
     figure = figures.figure(6.4, 4.8, list(names.values()))
     axes = figure.subplots()
     lowest = 0.1
-    for stage, of in rates.items():
-        rejected = np.where(of.tar < 1, 1 - of.tar, np.nan)
-        is_solid = of.far * of.num_negatives >= MIN_POINTS
-        is_solid &= rejected * of.num_positives >= MIN_POINTS
-        _draw(axes, of.far, rejected, is_solid, names[stage], styles[stage])
+    for stage, roc in rates.items():
+        rejected = np.where(roc.tar < 1, 1 - roc.tar, np.nan)
+        is_solid = roc.far * roc.num_negatives >= MIN_POINTS
+        is_solid &= rejected * roc.num_positives >= MIN_POINTS
+        _draw(axes, roc.far, rejected, is_solid, names[stage], styles[stage])
         lowest = min(lowest, float(np.nanmin(rejected, initial=1.0)))
     axes.plot([1e-12, 1], [1e-12, 1], color="0.6", linestyle=":", linewidth=1)
     axes.set(yscale="log", ylim=(0.8 * lowest, 1.0), ylabel="false reject rate")
@@ -136,26 +133,25 @@ def _draw(axes, x, y, is_solid, name: str, style: Mapping[str, str]) -> None:
 
 
 def _name_of_errors(stage: str, rates: _Rates) -> str:
-    """Label of a DET line; says so if there is no false reject to be seen."""
+    """Label of a DET line, marked if there is no false reject to draw."""
     return stage if np.any(rates.tar < 1) else f"{stage} (no false reject)"
 
 
 def _save(figure, path, rates: dict[str, _Rates], title: str, note: str = ""):
     """Finish a plot over false accept rates, and save it."""
     axes = figure.axes[0]
-    lowest = min(of.far[0] for of in rates.values())
+    lowest = min(roc.far[0] for roc in rates.values())
     axes.set(xscale="log", xlim=(min(lowest, 0.5), 1.0), xlabel="false accept rate")
     figures.set_title(axes, title, 6.4)
     # Inside, it would cover the curves of poor or of many stages.
     figure.legend(loc="outside right upper")
-    negatives = min(of.num_negatives for of in rates.values())
+    negatives = min(roc.num_negatives for roc in rates.values())
     if np.isfinite(negatives):
-        positives = min(of.num_positives for of in rates.values())
+        positives = min(roc.num_positives for roc in rates.values())
         note += (
             f"{positives:,} positive and {negatives:,} negative pairs. Faint: fewer "
             f"than {MIN_POINTS} wrong pairs counted, mostly chance. Nothing is "
-            f"measured "
-            f"below one false accept, a rate of {1 / negatives:.1e}."
+            f"measured below one false accept, a rate of {1 / negatives:.1e}."
         )
     if note:
         figures.set_caption(figure, note)

@@ -22,7 +22,7 @@ def draw(
     rows: Mapping[str, Rows],
     folder: str | pathlib.Path,
     *,
-    facts: Mapping[str, Any] = MappingProxyType({}),
+    data_report: Mapping[str, Any] = MappingProxyType({}),
     say: Callable = print,
 ) -> list[pathlib.Path]:
     """Draw curves, clients, rounds and images, in the first process.
@@ -36,12 +36,11 @@ def draw(
       evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
       rows: {stage: rows of its metrics.jsonl}; a stage may be missing.
       folder: the folder to write to.
-      facts: of the task's split; those with a table of classes are drawn.
+      data_report: of the task's split; drawn if it has a table of classes.
       say: prints one line, without reading markup in it.
 
     Returns:
-      The paths of the files; without matplotlib, which is said in one line, only
-      those of images.
+      The paths of the files; without matplotlib only those of images, after a message.
     """
     if not meshes.is_first_process():
         return []
@@ -53,17 +52,17 @@ def draw(
         say(NO_PLOTS)
         return pictures
     styles = figures.styles([*evaluations, *rows])
-    evaluators = list(dict.fromkeys(e for of in evaluations.values() for e in of))
-    split = facts.get("table") and plot_partition(folder / "partition", facts)
+    evaluators = list(dict.fromkeys(e for x in evaluations.values() for e in x))
+    has_table = data_report.get("table")
     return [
-        *(split or ()),
+        *(plot_partition(folder / "partition", data_report) if has_table else ()),
         *_draw_curves(evaluations, evaluators, folder, styles),
         *_draw_clients(evaluations, evaluators, folder, styles),
         *plot_rounds(
             folder / "rounds",
             rows,
             evaluators=evaluators,
-            finals={stage: _final_evaluations(of) for stage, of in evaluations.items()},
+            finals={k: _final_evaluations(x) for k, x in evaluations.items()},
             styles=styles,
         ),
         *pictures,
@@ -73,23 +72,23 @@ def draw(
 
 def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
     """Draw a plot per kind of curve and evaluator; a ROC gives a DET, too."""
-    found = {}
+    curves_by_kind = {}
     for evaluator in evaluators:
-        for stage, of in evaluations.items():
-            curves = of[evaluator].curves if evaluator in of else {}
+        for stage, of_stage in evaluations.items():
+            curves = of_stage[evaluator].curves if evaluator in of_stage else {}
             for kind, curve in curves.items():
-                found.setdefault((kind, evaluator), {})[stage] = curve
-    kinds = [kind for kind, _ in found]
+                curves_by_kind.setdefault((kind, evaluator), {})[stage] = curve
+    kinds = [kind for kind, _ in curves_by_kind]
     paths = []
-    for (kind, evaluator), curves in found.items():
+    for (kind, evaluator), curves in curves_by_kind.items():
         ending = f"_{evaluator}" if kinds.count(kind) > 1 else ""
         path = folder / file_name(kind + ending)
-        given = {"evaluator": evaluator, "styles": styles}
+        options = {"evaluator": evaluator, "styles": styles}
         if kind == "roc":
-            paths += plot_roc(path, curves, **given)
-            paths += plot_det(folder / file_name("det" + ending), curves, **given)
+            paths += plot_roc(path, curves, **options)
+            paths += plot_det(folder / file_name("det" + ending), curves, **options)
         else:
-            paths += plot_curve(path, curves, kind=kind, **given)
+            paths += plot_curve(path, curves, kind=kind, **options)
     return paths
 
 
@@ -98,15 +97,15 @@ def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]
     paths = []
     for evaluator in evaluators:
         values = {
-            stage: of[evaluator].per_client
-            for stage, of in evaluations.items()
-            if evaluator in of and of[evaluator].per_client
+            stage: of_stage[evaluator].per_client
+            for stage, of_stage in evaluations.items()
+            if evaluator in of_stage and of_stage[evaluator].per_client
         }
         if values:
             path = folder / file_name(evaluator)
             private = [stage for stage in values if "privacy" in evaluations[stage]]
-            given = {"evaluator": evaluator, "styles": styles, "private": private}
-            paths += plot_clients(path, values, **given)
+            options = {"evaluator": evaluator, "styles": styles, "private": private}
+            paths += plot_clients(path, values, **options)
     return paths
 
 
@@ -122,8 +121,8 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     from PIL import Image
 
     paths = []
-    for stage, of in evaluations.items():
-        for evaluator, evaluation in of.items():
+    for stage, of_stage in evaluations.items():
+        for evaluator, evaluation in of_stage.items():
             for name, pixels in evaluation.images.items():
                 folder.mkdir(parents=True, exist_ok=True)
                 file = file_name(f"{stage}_{evaluator}_{name}") + ".png"
@@ -134,13 +133,13 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     """Draw a file per stage, evaluator and grid, all stages in the same colors."""
-    found = {}
-    for stage, of in evaluations.items():
-        for evaluator, evaluation in of.items():
+    grids_by_name = {}
+    for stage, of_stage in evaluations.items():
+        for evaluator, evaluation in of_stage.items():
             for name, grid in evaluation.image_grids.items():
-                found.setdefault((evaluator, name), {})[stage] = grid
+                grids_by_name.setdefault((evaluator, name), {})[stage] = grid
     paths = []
-    for (evaluator, name), grids in found.items():
+    for (evaluator, name), grids in grids_by_name.items():
         limits = color_limits(grids.values())
         for stage, grid in grids.items():
             path = folder / file_name(f"{stage}_{evaluator}_{name}")

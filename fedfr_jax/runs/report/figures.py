@@ -44,8 +44,8 @@ def limits(values: Sequence[float], *, is_rate: bool) -> tuple[float, float]:
     its largest value.
     """
     low, high = min(values), max(values)
-    least = 0.1 if is_rate else 0.2 * max(abs(low), abs(high))
-    span = 1.1 * (max(high - low, least) or 1.0)
+    min_span = 0.1 if is_rate else 0.2 * max(abs(low), abs(high))
+    span = 1.1 * (max(high - low, min_span) or 1.0)
     bottom = (low + high - span) / 2
     if is_rate:  # no empty axis beyond 0 and 1, only room for a marker
         room = 0.05 * span
@@ -87,11 +87,11 @@ def panels(number: int, width: float, height: float, names: Sequence[str] = ()):
     num_columns = 2 if number == 4 else min(number, 3)
     num_columns = max(1, min(num_columns, int(16 / width)))
     num_rows = math.ceil(number / num_columns)
-    made = figure(width * num_columns, height * num_rows, names)
-    grid = made.subplots(num_rows, num_columns, squeeze=False).ravel()
+    whole = figure(width * num_columns, height * num_rows, names)
+    grid = whole.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes in grid[number:]:
         axes.remove()
-    return made, list(grid[:number])
+    return whole, list(grid[:number])
 
 
 def set_title(axes, title: str, width: float) -> None:

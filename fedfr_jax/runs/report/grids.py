@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from fedfr_jax.runs.report import figures
 from fedfr_jax.types import ImageGrid
 
-SIDE = 2.6  # inches of a picture's width
+SIDE = 2.6  # inches of an image's width
 LEGEND = 0.25  # inches of a line of the legend
-Limits = Mapping[str, tuple[float, float]]  # map -> least, largest number
+Limits = Mapping[str, tuple[float, float]]  # map -> (minimum, maximum)
 
 
 def plot_grid(
@@ -27,15 +27,15 @@ def plot_grid(
     """
     columns, limits = {**grid.images, **grid.maps}, limits or color_limits([grid])
     figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
-    for place, (name, images) in enumerate(columns.items()):
+    for column, (name, images) in enumerate(columns.items()):
         low, high = limits.get(name, (None, None))
-        axes[0, place].set_title(name, fontsize=10)
+        axes[0, column].set_title(name, fontsize=10)
         for row, image in enumerate(images):
-            drawn = axes[row, place].imshow(image, vmin=low, vmax=high)
-            axes[row, place].set_axis_off()
+            drawn = axes[row, column].imshow(image, vmin=low, vmax=high)
+            axes[row, column].set_axis_off()
         if name in grid.maps:
             bar = {"location": "bottom", "shrink": 0.9, "pad": 0.02, "aspect": 30}
-            figure.colorbar(drawn, ax=axes[:, place], **bar)
+            figure.colorbar(drawn, ax=axes[:, column], **bar)
     figure.suptitle(title)
     _add_legend(figure, grid.legend, len(columns))
     return figures.write(figure, path)
@@ -43,12 +43,12 @@ def plot_grid(
 
 def color_limits(grids: Iterable[ImageGrid]) -> Limits:
     """(minimum, maximum) of each map over all grids."""
-    found = {}
+    limits = {}
     for grid in grids:
         for name, values in grid.maps.items():
-            low, high = found.get(name, (math.inf, -math.inf))
-            found[name] = min(low, values.min()), max(high, values.max())
-    return found
+            low, high = limits.get(name, (math.inf, -math.inf))
+            limits[name] = min(low, values.min()), max(high, values.max())
+    return limits
 
 
 def _open(columns, num_lines: int):
@@ -71,5 +71,5 @@ def _add_legend(figure, legend, num_columns: int) -> None:
         for name, color in legend.items()
     ]
     if handles:
-        place = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-        figure.legend(handles=handles, ncols=num_columns + 1, **place)
+        style = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+        figure.legend(handles=handles, ncols=num_columns + 1, **style)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from fedfr_jax.metric_names import panel_title
 from fedfr_jax.runs.report import figures
 
-# Metrics whose name ends with "_loss" are terms of the loss, but for these.
+# Metrics whose name ends with "_loss" are terms of the loss, except these.
 _NO_TERMS = ("initial_loss", "personal_loss")
-# What the loop over rounds writes and central training does not.
+# Written by the loop over rounds and not by central training.
 _PER_CLIENT = {"steps", "num_idle_clients", "padding_ratio"}
 SIMULATED = "simulated_seconds"  # since the first round, where clients take time
 EPSILON = "epsilon"  # after each round, of private training
@@ -56,7 +56,7 @@ def plot_rounds(
       styles: stage -> keywords of its line.
 
     Returns:
-      The paths of the files, none when there is nothing to draw.
+      The paths of the files; [] if there is nothing to draw.
     """
     drawn = _loss_panels(rows, evaluators) + _privacy_panels(rows)
     drawn += _metric_panels(rows, evaluators, finals or {})
@@ -78,14 +78,14 @@ def plot_rounds(
 def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
     """A panel per kind of loss."""
     kinds = {}
-    for stage, of in rows.items():
-        if points := _points(of, "loss"):
-            kind = _is_federated(of), _terms(of, evaluators)
+    for stage, stage_rows in rows.items():
+        if points := _points(stage_rows, "loss"):
+            kind = _is_federated(stage_rows), _terms(stage_rows, evaluators)
             kinds.setdefault(kind, {})[stage] = points
     panels = []
     for (is_federated, terms), lines in kinds.items():
-        words = ", ".join(term.removesuffix("_loss") for term in terms)
-        title = f"Training loss ({words})" if terms else "Training loss"
+        names = ", ".join(term.removesuffix("_loss") for term in terms)
+        title = f"Training loss ({names})" if terms else "Training loss"
         title += "\nmean over clients" if is_federated else "\ncentral training"
         if any(_points(rows[stage], EPSILON) for stage in lines):
             title += " (not private)"
@@ -95,23 +95,23 @@ def _loss_panels(rows: Mapping[str, Rows], evaluators) -> list[_Panel]:
 
 
 def _privacy_panels(rows: Mapping[str, Rows]) -> list[_Panel]:
-    """What private stages have spent after each round."""
-    lines = {stage: p for stage, of in rows.items() if (p := _points(of, EPSILON))}
+    """A panel with the epsilon of private stages after each round, if any."""
+    lines = {stage: p for stage, x in rows.items() if (p := _points(x, EPSILON))}
     return [_Panel("Privacy spent", EPSILON, "round", lines, {})] if lines else []
 
 
 def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]:
     """A panel per metric with at least two evaluations, without duplicates."""
-    names = {n: None for of in rows.values() for row in of for n in row}
+    names = dict.fromkeys(n for x in rows.values() for row in x for n in row)
     federated = [stage for stage in rows if _is_federated(rows[stage])]
     panels = []
     for name in names:
         evaluator, slash, metric = name.partition("/")
-        lines = {s: p for s, of in rows.items() if (p := _points(of, name))}
+        lines = {stage: p for stage, x in rows.items() if (p := _points(x, name))}
         if not lines or not slash or evaluator not in evaluators:
             continue
         ends = {stage: points[-1][1] for stage, points in lines.items()}
-        ends |= {s: of[name] for s, of in finals.items() if _is_known(of.get(name))}
+        ends |= {s: x[name] for s, x in finals.items() if _is_finite(x.get(name))}
         unit = "round" if any(stage in lines for stage in federated) else "epoch"
         if unit == "round":
             lines = {stage: p for stage, p in lines.items() if stage in federated}
@@ -130,11 +130,11 @@ def _metric_panels(rows: Mapping[str, Rows], evaluators, finals) -> list[_Panel]
 
 
 def _points(rows: Rows, name: str, over: str = "round") -> Points:
-    known = [row for row in rows if _is_known(row.get(name)) and over in row]
-    return [(row[over], row[name]) for row in known]
+    finite = [row for row in rows if _is_finite(row.get(name)) and over in row]
+    return [(row[over], row[name]) for row in finite]
 
 
-def _is_known(value: float | None) -> bool:
+def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 

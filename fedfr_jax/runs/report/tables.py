@@ -38,7 +38,7 @@ def result_table(summary: Mapping[str, Any]) -> Any:
 
 
 def best_value(methods: Mapping[str, Any]) -> str:
-    """Say in one line which method leads the first metric with a direction."""
+    """Describe in one line which method leads the first metric with a direction."""
     for row in _rows({"methods": methods}):
         if any(row.is_best):
             name = list(methods)[row.is_best.index(True)]
@@ -75,11 +75,11 @@ def _fill_with_metrics(table, summary):
         previous = row.section
 
 
-def _text(words: str, is_best: bool = False):
+def _text(text: str, is_best: bool = False):
     """Text of a cell, bold if best."""
     from rich.text import Text
 
-    return Text(words, style="bold" if is_best else "")
+    return Text(text, style="bold" if is_best else "")
 
 
 def _methods(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ def _cell(value: Any) -> str:
     numbers = _numbers(value)
     if not numbers.size:
         return "-"
-    shown = _displayed(value)
-    return f"{shown}±{numbers.std():.3f}" if _is_list(value) else shown
+    mean = _displayed(value)
+    return f"{mean}±{numbers.std():.3f}" if _is_list(value) else mean
 
 
 def _is_list(value: Any) -> bool:
@@ -140,14 +140,14 @@ def _displayed(value: Any) -> str:
 
 def _best(metric: str, values: Sequence[Any]) -> tuple[bool, ...]:
     """Mask of the method with the best mean; all False if the second looks equal."""
-    known = [i for i, value in enumerate(values) if _numbers(value).size]
-    nobody = (False,) * len(values)
+    finite = [i for i, value in enumerate(values) if _numbers(value).size]
+    no_best = (False,) * len(values)
     sign = direction(metric)
-    if len(known) < 2 or not sign:
-        return nobody
-    first, second = sorted(known, key=lambda i: -sign * _numbers(values[i]).mean())[:2]
+    if len(finite) < 2 or not sign:
+        return no_best
+    first, second = sorted(finite, key=lambda i: -sign * _numbers(values[i]).mean())[:2]
     if not _differ(values[first], values[second]):
-        return nobody
+        return no_best
     return tuple(i == first for i in range(len(values)))
 
 
@@ -160,14 +160,14 @@ def _differ(value: Any, other: Any) -> bool:
 
 
 def _uses(summary: Mapping[str, Any]) -> str:
-    """What the time was spent on, in shares of at least 1 %."""
+    """Shares of the time by use, from 1 %."""
     shares = summary.get("time_shares", {})
     large = [f"{use} {100 * x:.0f} %" for use, x in shares.items() if x >= 0.01]
     return f": {', '.join(large)}" if large else ""
 
 
 def _caption(summary: Mapping[str, Any]) -> str:
-    """The time of it all, and which columns are of private training."""
+    """Total time, and which methods are trained privately."""
     seconds, methods = summary.get("seconds"), summary["methods"]
     private = [name for name in methods if "privacy" in methods[name]]
     lines = [] if seconds is None else [f"{seconds:.0f} s in all{_uses(summary)}"]
