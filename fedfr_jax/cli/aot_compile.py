@@ -1,11 +1,11 @@
 """Ahead-of-time compilation of a config for TPUs and GPUs that are not attached.
 
-The compilers of TPUs (2 GB) and of GPUs (6 GB) are in virtual environments. Each is
-made from the package registry at its first use, under $FEDFR_ACCELERATORS or the
-system's temporary folder, and kept.
+The compilers of TPUs (2 GB) and of GPUs (6 GB) are in virtual environments, which are
+created from the package registry at their first use, under $FEDFR_ACCELERATORS or the
+system's temporary folder.
 
-`compile_for` starts `python -m fedfr_jax.cli.aot_compile` with the same words in the
-environment that has the compiler.
+`compile_for` starts `python -m fedfr_jax.cli.aot_compile` with the same flags in the
+environment of the compiler.
 """
 
 import argparse
@@ -33,39 +33,39 @@ from fedfr_jax.types import Experiment
 
 LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 PINS = LIBRARY.parent / "requirements.txt"  # of a source checkout, as pyproject.toml
-FREE_GB = {"tpu": 5, "cuda12": 20}  # on the disk, while it is made
+FREE_GB = {"tpu": 5, "cuda12": 20}  # of disk that an installation needs
 
 
 def run_in(
-    extra: str, words: Sequence[str], environment: Mapping[str, str]
+    extra: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess:
     """Run this library in the environment of `jax[extra]`.
 
     Args:
-      words: what follows `python`.
-      environment: variables; those of JAX and XLA that are set here do not count.
+      arguments: of `python`.
+      environment: variables; those of JAX and XLA that are set here are dropped.
     """
     python = environment_python(extra)
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     with tempfile.TemporaryDirectory() as folder:
-        # The library without what is installed beside it.
+        # The library without the packages that are installed next to it.
         (pathlib.Path(folder) / LIBRARY.name).symlink_to(LIBRARY)
-        given = {**ours, **environment, "PYTHONPATH": folder}
+        env |= {**environment, "PYTHONPATH": folder}
         return subprocess.run(
-            [python, *words], capture_output=True, text=True, env=given
+            [python, *arguments], capture_output=True, text=True, env=env
         )
 
 
 def environment_python(extra: str) -> pathlib.Path:
-    """Interpreter of the environment with `jax[extra]`, which is created in minutes."""
-    base, wanted = _interpreter(), [f"jax[{extra}]", *_dependencies()]
+    """Interpreter of the environment with `jax[extra]`, which is created if missing."""
+    base, requirements = _interpreter(), [f"jax[{extra}]", *_dependencies()]
     pins = PINS.read_text() if PINS.is_file() else ""
     parent = os.environ.get("FEDFR_ACCELERATORS")
     parent = parent or pathlib.Path(tempfile.gettempdir()) / "fedfr_accelerators"
     folder = pathlib.Path(parent) / extra
     python, ready = folder / "bin" / "python", folder / ".ready"
-    made_of = "\n".join([base, *wanted, pins])
-    if ready.exists() and ready.read_text() == made_of:
+    content = "\n".join([base, *requirements, pins])
+    if ready.exists() and ready.read_text() == content:
         return python
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < FREE_GB[extra] * 1e9:
@@ -74,8 +74,8 @@ def environment_python(extra: str) -> pathlib.Path:
     _run(base, "-m", "venv", "--clear", folder)
     pinned = ["-c", PINS] if pins else []
     quietly = ["--quiet", "--disable-pip-version-check"]
-    _run(python, "-m", "pip", "install", *quietly, *pinned, *wanted)
-    ready.write_text(made_of)
+    _run(python, "-m", "pip", "install", *quietly, *pinned, *requirements)
+    ready.write_text(content)
     return python
 
 
@@ -89,59 +89,59 @@ def _dependencies() -> list[str]:
 
 def _interpreter() -> str:
     """Python 3.12, for which the newest JAX is built, or the current interpreter."""
-    known = shutil.which("python3.12")
-    test = lambda: subprocess.run([known, "-c", ""], capture_output=True)
-    works = known and test().returncode == 0
-    return known if works else sys.executable
+    newest = shutil.which("python3.12")
+    if (
+        newest
+        and not subprocess.run([newest, "-c", ""], capture_output=True).returncode
+    ):
+        return newest
+    return sys.executable
 
 
 def _run(*command) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        errors = [x for x in done.stderr.splitlines() if x.startswith("ERROR")]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        errors = [x for x in process.stderr.splitlines() if x.startswith("ERROR")]
         raise OSError(f"pip could not install the compiler: {' '.join(errors)}")
 
 
-BAD_CONFIG_EXIT = 2  # exit code of a config that is wrong
-ABOUT = "Compile the programs of a config's rows for devices that need not be there."
+BAD_CONFIG_EXIT = 2  # exit code for an invalid config
+ABOUT = "Compile the programs of a config's stages for devices that are not attached."
 
 
-def compile_here(words: Sequence[str]) -> dict:
+def compile_here(flags: Sequence[str]) -> dict:
     """`compile_for` of this machine's own devices."""
     command = [sys.executable, "-m", "fedfr_jax.cli.aot_compile", "--device=cpu"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True)
-    return _result(done, "cpu", words)
+    process = subprocess.run([*command, *flags], capture_output=True, text=True)
+    return _result(process, "cpu", flags)
 
 
-def compile_for(device: str, words: Sequence[str]) -> dict:
+def compile_for(device: str, flags: Sequence[str]) -> dict:
     """Compile a config for a device: {stage: {program: result of `compile_programs`}}.
 
     Args:
       device: such as v5p:4x4x8 or h200:1x1x8, see `topologies`.
-      words: flags of a config: --config=NAME, --config.key=value, --methods=A,B.
+      flags: --config=NAME, --config.key=value, --methods=A,B.
 
     Raises:
-      ValueError: for an unknown device, and for anything wrong in the config.
+      ValueError: for an unknown device or an invalid config.
       OSError: when the compiler cannot be installed.
-      ChildProcessError: with the end of what the process said, where it failed
-        otherwise.
+      ChildProcessError: for any other failure, with the end of the process's output.
     """
     kind = device_kind(device)
-    command = ["-m", "fedfr_jax.cli.aot_compile", f"--device={device}", *words]
-    return _result(run_in(kind.extra, command, kind.environment), device, words)
+    command = ["-m", "fedfr_jax.cli.aot_compile", f"--device={device}", *flags]
+    return _result(run_in(kind.extra, command, kind.environment), device, flags)
 
 
-def _result(
-    done: subprocess.CompletedProcess, device: str, words: Sequence[str]
-) -> dict:
-    """What a process of `main` has printed, see `compile_for`."""
-    if done.returncode == BAD_CONFIG_EXIT:
-        says = done.stderr.strip().splitlines()[-1]
-        raise ValueError(f"the config cannot be built for {device}: {says}")
-    if done.returncode:
-        says = done.stderr[-4000:]
-        raise ChildProcessError(f"{device} does not compile {words}:\n{says}")
-    return json.loads(done.stdout.splitlines()[-1])
+def _result(process, device: str, flags: Sequence[str]) -> dict:
+    """Result that a process of `main` has printed, see `compile_for`."""
+    if process.returncode == BAD_CONFIG_EXIT:
+        message = process.stderr.strip().splitlines()[-1]
+        raise ValueError(f"the config cannot be built for {device}: {message}")
+    if process.returncode:
+        message = process.stderr[-4000:]
+        raise ChildProcessError(f"{device} does not compile {flags}:\n{message}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main(argv: list[str]) -> None:
@@ -159,17 +159,17 @@ def main(argv: list[str]) -> None:
         contextlib.nullcontext() if is_here else topology(values.device),
         saving(values) if values.save else contextlib.nullcontext(),
     ):
-        found = compile_stages(without_images(values.config), values.methods)
-    print(json.dumps(found))
+        results = compile_stages(without_images(values.config), values.methods)
+    print(json.dumps(results))
 
 
 @contextlib.contextmanager
 def saving(values: argparse.Namespace) -> Iterator[None]:
-    """Keep what the block compiles in --save, for `fedfr train --compiled`."""
+    """Save the block's compiled programs to --save, for `fedfr train --compiled`."""
     from fedfr_jax import mesh
     from fedfr_jax.runs.compiled_programs import programs_in, write_stamp
 
-    distributed.use_every_core()  # the flags of a training, by which JAX finds them
+    distributed.use_every_core()  # XLA's flags of a training are part of JAX's key
     folder = pathlib.Path(values.save)
     folder.mkdir(parents=True, exist_ok=True)
     with programs_in(folder):
@@ -182,26 +182,26 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
     """Build the config's experiment with black images, same `data_placement`."""
     settings = sections(config)
     black = without_files(settings)
-    where = settings["federation"].get("data_placement", "auto")
-    federation = {**black["federation"], "data_placement": where}
+    data_placement = settings["federation"].get("data_placement", "auto")
+    federation = {**black["federation"], "data_placement": data_placement}
     return TASKS[settings["task"]]({**black, "federation": federation})
 
 
 def config_words(argv: Sequence[str]) -> list[str]:
-    """Words of a command about its config: --config, its changes, --methods, --workdir.
+    """Flags of a command that choose its config and stages.
 
     >>> config_words(["--config", "demo", "--json=x", "--methods=a", "--config.seed=1"])
     ['--config=demo', '--methods=a', '--config.seed=1']
     >>> config_words(["--workdir=runs/a", "--compile"])
     ['--workdir=runs/a']
     """
-    kept = []
+    flags = []
     for i, word in enumerate(argv):
         if word in ("--config", "--methods", "--workdir") and i + 1 < len(argv):
-            kept.append(f"{word}={argv[i + 1]}")
+            flags.append(f"{word}={argv[i + 1]}")
         elif word.startswith(("--config=", "--config.", "--methods=", "--workdir=")):
-            kept.append(word)
-    return kept
+            flags.append(word)
+    return flags
 
 
 if __name__ == "__main__":

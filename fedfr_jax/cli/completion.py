@@ -55,19 +55,20 @@ def all_flags() -> dict[str, list[str]]:
     """Flags of each command, {command: flags}, from its help."""
     from fedfr_jax.cli.main import COMMANDS, load_command
 
-    found = {}
+    flags = {}
     for name in COMMANDS:
         text = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
             load_command(name).main(["--help"])
-        known = re.findall(r"^  (?:-h, )?(--[a-z_-]+)(.?)", text.getvalue(), re.M)
-        found[name] = [flag + "=" * (after == " ") for flag, after in known]
-    return found
+        lines = re.findall(r"^  (?:-h, )?(--[a-z_-]+)(.?)", text.getvalue(), re.M)
+        # A space after the flag: it takes a value.
+        flags[name] = [flag + "=" * (char == " ") for flag, char in lines]
+    return flags
 
 
 def bash(flags: dict[str, list[str]], configs: list[str], shell: str) -> str:
     """Completion script for bash, also used by zsh."""
-    cases = [f'    {name}) flags="{" ".join(of)}" ;;' for name, of in flags.items()]
+    cases = [f'    {name}) flags="{" ".join(x)}" ;;' for name, x in flags.items()]
     script = BASH.format(
         commands=" ".join(flags), configs=" ".join(configs), cases="\n".join(cases)
     )
@@ -82,9 +83,9 @@ def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
 
     first = "complete -c fedfr -n __fish_use_subcommand -f"
     lines = [f"{first} -a {name} -d '{_quoted(COMMANDS[name])}'" for name in flags]
-    for name, of in flags.items():
+    for name, names in flags.items():
         inside = f"complete -c fedfr -n '__fish_seen_subcommand_from {name}'"
-        for flag in of:
+        for flag in names:
             values = f" -xa '{' '.join(configs)}'" if flag == "--config=" else ""
             needs = " -r" if flag.endswith("=") and not values else values
             lines.append(f"{inside} -l {flag.strip('-=')}{needs}")

@@ -7,8 +7,8 @@ from fedfr_jax.cli.flags import new_parser, parse_flags
 from fedfr_jax.config.files import shipped
 
 ABOUT = """\
-List the shipped configs. --config takes their names, whole or only the last part. A
-Python file of your own starts with `from fedfr_jax.configs import base`."""
+List the shipped configs. --config takes a name, or only its last part. Your own Python
+file starts with `from fedfr_jax.configs import base`."""
 
 
 def main(argv: list[str]) -> None:

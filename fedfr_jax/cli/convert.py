@@ -3,17 +3,17 @@
 import os
 
 from fedfr_jax.cli.flags import new_parser, parse_flags
-from fedfr_jax.cli.weight_flags import name_images
+from fedfr_jax.cli.weight_flags import required_flag
 
 ABOUT = """\
 Read weights of InsightFace's IResNets, TreB1eN-style IR networks (face.evoLVe, TFace,
 AdaFace), FedFR's SphereFace or torchvision's ResNets and write them with our names.
 
 --input=FILE is a .safetensors, a .npz or, where PyTorch is installed, a .pt, .pth,
-.pth.tar, .ckpt or .bin of torch.save, of which nothing is run. Of a file with several
+.pth.tar, .ckpt or .bin of torch.save, whose code is not run. In a file with several
 networks --key names one, such as --key=state_dict_ema, or --key=state_dict/model for
 the names that begin with "model.". The network is found from names and shapes; --model
-and --input_shape name another one, such as --model='{"name": "iresnet", "depth": 50}'
+and --input_shape set another one, such as --model='{"name": "iresnet", "depth": 50}'
 --input_shape=112,112,3."""
 
 
@@ -26,8 +26,8 @@ def main(argv: list[str]) -> None:
     parser.flag("--model", "JSON", "model of the weights", type=_parse_model)
     parser.flag("--input_shape", "H,W,C", "shape of its images", type=_parse_shape)
     values = parse_flags(parser, argv)
-    source = name_images(values.input, "input", parser.prog)
-    target = name_images(values.output, "output", parser.prog)
+    source = required_flag(values.input, "input", parser.prog)
+    target = required_flag(values.output, "output", parser.prog)
     if not os.path.exists(source):
         raise ValueError(
             f"--input must be a file, got {source!r}, which does not exist."

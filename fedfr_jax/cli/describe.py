@@ -1,4 +1,4 @@
-"""Describe what a config can name, and what leaves a client in a config's methods."""
+"""Describe the members of each family, and what the clients of a config send."""
 
 import inspect
 import re
@@ -12,16 +12,15 @@ ABOUT = """\
 List the members of a family, each with its settings (the keys of a config and their
 defaults) and one line; with a member's name print its whole documentation, without a
 family all names. The library itself passes input_shape, labels, cosine, local, loss,
-model, task, mesh, seen and num_classes. "sections" are the config's own: what may be
-in federation, pretrain, evaluation and a row of methods. "scenarios" are the partitions
-of reid, "encoders" of the segmenter; keys of "algorithms" are below a method's key
-algorithm, {{"name": ..., key: value}}; "aggregation" has the links of the key of that
-name in a row of methods, "attacks" are for the key attack; "server_optimizers" go with
-every algorithm that has such a key. "variants" are methods of the literature that are
-settings of another: a row of methods for each.
+model, task, mesh, seen and num_classes. "sections" lists the keys of the config's
+sections federation, pretrain, evaluation and of a method. "scenarios" are the
+partitions of reid, "encoders" those of the segmenter. Settings of "algorithms" go below
+a method's key algorithm: {{"name": ..., key: value}}; "aggregation" and "attacks" are
+for its keys aggregation and attack, "server_optimizers" for that key of an algorithm.
+"variants" are methods of the literature that are settings of another: the keys of each.
 
-With a config's file, or --config=NAME, print what leaves a client in each of its
-methods: what is sent up and down and who sees it. Nothing is trained or read.
+With a config's file, or --config=NAME, print what each of its methods sends, in both
+directions, and who sees it. Nothing is trained or read.
 
 families: {}"""
 WIDTH = 88
@@ -41,8 +40,8 @@ def main(argv: list[str]) -> None:
     families = load_families()
     if values.family is None:
         for family, members in families.items():
-            words = f"{family}: {', '.join(sorted(members))}"
-            print(textwrap.fill(words, WIDTH, subsequent_indent=" " * 4))
+            text = f"{family}: {', '.join(sorted(members))}"
+            print(textwrap.fill(text, WIDTH, subsequent_indent=" " * 4))
     elif values.family not in FAMILIES and values.member is None:
         for family in _families_with(values.family, families):
             print_members(family, families[family], values.family)
@@ -52,37 +51,37 @@ def main(argv: list[str]) -> None:
 
 
 def print_members(family: str, members: Mapping, name: str | None) -> None:
-    """Print a line for each member of a family, or all about one of them."""
+    """Print a line for each member of a family, or the documentation of one."""
     if name is not None:
         check_choice("describe: member", name, sorted(members))
     if family == "variants":
-        for known in members if name is None else [name]:
-            row, text = members[known]
-            print(f'"{known}": {row}\n    {text}')
+        for variant in members if name is None else [name]:
+            settings, text = members[variant]
+            print(f'"{variant}": {settings}\n    {text}')
     elif name is None:
-        for known, member in sorted(members.items()):
-            print(f"{signature_text(known, member)}\n    {summary(member)}")
+        for key, member in sorted(members.items()):
+            print(f"{signature_text(key, member)}\n    {summary(member)}")
     else:
         member = members[name]
         print(f"{signature_text(name, member)}\n\n{documentation(member)}")
 
 
 def print_disclosures(config: Mapping) -> None:
-    """Print what leaves a client in each federated method of a config."""
+    """Print what the clients of each federated method of a config send."""
     from fedfr_jax.cli.plan import blind_experiment
     from fedfr_jax.federated.disclosure import format_disclosure
     from fedfr_jax.plan.disclosures import disclose_stage
 
     experiment, _ = blind_experiment(config, 1)
     for name in experiment.stages:
-        if found := disclose_stage(experiment, name):
-            print(format_disclosure(name, found), end="\n\n", flush=True)
+        if disclosure := disclose_stage(experiment, name):
+            print(format_disclosure(name, disclosure), end="\n\n", flush=True)
 
 
 def _families_with(name: str, families: Mapping[str, Mapping]) -> list[str]:
     """Families with a member `name`, to find it without its family."""
-    if found := [family for family, members in families.items() if name in members]:
-        return found
+    if matches := [family for family, members in families.items() if name in members]:
+        return matches
     every = [*families, *(name for members in families.values() for name in members)]
     raise ValueError(
         f"describe: family must be one of {list(FAMILIES)} or a member of one, got "
@@ -92,12 +91,12 @@ def _families_with(name: str, families: Mapping[str, Mapping]) -> list[str]:
 
 def signature_text(name: str, function: Callable) -> str:
     """Format `name(key, key=default, ...)` in lines of at most WIDTH characters."""
-    given = [
+    parameters = [
         key if parameter.default is parameter.empty else f"{key}={_text(parameter)}"
         for key, parameter in inspect.signature(function).parameters.items()
     ]
     return textwrap.fill(
-        f"{name}({', '.join(given)})",
+        f"{name}({', '.join(parameters)})",
         WIDTH,
         subsequent_indent=" " * 8,
         break_long_words=False,
@@ -125,7 +124,7 @@ def _text(parameter: inspect.Parameter) -> str:
 
 
 def load_families() -> dict[str, Mapping[str, Callable]]:
-    """Members of FAMILIES; imported when asked for, as most of them import JAX."""
+    """Members of FAMILIES, imported here, as most of them import JAX."""
     from fedfr_jax.data.augment import AUGMENTS
     from fedfr_jax.data.partition import PARTITIONS
     from fedfr_jax.data.sources import SOURCES
@@ -190,7 +189,7 @@ def _sections() -> Mapping[str, Callable]:
     }
 
 
-# Methods that are settings of another: a row, beside learning_rate, and what it is.
+# Methods that are settings of another: (keys besides learning_rate, description).
 VARIANTS = {
     "fairavg": (
         {"algorithm": {"name": "fedavg", "weighting": "uniform"}},

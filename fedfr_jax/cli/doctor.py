@@ -16,9 +16,9 @@ import fedfr_jax
 from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
 
 ABOUT = """\
-Check what a run needs, and say what to fix: Python and packages, devices, memory and
-disk, the compiler, data sets. The exit code is 1 where something has to be fixed."""
-# Module of an extra, and what it is for.
+Check what a run needs, and print what to fix: Python and packages, devices, memory and
+disk, the compiler, data sets. The exit code is 1 if something has to be fixed."""
+# Extra: (module, purpose).
 EXTRAS = {
     "report": ("vl_convert", "fedfr report and fedfr serve"),
     "plots": ("matplotlib", "plots as PNG and PDF"),
@@ -50,14 +50,14 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr doctor", ABOUT, epilog="")
     add_switch(parser, "json", "print a JSON list")
     values = parse_flags(parser, argv)
-    found = []
+    results = []
     for finding in findings():
-        found.append(finding)
+        results.append(finding)
         if not values.json:
             print_finding(finding)
     if values.json:
-        print(json.dumps([finding._asdict() for finding in found], indent=1))
-    if any(finding.state == "fix" for finding in found):
+        print(json.dumps([finding._asdict() for finding in results], indent=1))
+    if any(finding.state == "fix" for finding in results):
         sys.exit(1)
 
 
@@ -164,18 +164,18 @@ def _compiler() -> Finding:
     import jax
     import jax.numpy as jnp
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         jax.jit(lambda x: (x @ x).sum())(jnp.ones((64, 64))).block_until_ready()
     except Exception as error:
         text = str(error).partition("\n")[0]
         fix = "Install jax and jaxlib of one version: pip install -U jax"
         return Finding("compiler", "fix", f"XLA fails: {text}", fix)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    kept = f"programs are kept in {cache}" if cache else "programs are not kept"
+    caching = f"programs are kept in {cache}" if cache else "programs are not kept"
     fix = "" if cache else "Set JAX_COMPILATION_CACHE_DIR to compile a program once."
-    return Finding("compiler", "ok", f"XLA compiles ({seconds:.1f} s), {kept}", fix)
+    return Finding("compiler", "ok", f"XLA compiles ({seconds:.1f} s), {caching}", fix)
 
 
 def _data_sets() -> Finding:

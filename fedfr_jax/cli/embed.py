@@ -6,7 +6,7 @@ from fedfr_jax.cli.weight_flags import (
     define_weights,
     load_images,
     load_weights,
-    name_images,
+    required_flag,
 )
 
 ABOUT = """\
@@ -22,13 +22,13 @@ def main(argv: list[str]) -> None:
     define_images(parser, "a folder, a .zip, or files")
     parser.flag("--output", "NPZ", "file to write")
     values = parse_flags(parser, argv)
-    path = name_images(values.output, "output", parser.prog)
+    path = required_flag(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)
     import numpy as np
 
-    found = load_images(values, network)
-    features = found.embed(network)
+    images = load_images(values, network)
+    features = images.embed(network)
     with open(path, "wb") as file:
         fingerprint = network.fingerprint
-        np.savez(file, names=found.names, features=features, fingerprint=fingerprint)
+        np.savez(file, names=images.names, features=features, fingerprint=fingerprint)
     print(f"{path}: {len(features)} embeddings of {features.shape[1]} numbers")

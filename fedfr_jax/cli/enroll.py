@@ -9,15 +9,15 @@ from fedfr_jax.cli.weight_flags import (
     define_weights,
     load_images,
     load_weights,
-    name_images,
+    required_flag,
 )
 from fedfr_jax.text import normalize_unicode, printable
 
 ABOUT = """\
-Add people to the gallery file, or make it: one vector each, the mean of their images.
-An image shows whom its folder is called after (people/<name>/<image>; one folder
-around all people's is no name), a file in no folder whom the file is called after.
-People of a name that is there are replaced."""
+Enroll identities in a gallery file, which is created if missing: one vector each, the
+mean of their images. An identity's name is that of the folder of its images
+(people/<name>/<image>; a single folder around all others is no name), or of the file if
+it is in no folder. Identities that are enrolled already are replaced."""
 
 
 def main(argv: list[str]) -> None:
@@ -27,27 +27,26 @@ def main(argv: list[str]) -> None:
     define_images(parser, "a folder, a .zip, or files")
     parser.flag("--gallery", "NPZ", "gallery file to write or to add to")
     values = parse_flags(parser, argv)
-    path = pathlib.Path(name_images(values.gallery, "gallery", parser.prog))
+    path = pathlib.Path(required_flag(values.gallery, "gallery", parser.prog))
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.gallery import check_network, enroll_images, read_gallery
 
     if path.exists():
         check_network(read_gallery(path), network)
-    found = load_images(values, network)
-    is_folder = len(values.images) == 1 and found.names != values.images
-    people = identities_of_files(found.names, is_folder)
-    gallery = enroll_images(network, people, found.embed(network), path)
+    images = load_images(values, network)
+    is_folder = len(values.images) == 1 and images.names != values.images
+    people = identities_of_files(images.names, is_folder)
+    gallery = enroll_images(network, people, images.embed(network), path)
     names = sorted({*people})
-    shown = ", ".join(map(printable, names[:5])) + (", ..." if names[5:] else "")
+    listed = ", ".join(map(printable, names[:5])) + (", ..." if names[5:] else "")
     total = len(gallery.names)
-    print(f"{path}: {total} people, {len(names)} of them new or again: {shown}")
+    print(f"{path}: {total} people, {len(names)} of them new or again: {listed}")
 
 
 def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
     """Identity of each image, from its path below the given folder.
 
-    A folder that holds all pictures, each in a folder of its own person, is passed
-    over, as archives have one around what they hold.
+    A single folder around the folders of all identities is skipped, as in archives.
 
     >>> identities_of_files(["Ada/1.jpg", "Bo.jpg"], True)
     ['Ada', 'Bo']
@@ -60,17 +59,21 @@ def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
     if not is_in_folder:
         return [normalize_unicode(path.stem) for path in paths]
     parts = [path.parts for path in paths]
-    while len({of[0] for of in parts}) == 1 and min(map(len, parts)) > 2:
-        parts = [of[1:] for of in parts]
-    depths = sorted(map(len, parts))
-    if len({of[0] for of in parts}) == 1 and 2 == depths[0] < depths[-1]:
-        direct, below = (names[[*map(len, parts)].index(n)] for n in (2, depths[-1]))
+
+    def has_one_root():
+        return len({x[0] for x in parts}) == 1
+
+    while has_one_root() and min(map(len, parts)) > 2:
+        parts = [x[1:] for x in parts]
+    depths = [len(x) for x in parts]
+    if has_one_root() and min(depths) == 2 < max(depths):
+        direct, below = (names[depths.index(n)] for n in (2, max(depths)))
         raise ValueError(
             "images must be in <name>/<image>, got both "
             f"{direct} and {below}. Move the first to a folder of its own, or pass the "
             "parent folder, which has one folder per person."
         )
     return [
-        normalize_unicode(of[0] if len(of) > 1 else path.stem)
-        for of, path in zip(parts, paths, strict=True)
+        normalize_unicode(x[0] if len(x) > 1 else path.stem)
+        for x, path in zip(parts, paths, strict=True)
     ]

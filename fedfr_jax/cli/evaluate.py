@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from fedfr_jax.cli.flags import (
-    KEPT,
+    CONFIG_FILE,
     define,
     define_data_changed,
     define_processes,
@@ -17,8 +17,8 @@ from fedfr_jax.cli.flags import (
 )
 
 ABOUT = """\
-Evaluate the checkpoints of the run in --workdir again, by the config that the run has
-unless --config is given; --config.evaluation.key=value changes an evaluation."""
+Evaluate the checkpoints of the run in --workdir again, by the run's config unless
+--config is given; --config.evaluation.key=value changes an evaluation."""
 
 
 def main(argv: list[str]) -> None:
@@ -35,8 +35,10 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.runs.remote import fetched_to_evaluate
 
     with fetched_to_evaluate(location, jax.process_index()) as folder:
-        if not (folder / KEPT).exists():
-            raise ValueError(f"{folder} must be a run directory, got no {KEPT} in it.")
+        if not (folder / CONFIG_FILE).exists():
+            raise ValueError(
+                f"{folder} must be a run directory, got no {CONFIG_FILE} in it."
+            )
         evaluate(values, folder)
 
 

@@ -1,7 +1,7 @@
 """Export trained weights as ONNX, StableHLO, safetensors or a PyTorch state dict."""
 
 from fedfr_jax.cli.flags import new_parser, parse_flags
-from fedfr_jax.cli.weight_flags import define_weights, load_weights, name_images
+from fedfr_jax.cli.weight_flags import define_weights, load_weights, required_flag
 
 ABOUT = """\
 Write a trained model to a file that runs or opens without this library.
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
     define_weights(parser)
     parser.flag("--output", "FILE", "file to write")
     values = parse_flags(parser, argv)
-    path = name_images(values.output, "output", parser.prog)
+    path = required_flag(values.output, "output", parser.prog)
     network = load_weights(values, parser.prog)
     from fedfr_jax.deploy.export import export
 

@@ -18,19 +18,19 @@ from fedfr_jax.runs.remote import fetch
 from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import hint
 
-KEPT = "config.json"  # the config, in the work folder of a run
+CONFIG_FILE = "config.json"  # of a run directory, as `workdir.CONFIG`
 SECTIONS = """\
 sections of a config, whose keys are the arguments of the function that they configure:
-  task         faces or another (fedfr describe tasks), which knows the sections
-  seed         of everything that is drawn at random
+  task         faces or another (fedfr describe tasks)
+  seed         of all random numbers
   data         name and settings of a source (fedfr describe sources)
-  partition    who holds which images (fedfr describe partitions)
+  partition    which client has which images (fedfr describe partitions)
   model        name and settings of a network (fedfr describe models)
   pretrain     epochs, batch size and optimizer of the training before the rounds
-  federation   rounds, cohort, local epochs, batch size, lanes, devices
-  evaluation   what the models are evaluated by
-  methods      rows of the result (fedfr describe algorithms)
-A wrong key is an error that lists the known ones; fedfr configs lists the configs."""
+  federation   rounds, cohort, local epochs, batch size, clients per device, devices
+  evaluation   settings of the task's evaluators
+  methods      methods to train (fedfr describe algorithms)
+The error for an unknown key lists the known ones; fedfr configs lists the configs."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
     def flag(self, name: str, metavar: str, help: str, **options) -> None:
         """Add a flag with a value, in the order of `--help`, which adds the default."""
         default = options.get("default")
-        shown = f" (default {default})" if default not in (None, (), "") else ""
-        self.add_argument(name, metavar=metavar, help=help + shown, **options)
+        suffix = f" (default {default})" if default not in (None, (), "") else ""
+        self.add_argument(name, metavar=metavar, help=help + suffix, **options)
 
 
 def new_parser(prog: str, description: str, *, epilog: str = SECTIONS) -> Parser:
@@ -63,8 +63,8 @@ def define(parser: Parser, *, needs_workdir: bool = True) -> None:
         "--config",
         "NAME",
         "a Python file with get_config(), or a shipped config (fedfr configs); "
-        "NAME:WORD passes it a word; --config.section.key=value changes a key; without "
-        "it the config that the run directory has",
+        "NAME:ARGUMENT calls get_config(ARGUMENT); --config.section.key=value changes "
+        "a key (default the config of the run directory)",
     )
     needed = " (needed)" if needs_workdir else ""
     parser.flag(
@@ -78,15 +78,15 @@ def define_data_changed(parser: Parser) -> None:
         "--data-changed",
         "--data_changed",  # as other flags of two words are written
         choices=["accept"],
-        help="go on although images were added, are gone or changed since a stage was "
-        "trained: it is used with the data as they are",
+        help="use a stage although images were added, removed or changed since it was "
+        "trained",
     )
 
 
 def define_processes(parser: Parser) -> None:
     """Add the flags for multi-process runs."""
-    add_switch(parser, "distributed", "one of the processes that a cluster started")
-    on_hosts = parser.add_argument_group("on plain hosts (given by fedfr launch)")
+    add_switch(parser, "distributed", "join the processes that a cluster started")
+    on_hosts = parser.add_argument_group("on plain hosts (passed by fedfr launch)")
     on_hosts.add_argument(
         "--coordinator", metavar="HOST:PORT", help="address of process 0"
     )
@@ -110,10 +110,10 @@ def add_switch(parser: Parser, name: str, help: str) -> None:
 
 def boolean(text: str) -> bool:
     """Parse a flag's value as a bool."""
-    known = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in known:
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
-    return known[text.lower()]
+    return values[text.lower()]
 
 
 def count(text: str) -> int:
@@ -131,14 +131,14 @@ def names(text: str) -> list[str]:
 
 
 def join_processes(values: argparse.Namespace) -> None:
-    """Join the other processes if the flags say so."""
-    given = (values.coordinator, values.num_processes, values.process_id)
-    if values.distributed or any(x is not None for x in given):
-        distributed.join(*given)
+    """Join the other processes of a run if a flag of them is set."""
+    address = values.coordinator, values.num_processes, values.process_id
+    if values.distributed or any(x is not None for x in address):
+        distributed.join(*address)
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Parse `argv`, the words after the command; `config` becomes a ConfigDict."""
+    """Parse `argv`, the arguments of the command; `config` becomes a ConfigDict."""
     changes = [word for word in argv if word.startswith("--config.")]
     for word in changes:
         if "=" not in word:
@@ -166,13 +166,13 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
         check_renamed(parser.prog, rest[0])
-        known = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
+        flags = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
         flag = rest[0].partition("=")[0]
-        near = hint(flag, known)
-        if flag not in known and flag.removeprefix("--") in vars(values):
+        near = hint(flag, flags)
+        if flag not in flags and flag.removeprefix("--") in vars(values):
             near = f" (give {flag.removeprefix('--')} without a flag)"
         raise ValueError(
-            f"{parser.prog}: flags must be among {known}, got {rest[0]!r}{near}."
+            f"{parser.prog}: flags must be among {flags}, got {rest[0]!r}{near}."
         )
     return values
 
@@ -200,14 +200,15 @@ def load_config(values: argparse.Namespace, command: str) -> ConfigDict:
         return load(find(name), argument)
     if not (folder := source or values.workdir):
         raise ValueError(f"{command}: needs --config=NAME, a config.")
-    kept = fetch(folder, lambda path: path == KEPT) / KEPT
-    if source and not kept.is_file():
+    path = fetch(folder, lambda name: name == CONFIG_FILE) / CONFIG_FILE
+    if source and not path.is_file():
         raise ValueError(
-            f"{command}: --from must be a run directory, got {source} without {KEPT}."
+            f"{command}: --from must be a run directory, got {source} without "
+            f"{CONFIG_FILE}."
         )
-    if not kept.is_file():
-        raise ValueError(f"{command}: needs --config=NAME, since there is no {kept}.")
-    return restore(kept)
+    if not path.is_file():
+        raise ValueError(f"{command}: needs --config=NAME, since there is no {path}.")
+    return restore(path)
 
 
 def _change(config: ConfigDict, word: str) -> None:
@@ -219,40 +220,40 @@ def _change(config: ConfigDict, word: str) -> None:
 def set_key(config: ConfigDict, path: str, value: Any) -> None:
     """Set the key at the dotted `path`; `build` checks the last name and the value.
 
-    What refers to a key of the config follows it, such as `partition.seed` the `seed`;
-    a section's own key that is set no longer follows.
+    References follow, such as `partition.seed` the `seed`, until they are set
+    themselves.
     """
     *sections, key = path.split(".")
-    place, section = "config", config
+    location, section = "config", config
     for name in sections or [key]:
         if sections and isinstance(section.get(name), str):  # a name without settings
             named = ConfigDict({"name": section[name]})
-            set_key(config, f"{place}.{name}".removeprefix("config."), named)
-        if name not in section and place not in ("config", "config.methods"):
+            set_key(config, f"{location}.{name}".removeprefix("config."), named)
+        if name not in section and location not in ("config", "config.methods"):
             with section.unlocked():
                 section[name] = ConfigDict()  # settings of a part, such as a loss
         if name not in section or (sections and not _is_section(section[name])):
             known = [k for k in section if _is_section(section[k])] if sections else []
-            what, known = ("sections", known) if known else ("keys", list(section))
+            kind, known = ("sections", known) if known else ("keys", list(section))
             raise ValueError(
-                f"{place} must have {what} {known}, got {name!r}{hint(name, known)}."
+                f"{location} must have {kind} {known}, got {name!r}{hint(name, known)}."
             )
-        place, section = f"{place}.{name}", section[name] if sections else section
+        location, section = f"{location}.{name}", section[name] if sections else section
     _check_names(f"config.{path}", value)
     with section.unlocked(), section.ignore_type():
         if sections and key in section:
-            del section[key]  # else what it refers to would be set
+            del section[key]  # else the key that it refers to would be set
         section[key] = value
 
 
-def _check_names(what: str, value: Any) -> None:
+def _check_names(location: str, value: Any) -> None:
     """Raise ValueError for a key that a ConfigDict cannot hold, or with dots."""
     for name, inside in value.items() if isinstance(value, dict) else ():
-        if not isinstance(name, str) or "." in name:  # which parts names of sections
+        if not isinstance(name, str) or "." in name:  # dots separate sections
             raise ValueError(
-                f"{what} must have string keys without dots, got {name!r}."
+                f"{location} must have string keys without dots, got {name!r}."
             )
-        _check_names(f"{what}.{name}", inside)
+        _check_names(f"{location}.{name}", inside)
 
 
 def _is_section(value) -> bool:
@@ -261,22 +262,22 @@ def _is_section(value) -> bool:
 
 def _value(text: str):
     """Parse a Python literal; true, false or none in any case; else the text itself."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text  # the last two: brackets or signs by the thousand
+        return text  # the last two: thousands of brackets or signs
 
 
 def run_location(values: argparse.Namespace, command: str) -> str | pathlib.Path:
-    """The --workdir, which may be the URL of a run in a bucket; else as `workdir`."""
+    """Value of --workdir: a URL, or a folder as of `workdir`."""
     return values.workdir if is_url(values.workdir) else workdir(values, command)
 
 
 def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
-    """The --workdir on this machine."""
+    """Value of --workdir, a folder of this machine."""
     if not values.workdir:
         raise ValueError(f"{command}: needs --workdir=DIR, the folder of the run.")
     if is_url(values.workdir):
@@ -291,7 +292,7 @@ def workdir(values: argparse.Namespace, command: str) -> pathlib.Path:
         )
     try:
         path.encode()
-    except UnicodeEncodeError:  # checkpoints are written under no other names
+    except UnicodeEncodeError:  # checkpoints need such names
         raise ValueError(
             f"{command}: --workdir must be a path in UTF-8, got {os.fsencode(path)}."
         ) from None

@@ -1,4 +1,4 @@
-"""Identify the people on images by a gallery."""
+"""Identify people on images by a gallery."""
 
 import os
 
@@ -10,14 +10,14 @@ from fedfr_jax.cli.weight_flags import (
     get_threshold,
     load_images,
     load_weights,
-    name_images,
+    required_flag,
 )
 from fedfr_jax.text import printable
 
 ABOUT = """\
-Print who of the gallery is on each image, by exact search. Somebody is named when
-the cosine reaches the threshold of --far, the false accept rate of one comparison; a
-gallery of G people makes G of them an image."""
+Print the identities of the gallery that are on each image, by exact search: those whose
+cosine reaches the threshold of --far, the false accept rate of one comparison; with a
+gallery of G identities an image takes part in G of them."""
 
 
 def main(argv: list[str]) -> None:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
         help="library that searches the gallery, exact in both (default numpy)",
     )
     values = parse_flags(parser, argv)
-    path = name_images(values.gallery, "gallery", parser.prog)
+    path = required_flag(values.gallery, "gallery", parser.prog)
     if not os.path.exists(path):
         raise ValueError(
             f"--gallery must exist, got {path}, which does not. Make it with `fedfr "
@@ -52,16 +52,16 @@ def main(argv: list[str]) -> None:
     find = faiss_search() if values.search_backend == "faiss" else search
     gallery = read_gallery(path)
     check_network(gallery, network)
-    least = get_threshold(values, gallery.calibration)
-    found = load_images(values, network)
-    places, cosines = find(gallery, found.embed(network), max(values.top_k, 1))
-    print(f"threshold {least:.4f}, {len(gallery.names)} people")
-    for name, row, scores in zip(found.names, places, cosines, strict=True):
-        shown = [
+    threshold = get_threshold(values, gallery.calibration)
+    images = load_images(values, network)
+    rows, cosines = find(gallery, images.embed(network), max(values.top_k, 1))
+    print(f"threshold {threshold:.4f}, {len(gallery.names)} people")
+    for name, indices, scores in zip(images.names, rows, cosines, strict=True):
+        matches = [
             f"{printable(gallery.names[i])} {score:.4f}"
-            for i, score in zip(row, scores, strict=True)
-            if score >= least
+            for i, score in zip(indices, scores, strict=True)
+            if score >= threshold
         ]
-        nearest = printable(gallery.names[row[0]])
-        nobody = f"nobody (nearest {nearest} {scores[0]:.4f})"
-        print(f"{printable(name)}: {', '.join(shown) or nobody}")
+        nearest = printable(gallery.names[indices[0]])
+        no_match = f"nobody (nearest {nearest} {scores[0]:.4f})"
+        print(f"{printable(name)}: {', '.join(matches) or no_match}")

@@ -1,4 +1,4 @@
-"""Launch the processes of one run on this machine, and stop them together."""
+"""Launch the processes of one run on this machine, and stop all if one fails."""
 
 import argparse
 import collections
@@ -25,15 +25,17 @@ ABOUT = """\
 Start a command as several processes of one run, such as
 fedfr launch --processes_per_host=4 train --config=demo --workdir=runs/demo
 
-Everything from the command on is handed to the processes on this machine. With several
-hosts the same line is started on each of them, with its number --host_index (from 0),
-and --coordinator names the first, --port its port. The first process prints; of the
-others only a failure is shown. When one fails, the others on its host are stopped."""
-PORT = 8482  # of the coordinator, as JAX has it on TPUs
-SPARE = 5  # seconds that processes have to end after theirs
-KEPT = 40  # last lines of a process that are shown when it fails
+Everything from the command on is passed to the processes on this machine. With several
+hosts start the same line on each of them, with its number --host_index (from 0);
+--coordinator is the address of the first, --port its port. The output of the first
+process is printed, that of others only if they fail. When one fails, the others on its
+host are stopped."""
+PORT = 8482  # of the coordinator, JAX's on TPUs
+SPARE = 5  # seconds until processes are killed after their own grace period
+NUM_LINES = 40  # last lines of a process that are shown when it fails
 NOISE = ("[Gloo] Rank",)
-CONSEQUENCES = (1, -signal.SIGABRT)  # an exception, and JAX's end without process 0
+# Exit codes of processes that lost another one: an exception, JAX's abort.
+CONSEQUENCES = (1, -signal.SIGABRT)
 ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} seconds"
 
 
@@ -56,8 +58,8 @@ def main(argv: list[str]) -> None:
         "command", nargs=argparse.REMAINDER, help="command to start, and its flags"
     )
     values = parse_flags(parser, argv)
-    words = values.command[1:] if values.command[:1] == ["--"] else values.command
-    if not words:
+    command = values.command[1:] if values.command[:1] == ["--"] else values.command
+    if not command:
         raise ValueError(
             "launch needs a command to start, as in `fedfr launch train ...`."
         )
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> None:
         raise ValueError("launch: --num_hosts needs --coordinator=HOST.")
     first = values.host_index * values.processes_per_host
     launch(
-        [sys.executable, "-m", "fedfr_jax", *words],
+        [sys.executable, "-m", "fedfr_jax", *command],
         range(first, first + values.processes_per_host),
         total=values.num_hosts * values.processes_per_host,
         coordinator=coordinator_address(values.coordinator, values.port),
@@ -88,15 +90,15 @@ def coordinator_address(host: str | None, port: int | None) -> str:
     """
     if port is not None and not 0 < port < 2**16:
         raise ValueError(f"launch: --port must be from 1 to 65535, got {port}.")
-    name, colon, given = (host or "").rpartition(":")
-    has_port = bool(colon) and given.isdecimal()  # [::1] has colons too
+    name, colon, port_text = (host or "").rpartition(":")
+    has_port = bool(colon) and port_text.isdecimal()  # [::1] has colons too
     if has_port and port is not None:
         raise ValueError(
             f"launch: --port must not go with a port in --coordinator, got {port} and "
             f"{host}. Leave one of them out."
         )
     if has_port:
-        return f"{name}:{given}"
+        return f"{name}:{port_text}"
     if host is None:
         return f"127.0.0.1:{port or free_port()}"
     return f"{host}:{port or PORT}"
@@ -112,27 +114,26 @@ def launch(
 ) -> None:
     """Run `command` as processes `ids` of `total`, until all have ended.
 
-    Each is given --coordinator, --num_processes and --process_id, as `join` needs them,
-    and ends with this process, however it ends: a pipe is its input.
+    Each gets --coordinator, --num_processes and --process_id, as `join` needs them. Its
+    input is a pipe, which closes when this process ends, and so ends the child.
 
     Args:
-      typed: the command line, for the line that a signal leaves.
+      typed: the command line, for the message after a signal.
 
     Raises:
-      ChildProcessError: when one of them failed; the others on this host are
-        stopped by then.
+      ChildProcessError: when one of them failed; the others on this host are stopped.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
     use_every_core(environment, num_processes=len(ids))
-    place = [f"--coordinator={coordinator}", f"--num_processes={total}"]
+    address = [f"--coordinator={coordinator}", f"--num_processes={total}"]
     children = {}
-    # A terminal sends its signals to the children too, which inherit what is blocked
-    # until they ignore them; here another thread hears them.
+    # A terminal sends its signals to the children too: they inherit the blocked mask
+    # until they ignore them. In this process another thread handles them.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL)
     try:
         for i in ids:
             children[i] = subprocess.Popen(
-                [*command, *place, f"--process_id={i}"],
+                [*command, *address, f"--process_id={i}"],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -142,29 +143,29 @@ def launch(
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    looking = threading.Lock()
-    kept = {i: collections.deque(maxlen=KEPT) for i in ids}
+    lock = threading.Lock()
+    last_lines = {i: collections.deque(maxlen=NUM_LINES) for i in ids}
     readers = [
-        threading.Thread(target=_read, args=(child, i == 0, kept[i]), daemon=True)
+        threading.Thread(target=_read, args=(child, i == 0, last_lines[i]), daemon=True)
         for i, child in children.items()
     ]
     for reader in readers:
         reader.start()
-    asked = threading.Event()
+    is_interrupted = threading.Event()
 
-    def answer(number):
-        """Hand a preemption's signal on: a training saves its round first."""
+    def forward_signal(number):
+        """Forward a preemption's SIGTERM, so that a training saves its round."""
         if number != signal.SIGTERM:
             return 0
-        asked.set()
-        with looking:
+        is_interrupted.set()
+        with lock:
             for child in children.values():
                 child.send_signal(number)
         return find_run(command).grace_seconds + SPARE
 
     try:
-        with exiting_on_signals(typed, lambda: _stop(children, looking), answer):
-            failed = _wait(children, looking, asked)
+        with exiting_on_signals(typed, lambda: _stop(children, lock), forward_signal):
+            failed = _wait(children, lock, is_interrupted)
     finally:
         for child in children.values():
             child.kill()
@@ -174,25 +175,25 @@ def launch(
             reader.join()
     if failed is None:
         return
-    if asked.is_set():
+    if is_interrupted.is_set():
         print(describe_interrupt(signal.SIGTERM, typed), file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM)
-    for line in kept[failed] if failed else ():
+    for line in last_lines[failed] if failed else ():
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
     raise ChildProcessError(_exit_text(failed, code, total, command, is_alone=is_alone))
 
 
-def _stop(children, looking: threading.Lock) -> None:
-    """Kill all children, without blaming one."""
-    looking.acquire()
+def _stop(children, lock: threading.Lock) -> None:
+    """Kill all children; the lock, never released, keeps `_wait` from blaming one."""
+    lock.acquire()
     for child in children.values():
         child.kill()
     for child in children.values():
         child.wait()
 
 
-def _read(child, is_first: bool, kept: collections.deque) -> None:
+def _read(child, is_first: bool, last_lines: collections.deque) -> None:
     """Print the output of the first process; keep the end of the others'."""
     with child.stdout as lines:
         for line in lines:
@@ -201,19 +202,19 @@ def _read(child, is_first: bool, kept: collections.deque) -> None:
             if is_first:
                 print(line, end="", flush=True)
             else:
-                kept.append(line)
+                last_lines.append(line)
 
 
-def _wait(children, looking: threading.Lock, asked: threading.Event) -> int | None:
+def _wait(children, lock, is_interrupted: threading.Event) -> int | None:
     """Wait until all children are done (None) or one has failed (its index).
 
     Args:
-      asked: set where all were asked to end, which they then do by themselves.
+      is_interrupted: set once all were asked to end, which they do by themselves.
     """
     while True:
-        with looking:
+        with lock:
             codes = {i: child.poll() for i, child in children.items()}
-        is_over = not asked.is_set() or None not in codes.values()
+        is_over = not is_interrupted.is_set() or None not in codes.values()
         if any(codes.values()) and is_over:
             return _first_failure(codes)
         if all(code == 0 for code in codes.values()):
@@ -224,7 +225,7 @@ def _wait(children, looking: threading.Lock, asked: threading.Event) -> int | No
 def _first_failure(codes: dict[int, int | None]) -> int:
     """First process that failed on its own, not because of another.
 
-    Most signals come from outside; 2 is a mistake that its process explains.
+    Exit code 2 is a user error, which its process explains.
     """
     bad = [i for i, code in codes.items() if code]
     return min(bad, key=lambda i: (codes[i] in CONSEQUENCES, codes[i] == 2))
@@ -234,19 +235,19 @@ def _exit_text(
     failed: int, code: int, total: int, command: list[str], *, is_alone: bool
 ) -> str:
     """Message of a failed process, and how to resume; `is_alone`: one host."""
-    code = 128 - code if 128 < code < 160 else code  # it has said that it was stopped
-    how = f"code {code}" if code > 0 else f"signal {-code}"
-    says = f"process {failed} of {total} ended with {how}; the others "
-    says += "were stopped." if is_alone else f"on this host were stopped, {ELSEWHERE}."
-    if code == 2:  # a mistake, which the process has explained
-        return says
+    code = 128 - code if 128 < code < 160 else code  # ended by our handler of a signal
+    ending = f"code {code}" if code > 0 else f"signal {-code}"
+    others = "were stopped" if is_alone else f"on this host were stopped, {ELSEWHERE}"
+    message = f"process {failed} of {total} ended with {ending}; the others {others}."
+    if code == 2:  # a user error, which the process has explained
+        return message
     values = find_run(command)
     again = "the same command again"
     for flag in FRESH:
         if vars(values)[flag]:
             again = f"it again without --{flag}"
     again += "" if is_alone else " on every host"
-    return f"{says} Start {again} to go on from {newest_checkpoint(values.workdir)}."
+    return f"{message} Start {again} to go on from {newest_checkpoint(values.workdir)}."
 
 
 def free_port() -> int:

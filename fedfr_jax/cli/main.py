@@ -24,26 +24,26 @@ HELP = """
 fedfr <command> --help lists a command's flags and the sections of a config.
 
   --config=NAME    a Python file with get_config(), or a shipped config by its name
-                   (fedfr configs), such as demo; evaluate, plan and prepare need none
-                   in the work folder of a run, which keeps its config
+                   (fedfr configs), such as demo; evaluate, plan and prepare take the
+                   config of the run in --workdir without it
   --config.section.key=value
                    changes a key, e.g. --config.federation.rounds=8; the keys of a
                    section are the arguments of the function that it configures
-                   (fedfr describe models, sources, algorithms, ...); what may be in
-                   a section or a row of methods: fedfr describe sections
+                   (fedfr describe models, sources, algorithms, ...); the keys of the
+                   sections themselves: fedfr describe sections
   --workdir=DIR    folder of a run: checkpoints, results, plots
   --version        print the version"""
 
 
-COMMANDS = {  # modules of this room, imported when they run
+COMMANDS = {  # modules of this package, imported when they run
     "demo": "train the demo, in minutes and without a download",
     "train": "train every method of a config, or resume where a run stopped",
     "evaluate": "evaluate the checkpoints of a run again, with its evaluators or "
     "others",
     "prepare": "inspect a config's data set: contents, unreadable images, the "
     "partition",
-    "plan": "what a config needs before it runs: memory, operations, images/s, hours",
-    "launch": "start the processes of one run on this machine, and stop them together",
+    "plan": "estimate the needs of a config: memory, operations, images/s, hours",
+    "launch": "start the processes of one run on this machine",
     "sweep": "train a grid of configs, KEY=[VALUES] for every axis; a table of all "
     "runs",
     "report": "write one HTML page of one or several runs",
@@ -51,7 +51,7 @@ COMMANDS = {  # modules of this room, imported when they run
     "serve": "serve the pages of a folder of runs, live, in a browser",
     "scaling": "fit scaling laws to a table of runs, or to the results of a sweep",
     "configs": "list the configs that come with the library",
-    "describe": "list what a config can name: models, sources, algorithms, losses, ...",
+    "describe": "list the models, sources, algorithms, losses, ... of configs",
     "convert": "convert external checkpoints to a file of weights",
     "export": "export trained weights as ONNX, StableHLO, safetensors or PyTorch's",
     "embed": "write the embeddings of a folder of images",
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"fedfr_jax {fedfr_jax.__version__}")
         return 0
-    if argv[0] != "launch":  # which deals the cores to the processes that it starts
+    if argv[0] != "launch":  # which divides the cores among its processes
         distributed.use_every_core()
         program_cache.keep_programs()
     if argv[0] not in COMMANDS:
@@ -98,14 +98,14 @@ def run_command(command, argv: list[str]) -> int:
         command.main(argv)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the output's reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         error = full_disk(error) or missing_file(error) or full_memory(error) or error
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
-        text = printable(str(error), keep="\n")  # it may quote a stranger's file
+        text = printable(str(error), keep="\n")  # it may quote an unknown file
         print(text or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
         return 2
@@ -113,7 +113,7 @@ def run_command(command, argv: list[str]) -> int:
 
 
 def full_disk(error: BaseException | None) -> OSError | None:
-    """The OSError of a full disk in the causes of `error`, else None."""
+    """One-line error if a full disk is among the causes of `error`, else None."""
     if isinstance(error, OSError) and error.errno is None:
         return None  # it explains itself
     while error:
@@ -141,7 +141,8 @@ def full_memory(error: Exception) -> MemoryError | None:
 def print_no_error_twice() -> list:
     """Suppress what threads and libraries print of errors that are raised as well.
 
-    Returns a list that the errors of threads go to.
+    Returns:
+      A list to which the errors of threads are added.
     """
     for name in ("absl", "asyncio"):  # Orbax writes to both
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -158,8 +159,8 @@ def print_no_error_twice() -> list:
 def print_of_an_object(failed) -> None:
     """Print an uncaught error, unless it is from a library's callback.
 
-    Orbax's reads are coroutines; those that are dropped when one of them fails each
-    raise as they are collected, by the hundred, after the error that counts.
+    Orbax's reads are coroutines. When one fails, hundreds of others are dropped, and
+    each raises when it is collected.
     """
     is_dropped = failed.object is None or inspect.iscoroutine(failed.object)
     if not is_dropped:

@@ -21,10 +21,10 @@ from fedfr_jax.text import printable
 from fedfr_jax.types import Experiment
 
 ABOUT = """\
-Say, without training or compiling anything, what every stage of a config needs of each
-device: memory and what it is for, operations for an image, expected images/s, MFU and
-hours, and the largest batch, number of classes and lanes that fit. No image is read; a
-known data set that is not there is made up in its size."""
+Estimate, without training or compiling, what every stage of a config needs of each
+device: memory by use, operations per image, expected images/s, MFU and hours, and the
+largest batch, number of classes and clients per device that fit. No image is read; a
+known data set that is missing is replaced by black images in its size."""
 
 
 def main(argv: list[str]) -> None:
@@ -34,8 +34,8 @@ def main(argv: list[str]) -> None:
     parser.flag(
         "--device",
         "NAME",
-        "h200, h100, a100, v100, v5e, v5p or v6e, or cpu for this machine; a grid such "
-        "as v5p:4x4x8 or h200:1x1x8 says how many, v5e:16x16:2 two slices",
+        "h200, h100, a100, v100, v5e, v5p or v6e, or cpu for this machine; or a grid "
+        "of devices such as v5p:4x4x8 or h200:1x1x8, v5e:16x16:2 for two slices",
         default="h200",
     )
     add_switch(
@@ -48,16 +48,16 @@ def main(argv: list[str]) -> None:
     parser.flag(
         "--save",
         "FOLDER",
-        "folder to keep the programs of --compile in, for fedfr train --compiled; "
-        "of TPUs and cpu, as for GPUs kernels are timed on the device",
+        "folder for the programs of --compile, for fedfr train --compiled; only for "
+        "TPUs and cpu, as GPU kernels are timed on the device",
     )
     parser.flag("--num_devices", "N", "number of devices (default 1)", type=count)
     parser.flag("--methods", "A,B", "stages to plan (default all)", type=names)
     parser.flag(
         "--assume_hard_negatives",
         "N",
-        "number of hard negatives per client (default as many as it can select, "
-        "at most as many as the largest client has images)",
+        "number of hard negatives per client (default the most that can be selected, "
+        "up to the number of images of the largest client)",
         type=count,
     )
     parser.flag("--json", "FILE", "file to write the numbers to")
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
         )
     if values.json and not pathlib.Path(values.json).parent.is_dir():
         raise ValueError(f"--json must be in an existing folder, got {values.json}.")
-    found = plan(
+    result = plan(
         values.config,
         device=kind,
         devices=num_devices(values.device) if is_grid else values.num_devices or 1,
@@ -87,18 +87,18 @@ def main(argv: list[str]) -> None:
         hard_negatives=values.assume_hard_negatives,
     )
     if values.compile:
-        words = config_words(argv)
-        words += [f"--save={values.save}"] if values.save else []
+        flags = config_words(argv)
+        flags += [f"--save={values.save}"] if values.save else []
         compile_words = compile_here if is_here else partial(compile_for, values.device)
-        found["compiled"] = compile_words(words)
-        for name, programs in found["compiled"].items():
+        result["compiled"] = compile_words(flags)
+        for name, programs in result["compiled"].items():
             print(f"\n{format_programs(name, programs)}")
     if values.json:
-        pathlib.Path(values.json).write_text(json.dumps(found, indent=1))
+        pathlib.Path(values.json).write_text(json.dumps(result, indent=1))
 
 
 def check_save(values) -> None:
-    """Raise ValueError where --save has nothing to keep."""
+    """Raise ValueError where --save has no programs to save."""
     from fedfr_jax.plan.topologies import device_kind
 
     if not values.compile:
@@ -118,10 +118,10 @@ def plan(
     rows: Sequence[str] = (),
     hard_negatives: int | None = None,
 ) -> dict:
-    """Print a config's plan; {"device", "devices", "stages": {name: numbers}}.
+    """Print a config's plan; return {"device", "devices", "stages": {name: numbers}}.
 
     Args:
-      rows: stages; none: all.
+      rows: names of stages; (): all.
     """
     sheet = get_device(device)
     experiment, table = blind_experiment(config, devices)
@@ -142,7 +142,7 @@ def plan(
 
 def blind_experiment(config, devices: int) -> tuple[Experiment, str]:
     """(experiment with black images on virtual devices, its `data_placement`)."""
-    use_virtual(devices)  # before a source draws something on them
+    use_virtual(devices)  # before a source computes something on them
     settings = sections(config)
     table = settings["federation"].get("data_placement", "auto")
     settings = without_files(settings)
@@ -158,8 +158,8 @@ def use_virtual(devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError:  # it has begun
         pass
-    if (found := len(jax.devices())) != devices:
+    if jax.device_count() != devices:
         raise ValueError(
-            f"--num_devices={devices} cannot change the {found} that JAX already uses "
-            "in this process. Start fedfr plan on its own."
+            f"--num_devices={devices} cannot change the {jax.device_count()} that JAX "
+            "already uses in this process. Start fedfr plan on its own."
         )

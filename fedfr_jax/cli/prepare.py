@@ -20,10 +20,10 @@ from fedfr_jax.text import printable
 from fedfr_jax.types import Source
 
 ABOUT = """\
-Print what the config's data set holds, what is unreadable and how it is split.
+Print the contents of the config's data set, its unreadable images and its partition.
 
 --pack decodes the images once into a folder; config.data = {"name": "packed", "path":
-FOLDER} reads them from there. Stopped, it goes on with the same command. --checksums
+FOLDER} reads them from there. The same command resumes an interrupted one. --checksums
 reads the folder (or the config's packed data) again and compares checksums.
 
 --detector and --landmarks find the faces of raw photographs: --landmarks=FACES.csv is
@@ -63,7 +63,7 @@ def prepare(
     """Open, inspect and split the config's data; print a report, and save it.
 
     Args:
-      folder: where to pack the images first, None for nowhere.
+      folder: pack the images there first; None: do not pack.
       check: compare the checksums of the packed set: `folder`, or the config's data.
       detector: file of a face detector, which writes the csv `landmarks` first.
     """
@@ -82,22 +82,21 @@ def prepare(
             )
         print(f"{verify(data['path'])} files of {data['path']} are as written")
     source = open_data(data)
-    facts, text = describe_source(settings["partition"], source)
-    found = inspect(source)
-    print(json.dumps(found, indent=1))
+    partition, text = describe_source(settings["partition"], source)
+    contents = inspect(source)
+    print(json.dumps(contents, indent=1))
     print(printable(text, keep="\n"))
     if workdir:
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
-        write_summary(
-            pathlib.Path(workdir) / "data.json", {"data": found, "partition": facts}
-        )
-    return found
+        report = {"data": contents, "partition": partition}
+        write_summary(pathlib.Path(workdir) / "data.json", report)
+    return contents
 
 
 def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dict:
     """Settings of config.data with alignment by a detector's landmarks.
 
-    Writes the csv `path`, and prints what was found.
+    Writes them to the csv `path`, and prints a summary.
     """
     if not detector or not path:
         raise ValueError(
@@ -118,11 +117,11 @@ def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dic
 def describe_source(settings: Mapping, source: Source) -> tuple[dict, str]:
     """Describe the split of a source by config.partition: (numbers, text)."""
     if source.roles is not None:
-        facts = reid.report(build_split(settings, source), source)
-        return facts, reid.format_report(facts)
+        report = reid.report(build_split(settings, source), source)
+        return report, reid.format_report(report)
     parts = split(settings, source)
     if isinstance(parts, partitions.ClientPartition):
-        facts = partitions.class_report(parts, source.labels, source.names)
-        return facts, partitions.format_class_report(facts)
-    facts = partitions.report(parts)
-    return facts, partitions.format_report(facts)
+        report = partitions.class_report(parts, source.labels, source.names)
+        return report, partitions.format_class_report(report)
+    report = partitions.report(parts)
+    return report, partitions.format_report(report)

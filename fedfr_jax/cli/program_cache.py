@@ -1,7 +1,7 @@
 """Compilation cache in the user's cache folder, kept for the next command.
 
-JAX's cache key does not have the processor's instruction set, so each kind of processor
-has its own folder.
+JAX's cache key lacks the processor's instruction set, so each kind of processor has its
+own folder.
 """
 
 import contextlib
@@ -11,15 +11,12 @@ import pathlib
 import platform
 from collections.abc import MutableMapping
 
-MAX_BYTES = 4 * 2**30  # of all programs: the oldest go
-FOLDER = "JAX_COMPILATION_CACHE_DIR"  # what JAX reads; empty: nothing is kept
+MAX_BYTES = 4 * 2**30  # of all programs: the oldest are deleted
+FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's variable; empty: nothing is cached
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Enable JAX's compilation cache, for compiles over a second, unless it is set.
-
-    Before JAX is imported.
-    """
+    """Enable JAX's compilation cache unless it is set; call before importing JAX."""
     if FOLDER in environment:
         return
     root = environment.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -30,12 +27,12 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
         environment[FOLDER] = str(folder)
 
 
-def remove_oldest(folder: pathlib.Path, most: int) -> None:
-    """Delete the least recently written files until `most` bytes are left."""
-    found = [(path.stat(), path) for path in folder.iterdir()]
-    size = sum(state.st_size for state, _ in found)
-    for state, path in sorted(found, key=lambda one: one[0].st_mtime):
-        if size <= most:
+def remove_oldest(folder: pathlib.Path, max_bytes: int) -> None:
+    """Delete the least recently written files until `max_bytes` bytes are left."""
+    files = [(path.stat(), path) for path in folder.iterdir()]
+    size = sum(state.st_size for state, _ in files)
+    for state, path in sorted(files, key=lambda x: x[0].st_mtime):
+        if size <= max_bytes:
             return
         size -= state.st_size
         path.unlink(missing_ok=True)
@@ -43,9 +40,9 @@ def remove_oldest(folder: pathlib.Path, most: int) -> None:
 
 def processor() -> str:
     """Hash (8 digits) of the processor's instruction set."""
-    words = [platform.machine(), platform.processor()]
-    with contextlib.suppress(OSError):  # Linux alone has it
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    lines = [platform.machine(), platform.processor()]
+    with contextlib.suppress(OSError):  # only on Linux
+        cpu_lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
         kinds = ("flags", "Features", "model name")
-        words += sorted({line for line in lines if line.startswith(kinds)})
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:8]
+        lines += sorted({line for line in cpu_lines if line.startswith(kinds)})
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Renamed flags, whose new name is in the error, kept for one version."""
+"""Old names of flags, kept for one version: the error names the new one."""
 
 _WEIGHTS = {"network": "weights"}
 RENAMED = {  # command: {old flag: new flag}; since 0.3

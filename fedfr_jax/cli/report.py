@@ -8,8 +8,8 @@ from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
 
 ABOUT = """\
 Write a report of runs: one HTML file with tables, curves, error rates, clients, costs,
-images, config and versions, and what differs between the runs. It needs no network and
-no other file. Of a run that is still training it shows what there is.
+images, config and versions, and the differences between the runs. It needs no network
+and no other file. A run that is still training is shown as far as it is.
 
   fedfr report runs/demo
   fedfr report runs/a runs/b --output=compared.html"""

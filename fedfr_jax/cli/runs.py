@@ -9,8 +9,8 @@ from fedfr_jax.text import printable
 ABOUT = """\
 List the runs in and below a folder.
 
-A WORD leaves those whose name has it; KEY=VALUE those with that state, task, stage or
-value of a config's key.
+A WORD selects runs with it in their name; KEY=VALUE those with that state, task, stage
+or value of a config's key.
 
   fedfr runs runs/ state=running
   fedfr runs runs/ seed=0 --metric=personalized/tar@far=1e-03 --sort=age"""
@@ -57,16 +57,16 @@ def print_table(rows: list[dict]) -> None:
         table.add_column(name, no_wrap=True)
     styles = {"running": "blue", "finished": "green", "stopped": "yellow"}
     for row in rows:
-        of = f"/{row['rounds']}" if row["rounds"] else ""
+        num_rounds = f"/{row['rounds']}" if row["rounds"] else ""
         value = row["metric_value"]
-        shown = f"{row['metric']} {value:.4g}" if value is not None else "-"
+        metric = f"{row['metric']} {value:.4g}" if value is not None else "-"
         table.add_row(
             printable(row["name"]),
             f"[{styles.get(row['state'], 'red')}]{row['state']}[/]",
             row["task"],
             row["stage"],
-            f"{row['round']}{of}",
-            shown,
+            f"{row['round']}{num_rounds}",
+            metric,
             row["age"],
         )
     console = Console()

@@ -13,8 +13,9 @@ or bigface, the points that BigFace published. A row has the parameters of a run
 num_images_seen and flops, a column to fit, and perhaps a name and a series.
 
 A pure power law, a saturating and a joint one are fitted; AICc chooses. Printed, and
-written to --workdir, are the laws with 90 % intervals, what the other runs say of the
-largest, and the best network for a budget of operations; with --workdir also plots.
+written to --workdir, are the laws with 90 % intervals, the prediction of the largest
+runs by the others, and the best network for a budget of operations; with --workdir also
+plots.
 
   fedfr scaling runs/sweep --score=fedavg/generic/accuracy
   fedfr scaling bigface --error=challenge --compare=scratch,distilled --workdir=out"""
@@ -60,16 +61,17 @@ def budgets(text: str) -> list[float]:
     """Parse a flag's value as FLOPs."""
     from fedfr_jax.scaling.study import H200_DAY as OPERATIONS
 
-    found = []
+    result = []
     for word in names(text):
         try:
-            found.append(OPERATIONS if word == H200_DAY else float(word))
+            result.append(OPERATIONS if word == H200_DAY else float(word))
         except ValueError:
-            found.append(float("nan"))
-        if not 0 < found[-1] < float("inf"):
-            says = f"must be positive numbers or {H200_DAY}, got {word!r}"
-            raise argparse.ArgumentTypeError(says)
-    return found
+            result.append(float("nan"))
+        if not 0 < result[-1] < float("inf"):
+            raise argparse.ArgumentTypeError(
+                f"must be positive numbers or {H200_DAY}, got {word!r}"
+            )
+    return result
 
 
 def run(values: argparse.Namespace) -> None:

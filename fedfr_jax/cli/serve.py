@@ -8,14 +8,14 @@ import webbrowser
 from fedfr_jax.cli.flags import add_switch, count, new_parser, parse_flags
 
 ABOUT = """\
-Serve the list of a folder's runs and their reports, which renew themselves while the
-runs train. Only this machine reaches the pages; with another --host an address with a
-token is printed, which a browser needs once. Nothing can be changed through them. Of a
-folder in a bucket the runs are fetched every minute.
+Serve the list of a folder's runs and their reports, which are updated while the runs
+train. Only this machine can open the pages; with another --host an address with a token
+is printed, which a browser needs once. The pages cannot change anything. Runs in a
+bucket are fetched every minute.
 
   fedfr serve runs/
   fedfr serve gs://my-bucket/runs"""
-FETCHED = 60.0  # seconds between two looks into a bucket
+FETCH_SECONDS = 60.0  # between two downloads from a bucket
 
 
 def main(argv: list[str]) -> None:
@@ -51,10 +51,10 @@ def keep_fetching(url: str) -> None:
 
     def fetch():
         while True:
-            time.sleep(FETCHED)
+            time.sleep(FETCH_SECONDS)
             try:
                 fetch_runs(url)
-            except OSError as error:  # the pages show what was there before
+            except OSError as error:  # the pages show the earlier state
                 print(error, file=sys.stderr, flush=True)
 
     threading.Thread(target=fetch, daemon=True).start()

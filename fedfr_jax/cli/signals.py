@@ -1,11 +1,10 @@
 """Signals: one line on how to resume when a command is interrupted.
 
-A run loses nothing by ending between two instructions, since checkpoints and files are
-put in place by renaming: a signal ends the process whatever it is doing, and a thread
-sees to it, as Python's own handlers wait for the end of a compile. The first SIGTERM,
-by which schedulers announce a preemption, lets a training end its round and save it,
-for as long as it is given. It needs nothing of the package, so that a command hears a
-signal before its libraries are loaded.
+A signal may end the process at any instruction, since checkpoints and files are put in
+place by renaming. A thread does it, as Python's own handlers wait for the end of a
+compile. After the first SIGTERM, with which schedulers announce a preemption, a
+training has some seconds to end its round and save it. This module imports nothing of
+the package, so that signals are handled before its libraries are loaded.
 """
 
 import argparse
@@ -21,34 +20,34 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FRESH = ("overwrite", "restart")  # flags that begin again instead of going on
-GRACE = 30  # seconds from SIGTERM to the end: what Kubernetes and Slurm give
+FRESH = ("overwrite", "restart")  # flags that train anew instead of resuming
+GRACE = 30  # seconds from SIGTERM to the end, as of Kubernetes and Slurm
 
 
-def at_once(number: int) -> float:
-    """The seconds that a signal leaves, of commands that end at the first one."""
+def end_at_once(number: int) -> float:
+    """Seconds until the end after a signal, of commands that do not wait."""
     del number
     return 0
 
 
 def exit_on_signals(
-    words: Sequence[str],
+    arguments: Sequence[str],
     before_end: Callable[[], None] = lambda: None,
-    answer: Callable[[int], float] = at_once,
+    on_first: Callable[[int], float] = end_at_once,
 ) -> tuple[int, int]:
     """End this process with a line of text at one of SIGNALS.
 
-    One that is ignored, as `nohup` has it, stays so.
+    An ignored signal, as under `nohup`, stays ignored.
 
     Args:
-      words: the command line.
-      before_end: called by a thread of its own between the signal and the end.
-      answer: called with the first signal by that thread: the seconds until the end,
-        which comes sooner with a second signal.
+      arguments: the command line.
+      before_end: called by another thread between the signal and the end.
+      on_first: called by that thread with the first signal; returns the seconds until
+        the end, which a second signal ends at once.
 
     Returns:
-      Descriptors that Python writes the numbers of signals to: the one until now, -1
-      where there is none, and the new one.
+      File descriptors to which Python writes the numbers of signals: the previous one
+      (-1: none) and the new one.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -56,23 +55,23 @@ def exit_on_signals(
     for number in SIGNALS:  # each of them writes its number to the pipe
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    arguments = (reading, words, before_end, answer)
-    threading.Thread(target=_exit_now, args=arguments, daemon=True).start()
+    args = (reading, arguments, before_end, on_first)
+    threading.Thread(target=_exit_now, args=args, daemon=True).start()
     return before, writing
 
 
 @contextlib.contextmanager
 def exiting_on_signals(
-    words: Sequence[str],
+    arguments: Sequence[str],
     before_end: Callable[[], None] = lambda: None,
-    answer: Callable[[int], float] = at_once,
+    on_first: Callable[[int], float] = end_at_once,
 ) -> Iterator[None]:
     """`exit_on_signals` within the block; the earlier handlers are restored afterwards.
 
-    Of an earlier `exit_on_signals` this takes over at once: no signal is lost between.
+    No signal is lost between an earlier `exit_on_signals` and this one.
     """
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    before, writing = exit_on_signals(words, before_end, answer)
+    before, writing = exit_on_signals(arguments, before_end, on_first)
     try:
         yield
     finally:
@@ -84,21 +83,21 @@ def exiting_on_signals(
 
 @contextlib.contextmanager
 def ending_after_a_round(
-    words: Sequence[str], seconds: float
+    arguments: Sequence[str], seconds: float
 ) -> Iterator[Callable[[], bool]]:
-    """Yield whether the first SIGTERM within the block has asked for the end.
+    """Yield a function: whether a SIGTERM in the block has asked for the end.
 
-    The end comes by itself so many seconds later, or at once with another signal.
+    The process ends `seconds` later, or at once with another signal.
     """
-    asked = threading.Event()
+    is_asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set  # Python lets no other thread answer signals
+        yield is_asked.is_set  # Python handles signals only in the main thread
         return
 
     def answer(number):
         if number != signal.SIGTERM or not seconds:
             return 0
-        asked.set()
+        is_asked.set()
         os.write(
             2,
             f"SIGTERM: ending after this round, or in {seconds:g} s as it is; a second "
@@ -106,12 +105,12 @@ def ending_after_a_round(
         )
         return seconds
 
-    with exiting_on_signals(words, answer=answer):
-        yield asked.is_set
+    with exiting_on_signals(arguments, on_first=answer):
+        yield is_asked.is_set
 
 
 def _next_signal(reading: int, seconds: float | None = None) -> int | None:
-    """The next of SIGNALS; 0 when none comes in time, None at the pipe's end."""
+    """Wait for one of SIGNALS; 0 if none comes in time, None if the pipe is closed."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if end is None else max(end - time.monotonic(), 0)
@@ -124,52 +123,51 @@ def _next_signal(reading: int, seconds: float | None = None) -> int | None:
 
 def _exit_now(
     reading: int,
-    words: Sequence[str],
+    arguments: Sequence[str],
     before_end: Callable[[], None],
-    answer: Callable[[int], float],
+    on_first: Callable[[int], float],
 ) -> None:
     number = _next_signal(reading)
-    if number and (seconds := answer(number)):
+    if number and (seconds := on_first(number)):
         second = _next_signal(reading, seconds)
         number = second if second is None else second or number
     if number is None:
         return os.close(reading)
     try:
         before_end()
-        cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # which a bar has hidden
-        os.write(
-            2, f"{cursor}{describe_interrupt(number, words)}\n".encode(errors="replace")
-        )
-    finally:  # also where nobody listens any more
+        cursor = "\033[?25h\n" if sys.stderr.isatty() else ""  # a bar has hidden it
+        text = f"{cursor}{describe_interrupt(number, arguments)}\n"
+        os.write(2, text.encode(errors="replace"))
+    finally:  # also if the output is closed
         os._exit(128 + number)
 
 
-def describe_interrupt(number: int, words: Sequence[str]) -> str:
+def describe_interrupt(number: int, arguments: Sequence[str]) -> str:
     """Message of a command that a signal has ended."""
     name = signal.Signals(number).name
-    if "train" not in words:
+    if "train" not in arguments:
         return f"Stopped by {name}: start the same command again."
-    again = shlex.join(["fedfr", *describe_resume(words)])
-    checkpoint = newest_checkpoint(find_run(words).workdir)
+    again = shlex.join(["fedfr", *describe_resume(arguments)])
+    checkpoint = newest_checkpoint(find_run(arguments).workdir)
     return f"Stopped by {name}: `{again}` goes on from {checkpoint}."
 
 
-def describe_resume(words: Sequence[str]) -> list[str]:
-    """Command line to resume, without the flags that would start again."""
-    kept, is_value = [], False
-    for word in words:
-        flag, equals, _ = word.removeprefix("--").partition("=")
-        is_fresh = word.startswith("--") and flag in FRESH
-        if not is_fresh and not (is_value and not word.startswith("-")):
-            kept.append(word)
+def describe_resume(arguments: Sequence[str]) -> list[str]:
+    """Command line to resume, without the flags that train anew."""
+    result, is_value = [], False
+    for argument in arguments:
+        flag, equals, _ = argument.removeprefix("--").partition("=")
+        is_fresh = argument.startswith("--") and flag in FRESH
+        if not is_fresh and not (is_value and not argument.startswith("-")):
+            result.append(argument)
         is_value = is_fresh and not equals
-    return kept
+    return result
 
 
-def find_run(words: Sequence[str]) -> argparse.Namespace:
+def find_run(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse --workdir, --grace_seconds, --overwrite and --restart of a command.
 
-    Its own parser is not asked, as a signal may come before commands are loaded.
+    The command's parser is not used, as a signal may come before it is loaded.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("workdir", "restart"):
@@ -178,11 +176,11 @@ def find_run(words: Sequence[str]) -> argparse.Namespace:
     is_true = lambda text: text.lower() in ("true", "1")
     parser.add_argument("--overwrite", nargs="?", const=True, type=is_true)
     parser.add_argument("--nooverwrite", dest="overwrite", action="store_false")
-    return parser.parse_known_args(words)[0]
+    return parser.parse_known_args(arguments)[0]
 
 
 def _seconds(text: str) -> float:
-    """A flag's number; what is none is the command's to refuse."""
+    """Number of a flag; the command itself refuses anything else."""
     return float(text) if text.replace(".", "", 1).isdecimal() else GRACE
 
 
@@ -192,16 +190,16 @@ def newest_checkpoint(workdir: str) -> str:
         from fedfr_jax.runs.scratch import copy_folder
 
         workdir = copy_folder(workdir)
-    found = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
+    checkpoints = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
     is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
-    found = [p for p in found if p.name.isdigit() and is_new(p)]
-    if not found:
+    checkpoints = [p for p in checkpoints if p.name.isdigit() and is_new(p)]
+    if not checkpoints:
         return "the beginning"
-    last = max(found, key=_time_of)
+    last = max(checkpoints, key=_modified)
     return f"checkpoint {last.name} of {last.parent.parent.name}"
 
 
-def _time_of(path: pathlib.Path) -> float:
+def _modified(path: pathlib.Path) -> float:
     """Modification time; 0 for a checkpoint that is being removed."""
     try:
         return path.stat().st_mtime

@@ -27,14 +27,13 @@ scaling reads it.
   fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
       'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
 
-The same command again resumes, and repeats no finished run; with more values it adds
-runs. Several sweeps may share a folder. A stage that an earlier run has trained with
-the same settings, such as pretraining, is copied. A run that fails is a row with its
-error, and the others go on; --retry_failed trains failed ones again. With --vmap, runs
-that differ only in seed and in numbers of their methods, such as learning rates, train
-side by side in one compiled round, where their clients are the same, with the results
-of single runs up to rounding; central stages, and runs that no other shares its clients
-with, train one by one."""
+The same command resumes without repeating a finished run; with more values it adds
+runs. Several sweeps may share a folder. A stage that another run has trained with the
+same settings, such as pretraining, is copied. A failed run is a row with its error,
+and the others continue; --retry_failed trains failed runs again. With --vmap, runs with
+the same clients that differ only in seed and in numbers of their methods, such as
+learning rates, train in one compiled round, with the results of single runs up to
+rounding; central stages, and other runs, train one by one."""
 
 
 def main(argv: list[str]) -> None:
@@ -57,9 +56,8 @@ def main(argv: list[str]) -> None:
     runs = [with_older_name(run, folder) for run in build_runs(values.config, axes)]
     check_same_base(folder, values.config)
     rows = sweep.read(folder)
-    again = {
-        name for name, row in rows.items() if "error" in row and values.retry_failed
-    }
+    failed = {name for name, row in rows.items() if "error" in row}
+    again = failed if values.retry_failed else set()
     missing = [run for run in runs if run.name not in rows or run.name in again]
     print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
     if values.vmap:
@@ -76,7 +74,7 @@ def main(argv: list[str]) -> None:
 
 
 def with_older_name(run, folder: pathlib.Path):
-    """The run by its digest alone, if an older sweep has such a folder."""
+    """Name the run by its digest alone, if an older sweep has such a folder."""
     older = run.name.rpartition("-")[2]
     return run._replace(name=older) if (folder / older).is_dir() else run
 
@@ -99,15 +97,15 @@ def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
     from fedfr_jax.runs.sweep import mean_over_seeds
 
     trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
-    if found := mean_over_seeds(trained):
-        show(report.result_table({"methods": found}))
-        show(report.best_value(found))
+    if evaluations := mean_over_seeds(trained):
+        show(report.result_table({"methods": evaluations}))
+        show(report.best_value(evaluations))
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:
     """Store the config that all runs share, or raise ValueError if it differs."""
     from fedfr_jax import digest_json
-    from fedfr_jax.cli.flags import KEPT
+    from fedfr_jax.cli.flags import CONFIG_FILE
     from fedfr_jax.runs import sweep
     from fedfr_jax.runs.locks import lock_to_write
     from fedfr_jax.runs.stage_config import first_difference
@@ -116,13 +114,13 @@ def check_same_base(folder: pathlib.Path, config) -> None:
 
     check_contents(folder, sweep.MARK, sweep.FILE)
     folder.mkdir(parents=True, exist_ok=True)
-    path, base = folder / KEPT, json.loads(kept_text(config))
+    path, base = folder / CONFIG_FILE, json.loads(kept_text(config))
     with lock_to_write(folder, sweep.MARK, waits=True):
         if not path.exists():
             digest_json.write(path, base)
-        kept = digest_json.read(path)
-    if found := first_difference(without_places(kept), without_places(base)):
-        key, before, now = found
+        stored = digest_json.read(path)
+    if difference := first_difference(without_places(stored), without_places(base)):
+        key, before, now = difference
         raise ValueError(
             f"config.{key} must be {before!r} as in the sweep in {folder}, got "
             f"{now!r}. Use another folder, or make it an axis."
@@ -132,35 +130,35 @@ def check_same_base(folder: pathlib.Path, config) -> None:
 def results_row(run, folder: pathlib.Path, changed: str | None = None) -> dict | None:
     """Train or resume a run; return its row, with "error" if it fails.
 
-    None where another sweep is training it, which will write the row.
+    Returns None if another sweep is training it, which will write the row.
 
     Args:
       changed: as of `data_digest.check`.
     """
-    from fedfr_jax.runs import sweep
-    from fedfr_jax.runs.data_digest import data_check
+    from fedfr_jax.runs import data_digest, sweep
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.locks import RunInUse
     from fedfr_jax.runs.sweep import reuse_stages, size_columns
 
-    place = folder / run.name
+    path = folder / run.name
     row = {"run": run.name, **run.changes}
     print(f"{run.name}: {describe_member(run.changes)}", flush=True)
     try:
         with contextlib.ExitStack() as stack:
-            experiment = claim_run(run, place, stack, changed)
-            reuse_stages(experiment, place, changed)
-            data_check(experiment.task, changed)([place / x for x in experiment.stages])
-            summary = run_experiment(experiment, place)
-            row |= size_columns(experiment, place)
+            experiment = claim_run(run, path, stack, changed)
+            reuse_stages(experiment, path, changed)
+            stages = [path / name for name in experiment.stages]
+            data_digest.check(experiment.task, stages, changed=changed, is_kept=True)
+            summary = run_experiment(experiment, path)
+            row |= size_columns(experiment, path)
         return row | {"seconds": summary["seconds"], **sweep.metric_names(summary)}
     except RunInUse as error:
         print(f"{run.name} is left to another sweep: {error}", flush=True)
         return None
     except Exception as error:
         text = traceback.format_exc()
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "error.txt").write_text(text)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "error.txt").write_text(text)
         print(f"{run.name} failed: {error}", flush=True)
         return row | {"error": f"{type(error).__name__}: {error}"}
 
@@ -170,8 +168,8 @@ def train_together(
 ) -> None:
     """Train groups of runs in one program (vmap), where possible.
 
-    What goes wrong is said in a line and parts a group: its runs then go on alone from
-    their checkpoints, and the one at fault fails there.
+    An error is printed and ends the group: its runs are then trained one by one from
+    their checkpoints, where the faulty one fails alone.
     """
     from fedfr_jax.cli.sweep_grid import group_runs
     from fedfr_jax.runs.vmapped_sweep import SweepMember, shared_program, train_members
@@ -180,10 +178,10 @@ def train_together(
         with contextlib.ExitStack() as stack:
             members = []
             for run, numbers in group:
-                place = folder / run.name
-                with contextlib.suppress(Exception):  # its row will say why
-                    experiment = claim_run(run, place, stack, changed)
-                    members.append(SweepMember(experiment, place, numbers, changed))
+                path = folder / run.name
+                with contextlib.suppress(Exception):  # its row will have the error
+                    experiment = claim_run(run, path, stack, changed)
+                    members.append(SweepMember(experiment, path, numbers, changed))
             for shared in shared_program(members):
                 names = ", ".join(member.folder.name for member in shared)
                 if len(shared) < 2:
@@ -197,9 +195,9 @@ def train_together(
 
 
 def claim_run(
-    run, place: pathlib.Path, stack: contextlib.ExitStack, changed: str | None = None
+    run, path: pathlib.Path, stack: contextlib.ExitStack, changed: str | None = None
 ):
-    """Build a run's experiment and hold the lock of its folder until the stack ends."""
+    """Build a run's experiment; lock its folder until the stack is closed."""
     from fedfr_jax.config.build import build
     from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.workdir import claim_on_all_processes
@@ -208,24 +206,25 @@ def claim_run(
     text, stages = kept_text(run.config), experiment.stages
     check_data = data_check(experiment.task, changed)
     stack.enter_context(
-        claim_on_all_processes(place, text, stages, check_data=check_data)
+        claim_on_all_processes(path, text, stages, check_data=check_data)
     )
-    check_same_images(experiment.task.used, run, place.parent, changed)
+    check_same_images(experiment.task.used, run, path.parent, changed)
     return experiment
 
 
 def check_same_images(used, run, folder: pathlib.Path, changed: str | None) -> None:
     """Store the digest of the images; raise ValueError if they differ from other runs'.
 
-    Runs whose values are of keys of config.data have images of their own.
+    Runs with changes of config.data are compared among themselves.
     """
     from fedfr_jax.cli.sweep_grid import digest
     from fedfr_jax.runs import data_digest
 
-    own = {key: v for key, v in run.changes.items() if key.startswith("data.")}
-    path = folder / (f"data-{digest(own)}.npz" if own else data_digest.FILE)
     if used is None:
         return
+    changes = {key: v for key, v in run.changes.items() if key.startswith("data.")}
+    name = f"data-{digest(changes)}.npz" if changes else data_digest.FILE
+    path = folder / name
     now = data_digest.digest_source(used.source)
     if not path.exists() or data_digest.compare(path, now, changed):
         data_digest.write(now, path)

@@ -50,36 +50,36 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
     return keys, values
 
 
-def build_runs(config: ConfigDict, words: Sequence[str]) -> list[Run]:
+def build_runs(config: ConfigDict, axis_texts: Sequence[str]) -> list[Run]:
     """Build a run for every combination of the axes' values, the last axis fastest."""
-    axes = [parse_axis(word) for word in words]
+    axes = [parse_axis(word) for word in axis_texts]
     keys = [key for names, _ in axes for key in names]
     if len({*keys}) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"each axis must be set once, got {twice} twice.")
-    found = {}
-    for chosen in itertools.product(*(values for _, values in axes)):
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"each axis must be set once, got {repeated} twice.")
+    runs = {}
+    for combination in itertools.product(*(values for _, values in axes)):
         changes = {}
-        for (names, _), value in zip(axes, chosen, strict=True):
+        for (names, _), value in zip(axes, combination, strict=True):
             changes |= zip(names, value if len(names) > 1 else [value], strict=True)
-        own = copy.deepcopy(config)
+        changed = copy.deepcopy(config)
         for key, value in changes.items():
-            set_key(own, key, value)
-        places = {key: v for key, v in changes.items() if key.startswith("data.")}
-        mark = digest({**without_places(plain(own)), **places})
-        found.setdefault(mark, Run(folder_name(changes, mark), changes, own))
-    return list(found.values())
+            set_key(changed, key, value)
+        paths = {key: v for key, v in changes.items() if key.startswith("data.")}
+        key = digest({**without_places(plain(changed)), **paths})
+        runs.setdefault(key, Run(folder_name(changes, key), changes, changed))
+    return list(runs.values())
 
 
-def folder_name(changes: Mapping[str, Any], mark: str) -> str:
+def folder_name(changes: Mapping[str, Any], run_digest: str) -> str:
     """Name of a run's folder: its changed settings and a digest.
 
     >>> folder_name({"seed": 1, "methods.fedavg.learning_rate": 0.05}, "0a1b2c3d")
     'seed=1,learning_rate=0.05-0a1b2c3d'
     """
-    words = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
-    text = re.sub(r"[^\w.=,+-]+", "", ",".join(words))
-    return f"{text[:MAX_NAME_LENGTH]}-{mark}"
+    parts = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+    text = re.sub(r"[^\w.=,+-]+", "", ",".join(parts))
+    return f"{text[:MAX_NAME_LENGTH]}-{run_digest}"
 
 
 def digest(config: ConfigDict | Mapping) -> str:
@@ -91,27 +91,27 @@ def digest(config: ConfigDict | Mapping) -> str:
 def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
     """Group runs that differ only in the seed and in numbers of methods.
 
-    The seed also draws attackers, who are part of the program: of methods with an
-    `attack` runs of one seed go together.
+    The seed also samples the attackers, who are part of the program: with an `attack`
+    only runs of one seed are grouped.
 
     Returns:
-      Groups of (run, {row: {key: its number}}): what each has for itself.
+      Groups of (run, {method: {key: number}}), with the numbers that differ.
     """
-    found = {}
+    groups = {}
     for run in runs:
-        own, numbers = copy.deepcopy(run.config), {}
+        shared, numbers = copy.deepcopy(run.config), {}
+        has_attack = any(x.get("attack") for x in shared.methods.values())
         for key, value in run.changes.items():
             section, _, rest = key.partition(".")
-            row, _, name = rest.partition(".")
-            if key == "seed":
-                if not any(method.get("attack") for method in own.methods.values()):
-                    set_key(own, key, 0)
-            elif section == "methods" and row in own.methods and is_rate(value):
-                set_key(own, key, 0.0)
-                numbers.setdefault(row, {})[name] = float(value)
-        keys = sorted((row, *sorted(of)) for row, of in numbers.items())
-        found.setdefault(digest(own) + str(keys), []).append((run, numbers))
-    return [group for group in found.values() if len(group) > 1]
+            method, _, name = rest.partition(".")
+            if key == "seed" and not has_attack:
+                set_key(shared, key, 0)
+            elif section == "methods" and method in shared.methods and is_rate(value):
+                set_key(shared, key, 0.0)
+                numbers.setdefault(method, {})[name] = float(value)
+        keys = sorted((name, *sorted(values)) for name, values in numbers.items())
+        groups.setdefault(digest(shared) + str(keys), []).append((run, numbers))
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def is_rate(value: Any) -> bool:

@@ -24,12 +24,12 @@ from fedfr_jax.cli.flags import (
 from fedfr_jax.cli.signals import GRACE, describe_interrupt, ending_after_a_round
 
 ABOUT = """\
-Pretrain, then train every method of a config. A run that was stopped resumes with the
-same command, and with a changed config where that leaves a trained stage as it is: a
-line says which stages are kept, taken back or trained anew; more rounds go on from the
-last one. --restart=fedfr trains a method alone again, --overwrite starts all from the
-beginning. --from=runs/a trains the config of another run, in a --workdir of its own.
-What a config needs is said before by fedfr plan; fedfr serve shows the run meanwhile.
+Pretrain, then train every method of a config. An interrupted run resumes with the same
+command. With a changed config, stages that it does not affect are kept, and a line
+lists which are kept, restored or trained anew; more rounds continue from the last one.
+--restart=fedfr trains one method again, --overwrite everything. --from=runs/a trains
+the config of another run in a new --workdir. fedfr plan estimates the needs of a config
+beforehand, fedfr serve shows the run while it trains.
 
 As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
 pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
@@ -40,27 +40,27 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr train", ABOUT)
     define(parser)
-    add_switch(parser, "overwrite", "empty the work folder first")
+    add_switch(parser, "overwrite", "empty the run directory first")
     parser.flag(
         "--restart",
         "A,B",
-        "stages (methods, or pretrained) to train again from their beginning, "
-        "with those that start from them; the others stay",
+        "stages (methods, or pretrained) to train again, with those that start from "
+        "them",
         type=names,
     )
     define_data_changed(parser)
     parser.flag(
         "--methods",
         "A,B",
-        "methods to train, with the stages that they start from (default all); "
-        "the result table has no others",
+        "methods to train and to list in the result table, with the stages that they "
+        "start from (default all)",
         type=names,
     )
     parser.flag(
         "--profile",
         "A:B",
-        "rounds A to B of each method, epochs of central stages, to write a trace "
-        "of into the stage's tensorboard folder, for xprof",
+        "profile rounds A to B of each method, or epochs of central stages; traces go "
+        "to the stage's tensorboard folder, for xprof",
         type=rounds,
         default=(),
     )
@@ -74,21 +74,21 @@ def main(argv: list[str]) -> None:
     parser.flag(
         "--sinks",
         "A,B",
-        "trackers that get the numbers of rounds and clients: csv, tensorboard, "
-        "wandb, trackio, mlflow (default tensorboard)",
+        "outputs of the metrics of rounds and clients: csv, tensorboard, wandb, "
+        "trackio, mlflow (default tensorboard)",
         type=names,
     )
-    add_switch(parser, "quiet", "print errors and results alone")
+    add_switch(parser, "quiet", "print only errors and results")
     parser.flag(
         "--compiled",
         "FOLDER",
-        "programs that fedfr plan --compile --save has kept for these devices, "
-        "this config and this JAX; others are refused",
+        "folder of programs by fedfr plan --compile --save, for the same devices, "
+        "config and JAX version",
     )
     parser.flag(
         "--grace_seconds",
         "S",
-        "seconds from SIGTERM to the end, to save the round; 0 ends at once",
+        "seconds to end and save the round after SIGTERM; 0 ends at once",
         type=seconds,
         default=GRACE,
     )
@@ -102,16 +102,16 @@ def main(argv: list[str]) -> None:
 
 def rounds(text: str) -> range:
     """Parse A:B as rounds A to B, counted from 1."""
-    words = text.split(":")
-    if len(words) == 2 and all(word.isdecimal() for word in words):
-        first, last = map(int, words)
+    parts = text.split(":")
+    if len(parts) == 2 and all(word.isdecimal() for word in parts):
+        first, last = map(int, parts)
         if 1 <= first <= last:
             return range(first, last + 1)
     raise argparse.ArgumentTypeError(f"must be A:B with 1 <= A <= B, got {text!r}.")
 
 
 def seconds(text: str) -> float:
-    """A number of seconds of at least 0 as the value of a flag."""
+    """Parse a flag's value as seconds of at least 0."""
     if text.replace(".", "", 1).isdecimal():
         return float(text)
     raise argparse.ArgumentTypeError(f"must be seconds of at least 0, got {text!r}.")
@@ -148,7 +148,7 @@ def train(values: argparse.Namespace, location) -> None:
 
 @contextlib.contextmanager
 def compiled(values: argparse.Namespace) -> Iterator:
-    """The experiment, whose programs are looked for in --compiled within the block."""
+    """Build the experiment; in the block its programs are taken from --compiled."""
     from fedfr_jax.config.build import build
 
     if not values.compiled:

@@ -11,9 +11,9 @@ from fedfr_jax.cli.weight_flags import (
 )
 
 ABOUT = """\
-Print the cosine of two images' embeddings, the threshold and what follows. The
-threshold is that of --far on the identity pairs that the model's run evaluated and did
-not train on."""
+Print the cosine of two images' embeddings, the threshold and the decision. The
+threshold has the false accept rate --far on pairs of identities that the model's run
+evaluated and did not train on."""
 
 
 def main(argv: list[str]) -> None:
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.deploy.calibration import curve_text
     from fedfr_jax.deploy.gallery import unit_length
 
-    found = load_images(values, network)
-    first, second = unit_length(found.embed(network))
+    images = load_images(values, network)
+    first, second = unit_length(images.embed(network))
     cosine = float(first @ second)
     is_given = values.threshold is not None
-    least = get_threshold(values, "" if is_given else curve_text(network.roc))
-    says = "one person" if cosine >= least else "two people"
-    why = "given" if is_given else f"false accept rate {values.far:g}"
-    print(f"{says}: cosine {cosine:.4f}, threshold {least:.4f} ({why})")
+    threshold = get_threshold(values, "" if is_given else curve_text(network.roc))
+    verdict = "one person" if cosine >= threshold else "two people"
+    source = "given" if is_given else f"false accept rate {values.far:g}"
+    print(f"{verdict}: cosine {cosine:.4f}, threshold {threshold:.4f} ({source})")

@@ -21,9 +21,9 @@ def define_weights(parser: Parser) -> None:
     define_data_changed(parser)
 
 
-def define_images(parser: Parser, what: str) -> None:
+def define_images(parser: Parser, description: str) -> None:
     """Add images, --landmarks and --detector."""
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=what)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=description)
     parser.flag(
         "--landmarks",
         "CSV",
@@ -37,12 +37,12 @@ def define_threshold(parser: Parser) -> None:
     """Add --far and --threshold."""
     rate = "false accept rate, by the evaluation of the model's run"
     parser.flag("--far", "RATE", rate, type=float, default=1e-3)
-    least = "least cosine of one person, instead of --far"
-    parser.flag("--threshold", "COSINE", least, type=float)
+    threshold = "minimum cosine of one person, instead of --far"
+    parser.flag("--threshold", "COSINE", threshold, type=float)
 
 
 def load_weights(values: argparse.Namespace, command: str):
-    """Load the model that the flags name."""
+    """Load the model of the flags."""
     if not values.weights:
         raise ValueError(
             f"{command}: needs --weights=PATH, a run directory or a file of weights."
@@ -60,27 +60,27 @@ def load_weights(values: argparse.Namespace, command: str):
 
 def check_files(values: argparse.Namespace) -> None:
     """Raise ValueError for an image or a landmarks file that does not exist."""
-    known = vars(values)
-    named = {f"--{flag}": known.get(flag) for flag in ("landmarks", "detector")}
-    paths = [("images", path) for path in known.get("images", ())]
-    for what, path in [*paths, *named.items()]:
+    flags = vars(values)
+    named = {f"--{flag}": flags.get(flag) for flag in ("landmarks", "detector")}
+    paths = [("images", path) for path in flags.get("images", ())]
+    for name, path in [*paths, *named.items()]:
         if path is not None and not os.path.exists(path):
-            raise ValueError(f"{what} must exist, got {path}, which does not.")
+            raise ValueError(f"{name} must exist, got {path}, which does not.")
 
 
 def load_images(values: argparse.Namespace, network):
-    """Read the images that the flags name; prints how they are prepared."""
+    """Read the images of the flags; print how they are aligned."""
     from fedfr_jax.deploy.face_images import read_images
 
-    found = read_images(
+    images = read_images(
         values.images,
         network.input_shape,
         network.recorded,
         landmarks=values.landmarks,
         detector=values.detector,
     )
-    print(printable(found.alignment, keep="\n"))
-    return found
+    print(printable(images.alignment, keep="\n"))
+    return images
 
 
 def get_threshold(values: argparse.Namespace, calibration: str) -> float:
@@ -94,8 +94,8 @@ def get_threshold(values: argparse.Namespace, calibration: str) -> float:
     return threshold(calibration, values.far)
 
 
-def name_images(value: str | None, flag: str, command: str) -> str:
-    """Value of a required flag."""
+def required_flag(value: str | None, flag: str, command: str) -> str:
+    """Check that a flag has a value, and return it."""
     if not value:
         raise ValueError(f"{command}: needs --{flag}=FILE.")
     return value

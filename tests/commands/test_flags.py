@@ -193,7 +193,7 @@ def test_the_work_folder_keeps_the_config(tmp_path):
     again = parsed("--workdir", str(run), "--config.evaluation.fars=(0.5,)").config
     assert again.model.widths == (4, 8)
     assert again.evaluation.fars == (0.5,)
-    assert flags.KEPT == workdir.CONFIG
+    assert flags.CONFIG_FILE == workdir.CONFIG
     workdir.claim(run, text).close()
     text = again.to_json_best_effort(indent=1)
     workdir.claim(run, text, but_for="evaluation").close()

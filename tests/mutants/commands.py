@@ -90,7 +90,7 @@ MUTANTS = [
             ('name in ("workdir", "restart")', 'name in ("restart",)'),
             ("is_fresh and not equals", "is_fresh and equals"),
             ("    finally:  # also", "    except ZeroDivisionError:  # also"),
-            ("key=_time_of", "key=lambda p: p.stat().st_mtime"),
+            ("key=_modified", "key=lambda p: p.stat().st_mtime"),
             ("if not is_fresh and", "if"),
         ],
     ),

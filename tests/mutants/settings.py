@@ -60,7 +60,7 @@ MUTANTS = [
             ("except UnicodeEncodeError:", "except UnicodeDecodeError:"),
             ("        path.encode()", "        pass"),
             ('    _check_names(f"config.{path}", value)\n', ""),
-            ('    _check_names(f"{what}.{name}", inside)', "    pass"),
+            ('    _check_names(f"{location}.{name}", inside)', "    pass"),
             ('if not isinstance(name, str) or "." in name:', 'if "." in str(name):'),
         ],
     ),
