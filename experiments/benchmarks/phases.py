@@ -8,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.federated import schedule, simulation
 from fedfr_jax.federated.lowering import Program
-from fedfr_jax.plan.federated import RoundShapes, client_program, with_known_shapes
+from fedfr_jax.plan.federated import RoundShapes, client_program, argument_values
 from fedfr_jax.plan.program_cost import program_cost
 from fedfr_jax.types import Cohort
 
@@ -78,7 +78,7 @@ def step_flops(sim, server, algorithm) -> float:
         algorithm, sim.batching, largest, RoundShapes(*given, None)
     )
     none, one = (
-        program_cost(program, known=with_known_shapes(largest, 0, n)).flops
+        program_cost(program, known=argument_values(largest, 0, n)).flops
         for n in (0, 1)
     )
     return one - none

@@ -1,4 +1,4 @@
-"""Build an experiment from a config, with its data or (for a plan) without."""
+"""Build an experiment from a config."""
 
 import contextlib
 import re
@@ -23,13 +23,13 @@ from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
 
-# Python's literals that have no place in the JSON that a run keeps of its config.
-UNKEPT = (bytes, bytearray, complex, set, frozenset, types.EllipsisType)
-# Paths of runs, which may be URLs of runs in buckets.
+# Python literals that the JSON of a run's config cannot hold.
+NOT_JSON = (bytes, bytearray, complex, set, frozenset, types.EllipsisType)
+# Keys whose paths are runs, and so may be URLs of runs in buckets.
 RUNS = r"(pretrain|methods/[^/]+)/(init|distill/teacher/weights)"
 RUNS += r"|evaluation/representation/reference"
-ROW = r"\w[\w@=+ -]*"
-ROW_NAMES = "names of letters, digits and _ @ = + -, which are folders"
+METHOD_NAME = r"\w[\w@=+ -]*"
+NAME_RULE = "names of letters, digits and _ @ = + -, which are folders"
 SECTIONS = (
     "task",
     "seed",
@@ -57,26 +57,26 @@ def plain(value: Any) -> Any:
     return value
 
 
-def check_literals(what: str, value: Any) -> None:
+def check_literals(location: str, value: Any) -> None:
     """Raise ValueError for a value that the stored config cannot represent.
 
-    A text with a null character is refused too: no file has such a name.
+    A string with a null character is refused too, as no file name has one.
     """
-    if isinstance(value, UNKEPT) or (isinstance(value, str) and "\0" in value):
+    if isinstance(value, NOT_JSON) or (isinstance(value, str) and "\0" in value):
         raise ValueError(
-            f"{what} must be a string without null characters, a number, True, False, "
-            f"None, a list or a mapping, got {value!r}."
+            f"{location} must be a string without null characters, a number, True, "
+            f"False, None, a list or a mapping, got {value!r}."
         )
     inside = {}
     if isinstance(value, Mapping):
         inside = {f".{key}": entry for key, entry in value.items()}
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{what} must have string keys, got {key!r}.")
+                raise ValueError(f"{location} must have string keys, got {key!r}.")
     elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         inside = {f"[{i}]": entry for i, entry in enumerate(value)}
-    for place, entry in inside.items():
-        check_literals(what + place, entry)
+    for suffix, entry in inside.items():
+        check_literals(location + suffix, entry)
 
 
 def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
@@ -93,13 +93,12 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
     check_choice("config.task", settings["task"], sorted(TASKS))
     check_values("config.", {"seed": settings["seed"]}, {"seed": Seed})
     check_literals("config", settings)
-    rows = settings.setdefault("methods", {})
     for name in SECTIONS[2:]:
         _check_section(name, settings.setdefault(name, {}))
-    for name, options in rows.items():
-        _check_section(f"methods.{name}", options)
-        if not re.fullmatch(ROW, str(name)):  # the folder of its stage
-            raise ValueError(f"config.methods must have {ROW_NAMES}, got {name!r}.")
+    for name, method in settings["methods"].items():
+        _check_section(f"methods.{name}", method)
+        if not re.fullmatch(METHOD_NAME, str(name)):  # the folder of its stage
+            raise ValueError(f"config.methods must have {NAME_RULE}, got {name!r}.")
     return with_paths(settings)
 
 
@@ -112,10 +111,13 @@ def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:
     """Build the experiment of a config; opens its data, trains nothing.
 
     Raises:
-      ValueError: for anything wrong in the config or the data, before any compile.
+      ValueError: for an invalid config or invalid data, before any compile.
     """
-    local = lambda path: str(fetch(path, is_model)) if is_url(path) else path
-    settings = with_paths(sections(config), local, only=RUNS)
+
+    def to_local(path):
+        return str(fetch(path, is_model)) if is_url(path) else path
+
+    settings = with_paths(sections(config), to_local, only=RUNS)
     experiment = TASKS[settings["task"]](settings)
     task = experiment.task._replace(name=settings["task"])
     experiment = experiment._replace(task=task)
@@ -134,23 +136,23 @@ def _check_rounds(
     if not isinstance(trainer, FederatedTrainer):
         return
     federation = experiment.federation
-    least = int(np.min(federation.epochs_of(trainer)))
+    min_epochs = int(np.min(federation.epochs_of(trainer)))
     num_clients = experiment.task.population.num_clients
     systems = federation.build_systems(num_clients)
     straggling = federation.straggling
     cohort_size = systems.num_counted(federation.cohort_size or num_clients)
-    check_stragglers(straggling, least, cohort_size)
+    check_stragglers(straggling, min_epochs, cohort_size)
     _check_steps(trainer, experiment)
     sampling = build_sampling(federation.sampling)
     check_together(systems, straggling, sampling, trainer.algorithm)
-    trainer.algorithm.check_epochs(least)
+    trainer.algorithm.check_epochs(min_epochs)
     trainer.algorithm.check_cohort(num_trained(straggling, cohort_size))
 
 
 def _check_privacy(name: str, experiment: Experiment) -> None:
-    """Raise ValueError for a private method whose clients send what is not covered.
+    """Raise ValueError for a private method whose clients send more than is covered.
 
-    What a server prepares of numbers cannot be traced, and is checked in the round.
+    Data that the server computes from values cannot be traced: the round checks them.
     """
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, FederatedTrainer) and trainer.algorithm.privacy is not None:
@@ -161,8 +163,7 @@ def _check_privacy(name: str, experiment: Experiment) -> None:
 def _check_steps(trainer: FederatedTrainer, experiment: Experiment) -> None:
     """Raise ValueError if clients take no step, or more than int32 can count.
 
-    Images that a round adds to a client's own, which its algorithm prepares, are not
-    known here.
+    Images that an algorithm's `prepare` adds to a client's are not known here.
     """
     largest = int(experiment.task.population.largest(1)[0])
     steps = experiment.batching.steps_per_epoch(largest)
@@ -185,14 +186,14 @@ def _check_augments(experiment: Experiment, rows: Collection[str]) -> None:
     Args:
       rows: of config.methods; the other stage is pretraining.
     """
-    feeds = {"federation": (experiment.batching, experiment.task.dataset)}
+    batchings = {"federation": (experiment.batching, experiment.task.dataset)}
     for name, stage in experiment.stages.items():
         if isinstance(stage.trainer, CentralTrainer):
             section = f"methods.{name}" if name in rows else "pretrain"
-            feeds[section] = stage.trainer.batching, stage.trainer.dataset
-    for section, (feed, data) in feeds.items():
-        if feed.augment:
-            one = example_shape(data)
+            batchings[section] = stage.trainer.batching, stage.trainer.dataset
+    for section, (batching, data) in batchings.items():
+        if batching.augment:
+            example, key = example_shape(data), jax.random.key(0)
             with naming(f"config.{section}.augment"):
-                key = jax.random.key(0)
-                jax.eval_shape(feed.augment.apply, key, one.inputs, one.targets)
+                apply = batching.augment.apply
+                jax.eval_shape(apply, key, example.inputs, example.targets)

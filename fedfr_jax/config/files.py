@@ -1,4 +1,4 @@
-"""Config files: shipped, the user's, and the copy in a run."""
+"""Config files: shipped, of the user, and stored in a run."""
 
 import pathlib
 import runpy
@@ -13,7 +13,7 @@ from fedfr_jax import digest_json
 from fedfr_jax.configs import FOLDER
 from fedfr_jax.schema import hint, naming, with_tuples
 
-MAX_CONFIG_BYTES = 30  # names that an error lists
+MAX_NAMES = 30  # configs that an error lists
 
 
 def shipped() -> dict[str, pathlib.Path]:
@@ -27,39 +27,34 @@ def shipped() -> dict[str, pathlib.Path]:
 
 
 def find(name: str) -> pathlib.Path:
-    """Find the file that --config names: a path, or the name of a shipped config.
+    """Find the file of --config: a path, or the name of a shipped config.
 
     Raises:
-      ValueError: when there is no such file, listing the names of the shipped ones, or
-        several of that name.
+      ValueError: when there is no such file, or several of that name.
     """
     if pathlib.Path(name).is_file():
         return pathlib.Path(name)
     files = shipped()
-    wanted = name.removeprefix("configs/").removesuffix(".py")
-    if wanted in files:
-        return files[wanted]
-    found = [known for known in files if known.rpartition("/")[2] == wanted]
-    if len(found) == 1:
-        return files[found[0]]
-    if found:
-        raise ValueError(f"--config must be one of {found}, got {name!r}.")
-    more = (
-        f" and {len(files) - MAX_CONFIG_BYTES} more (fedfr configs)"
-        if len(files) > MAX_CONFIG_BYTES
-        else ""
-    )
+    wanted_name = name.removeprefix("configs/").removesuffix(".py")
+    if wanted_name in files:
+        return files[wanted_name]
+    matches = [x for x in files if x.rpartition("/")[2] == wanted_name]
+    if len(matches) == 1:
+        return files[matches[0]]
+    if matches:
+        raise ValueError(f"--config must be one of {matches}, got {name!r}.")
+    rest = len(files) - MAX_NAMES
+    more = f" and {rest} more (fedfr configs)" if rest > 0 else ""
     raise ValueError(
-        f"--config must be one of {list(files)[:MAX_CONFIG_BYTES]}{more} or a "
-        f"Python file, "
-        f"got {name!r}{_hint(wanted, files)}."
+        f"--config must be one of {list(files)[:MAX_NAMES]}{more} or a Python file, "
+        f"got {name!r}{_hint(wanted_name, files)}."
     )
 
 
-def _hint(wanted: str, files: Collection[str]) -> str:
+def _hint(wanted_name: str, files: Collection[str]) -> str:
     """Suggest a shipped config, by its full name or its last part."""
     last = {name.rpartition("/")[2]: name for name in files}
-    return hint(wanted, files) or hint(wanted.rpartition("/")[2], last)
+    return hint(wanted_name, files) or hint(wanted_name.rpartition("/")[2], last)
 
 
 def with_argument(name: str) -> tuple[str, str | None]:
@@ -77,24 +72,23 @@ def load(path: pathlib.Path, argument: str | None = None) -> ConfigDict:
     """Run a Python config file and return get_config() or get_config(argument).
 
     Raises:
-      ValueError: one line that names file and line, whatever is wrong there.
+      ValueError: for any error in the file, with its line.
     """
     _make_importable(path)
     try:
-        names = runpy.run_path(str(path))
-        given = () if argument is None else (argument,)
-        config = names["get_config"](*given) if "get_config" in names else None
+        get_config = runpy.run_path(str(path)).get("get_config")
+        arguments = () if argument is None else (argument,)
+        config = get_config(*arguments) if get_config is not None else None
     except (Exception, SystemExit) as error:
-        where = _place(error, path)
         raise ValueError(
-            f"{where} must run without errors, got {_syntax_error(error)}."
+            f"{_location(error, path)} must run without errors, got "
+            f"{_error_line(error)}."
         ) from error
-    if "get_config" not in names:
+    if get_config is None:
         raise ValueError(f"{path} must define get_config(), got no such function.")
     if not isinstance(config, ConfigDict):
-        function = names["get_config"]  # or anything else that can be called
-        is_written = isinstance(function, types.FunctionType)
-        line = function.__code__.co_firstlineno if is_written else None
+        is_function = isinstance(get_config, types.FunctionType)
+        line = get_config.__code__.co_firstlineno if is_function else None
         raise ValueError(
             f"{_with_line(path, line)} must return an ml_collections ConfigDict from "
             f"get_config(), got {type(config).__name__}."
@@ -113,22 +107,22 @@ def restore(path: pathlib.Path) -> ConfigDict:
 
 
 def _make_importable(path: pathlib.Path) -> None:
-    """Let a config import files beside it, and `configs.base` from any folder.
+    """Let a config import files of its folder, and `configs.base` from any folder.
 
     `configs` is the folder of that name above the file, then the shipped one.
     """
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    own = [str(folder) for folder in path.parents if folder.name == "configs"]
+    folders = [str(folder) for folder in path.parents if folder.name == "configs"]
     for name in [n for n in sys.modules if n.partition(".")[0] == "configs"]:
         del sys.modules[name]  # of a config that was loaded before
     package = types.ModuleType("configs")
-    package.__path__ = [*own[:1], str(FOLDER)]
+    package.__path__ = [*folders[:1], str(FOLDER)]
     sys.modules["configs"] = package
 
 
-def _place(error: BaseException, path: pathlib.Path) -> str:
+def _location(error: BaseException, path: pathlib.Path) -> str:
     """File and line of the error in the config `path`."""
     if isinstance(error, SyntaxError) and error.filename:  # not of a NUL byte
         return _with_line(error.filename, error.lineno)
@@ -142,8 +136,8 @@ def _with_line(path: str | pathlib.Path, line: int | None) -> str:
     return f"{path}, line {line}," if line else str(path)
 
 
-def _syntax_error(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Type and message of an error, in one line."""
     text = error.msg if isinstance(error, SyntaxError) else error
-    words = [] if text is None else str(text).split()
-    return ": ".join(filter(None, (type(error).__name__, " ".join(words))))
+    message = "" if text is None else " ".join(str(text).split())
+    return ": ".join(filter(None, (type(error).__name__, message)))

@@ -26,7 +26,7 @@ from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
 from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
-from fedfr_jax.runs.loop import Intervals
+from fedfr_jax.runs.loop import intervals
 from fedfr_jax.runs.stage_setup import build_stage_simulation
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
@@ -48,13 +48,9 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
         return {"step": epochs.lower(first, trainer.dataset)}
     sim = _simulation(experiment, trainer)
     server, federation = server_shapes(experiment, name, sim), experiment.federation
-    period = Intervals(
-        federation.evaluate_every,
-        federation.checkpoint_every,
-        federation.rounds_per_call,
-    )
-    most = period.longest_call(affordable_rounds(sim.accountant, federation.rounds))
-    return round_programs(sim, server, most)
+    period = intervals(federation)
+    rounds = affordable_rounds(sim.accountant, federation.rounds)
+    return round_programs(sim, server, period.longest_call(rounds))
 
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
@@ -68,11 +64,12 @@ def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation
 def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
     """A federated stage's server as ShapeDtypeStructs with shardings."""
     stage = experiment.stages[name]
-    before = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
-    begin = lambda variables: sim.algorithm.init(
-        stage.trainer.init_variables(variables)
-    )
-    server = jax.eval_shape(begin, before)
+    start = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
+
+    def init_server(variables):
+        return sim.algorithm.init(stage.trainer.init_variables(variables))
+
+    server = jax.eval_shape(init_server, start)
     return meshes.shapes_at(server, model_parallel.placement(sim.mesh, server))
 
 
@@ -92,14 +89,14 @@ def end_shapes(experiment: Experiment, name: str) -> PyTree:
     return variables
 
 
-def round_programs(sim: Simulation, server: PyTree, most: int = 1) -> Programs:
+def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Programs:
     """Lower the programs of a round of `sim`, from the server's shapes.
 
     Args:
-      most: rounds of a call.
+      max_rounds: rounds of a call.
 
     Raises:
-      jax.errors.JAXTypeError: where the algorithm's `prepare` asks for values.
+      jax.errors.JAXTypeError: if the algorithm's `prepare` needs values.
     """
     extra = on_mesh(sim.mesh, empty_prepared(sim.num_places))
     cohort = cohort_of_round(sim, 0)
@@ -123,34 +120,34 @@ def round_programs(sim: Simulation, server: PyTree, most: int = 1) -> Programs:
         key=sim.key,
         hyper=sim.hyper,
     )
-    if most > 1:
+    if max_rounds > 1:
         run = sim.programs.run_rounds
-        return {"rounds": lowered(run, *call_shapes(sim, arguments, most))}
+        return {"rounds": lowered(run, *call_shapes(sim, arguments, max_rounds))}
     if not sim.data.is_streamed:
         return {"round": lowered(sim.programs.run_whole, *arguments)}
     return _segment_programs(sim, *arguments)
 
 
 def _resident(sim):
-    """All examples as shapes on the devices, also those of a stream."""
+    """Shapes of all examples on the devices, also of a stream."""
     table = sim.device_data
     if not isinstance(table, Stream):
         return table
     count = table.num_examples
-    of = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
-    return on_mesh(sim.mesh, jax.tree.map(of, table.example))
+    struct = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
+    return on_mesh(sim.mesh, jax.tree.map(struct, table.example))
 
 
 def _segment_programs(sim, server, rows, slots, order, table, shared) -> Programs:
     """Lower a segment as long as the stream's memory allows, and the finish."""
     del table
     waves, lanes = slots.shape[1:3]
-    # As many as a client has of its own; a run makes more room when a round has more.
+    # Room for as many added examples as a client has; a run makes more when needed.
     added, largest = shared[0].added_rows, int(sim.largest[0])
-    capacity = added.shape[1]
+    num_clients, capacity = added.shape
     room = capacity_for(capacity, min(capacity, largest), largest, set())
     added = jax.ShapeDtypeStruct(
-        (added.shape[0], room), added.dtype, sharding=added.sharding
+        (num_clients, room), added.dtype, sharding=added.sharding
     )
     shared = shared[0]._replace(added_rows=added), *shared[1:]
     size = fit_waves(
@@ -161,16 +158,21 @@ def _segment_programs(sim, server, rows, slots, order, table, shared) -> Program
         waves=waves,
         room=room,
     )
-    of = lambda x: jax.ShapeDtypeStruct(
-        (x.shape[0], size.waves, *x.shape[2:]), x.dtype, sharding=x.sharding
-    )
-    segment = *jax.tree.map(of, (rows, slots)), sim.data.shapes(size), shared
-    cut = meshes.over_clients(sim.mesh)
-    at = lambda tree: meshes.shapes_at(tree, jax.tree.map(lambda _: cut, tree))
+
+    def cut_waves(x):
+        shape = x.shape[0], size.waves, *x.shape[2:]
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    def shard(tree):
+        sharding = meshes.over_clients(sim.mesh)
+        return meshes.shapes_at(tree, jax.tree.map(lambda _: sharding, tree))
+
+    rows, slots = jax.tree.map(cut_waves, (rows, slots))
+    segment = rows, slots, sim.data.shapes(size), shared
     run, finish = sim.programs.run, sim.programs.finish
-    total = at(jax.eval_shape(sim.programs.start, server, *segment))
+    total = shard(jax.eval_shape(sim.programs.start, server, *segment))
     _, output = jax.eval_shape(run, total, server, *segment)
-    outputs = [at(output._replace(personal=()))] * size.segments
+    outputs = [shard(output._replace(personal=()))] * size.segments
     return {
         "segment": lowered(run, total, server, *segment),
         "finish": lowered(finish, server, total, outputs, order, shared),
@@ -184,19 +186,19 @@ def compile_stages(experiment: Experiment, names: Iterable[str] = ()) -> dict:
     """Compile the programs of stages: {stage: {program: result of `compile_programs`}}.
 
     Args:
-      names: of stages; none: all.
+      names: of stages; (): all.
     """
-    for name in (names := list(names) or list(experiment.stages)):
+    names = list(names) or list(experiment.stages)
+    for name in names:
         check_choice("--methods", name, experiment.stages)
-    return {
-        name: {
-            what: compile_programs(
-                program, experiment.mesh.size, stage_steps_per_loop(experiment, name)
-            )
-            for what, program in stage_programs(experiment, name).items()
+    results = {}
+    for name in names:
+        steps = stage_steps_per_loop(experiment, name)
+        results[name] = {
+            label: compile_programs(program, experiment.mesh.size, steps)
+            for label, program in stage_programs(experiment, name).items()
         }
-        for name in names
-    }
+    return results
 
 
 def stage_steps_per_loop(experiment: Experiment, name: str) -> tuple[int, ...]:
@@ -213,27 +215,26 @@ def compile_programs(
     """Compile a program; return the compiler's numbers: memory, cost, time.
 
     Args:
-      steps_per_loop: local steps of its counted loops, falling.
+      steps_per_loop: local steps of its counted loops, descending.
 
     Returns:
-      compile_seconds; fits; gib: of a device, by what it is for, `needed` in all;
-      whole and step: see `hlo.Counts`, step None where there is none;
-      optimal_seconds: a TPU's estimate, each loop turned once, None where there is
-      none or one below zero. Where the compiler finds no room, only fits (false) and
-      what it says.
+      compile_seconds; fits; gib: of a device by use, `needed` in total; whole and step:
+      see `hlo.Counts`, step None if there is none; optimal_seconds: a TPU's estimate
+      with one iteration of each loop, None if there is none or a negative one. If the
+      program does not fit, only fits (false) and the compiler's message, `says`.
     """
     start = time.perf_counter()
     try:
-        found = program.compile()
+        compiled = program.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return {"fits": False, "says": _used(str(error))}
     seconds = time.perf_counter() - start
-    memory, text = memory_gib(found.memory_analysis()), hlo.parse(found.as_text())
+    memory, text = memory_gib(compiled.memory_analysis()), hlo.parse(compiled.as_text())
     step = hlo.count_step(text, num_devices, max(steps_per_loop, default=1))
     limit = mesh.memory()  # None of a CPU
-    estimate = (found.cost_analysis() or {}).get("optimal_seconds", 0)
+    estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0)
     return {
         "compile_seconds": round(seconds, 1),
         "fits": limit is None or memory["needed"] * GIB <= limit,
@@ -248,15 +249,15 @@ def compile_programs(
 def memory_gib(memory) -> dict[str, float]:
     """Memory of a program on a device in GiB, by purpose."""
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    number = {
+    parts = {
         "arguments": memory.argument_size_in_bytes / GIB,
-        "results": max(results, 0) / GIB,  # beside those in place of arguments
+        "results": max(results, 0) / GIB,  # without those in place of arguments
         "temporaries": memory.temp_size_in_bytes / GIB,
     }
-    return {**number, "needed": sum(number.values())}
+    return {**parts, "needed": sum(parts.values())}
 
 
 def _used(text: str) -> str:
-    """The sentence of TPU compiler output that states the memory used."""
+    """Line of a TPU compiler's message that states the memory used."""
     lines = [line for line in text.splitlines() if "Used" in line]
     return (lines or text.splitlines())[0].strip()

@@ -56,7 +56,7 @@ def central_needs(
     """Compute what a central stage needs on each device.
 
     Args:
-      mesh: of as many devices as there will be.
+      mesh: of as many devices as the stage will have.
       examples: shapes of the stored examples, [T, ...].
       batch_size, num_classes: instead of the config's; 0 keeps them.
     """
@@ -65,13 +65,13 @@ def central_needs(
     )
     leaves = jax.tree.leaves(step.arguments)
     devices = meshes.device_grid(step.mesh)[0]
-    found = program_cost(
+    cost = program_cost(
         jax.make_jaxpr(step.run)(*step.arguments),
         sizes={i: on_device(x) for i, x in enumerate(leaves)},
         num_devices=devices,
     )
     parts, grads = memory_parts(trainer, step)
-    parts["activations and other temporaries"] = max(found.peak - grads, 0.0)
+    parts["activations and other temporaries"] = max(cost.peak - grads, 0.0)
     batch = step.arguments[2].rows.shape[0]
     steps = trainer.settings.epochs * (trainer.num_rows // batch)
     variables = step.state.variables
@@ -80,13 +80,13 @@ def central_needs(
         trainer.count_flops, trainer.apply_global, network_shapes, examples.input_shape
     )
     rows = trees.count(variables["params"]) - trees.count(network_shapes["params"])
-    if trainer.sharded_classes:  # of those that are drawn
+    if trainer.sharded_classes:  # of those that are sampled
         rows = round(rows * max(trainer.settings.class_rates))
     return Requirements(
         devices=devices,
         parts=parts,
-        largest_arrays=found.largest,
-        work=[DeviceWork(found.kernels, steps)],
+        largest_arrays=cost.largest,
+        work=[DeviceWork(cost.kernels, steps)],
         images=steps * batch,
         forward=forward_flops(network, rows),
         parameters=trees.count(variables["params"]),
@@ -106,31 +106,32 @@ def central_step(
     """Build the step of a central stage; arguments as in `central_needs`."""
     batch_size = batch_size or trainer.settings.batch_size
     settings = trainer.settings._replace(batch_size=batch_size)
-    own = build_mesh(settings, mesh)
+    stage_mesh = build_mesh(settings, mesh)
     variables = jax.eval_shape(trainer.init, jax.random.key(0))
-    variables, number = with_classes(trainer, variables, own, num_classes)
+    variables, number = with_classes(trainer, variables, stage_mesh, num_classes)
     pattern = f"^{trainer.sharded_classes.path}$" if trainer.sharded_classes else None
-    spread = build_step_sharding(settings, number, pattern)
-    spread = spread._replace(class_rate=max(settings.class_rates))
+    sharding = build_step_sharding(settings, number, pattern)
+    sharding = sharding._replace(class_rate=max(settings.class_rates))
     optimizer = build_optimizer(settings, trainer.num_rows)
-    layout = leaf_sharding(spread.rules, variables["params"], own)
+    layout = leaf_sharding(sharding.rules, variables["params"], stage_mesh)
     order = EpochOrder(
         first_row=trainer.first_row,
         num_rows=trainer.num_rows,
         batch_size=batch_size,
-        num_devices=meshes.device_grid(own)[0],
+        num_devices=meshes.device_grid(stage_mesh)[0],
         seed=0,
     )
-    feed = trainer.batching._replace(batch_size=batch_size)
-    batch = build_batch(feed, order, own, trainer.annotate_batch)
-    move = build_step(trainer.loss, optimizer, own, spread)
+    batching = trainer.batching._replace(batch_size=batch_size)
+    batch = build_batch(batching, order, stage_mesh, trainer.annotate_batch)
+    step = build_step(trainer.loss, optimizer, stage_mesh, sharding)
 
     def run(number, state, piece):
         key = jax.random.fold_in(jax.random.key(0), number)
-        return move(state, batch(piece, key, number), key)
+        return step(state, batch(piece, key, number), key)
 
-    state = state_shapes(variables, optimizer, own, spread)
-    return Step(run, (*first_chunk(own, examples, batch_size, state),), own, layout)
+    state = state_shapes(variables, optimizer, stage_mesh, sharding)
+    arguments = first_chunk(stage_mesh, examples, batch_size, state)
+    return Step(run, arguments, stage_mesh, layout)
 
 
 def with_classes(
@@ -144,8 +145,8 @@ def with_classes(
     count = number
     if table:
         devices = meshes.device_grid(mesh)[0]
-        each = rows_per_device(number, devices, trainer.settings.class_chunk_size)
-        count = devices * each
+        rows_each = rows_per_device(number, devices, trainer.settings.class_chunk_size)
+        count = devices * rows_each
     rows = params[CLASS_TABLE]
     rows = jax.ShapeDtypeStruct((count, *rows.shape[1:]), rows.dtype)
     return {**variables, "params": {**params, CLASS_TABLE: rows}}, number
@@ -160,14 +161,14 @@ def count_classes(trainer: CentralTrainer, params: PyTree) -> int:
 
 def first_chunk(mesh: Mesh, examples: Dataset, batch_size: int, state: State) -> tuple:
     """(step number, state, examples of a step) as ShapeDtypeStructs."""
-    cut, whole = meshes.over_clients(mesh), meshes.replicated(mesh)
+    sharded, replicated = meshes.over_clients(mesh), meshes.replicated(mesh)
 
     def batch_of(x):
         shape = (batch_size, *x.shape[1:])
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=cut)
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharded)
 
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=cut)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32, sharding=sharded)
     return number, state, Chunk(rows, jax.tree.map(batch_of, examples), number, number)
 
 
@@ -179,26 +180,27 @@ def memory_parts(trainer: CentralTrainer, step: Step) -> tuple[dict[str, float],
         k: jax.tree.map(lambda _, k=k: k == CLASS_TABLE, v) for k, v in params.items()
     }
     optimizer = build_optimizer(trainer.settings, trainer.num_rows)
+    is_moment_of_table = state_layout(optimizer, opt_state, is_table, False)
     grads = meshes.shapes_at(params, shardings(step.mesh, step.layout.grads))
-    kept = _split(params, is_table)
-    moments = _split(opt_state, state_layout(optimizer, opt_state, is_table, False))
-    moved = _split(grads, is_table)
-    if trainer.sharded_classes:  # of the rows that are drawn
-        moved = moved[0], moved[1] * max(trainer.settings.class_rates)
+    weights, class_weights = _split(params, is_table)
+    moments, class_moments = _split(opt_state, is_moment_of_table)
+    gradients, class_gradients = _split(grads, is_table)
+    if trainer.sharded_classes:  # of the rows that are sampled
+        class_gradients *= max(trainer.settings.class_rates)
+    class_bytes = class_weights + class_moments + class_gradients
     parts = {
-        "parameters": kept[0],
-        "optimizer": moments[0],
-        "gradients": moved[0],
-        "rows of classes, with momentum and gradient": kept[1] + moments[1] + moved[1],
+        "parameters": weights,
+        "optimizer": moments,
+        "gradients": gradients,
+        "rows of classes, with momentum and gradient": class_bytes,
         "batch statistics": bytes_on_device(variables["batch_stats"]),
     }
-    return parts, sum(moved)
+    return parts, gradients + class_gradients
 
 
 def _split(tree, is_table) -> tuple[float, float]:
     """Bytes on a device of (all other leaves, the class matrices)."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(is_table), strict=True)
     sizes = [0.0, 0.0]
-    for x, of in pairs:
-        sizes[of] += on_device(x)
+    for x, is_one in zip(jax.tree.leaves(tree), jax.tree.leaves(is_table), strict=True):
+        sizes[is_one] += on_device(x)
     return sizes[0], sizes[1]

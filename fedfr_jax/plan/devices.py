@@ -1,8 +1,8 @@
 """Data sheets of devices: memory, bandwidth, peak and achieved speed.
 
-Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it
-by default (TF32 since the A100; one pass of bfloat16 on a TPU), and float32
-with the precision HIGHEST. Links: what a device sends in one direction.
+Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it by
+default (TF32 since the A100; one pass of bfloat16 on a TPU), and float32 with precision
+HIGHEST. Links: bytes that a device sends in one direction.
 
 H200: nvidia.com/en-us/data-center/h200; H100 SXM: nvidia.com/en-us/data-center/h100;
 A100 SXM 80 GB and V100 SXM2 32 GB: NVIDIA's data sheets of 2021 and 2020; TPU v5e, v5p
@@ -42,10 +42,10 @@ class Device(NamedTuple):
         return self.usable * self.memory
 
 
-# Of programs that were compiled, see docs/explanation/accelerators.md.
+# See docs/explanation/accelerators.md.
 TPU_NOTE = (
-    "the compiler of a TPU took 0.7 to 1.6 times this memory: near the limit, ask it "
-    "with a grid, such as --device=v5p:2x2x1 --compile"
+    "the compiler of a TPU took 0.7 to 1.6 times this memory: near the limit, compile "
+    "for a grid, such as --device=v5p:2x2x1 --compile"
 )
 
 
@@ -57,7 +57,7 @@ def tpu(name: str, peak: float, memory: float, bandwidth: float, link: float) ->
 
 
 # Assumed of every device: convolutions of 64 to 512 channels reach REACHED of the peak,
-# what is done element by element STREAMED of the bandwidth. See `estimate`.
+# elementwise operations STREAMED of the bandwidth.
 REACHED, STREAMED = 0.35, 0.8
 DEVICES = {
     "h200": Device("NVIDIA H200", 989e12, 494e12, 67e12, 141e9, 4.8e12, 450e9),
@@ -80,7 +80,7 @@ DEVICES = {
 
 
 CPU = "cpu"
-MATRIX, COPIED = 1024, 1 << 27  # side of a product, bytes of a copy, that are timed
+MATRIX, COPIED = 1024, 1 << 27  # side of the timed product, bytes of the timed copy
 
 
 def get_device(name: str) -> Device:
@@ -110,26 +110,26 @@ def this_machine() -> Device:
 
 def _fastest(call, repeats: int = 3) -> float:
     """Seconds of the fastest of `repeats` calls."""
-    spent = []
+    times = []
     for _ in range(repeats):
         begin = time.perf_counter()
         call()
-        spent.append(time.perf_counter() - begin)
-    return min(spent)
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
     """Seconds of kernels in sequence: each limited by FLOPs, bandwidth or launch.
 
     Args:
-      kernels: as of `steps.ProgramCost`.
-      side_by_side: how many of each are in one, as lanes are.
+      kernels: of a `ProgramCost`.
+      side_by_side: number of clients that are batched in each kernel.
     """
 
-    def one(kernel):
+    def kernel_seconds(kernel):
         peak = REACHED * device._asdict()[kernel.precision]
         work = kernel.flops / peak, kernel.moved / (STREAMED * device.bandwidth)
         busy = max(side_by_side * max(work), device.launch)
         return kernel.times * (busy + side_by_side * kernel.sent / device.link)
 
-    return sum(map(one, kernels))
+    return sum(map(kernel_seconds, kernels))

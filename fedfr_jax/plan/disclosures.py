@@ -1,4 +1,4 @@
-"""Disclosure of each stage: what leaves a client, before anything runs."""
+"""Disclosure of each stage: what its clients send, from a trace of one client."""
 
 import numpy as np
 

@@ -1,14 +1,14 @@
 """Dummy inputs for planning: black images, no weights.
 
-Sources are opened as usual but their images are black, and a missing one is replaced by
-fake data of the known size of the set. Weights and evaluation files are left out, since
-shapes do not depend on them. Teachers have no weights.
+Sources are opened but their images are black, and a missing one is replaced by fake
+data in the known size of the set. Weights, also of teachers, and evaluation files are
+left out, since shapes do not depend on them.
 """
 
 import inspect
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +29,10 @@ class KnownSize(NamedTuple):
     images: int
     classes: int
     shape: tuple[int, int, int]
-    num_test: int = 0  # images of its own test part, the last ones
-    num_clients: int = 0  # whom its images come from
-    cameras: int = 0  # of re-identification: half of the people are trained on
-    masks: int = 0  # classes of pixels
+    num_test: int = 0  # images of its test split, the last ones
+    num_clients: int = 0  # that the set names
+    cameras: int = 0  # of re-identification; half of the people are for training
+    masks: int = 0  # pixel classes
 
 
 PERSON, FACE = (256, 128, 3), (112, 112, 3)
@@ -68,20 +68,16 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
     "prid2011": KnownSize(1_134, 385, PERSON, cameras=2),
     "viper": KnownSize(1_264, 632, PERSON, cameras=2),
 }
-FILES = (
-    "pairs",
-    "identification",
-    "templates",
-    "representation",
-)  # keys of config.evaluation
+# Keys of config.evaluation that need files.
+FILES = ("pairs", "identification", "templates", "representation")
 WEIGHTS = ("init", "weights", "init_head_from_class_means")
 
 
 def without_files(settings: Mapping, say=print) -> dict:
-    """Config sections that need no files, for a task to build.
+    """Replace what needs files in a config's sections, for a task to build.
 
     Args:
-      say: prints what replaces what.
+      say: prints a line about each replacement.
     """
     partition = dict(settings["partition"])
     partition.pop("max_examples", None)  # its replacement may have more images
@@ -92,66 +88,69 @@ def without_files(settings: Mapping, say=print) -> dict:
             partition["public"]["source"] = {"name": "source_object", "source": source}
     source = dummy_images(settings["data"], partition, say)
     federation = settings["federation"]
-    # A stream reads nothing before it is asked; lanes that are measured are built.
+    # A stream reads nothing until it is used, and "auto" lanes would be measured.
     if federation.get("data_placement", AUTO) in (AUTO, "device"):
         federation = {**federation, "data_placement": "stream"}
     if federation.get("clients_per_device") == AUTO:
         federation = {**federation, "clients_per_device": 1}
-    without = lambda of, keys: {k: v for k, v in of.items() if k not in keys}
-    own = lambda of: with_dummy_teachers(without(of, WEIGHTS), settings["model"], say)
-    methods = {k: own(of) for k, of in settings["methods"].items()}
+
+    def without_weights(section):
+        section = drop(section, WEIGHTS)
+        return with_dummy_teachers(section, settings["model"], say)
+
     return {
         **settings,
         "data": {"name": "source_object", "source": source},
         "partition": partition,
-        "model": plain(without(settings["model"], WEIGHTS)),
-        "pretrain": own(settings["pretrain"]),
+        "model": plain(drop(settings["model"], WEIGHTS)),
+        "pretrain": without_weights(settings["pretrain"]),
         "federation": federation,
-        "evaluation": without(settings["evaluation"], FILES),
-        "methods": methods,
+        "evaluation": drop(settings["evaluation"], FILES),
+        "methods": {k: without_weights(x) for k, x in settings["methods"].items()},
     }
 
 
-def with_dummy_teachers(row: Mapping, student: Mapping, say) -> Mapping:
+def drop(section: Mapping, keys: Collection[str]) -> dict:
+    """Copy a section without some keys."""
+    return {k: v for k, v in section.items() if k not in keys}
+
+
+def with_dummy_teachers(section: Mapping, student: Mapping, say) -> Mapping:
     """Replace the teacher of a method, or of `pretrain`, by one without weights."""
-    distill = row.get("distill")
+    distill = section.get("distill")
     if not isinstance(distill, Mapping):
-        return row
+        return section
     distill = dict(distill)
     if distill.get("cache") is not None:
         distill = {**distill, "cache": DummyTeacher(), "teacher": None}
     elif isinstance(teacher := distill.get("teacher"), Mapping):
         if not teacher.get("model"):
             say("distill.teacher.model is not set: the student is used instead.")
-        network = {k: v for k, v in student.items() if k not in WEIGHTS}
-        network = plain(teacher.get("model") or network)
+        network = plain(teacher.get("model") or drop(student, WEIGHTS))
         distill["teacher"] = {**teacher, "weights": DummyTeacher(), "model": network}
-    return {**row, "distill": distill}
+    return {**section, "distill": distill}
 
 
 def plain(model: Mapping) -> dict:
     """Model section with XLA's convolutions, as on any device but a CPU."""
-    known = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
-    if (
-        "conv_implementation" not in known
-        or model.get("conv_implementation", conv.AUTO) != conv.AUTO
-    ):
-        return dict(model)
-    return {**model, "conv_implementation": "xla"}
+    keys = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
+    is_auto = model.get("conv_implementation", conv.AUTO) == conv.AUTO
+    if "conv_implementation" in keys and is_auto:
+        return {**model, "conv_implementation": "xla"}
+    return dict(model)
 
 
 def dummy_images(data: Mapping, partition: Mapping, say) -> Source:
     """Open the section's source with all images and masks 0."""
     if data.get("name") == "concat" and not is_there(data):
-        parts = {
-            k: dummy_images(of, partition, say) for k, of in data["sources"].items()
-        }
-        return _replace_images(concat_sources(parts))
+        sources = data["sources"].items()
+        sources = {k: dummy_images(x, partition, say) for k, x in sources}
+        return _replace_images(concat_sources(sources))
     if is_there(data):
         return _replace_images(open_source(**data))
-    source = made_up_labels(data, partition)
+    source = fake_source(data, partition)
     say(
-        f"{_place(data)} is not there: {len(source.labels):,} made-up images of "
+        f"{_location(data)} is not there: {len(source.labels):,} made-up images of "
         f"{len(source.names):,} classes are used instead."
     )
     return source
@@ -161,15 +160,18 @@ def _replace_images(source: Source) -> Source:
     if not is_image(source.input_shape):
         return source
     shape, dtype = source.input_shape, source.read(np.arange(0)).dtype
-    none = lambda *of: lambda rows: np.broadcast_to(dtype.type(0), (len(rows), *of))
     masks = source.masks
     if masks is not None:
-        gray = lambda rows: np.broadcast_to(np.uint8(0), (len(rows), *shape[:2]))
-        masks = masks._replace(read=gray)
-    return source._replace(read=none(*shape), masks=masks)
+        masks = masks._replace(read=read_zeros(np.uint8(0), shape[:2]))
+    return source._replace(read=read_zeros(dtype.type(0), shape), masks=masks)
 
 
-def _place(data: Mapping) -> str:
+def read_zeros(zero: np.generic, shape: tuple) -> Callable[[np.ndarray], np.ndarray]:
+    """Build rows [n] -> zeros [n, *shape], which take no memory."""
+    return lambda rows: np.broadcast_to(zero, (len(rows), *shape))
+
+
+def _location(data: Mapping) -> str:
     """Name of a data set that may be missing."""
     keys = "path", "data_dir", "dataset", "name"
     return str(next(data[key] for key in keys if data.get(key)))
@@ -186,11 +188,11 @@ def is_there(data: Mapping) -> bool:
         )
         dataset = data.get("dataset", "emnist/byclass")
         return pathlib.Path(folder, dataset).expanduser().is_dir()
-    place = data.get("path", data.get("data_dir"))
-    return place is None or pathlib.Path(place).exists()
+    path = data.get("path", data.get("data_dir"))
+    return path is None or pathlib.Path(path).exists()
 
 
-def made_up_labels(data: Mapping, partition: Mapping) -> Source:
+def fake_source(data: Mapping, partition: Mapping) -> Source:
     """Build a fake source with the known size of the section's set."""
     size = known_size(data)
     labels = _labels(size, partition)
@@ -198,13 +200,13 @@ def made_up_labels(data: Mapping, partition: Mapping) -> Source:
     height, width = parse_size(data.get("image_size") or size.shape[:2])
     shape = (height, width, data.get("channels") or size.shape[2])
     source = Source(
-        read=lambda rows: np.broadcast_to(np.uint8(0), (len(rows), *shape)),
+        read=read_zeros(np.uint8(0), shape),
         labels=labels,
         names=tuple(map(str, range(count))),
         input_shape=shape,
         client_ids=number % size.num_clients if size.num_clients else None,
     )
-    if data.get("attribute"):  # two classes, and the people own their images
+    if data.get("attribute"):  # two classes, and a client per person
         source = source._replace(labels=labels % 2, names=("0", "1"), client_ids=labels)
     if size.cameras:
         source = source._replace(
@@ -214,37 +216,37 @@ def made_up_labels(data: Mapping, partition: Mapping) -> Source:
         source = source._replace(is_test=number >= len(labels) - size.num_test)
     if size.masks:
         names = tuple(map(str, range(size.masks)))
-        gray = lambda rows: np.broadcast_to(np.uint8(0), (len(rows), height, width))
-        source = source._replace(masks=Masks(gray, names))
+        masks = Masks(read_zeros(np.uint8(0), shape[:2]), names)
+        source = source._replace(masks=masks)
     return source
 
 
 def known_size(data: Mapping) -> KnownSize:
     """Look up the known size of the section's set."""
-    place = pathlib.Path(str(data.get("path", data.get("data_dir", ""))))
-    words = data.get("dataset"), place.stem, place.name, place.parent.name, data["name"]
-    for word in words:
-        if word in SIZES:
-            return SIZES[word]
+    path = pathlib.Path(str(data.get("path", data.get("data_dir", ""))))
+    names = data.get("dataset"), path.stem, path.name, path.parent.name, data["name"]
+    for name in names:
+        if name in SIZES:
+            return SIZES[name]
     raise ValueError(
         f"config.data must exist on disk or be one of {sorted(SIZES)}, got "
-        f"{_place(data)!r}."
+        f"{_location(data)!r}."
     )
 
 
 def _labels(size: KnownSize, partition: Mapping) -> np.ndarray:
-    """Labels [T] int32, equally many per class; of faces as many as are needed."""
+    """Labels [T] int32, equally many per class; of faces as many as needed."""
     if partition.get("name") == "ms1m":
         return ms1m_labels(**partition)
     keys = "num_public_ids", "num_unseen_ids"
-    asked = sum(partition.get(key) or 0 for key in keys)
-    asked += partition.get("num_clients", 0) * partition.get("ids_per_client", 0)
+    num_needed = sum(partition.get(key) or 0 for key in keys)
+    num_needed += partition.get("num_clients", 0) * partition.get("ids_per_client", 0)
     if not partition.get("ids_per_client") and not size.cameras:
         return (np.arange(size.images) % size.classes).astype(np.int32)
-    count = max(asked, size.classes)
-    least = max(partition.get("min_images", 0), partition.get("public_min_images", 0))
-    each = max(least, size.images // count, 4)  # some to train on, some to test
-    return np.repeat(np.arange(count, dtype=np.int32), each)
+    count = max(num_needed, size.classes)
+    limits = partition.get("min_images", 0), partition.get("public_min_images", 0)
+    images_each = max(*limits, size.images // count, 4)  # for training and for tests
+    return np.repeat(np.arange(count, dtype=np.int32), images_each)
 
 
 def _roles(labels: np.ndarray) -> np.ndarray:
@@ -263,13 +265,13 @@ def ms1m_labels(
     client_images: tuple[int, int] = (100, 110),
     public_images: tuple[int, int] = (60, 80),
     seed: int = 100,
-    **others,
+    **unused,
 ) -> np.ndarray:
     """Labels [T] int32 of a fake set that `ms1m` can split with these settings.
 
     Every identity has the number of images in the middle of its interval.
     """
-    del others
+    del unused
     half = max(num_clients * ids_per_client, num_public_ids + num_unseen_ids)
     order = ms1m_order(np.arange(2 * half), seed=seed)
     counts = np.empty(2 * half, np.int64)

@@ -6,7 +6,7 @@ for the mean client of every round. All lanes of a device train such clients.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ class RoundShapes(NamedTuple):
     extra: Prepared
     table: Dataset
     key: jax.ShapeDtypeStruct
-    prepared: ProgramCost | None  # what the server's preparation takes of a device
+    prepared: ProgramCost | None  # of the algorithm's `prepare`
 
 
 def federated_needs(
@@ -74,29 +74,30 @@ def federated_needs(
     """Compute what the rounds of a federated stage need on each device.
 
     Args:
-      experiment: on a mesh of as many devices as there will be.
+      experiment: on a mesh of as many devices as the stage will have.
       start: shapes of the variables that the stage starts from, or None.
       examples: shapes of the stored examples, [T, ...].
       batch_size, lanes: instead of the config's; 0 keeps them.
-      hard_negatives: examples that the server adds to a client, at most as many as it
-        can; None takes that bound, or the own examples of the largest client if fewer.
+      hard_negatives: examples that the server adds to a client; None takes as many as
+        the largest client has. The most that it can add is a bound of both.
     """
-    federation, feed = experiment.federation, experiment.batching
+    federation, batching = experiment.federation, experiment.batching
+    devices, _ = meshes.device_grid(experiment.mesh)
     num_clients = experiment.task.population.num_clients
     systems = federation.build_systems(num_clients)
     algorithm = in_world(trainer.algorithm, systems, num_clients)
     trainer = trainer._replace(algorithm=algorithm)
-    feed = feed._replace(batch_size=batch_size or feed.batch_size)
+    batching = batching._replace(batch_size=batch_size or batching.batch_size)
     lanes = lanes or federation.initial_clients_per_device
-    shapes = round_shapes(experiment, trainer, feed, start, examples)
+    shapes = round_shapes(experiment, trainer, batching, start, examples)
     population = experiment.task.population
     sizes = population.sizes(np.arange(population.num_clients))
-    program, output = client_program(trainer.algorithm, feed, int(sizes.max()), shapes)
-    most = shapes.extra.added_rows.shape[1]
-    wanted = int(sizes.max()) if hard_negatives is None else hard_negatives
-    added = min(wanted, most)
+    largest = int(sizes.max())
+    program, output = client_program(trainer.algorithm, batching, largest, shapes)
+    max_added = shapes.extra.added_rows.shape[1]
+    added = min(largest if hard_negatives is None else hard_negatives, max_added)
     work, images, client = count_rounds(
-        experiment, trainer, program, feed, sizes, added, lanes
+        experiment, trainer, program, batching, sizes, added, lanes
     )
     if shapes.prepared:
         work.append(DeviceWork(shapes.prepared.kernels, float(federation.rounds)))
@@ -118,13 +119,11 @@ def federated_needs(
         images=images,
         forward=forward_flops(network),
         parameters=count_params(network_shapes),
-        batch_size=feed.batch_size,
-        clients=math.ceil(
-            plan_places(experiment) / meshes.device_grid(experiment.mesh)[0]
-        ),
+        batch_size=batching.batch_size,
+        clients=math.ceil(max_cohort(experiment) / devices),
         added=added,
         lanes=lanes,
-        notes=(*plan_notes(client, added, most), *privacy_notes(experiment, trainer)),
+        notes=plan_notes(client, added, max_added) + privacy_notes(experiment, trainer),
     )
 
 
@@ -132,7 +131,7 @@ def count_rounds(
     experiment: Experiment,
     trainer: FederatedTrainer,
     program: ClosedJaxpr,
-    feed: Batching,
+    batching: Batching,
     sizes: np.ndarray,
     added: int,
     lanes: int,
@@ -141,74 +140,69 @@ def count_rounds(
 
     Args:
       program: of `client_program`.
-      sizes: [N] own examples of the clients; `added` are the server's.
+      sizes: [N] examples of the clients, without those that the server adds.
     """
-    federation, (devices, shards) = (
-        experiment.federation,
-        meshes.device_grid(experiment.mesh),
-    )
+    federation = experiment.federation
+    devices, shards = meshes.device_grid(experiment.mesh)
     cohort = plan_cohort(experiment)
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
     epochs = np.ravel(federation.epochs_of(trainer))
     times_of = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
-    per_epoch = float(np.mean(feed.steps_per_epoch(sizes + added)))
+    per_epoch = float(np.mean(batching.steps_per_epoch(sizes + added)))
     work, images, client = [], 0.0, None
     for passes, times in zip(epochs[: len(times_of)].tolist(), times_of, strict=True):
         steps = per_epoch * passes
-        client = program_cost(
-            program, known=with_known_shapes(sizes.mean(), added, steps)
-        )
-        work.append(
-            DeviceWork(
-                without_data(client.kernels, shards), float(times * waves), lanes, busy
-            )
-        )
-        images += float(times) * cohort * steps * feed.batch_size
+        values = argument_values(sizes.mean(), added, steps)
+        client = program_cost(program, known=values)
+        kernels = shard_kernels(client.kernels, shards)
+        work.append(DeviceWork(kernels, float(times * waves), lanes, busy))
+        images += float(times) * cohort * steps * batching.batch_size
     return work, images, client
 
 
-def without_data(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
+def shard_kernels(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
     """A client's kernels on one of the devices that share its batches."""
-    share = lambda k: k._replace(flops=k.flops / shards, moved=k.moved / shards)
-    return [share(kernel) for kernel in kernels]
+    return [k._replace(flops=k.flops / shards, moved=k.moved / shards) for k in kernels]
 
 
 def memory_parts(
-    experiment: Experiment, shapes: RoundShapes, summary: PyTree, kept: PyTree
+    experiment: Experiment, shapes: RoundShapes, summary: PyTree, lane_output: PyTree
 ) -> dict[str, float]:
     """Bytes on a device apart from the lanes, by purpose.
 
     Args:
-      summary, kept: what a client hands back, as shapes.
+      summary, lane_output: results of a client, as shapes.
     """
     devices, shards = meshes.device_grid(experiment.mesh)
-    cohort, server = plan_places(experiment), shapes.server
+    cohort, server = max_cohort(experiment), shapes.server
     ring = server.versions if isinstance(server, WithWorld) else ()
     rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
     of_call = 0.0
     if (rounds := experiment.federation.rounds_per_call) > 1:  # on every device
         num_clients = experiment.task.population.num_clients
         of_call = min(rounds * cohort, num_clients) * bytes_on_device(shapes.row)
-    made = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
+    prepared = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
+    uploads = bytes_on_device((lane_output.per_client, lane_output.kept))
     return {
         "server, before and after the round": 2 * bytes_on_device(plain_server(server)),
         "earlier versions of the server, before and after": 2 * bytes_on_device(ring),
         "sums over clients": bytes_on_device(summary) / shards,
         "personal rows of the cohort": rows,
         "personal rows of a call's rounds": of_call,
-        "what the server prepares": made,
-        "uploads of the cohort": cohort * bytes_on_device((kept.per_client, kept.kept)),
+        "what the server prepares": prepared,
+        "uploads of the cohort": cohort * uploads,
     }
 
 
-def plan_notes(client: ProgramCost, added: int, most: int) -> tuple[str, ...]:
+def plan_notes(client: ProgramCost, added: int, max_added: int) -> tuple[str, ...]:
     """Notes on the accuracy of the numbers."""
     notes = []
     if not client.is_whole:
-        notes.append("loops whose turns depend on values are counted once")
-    if most:
-        notes.append(f"{added:,} of at most {most:,} hard negatives for each client")
+        notes.append("loops whose length depends on values are counted once")
+    if max_added:
+        text = f"{added:,} of at most {max_added:,} hard negatives for each client"
+        notes.append(text)
     return tuple(notes)
 
 
@@ -222,12 +216,13 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
         return ()
     rounds = accountant.rounds_within_budget(federation.rounds)
     epsilon, delta = accountant.epsilon(rounds), accountant.mechanism.delta
-    most = rounds < federation.rounds
-    return (
+    note = (
         f"epsilon {epsilon:.3g} at delta {delta:.2g} after {rounds} rounds, "
-        f"noise multiplier {accountant.mechanism.noise_multiplier:.3g}",
-        *[f"{rounds} of {federation.rounds} rounds are within the budget"] * most,
+        f"noise multiplier {accountant.mechanism.noise_multiplier:.3g}"
     )
+    if rounds == federation.rounds:
+        return (note,)
+    return note, f"{rounds} of {federation.rounds} rounds are within the budget"
 
 
 def plan_cohort(experiment: Experiment) -> int:
@@ -237,17 +232,17 @@ def plan_cohort(experiment: Experiment) -> int:
     return systems.num_counted(federation.cohort_size or number)
 
 
-def plan_places(experiment: Experiment) -> int:
+def max_cohort(experiment: Experiment) -> int:
     """Largest number of clients in a round, with over-selection or Poisson capacity."""
     federation, number = experiment.federation, experiment.task.population.num_clients
-    asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
-    return build_sampling(federation.sampling).max_cohort(number, asked)
+    num_asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
+    return build_sampling(federation.sampling).max_cohort(number, num_asked)
 
 
 def round_shapes(
     experiment: Experiment,
     trainer: FederatedTrainer,
-    feed: Batching,
+    batching: Batching,
     start: PyTree,
     examples: Dataset,
 ) -> RoundShapes:
@@ -258,14 +253,14 @@ def round_shapes(
     row = jax.eval_shape(algorithm.init_personal, key, server)
     table = on_mesh(mesh, examples)
     server = placed(server, model_parallel.placement(mesh, server))
-    cohort = plan_places(experiment)
+    cohort = max_cohort(experiment)
     extra, prepared = empty_prepared(cohort), None
     if algorithm.prepare:
         context = RoundContext(
             dataset=table,
             population=experiment.task.population,
             cohort=Cohort(np.arange(cohort), 0),
-            batching=feed,
+            batching=batching,
             mesh=mesh,
         )
         extra, prepared = preparation(algorithm.prepare, server, context)
@@ -282,19 +277,19 @@ def round_shapes(
 def preparation(
     prepare: Callable, server: PyTree, context: RoundContext
 ) -> tuple[Prepared, ProgramCost]:
-    """(what the server sends to its clients as shapes, cost of computing it)."""
+    """(results of the algorithm's `prepare` as shapes, their cost)."""
 
-    def of_arrays(server, dataset):
+    def prepare_arrays(server, dataset):
         return prepare(server, context._replace(dataset=dataset))
 
-    program, extra = jax.make_jaxpr(of_arrays, return_shape=True)(
+    program, extra = jax.make_jaxpr(prepare_arrays, return_shape=True)(
         trees.shapes(server), trees.shapes(context.dataset)
     )
     return extra, program_cost(program, num_devices=meshes.device_grid(context.mesh)[0])
 
 
 def client_program(
-    algorithm: Algorithm, feed: Batching, max_local: int, shapes: RoundShapes
+    algorithm: Algorithm, batching: Batching, max_local: int, shapes: RoundShapes
 ):
     """Trace a client's round: (program, (summary, LaneOutput) as shapes).
 
@@ -306,29 +301,26 @@ def client_program(
 
     def train(slot, server, row, extra, table, round, key):
         def view(key):
-            inputs = key, slot, extra, all_rows(table), round
-            return client_view(feed, max_local, *inputs)
+            return client_view(
+                batching, max_local, key, slot, extra, all_rows(table), round
+            )
 
         key = client_key(key, slot.client)
         return train_client(algorithm, key, server, row, slot, view, round)
 
-    given = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
+    arguments = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
     return jax.make_jaxpr(train, return_shape=True)(
-        slot, *given, number, trees.shapes(shapes.key)
+        slot, *arguments, number, trees.shapes(shapes.key)
     )
 
 
-def with_known_shapes(own: float, added: int, steps: float) -> dict[int, int]:
-    """Known values of a client's arguments, {argument number: value}."""
-    numbers = {"client": 0, "cohort_index": 0, "is_new": False, "offset": 0, "start": 0}
-    numbers |= {
-        "num_examples": round(own),
-        "num_added": added,
-        "num_steps": round(steps),
-    }
-    types = {"is_new": np.bool_}
-    return {
-        i: types.get(name, np.int32)(numbers[name])
-        for i, name in enumerate(SlotInputs._fields)
-        if name in numbers
-    }
+def argument_values(num_examples: float, added: int, steps: float) -> dict[int, Any]:
+    """Values of a client's `SlotInputs`, {argument number: value}."""
+    zero = np.int32(0)
+    values = {"client": zero, "cohort_index": zero, "offset": zero, "start": zero}
+    values["is_new"] = np.bool_(False)
+    values["num_examples"] = np.int32(round(num_examples))
+    values["num_added"] = np.int32(added)
+    values["num_steps"] = np.int32(round(steps))
+    numbers = {name: i for i, name in enumerate(SlotInputs._fields)}
+    return {numbers[name]: value for name, value in values.items() if name in numbers}

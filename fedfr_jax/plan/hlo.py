@@ -1,9 +1,9 @@
 """Compiled programs parsed from HLO text: collectives, kernels, steps.
 
-A fusion is one kernel. A loop's body counts as often as the compiler knows that it
-turns, and once where only the run knows. A step, local or of central training, is such
-a turn: of the loop with the most convolutions among those whose number of turns is the
-run's, or of the counted loop in that one's body, see `local.run_steps`.
+A fusion is one kernel. A loop's body counts once per iteration if the compiler knows
+their number, else once. A step, local or of central training, is one iteration: of the
+loop with the most convolutions among those of unknown length, or of the counted loop in
+its body, see `local.run_steps`.
 """
 
 import re
@@ -17,7 +17,7 @@ COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
-# What a device starts; other instructions are part of these, or free.
+# Instructions that are kernels of their own; others are part of these, or free.
 KERNELS = ("fusion", "custom-call", "convolution", "dot", "reduce", "sort", "copy")
 KERNELS += ("scatter", "gather", "dynamic-slice", "dynamic-update-slice", "transpose")
 
@@ -54,7 +54,7 @@ class Counts(NamedTuple):
     convolutions: int  # a TPU makes convolutions of matrix products too
     collectives: dict[str, int]
     megabytes: dict[str, float]  # of the whole arrays that these make, on a device
-    # Loops whose length only the run knows: a GPU asks the host in each turn of them.
+    # Loops of unknown length: in each of their iterations a GPU waits for the host.
     open_loops: int = 0
 
 
@@ -64,7 +64,7 @@ def parse(text: str) -> Program:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     bodies = {h[2]: text[h.end() : end] for h, end in zip(heads, ends, strict=True)}
     lines = {
-        name: [Instruction(*found) for found in LINE.findall(body)]
+        name: [Instruction(*fields) for fields in LINE.findall(body)]
         for name, body in bodies.items()
     }
     (entry,) = [head[2] for head in heads if head[1]]
@@ -82,7 +82,7 @@ def count_step(
     """Count one step; None if no loop with a convolution has an unknown trip count.
 
     Args:
-      steps_per_loop: of the counted loop that the loop's body is; 1: there is none.
+      steps_per_loop: length of the counted loop in the loop's body; 1: there is none.
     """
     loops = [
         BODY.search(line.rest)[1]
@@ -97,16 +97,16 @@ def count_step(
             for line in program.lines[loop]
             if line.name == "while" and _turns(program, line) == steps_per_loop
         ]
-    found = [_counts(program, body, num_devices) for body in loops]
-    found = [counts for counts in found if counts.convolutions]
-    # Of loops within loops the inner one, of as many, is the step.
-    return min(found, key=lambda x: (-x.convolutions, x.kernels), default=None)
+    steps = [_counts(program, body, num_devices) for body in loops]
+    steps = [counts for counts in steps if counts.convolutions]
+    # Of nested loops with as many convolutions the inner one is the step.
+    return min(steps, key=lambda x: (-x.convolutions, x.kernels), default=None)
 
 
 def _turns(program, line) -> int | None:
     """Trip count of a `while`; None if the compiler does not know it."""
-    if known := TURNS.search(line.rest):
-        return int(known[1])
+    if count := TURNS.search(line.rest):
+        return int(count[1])
     condition = program.text.get(CONDITION.search(line.rest)[1], "")
     limits = CONSTANT.findall(condition)
     is_count = len(limits) == 1 and "direction=LT" in condition
@@ -142,7 +142,7 @@ def _run(program, name, times=1, is_fused=False):
         turns = _turns(program, line) or 1 if line.name == "while" else 1
         within = is_fused or line.name == "fusion"
         if line.name in ("reduce", "sort", "scatter", "all-reduce", "reduce-scatter"):
-            continue  # what they apply to each number
+            continue  # their computation is applied to each number
         for called in CALLS.findall(line.rest):
             for inner in called.split(", "):
                 yield from _run(program, inner.strip("{% }"), times * turns, within)

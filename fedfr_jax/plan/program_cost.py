@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_par
 
 from fedfr_jax.models.flops import count_flops_of_jaxpr, scan_sizes
 
-# Computed where it is asked for; all others make arrays.
+# FUSED operations are recomputed by their users; all others store arrays.
 REDUCES = ("reduce_", "argmax", "argmin")
 FUSED = set(
     "abs acos acosh add and asin asinh atan atan2 atanh bitcast_convert_type "
@@ -34,8 +34,8 @@ FUSED = set(
     "sin sinh slice split sqrt square squeeze stop_gradient sub tan tanh threefry2x32 "
     "transpose xor copy_p pcast sharding_constraint".split()
 )
-READS_LITTLE = ("gather", "dynamic_slice")  # of their operand
-IN_PLACE = ("scatter", "dynamic_update_slice")  # take their operand's place
+READS_LITTLE = ("gather", "dynamic_slice")  # only a part of their operand
+IN_PLACE = ("scatter", "dynamic_update_slice")  # overwrite their operand
 
 
 class Kernel(NamedTuple):
@@ -53,8 +53,8 @@ class ProgramCost(NamedTuple):
 
     peak: float  # bytes
     kernels: list[Kernel]
-    largest: list[tuple[str, float]]  # (what it is, bytes) of the peak, falling
-    is_whole: bool  # whether the turns of all loops were known
+    largest: list[tuple[str, float]]  # (description, bytes) at the peak, descending
+    is_whole: bool  # whether the lengths of all loops were known
 
     @property
     def flops(self) -> float:
@@ -102,17 +102,17 @@ def cost_of_steps(steps: list[Step], outs: list[Value], is_whole: bool) -> Progr
     """Cost of a body's steps, with the results `outs`.
 
     Args:
-      is_whole: whether the turns of all loops were known.
+      is_whole: whether the lengths of all loops were known.
     """
-    _settle(steps)
-    for value in outs:  # results wait for the end
+    _mark_stored(steps)
+    for value in outs:  # results live until the end
         for root in _stored(value):
             root.last = len(steps)
     return _simulate(steps, is_whole)
 
 
-def _settle(steps: list[Step]) -> None:
-    """Decide which values are stored, their sources, and their last use."""
+def _mark_stored(steps: list[Step]) -> None:
+    """Mark the values that are stored, their sources, and their last use."""
     for step in steps:
         if step.name in FUSED:
             continue
@@ -140,26 +140,26 @@ def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
     """Simulate the memory over the steps, and collect their kernels."""
     ending = {}
     kernels, alive, peak = [], {}, (0.0, [])
-    now = 0.0
+    used = 0.0
     for number, step in enumerate(steps):
-        made = [x for x in step.outs if x.is_stored and not x.is_argument]
+        results = [x for x in step.outs if x.is_stored and not x.is_argument]
         if step.name.startswith(IN_PLACE) or step.carried:
             for value in step.carried or step.ins[:1]:
                 if value.last == number and id(value) in alive:
-                    now -= alive.pop(id(value)).size
-        for value in made:
+                    used -= alive.pop(id(value)).size
+        for value in results:
             if id(value) not in alive:
                 alive[id(value)] = value
-                now += value.size
+                used += value.size
                 ending.setdefault(max(value.last, number), []).append(value)
         inside = step.inner.peak if step.inner else 0.0
-        if now + inside > peak[0]:
-            held = [(x.what, x.size) for x in alive.values()]
-            held += step.inner.largest if step.inner else []
-            peak = now + inside, sorted(held, key=lambda x: -x[1])[:8]
+        if used + inside > peak[0]:
+            largest = [(x.what, x.size) for x in alive.values()]
+            largest += step.inner.largest if step.inner else []
+            peak = used + inside, sorted(largest, key=lambda x: -x[1])[:8]
         for value in ending.pop(number, []):
             if id(value) in alive:
-                now -= alive.pop(id(value)).size
+                used -= alive.pop(id(value)).size
         kernels += _kernels(step)
     return ProgramCost(peak[0], kernels, peak[1], is_whole)
 
@@ -181,13 +181,13 @@ def _kernels(step: Step) -> Iterable[Kernel]:
     return [Kernel(step.flops, step.precision, read + written, step.sent)]
 
 
-# Calls whose body is taken as if it stood there.
+# Calls that are inlined.
 CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
 CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map"}
 SHARED = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2}  # passes of a ring
 SHARED |= {"all_gather": 1, "all_gather_invariant": 1, "reduce_scatter": 1}
 SHARED |= {"all_to_all": 1, "ppermute": 1}
-MOST_KNOWN = 16  # numbers of an array whose values are followed
+MAX_KNOWN = 16  # numbers of an array whose values are followed
 
 
 def program_cost(
@@ -201,9 +201,9 @@ def program_cost(
 
     Args:
       sizes: {number of an argument: its bytes on a device}; others are whole.
-      known: {number of an argument: its value}, of small whole numbers, from which the
-        turns of loops follow.
-      num_devices: that sums go over.
+      known: {number of an argument: its value}, of small integers, from which the
+        lengths of loops follow.
+      num_devices: that take part in collectives.
     """
     sizes, known = sizes or {}, known or {}
     arguments = [
@@ -219,28 +219,28 @@ def _consts(body: Jaxpr) -> list[Value]:
     return [Value(v.aval) for v in body.constvars]
 
 
-def _body_steps(jaxpr: Jaxpr, given: list[Value], num_devices: int) -> ProgramCost:
+def _body_steps(jaxpr: Jaxpr, arguments: list[Value], num_devices: int) -> ProgramCost:
     """Cost of a body whose arguments [constvars, invars] are stored already."""
     steps, is_whole = [], [True]
-    for value in given:
+    for value in arguments:
         value.is_argument = value.is_stored = True
-    outs = _flatten(jaxpr, given, steps, num_devices, is_whole)
+    outs = _flatten(jaxpr, arguments, steps, num_devices, is_whole)
     return cost_of_steps(steps, outs, is_whole[0])
 
 
-def _flatten(jaxpr, given, steps, num_devices, is_whole) -> list[Value]:
+def _flatten(jaxpr, arguments, steps, num_devices, is_whole) -> list[Value]:
     """Append a body's steps; return its results."""
-    found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
 
     def value_of(x):
         if isinstance(x, Literal):
-            return Value(x.aval, 0.0, x.val if np.size(x.val) <= MOST_KNOWN else None)
-        return found[x]
+            return Value(x.aval, 0.0, x.val if np.size(x.val) <= MAX_KNOWN else None)
+        return values[x]
 
     for equation in jaxpr.eqns:
         ins = [value_of(x) for x in equation.invars]
         outs = _equation_steps(equation, ins, steps, num_devices, is_whole)
-        found.update(zip(equation.outvars, outs, strict=True))
+        values.update(zip(equation.outvars, outs, strict=True))
     return [value_of(x) for x in jaxpr.outvars]
 
 
@@ -262,11 +262,11 @@ def _equation_steps(equation, ins, steps, num_devices, is_whole) -> list[Value]:
 
 def _lookup(value: Value, aval) -> Value:
     """A value as seen within a call; within a shard_map, a device's shard."""
-    part = Value(aval)
-    if part.shape == value.shape:
+    local = Value(aval)
+    if local.shape == value.shape:
         return value
-    part.roots = (value,)
-    return part
+    local.roots = (value,)
+    return local
 
 
 def _size(name, equation, ins, aval) -> float:
@@ -288,7 +288,7 @@ def _follow(equation, ins, outs) -> None:
 
     def is_small(x):
         is_whole = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_
-        return is_whole and math.prod(x.shape) <= MOST_KNOWN
+        return is_whole and math.prod(x.shape) <= MAX_KNOWN
 
     if not ins or not all(map(is_small, outs)):
         return
@@ -299,13 +299,13 @@ def _follow(equation, ins, outs) -> None:
 
 
 def _precision(equation: JaxprEqn) -> str:
-    kind = equation.invars[0].aval.dtype if equation.invars else None
-    if kind is not None and kind.itemsize <= 2:
+    dtype = equation.invars[0].aval.dtype if equation.invars else None
+    if dtype is not None and dtype.itemsize <= 2:
         return "bfloat16"
-    asked = equation.params.get("precision")
+    requested = equation.params.get("precision")
     highest = jax.lax.Precision.HIGHEST
-    is_highest = asked == highest or isinstance(asked, tuple) and highest in asked
-    return "highest" if is_highest else "float32"
+    precisions = requested if isinstance(requested, tuple) else (requested,)
+    return "highest" if highest in precisions else "float32"
 
 
 def _sent_bytes(name, ins, outs, num_devices) -> float:
@@ -324,11 +324,11 @@ def _scan(equation, ins, steps, num_devices, is_whole):
     inside = [Value(v.aval, known=None) for v in body.invars]
     for inner, outer in zip(inside[:consts], ins[:consts], strict=True):
         inner.known, inner.size = outer.known, outer.size
-    found = _body_steps(body, [*_consts(body), *inside], num_devices)
-    is_whole[0] &= found.is_whole
+    cost = _body_steps(body, [*_consts(body), *inside], num_devices)
+    is_whole[0] &= cost.is_whole
     outs = [Value(x.aval) for x in equation.outvars]
     moved = ins[consts : consts + carries]
-    steps.append(Step("scan", ins, outs, inner=found, turns=p["length"], carried=moved))
+    steps.append(Step("scan", ins, outs, inner=cost, turns=p["length"], carried=moved))
     return outs
 
 
@@ -348,34 +348,34 @@ def _while(equation, ins, steps, num_devices, is_whole):
     for i, (inner, outer) in enumerate(zip(inside[consts:], moved, strict=True)):
         if body.outvars[i] is body.invars[consts + i]:
             inner.known = outer.known
-    found = _body_steps(body, [*_consts(body), *inside], num_devices)
+    cost = _body_steps(body, [*_consts(body), *inside], num_devices)
     # Others do little: searches, and walks of a permutation.
-    is_whole[0] &= found.is_whole and (turns is not None or not found.flops)
+    is_whole[0] &= cost.is_whole and (turns is not None or not cost.flops)
     count = 1.0 if turns is None else turns
-    steps.append(Step("while", ins, outs, inner=found, turns=count, carried=moved))
+    steps.append(Step("while", ins, outs, inner=cost, turns=count, carried=moved))
     return outs
 
 
 def _turns(test, body, test_consts, consts, moved) -> float | None:
     """Trip count of a loop that counts up to a number; None if unknown."""
-    known = dict(zip(test.invars, [*test_consts, *moved], strict=True))
-    places = {v: i for i, v in enumerate(test.invars[len(test_consts) :])}
+    values = dict(zip(test.invars, [*test_consts, *moved], strict=True))
+    position_of = {v: i for i, v in enumerate(test.invars[len(test_consts) :])}
     last = next((e for e in test.eqns if test.outvars[0] in e.outvars), None)
     if last is None or last.primitive.name != "lt":
         return None
     counter, limit = last.invars
-    if counter not in places or len(test.eqns) != 1:
+    if counter not in position_of or len(test.eqns) != 1:
         return None
-    place = places[counter]
-    added = next((e for e in body.eqns if body.outvars[place] in e.outvars), None)
+    position = position_of[counter]
+    added = next((e for e in body.eqns if body.outvars[position] in e.outvars), None)
     if added is None or added.primitive.name != "add":
         return None
-    by = [x.val for x in added.invars if isinstance(x, Literal)]
-    start = known[counter].known
-    end = limit.val if isinstance(limit, Literal) else known[limit].known
-    if len(by) != 1 or start is None or end is None:
+    steps = [x.val for x in added.invars if isinstance(x, Literal)]
+    start = values[counter].known
+    end = limit.val if isinstance(limit, Literal) else values[limit].known
+    if len(steps) != 1 or start is None or end is None:
         return None
-    return float(max(-(-(int(end) - int(start)) // int(by[0])), 0))
+    return float(max(-(-(int(end) - int(start)) // int(steps[0])), 0))
 
 
 def _cond(equation, ins, steps, num_devices, is_whole):
@@ -384,15 +384,15 @@ def _cond(equation, ins, steps, num_devices, is_whole):
     if index is not None:
         body = branches[int(index)]
         return _flatten(body, [*_consts(body), *ins[1:]], steps, num_devices, is_whole)
-    every = []
+    costs = []
     for body in branches:
         inside = [Value(v.aval) for v in body.invars]
-        every.append(_body_steps(body, [*_consts(body), *inside], num_devices))
-    found = max(every, key=lambda x: (x.flops, x.peak))
-    found = found._replace(peak=max(x.peak for x in every))
-    is_whole[0] &= found.is_whole
+        costs.append(_body_steps(body, [*_consts(body), *inside], num_devices))
+    cost = max(costs, key=lambda x: (x.flops, x.peak))
+    cost = cost._replace(peak=max(x.peak for x in costs))
+    is_whole[0] &= cost.is_whole
     outs = [Value(x.aval) for x in equation.outvars]
-    steps.append(Step("cond", ins, outs, inner=found))
+    steps.append(Step("cond", ins, outs, inner=cost))
     return outs
 
 

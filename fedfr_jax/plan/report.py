@@ -6,9 +6,9 @@ from fedfr_jax.plan.devices import GIB, REACHED, STREAMED, Device
 
 ABOUT = (
     f"Expected, not measured: products at {REACHED:.0%} of their peak, the rest at "
-    f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Left out: "
-    "evaluation, checkpoints, images that come too slowly, and that links "
-    "between hosts are slower than those within one."
+    f"{STREAMED:.0%} of the memory's bandwidth, one kernel after the other. Not "
+    "included: evaluation, checkpoints, waiting for images, and slower links between "
+    "hosts."
 )
 
 
@@ -19,8 +19,8 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
     lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
     verdict = "" if numbers["fits"] else "   DOES NOT FIT"
     usable = f" of {numbers['usable_bytes'] / GIB:.1f}"
-    in_all = size(numbers["total_bytes"])
-    lines.append(f"  {'each device':46}{in_all}{usable}{verdict}")
+    total = size(numbers["total_bytes"])
+    lines.append(f"  {'each device':46}{total}{usable}{verdict}")
     rate = numbers["images_per_second"]
     lines += [
         f"  {'FLOP for an image: forward, trained':46}"
@@ -32,8 +32,8 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         f"  {'time':46}{duration(3600 * numbers['hours'])}",
         f"  {'largest that fit, one at a time':46}{_fits(numbers['max_that_fit'])}",
     ]
-    noted = [*_notes(numbers), device.note] if device.note else _notes(numbers)
-    lines += [f"  ({note})" for note in noted]
+    notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
+    lines += [f"  ({note})" for note in notes]
     return "\n".join(lines)
 
 
@@ -53,8 +53,9 @@ def _what(numbers):
     parameters = f"{numbers['parameters']:,} parameters"
     if numbers["kind"] == "central":
         classes = numbers["classes"]
-        more = f", {classes:,} classes" if classes else ""
-        return f"central, {numbers['batch_size']:,} images a step{more}, {parameters}"
+        if classes:
+            parameters = f"{classes:,} classes, {parameters}"
+        return f"central, {numbers['batch_size']:,} images a step, {parameters}"
     return (
         f"federated, batches of {numbers['batch_size']:,}, lanes {numbers['lanes']}, "
         f"{parameters}"
@@ -62,13 +63,13 @@ def _what(numbers):
 
 
 def _notes(numbers):
-    where = "streamed from the host" if numbers["is_streamed"] else "on every device"
-    return [f"examples {where}", *numbers["notes"]]
+    location = "streamed from the host" if numbers["is_streamed"] else "on every device"
+    return [f"examples {location}", *numbers["notes"]]
 
 
 def _fits(fits):
-    words = {"batch_size": "batch", "classes": "classes", "lanes": "lanes"}
-    return ", ".join(f"{words[k]} {v:,}" for k, v in fits.items())
+    labels = {"batch_size": "batch", "classes": "classes", "lanes": "lanes"}
+    return ", ".join(f"{labels[k]} {v:,}" for k, v in fits.items())
 
 
 def _short(number: float) -> str:
@@ -81,29 +82,31 @@ def _short(number: float) -> str:
 
 def format_programs(name: str, programs: Mapping[str, Mapping]) -> str:
     """Format a stage's compiled programs, see `aot.compile_programs`."""
-    return "\n".join(_line(f"{name}, {what}", of) for what, of in programs.items())
+    lines = [_format_program(f"{name}, {k}", x) for k, x in programs.items()]
+    return "\n".join(lines)
 
 
-def _line(name, of):
-    if "gib" not in of:
-        return f"{name}: does not fit. {of['says']}"
-    size, step = of["gib"], of["step"] or {}
+def _format_program(name, program):
+    if "gib" not in program:
+        return f"{name}: does not fit. {program['says']}"
+    size, step = program["gib"], program["step"] or {}
+    verdict = "" if program["fits"] else ", TOO LARGE"
     parts = [
         f"{size['needed']:.2f} GiB a device ({size['arguments']:.2f} arguments, "
-        f"{size['temporaries']:.2f} temporary)" + ("" if of["fits"] else ", TOO LARGE"),
-        "collectives: " + _collectives(of["whole"]),
+        f"{size['temporaries']:.2f} temporary){verdict}",
+        "collectives: " + _collectives(program["whole"]),
     ]
     if step:
         parts.append(
             f"a step: {step['kernels']} kernels, {step['convolutions']} of convolutions"
             f", collectives: {_collectives(step)}"
         )
-    if seconds := of["optimal_seconds"]:
-        parts.append(f"{1e3 * seconds:.2f} ms with each loop turned once (estimate)")
+    if seconds := program["optimal_seconds"]:
+        parts.append(f"{1e3 * seconds:.2f} ms with one iteration per loop (estimate)")
     return "\n  ".join([f"{name}:", *parts])
 
 
 def _collectives(counts):
-    found = counts["collectives"].items()
-    said = [f"{n} {kind} ({counts['megabytes'][kind]:,.1f} MB)" for kind, n in found]
-    return ", ".join(said) or "none"
+    items = counts["collectives"].items()
+    parts = [f"{n} {kind} ({counts['megabytes'][kind]:,.1f} MB)" for kind, n in items]
+    return ", ".join(parts) or "none"

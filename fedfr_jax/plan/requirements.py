@@ -17,7 +17,7 @@ class DeviceWork(NamedTuple):
 
     kernels: list[Kernel]
     times: float
-    lanes: int = 1  # side by side
+    lanes: int = 1
     busy: float = 1.0  # share of all devices' lanes that have a client
 
 
@@ -25,19 +25,17 @@ class Requirements(NamedTuple):
     """Requirements of a stage on each of `devices` devices."""
 
     devices: int
-    parts: Mapping[str, float]  # bytes by what they are for, but for the examples
-    largest_arrays: list[
-        tuple[str, float]
-    ]  # arrays that exist when most do, and their bytes
+    parts: Mapping[str, float]  # bytes by use, without the examples
+    largest_arrays: list[tuple[str, float]]  # (array, bytes) at the peak
     work: list[DeviceWork]  # of the whole stage
     images: float  # trained in the whole stage, by all devices
-    forward: float  # operations of the network and its classes on an image
+    forward: float  # FLOPs of the network and its classes on an image
     parameters: int
     batch_size: int  # of a step: of all devices in a central stage, else of a client
     classes: int = 0  # with rows on the devices, in a central stage
     clients: int = 0  # of a round on a device
     added: int = 0  # examples that the server adds to a client's
-    lanes: int = 0  # clients side by side on a device, in a federated stage
+    lanes: int = 0  # clients at once on a device, in a federated stage
     notes: tuple[str, ...] = ()
 
     @property
@@ -60,15 +58,19 @@ class Requirements(NamedTuple):
 
     def utilization(self, device: Device) -> float:
         """Model FLOPs utilization, relative to the devices' bfloat16 peak."""
-        own = PASSES * self.forward * self.images
-        return own / (self.seconds(device) * self.devices * device.bfloat16)
+        model_flops = PASSES * self.forward * self.images
+        return model_flops / (self.seconds(device) * self.devices * device.bfloat16)
 
 
 def count_params(variables: PyTree) -> int:
     """Number of parameters of a network, without running statistics."""
-    found = jax.tree_util.tree_leaves_with_path(variables)
-    is_own = lambda path: "batch_stats" not in trees.path_name(path).split("/")
-    return trees.count([x for path, x in found if is_own(path)])
+    return trees.count(
+        [
+            x
+            for path, x in jax.tree_util.tree_leaves_with_path(variables)
+            if "batch_stats" not in trees.path_name(path).split("/")
+        ]
+    )
 
 
 def on_device(x) -> float:

@@ -30,45 +30,45 @@ def max_that_fits(
     """Approximate largest multiple of `unit` whose memory fits; 0 if none does.
 
     Args:
-      memory_of: number -> bytes, rising and about convex, as the largest of several
+      memory_of: number -> bytes, increasing and about convex, as a maximum of several
         needs is; each call traces a program.
-      unit: of the answer; where memory rises in stairs, the length of one.
-      now: a number from which, and from whose double, the growth is taken.
+      now: a number; its memory and that of its double give the first slope.
+      unit: of the answer; if memory increases in steps, the length of a step.
       room: bytes.
     """
-    low, least = now, memory_of(now)
-    if least > room:
-        low, least = unit, memory_of(unit)
-        if low >= now or least > room:
+    low, low_memory = now, memory_of(now)
+    if low_memory > room:
+        low, low_memory = unit, memory_of(unit)
+        if low >= now or low_memory > room:
             return 0
     end = -(-low // unit) * unit
-    if end > low and (most := memory_of(end)) <= room:
-        low, least = end, most
-    twice = memory_of(2 * low)
-    each = (twice - least) / low
-    if each <= 0:
+    if end > low and (high_memory := memory_of(end)) <= room:
+        low, low_memory = end, high_memory
+    double = memory_of(2 * low)
+    slope = (double - low_memory) / low
+    if slope <= 0:
         return low
-    # The growth at its start is too small, so this is too many, or just fits.
-    high = _down(low + (room - least) / each, unit)
-    most = memory_of(high) if high > low else least
-    is_above = False  # where a chord ended: a hair's breadth above the room, on stairs
+    # The slope at the start is too small, so this is too many, or just fits.
+    high = _down(low + (room - low_memory) / slope, unit)
+    high_memory = memory_of(high) if high > low else low_memory
+    is_above = False  # whether a chord ended just above the room, on a step
     for _ in range(TRIES):
-        if most <= room:
+        if high_memory <= room:
             return max(high, low)
         # A chord lies above the curve: where it fits, the curve does.
-        share = (room - least) / (most - least)
+        share = (room - low_memory) / (high_memory - low_memory)
         middle = max(_down(low + share * (high - low), unit), low)
         if is_above or middle - low < NEAR * low:
             near = (1 - NEAR) * high if is_above else low
             middle = _down(max((low + high) / 2, near), unit)
         if middle <= low or high - low < NEAR * low:
             break
-        found = memory_of(middle)
-        is_above = found > room
+        memory = memory_of(middle)
+        is_above = memory > room
         if is_above:
-            high, most = middle, found
+            high, high_memory = middle, memory
         else:
-            low, least = middle, found
+            low, low_memory = middle, memory
     return low
 
 
@@ -77,8 +77,8 @@ def _down(number: float, unit: int) -> int:
 
 
 AUTO, STREAM = "auto", "stream"  # of config.federation.data_placement
-LEAST_IMAGES = 2  # of a batch, for its statistics
-TABLES = 3  # sizes of one that is not streamed: it is copied, and as much must be free
+MIN_IMAGES = 2  # of a batch, for its statistics
+NUM_COPIES = 3  # of a resident data set: it is copied, and as much must stay free
 
 
 class StagePlan(NamedTuple):
@@ -120,9 +120,9 @@ def plan_stage(
     """Plan a stage: its requirements, time, and the largest sizes that fit.
 
     Args:
-      experiment: on a mesh of as many devices as there will be; the images of its
+      experiment: on a mesh of as many devices as the stage will have; the images of its
         sources are never read.
-      table: as of config.federation: where the examples lie.
+      table: config.federation.data_placement.
       hard_negatives: see `federated_needs`.
     """
     needs_of = needs_function(experiment, name, hard_negatives)
@@ -130,7 +130,7 @@ def plan_stage(
     stored = count_examples(experiment)
     whole = stored.num_examples * stored.example_bytes
     is_streamed = table == STREAM or (
-        table == AUTO and TABLES * whole > device.capacity
+        table == AUTO and NUM_COPIES * whole > device.capacity
     )
     size = experiment.federation.stream_buffer_gib * GIB if is_streamed else whole
     room = device.capacity - size
@@ -144,24 +144,25 @@ def needs_function(
     experiment: Experiment, name: str, hard_negatives: int | None = None
 ) -> Callable[..., Requirements]:
     """Build (**changed numbers) -> `Requirements` of a stage."""
-    stage, stored = experiment.stages[name], count_examples(experiment)
-    if isinstance(stage.trainer, CentralTrainer):
-        found = functools.partial(central_needs, stage.trainer, experiment.mesh, stored)
-    else:
-        start = init_stage(experiment, name)
-        found = functools.partial(
-            federated_needs, experiment, stage.trainer, start, stored
-        )
-        found = functools.partial(found, hard_negatives=hard_negatives)
-    return found
+    trainer, stored = experiment.stages[name].trainer, count_examples(experiment)
+    if isinstance(trainer, CentralTrainer):
+        return functools.partial(central_needs, trainer, experiment.mesh, stored)
+    return functools.partial(
+        federated_needs,
+        experiment,
+        trainer,
+        init_stage(experiment, name),
+        stored,
+        hard_negatives=hard_negatives,
+    )
 
 
 def init_stage(experiment: Experiment, name: str) -> PyTree | None:
     """Shapes of the variables that a stage starts from; None if it initializes them."""
-    before = experiment.stages[name].init_from_stage
-    if before is None:
+    start = experiment.stages[name].init_from_stage
+    if start is None:
         return None
-    return jax.eval_shape(experiment.stages[before].trainer.init, jax.random.key(0))
+    return jax.eval_shape(experiment.stages[start].trainer.init, jax.random.key(0))
 
 
 def fitting_values(
@@ -174,23 +175,23 @@ def fitting_values(
     """Largest batch size, lanes, ... with which a stage fits `room` bytes, one by one.
 
     Args:
-      max_local: most examples that a client can have.
+      max_local: largest number of examples of a client.
     """
     by_batch = lambda n: needs_of(batch_size=n).memory
-    most = functools.partial(max_that_fits, by_batch, needs.batch_size, room=room)
+    max_batch = functools.partial(max_that_fits, by_batch, needs.batch_size, room=room)
     if not isinstance(trainer, CentralTrainer):
         lane = needs.parts["training, all lanes"] / needs.lanes
         free = room - needs.memory + needs.lanes * lane
         return {
             "lanes": min(max(math.floor(free / lane), 0), needs.clients),
-            "batch_size": min(most(unit=LEAST_IMAGES), max_local),
+            "batch_size": min(max_batch(unit=MIN_IMAGES), max_local),
         }
-    unit = LEAST_IMAGES * needs.devices * trainer.settings.gradient_accumulation_steps
-    fits = {"batch_size": min(most(unit=unit), trainer.num_rows // unit * unit)}
+    unit = MIN_IMAGES * needs.devices * trainer.settings.gradient_accumulation_steps
+    fits = {"batch_size": min(max_batch(unit=unit), trainer.num_rows // unit * unit)}
     if needs.classes:
         by_classes = lambda n: needs_of(num_classes=n).memory
-        each = max(needs.classes // needs.devices, 1)  # rows come in whole chunks
-        unit = needs.devices * min(trainer.settings.class_chunk_size or 1, each)
+        rows_each = max(needs.classes // needs.devices, 1)  # rows come in whole chunks
+        unit = needs.devices * min(trainer.settings.class_chunk_size or 1, rows_each)
         fits["classes"] = max_that_fits(by_classes, needs.classes, unit, room)
     return fits
 

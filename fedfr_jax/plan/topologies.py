@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from fedfr_jax.mesh import USABLE, use_described
 
-# What XLA must know of a GPU to compile for it: its data sheet, as a text proto.
+# Data sheet of a GPU, as XLA's compiler reads it: a text proto.
 H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024
@@ -50,10 +50,10 @@ COMMON = {"JAX_PLATFORMS": "cpu"}
 class Kind(NamedTuple):
     """A kind of device."""
 
-    platform: str  # as XLA calls it
-    memory: int  # bytes of one, as its maker says
-    extra: str  # of the package jax, which brings the compiler
-    environment: Mapping[str, str]  # before JAX is imported
+    platform: str  # XLA's name
+    memory: int  # bytes, by its data sheet
+    extra: str  # of the package jax, with the compiler
+    environment: Mapping[str, str]  # set before JAX is imported
     axes: int  # numbers of a grid
     target: str = ""  # text proto of a GPU
 
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         return int(USABLE["tpu" if self.platform == "tpu" else "gpu"] * self.memory)
 
 
-# Or libtpu looks for a TPU.
+# Else libtpu looks for a TPU.
 NO_TPU = {
     **COMMON,
     "TPU_SKIP_MDS_QUERY": "1",
@@ -86,15 +86,15 @@ def device_kind(name: str) -> Kind:
     """Parse the kind of device from a name such as v5p:4x4x8."""
     kind, _, grid = name.partition(":")
     if kind not in KINDS or not re.fullmatch(GRID, grid):
-        known = ", ".join(KINDS)
+        kinds = ", ".join(KINDS)
         raise ValueError(
-            f"--device must be one of {known} and its grid, such as v5p:4x4x8, "
+            f"--device must be one of {kinds} and its grid, such as v5p:4x4x8, "
             f"v5e:16x16:2 (two slices) or h200:1x1x8, got {name!r}."
         )
     if ":" in grid and KINDS[kind].platform != "tpu":
         raise ValueError(
-            f"--device must have slices of TPUs only, got {name!r}: of GPUs the first "
-            "number of the grid says how many slices there are."
+            f"--device must have slices of TPUs only, got {name!r}: for GPUs the first "
+            "number of the grid is the number of slices."
         )
     axes = [int(x) for x in grid.partition(":")[0].split("x")]
     is_tpu = KINDS[kind].platform == "tpu"
@@ -102,7 +102,7 @@ def device_kind(name: str) -> Kind:
         even = ", the first two even, as a host has 2x2 chips" if is_tpu else ""
         raise ValueError(
             f"--device={kind} must have a grid of {KINDS[kind].axes} numbers{even}, "
-            f"got {name!r}. Take one that there is, such as v5e:4x4, v5p:4x4x8 or "
+            f"got {name!r}. Use an existing one, such as v5e:4x4, v5p:4x4x8 or "
             "h200:1x1x8."
         )
     return KINDS[kind]
@@ -120,27 +120,27 @@ def split_slices(name: str) -> tuple[str, int]:
 
 def num_devices(name: str) -> int:
     """Number of devices in a name such as v5p:4x4x8, here 128."""
-    one, slices = split_slices(name)
-    return slices * math.prod(map(int, one.partition(":")[2].split("x")))
+    slice_name, slices = split_slices(name)
+    return slices * math.prod(map(int, slice_name.partition(":")[2].split("x")))
 
 
 @contextlib.contextmanager
 def topology(name: str) -> Iterator[None]:
     """Use the devices of a named topology (`use_described`); needs their compiler."""
     kind = device_kind(name)
-    one, slices = split_slices(name)
-    options = {"topology_name": one}
+    slice_name, slices = split_slices(name)
+    options = {"topology_name": slice_name}
     if slices > 1:
         options["num_slices"] = slices
     if kind.target:
         grid = name.partition(":")[2]
         options = {"topology": grid, "target_config": kind.target}
     try:
-        found = topologies.get_topology_desc(platform=kind.platform, **options)
+        description = topologies.get_topology_desc(platform=kind.platform, **options)
     except Exception as error:
         text = str(error).partition("\n")[0]
         raise ValueError(
             f"--device must be a known device topology, got {name!r}: {text}"
         ) from error
-    with use_described(found.devices, memory=kind.usable):
+    with use_described(description.devices, memory=kind.usable):
         yield

@@ -1,9 +1,9 @@
 """Confidence intervals of scaling laws, and hold-out of the largest run.
 
-A replicate draws the errors' variance as the residuals leave it open, RSS over a
-chi-squared number with n - k degrees of freedom, and then normal log errors around the
-fitted law; the law is fitted to them anew. Resampling the few runs that a scaling study
-has would give intervals that are far too narrow.
+A replicate samples the variance of the log errors, RSS over a chi-squared number with
+n - k degrees of freedom, then normal log errors around the fitted law, and fits the law
+to them. Resampling the few runs of a scaling study would give intervals that are far
+too narrow.
 """
 
 from typing import NamedTuple
@@ -48,39 +48,40 @@ class HoldOut(NamedTuple):
 
 
 def replicates(
-    of: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = NUM_RESAMPLES
+    fitted: Fit, inputs: np.ndarray, *, seed: int = 0, draws: int = NUM_RESAMPLES
 ) -> Replicates:
     """Refit the law to `draws` simulated sets of runs.
 
     Args:
-      inputs: [n, d] of the runs that `of` is fitted to.
+      inputs: [n, d] of the runs to which the law is fitted.
       seed: replicate i depends on (seed, i) alone.
     """
-    free = len(inputs) - of.law.num_coefficients
+    free = len(inputs) - fitted.law.num_coefficients
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}.")
     if free < 1:
-        count = of.law.num_coefficients
+        count = fitted.law.num_coefficients
         raise ValueError(
             f"the number of runs must be above {count}, got {len(inputs)}."
         )
-    expected = np.log(predict(of.coefficients, inputs))
-    squares = max(np.sum(of.residuals**2), 1e-18)
-    drawn = []
+    expected = np.log(predict(fitted.coefficients, inputs))
+    squares = max(np.sum(fitted.residuals**2), 1e-18)
+    refits = []
     with one_thread():
         for i in range(draws):
-            drawn.append(_replicate(of, inputs, expected, squares / free, (seed, i)))
-    found, sigmas = zip(*drawn, strict=True)
-    stacked = Coefficients(*(np.stack(x) for x in zip(*found, strict=True)))
+            key = seed, i
+            refits.append(_replicate(fitted, inputs, expected, squares / free, key))
+    coefficients, sigmas = zip(*refits, strict=True)
+    stacked = Coefficients(*(np.stack(x) for x in zip(*coefficients, strict=True)))
     return Replicates(stacked, np.array(sigmas))
 
 
-def _replicate(of, inputs, expected, variance, key):
+def _replicate(fitted, inputs, expected, variance, key):
     """Fit a law to one simulated set of runs; return it and its error deviation."""
-    rng, free = np.random.default_rng(key), len(inputs) - of.law.num_coefficients
+    rng, free = np.random.default_rng(key), len(inputs) - fitted.law.num_coefficients
     sigma = np.sqrt(variance * free / rng.chisquare(free))
     simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
-    return get_coefficients(of.law, inputs, simulated, num_starts=1), sigma
+    return get_coefficients(fitted.law, inputs, simulated, num_starts=1), sigma
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
@@ -89,9 +90,9 @@ def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.n
     return low, high
 
 
-def band(of: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def band(refits: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Confidence band of the law's error at inputs [m, d]: (low [m], high [m])."""
-    return interval(predict(of.coefficients, inputs))
+    return interval(predict(refits.coefficients, inputs))
 
 
 def hold_out(
@@ -106,17 +107,17 @@ def hold_out(
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     size = inputs.prod(1)
     is_held = size == size.max()
-    others = fit(law, inputs[~is_held], errors[~is_held])
-    of = replicates(others, inputs[~is_held], seed=seed, draws=draws)
+    smaller = fit(law, inputs[~is_held], errors[~is_held])
+    refits = replicates(smaller, inputs[~is_held], seed=seed, draws=draws)
     largest = inputs[is_held][:1]
     rng = np.random.default_rng((seed, draws))
-    sigmas = of.sigmas / np.sqrt(is_held.sum())  # of the mean of those runs
+    sigmas = refits.sigmas / np.sqrt(is_held.sum())  # of the mean of those runs
     noise = np.exp(sigmas * rng.standard_normal(draws))
-    low, high = interval(predict(of.coefficients, largest)[:, 0] * noise)
+    low, high = interval(predict(refits.coefficients, largest)[:, 0] * noise)
     return HoldOut(
         is_held_out=is_held,
-        fit=others,
-        predicted=float(predict(others.coefficients, largest)[0]),
+        fit=smaller,
+        predicted=float(predict(smaller.coefficients, largest)[0]),
         low=float(low),
         high=float(high),
         measured=float(np.exp(np.log(errors[is_held]).mean())),

@@ -6,7 +6,7 @@ Language Models, 2022, equation 2). A pure power law has one term and no offset 
 (Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 1.1).
 
 For given exponents a law is linear in its other coefficients, so that a grid over the
-exponents alone with a non-negative least-squares solve at each finds where to start
+exponents, with a non-negative least-squares solve at each, finds initial coefficients
 (variable projection; Czech et al., Problems with Chinchilla Approach 2, arXiv
 2603.22339). L-BFGS then minimizes sum Huber(log predicted - log measured) over all
 coefficients (Hoffmann et al., 2022, approach 3). The sum is in units of delta squared:
@@ -49,7 +49,7 @@ LAWS: Mapping[str, Law] = MappingProxyType(
     {law.name: law for law in (POWER, SATURATING, JOINT)}
 )
 MIN_SIZES = 3  # different values of each input
-MIN_FACTOR = 1e-300  # of a term that the runs do not show; its logarithm exists
+MIN_FACTOR = 1e-300  # of a vanishing term, whose logarithm must exist
 
 
 class Coefficients(NamedTuple):
@@ -60,12 +60,12 @@ class Coefficients(NamedTuple):
     offset: np.ndarray  # [...] E, 0 without one
 
 
-def predict(at: Coefficients, inputs: np.ndarray) -> np.ndarray:
+def predict(coefficients: Coefficients, inputs: np.ndarray) -> np.ndarray:
     """Predict the error [..., n] of a law at inputs [n, d]."""
     logs = np.log(inputs)  # [n, d]
-    powers = -at.exponents[..., None, :] * logs
-    terms = np.exp(np.log(at.factors)[..., None, :] + powers)
-    return at.offset[..., None] + terms.sum(-1)
+    powers = -coefficients.exponents[..., None, :] * logs
+    terms = np.exp(np.log(coefficients.factors)[..., None, :] + powers)
+    return coefficients.offset[..., None] + terms.sum(-1)
 
 
 def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
@@ -78,17 +78,17 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
       errors: [n], positive.
     """
     if inputs.shape != (len(errors), law.num_inputs):
-        want = (len(errors), law.num_inputs)
-        raise ValueError(f"inputs must have shape {want}, got {inputs.shape}.")
+        shape = (len(errors), law.num_inputs)
+        raise ValueError(f"inputs must have shape {shape}, got {inputs.shape}.")
     for name, values in (("sizes", inputs), ("errors", errors)):
         if not (np.isfinite(values).all() and (values > 0).all()):
             bad = values[~(np.isfinite(values) & (values > 0))][0]
             raise ValueError(f"{name} must be positive and finite, got {bad}.")
-    found = len(np.unique(inputs, axis=0))
-    if found < law.num_points:
+    num_sizes = len(np.unique(inputs, axis=0))
+    if num_sizes < law.num_points:
         raise ValueError(
             f"a {law.name} law needs points of {law.num_points} different sizes, "
-            f"got {found}."
+            f"got {num_sizes}."
         )
     fewest = min(len(np.unique(column)) for column in inputs.T)
     if fewest < MIN_SIZES:
@@ -103,11 +103,11 @@ def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
         )
 
 
-DELTA = 1e-3  # where the Huber loss goes from squares to absolute values
-WIDER = (100.0, 10.0, 1.0)  # deltas to begin with, in DELTA: they lead to the corner
-EXPONENTS = (1e-3, 20.0)  # of laws with several terms
+DELTA = 1e-3  # residual from which the Huber loss is linear
+WIDER = (100.0, 10.0, 1.0)  # decreasing deltas of the optimization, in DELTA
+EXPONENTS = (1e-3, 20.0)  # bounds, of laws with several terms
 NUM_STARTS = 3
-EXACT = 1e-9  # mean log residual that counts as none
+EXACT = 1e-9  # smallest mean log residual, for the likelihood
 
 
 class Fit(NamedTuple):
@@ -131,16 +131,16 @@ def fit(
     """Fit a law to n runs by the Huber loss on log residuals.
 
     Args:
-      inputs: [n, d] parameters, perhaps with images, as `law` has it.
+      inputs: [n, d] the law's inputs: parameters, images or both.
       errors: [n] positive, smaller is better.
-      delta: log residual from which on a run counts by its absolute residual.
+      delta: log residual from which the Huber loss is linear.
     """
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     check_points(law, inputs, errors)
     with one_thread():
-        found = get_coefficients(law, inputs, errors, delta=delta)
-    residuals = np.log(errors) - np.log(predict(found, inputs))
-    return Fit(law, found, residuals, *criteria(law, residuals))
+        coefficients = get_coefficients(law, inputs, errors, delta=delta)
+    residuals = np.log(errors) - np.log(predict(coefficients, inputs))
+    return Fit(law, coefficients, residuals, *criteria(law, residuals))
 
 
 def one_thread() -> threadpool_limits:
@@ -149,15 +149,15 @@ def one_thread() -> threadpool_limits:
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit:
-    """Choose the fit of least AICc; without any, the one with fewest coefficients."""
-    return min(fits, key=lambda of: (of.aicc, of.law.num_coefficients))
+    """Choose the fit of minimum AICc; of equal ones that of fewest coefficients."""
+    return min(fits, key=lambda x: (x.aicc, x.law.num_coefficients))
 
 
 def criteria(law: Law, residuals: np.ndarray) -> tuple[float, float]:
     """Akaike's information criterion, and AICc for few points.
 
-    The errors' likelihood is Laplace's, whose maximum the Huber loss finds but for its
-    rounded corner; their scale is one more coefficient.
+    The likelihood is Laplace's, whose maximum the Huber loss finds up to its rounded
+    corner; the scale is one more coefficient.
     """
     n, k = len(residuals), law.num_coefficients + 1
     scale = max(np.abs(residuals).mean(), EXACT)
@@ -197,8 +197,8 @@ def _parts(law, theta):
 def _polish(law, logs, target, theta, delta):
     """Minimize the Huber loss by L-BFGS from `theta`, with decreasing delta."""
     d, count = law.num_inputs, law.num_coefficients
-    least = EXPONENTS[0] if law.has_offset else -EXPONENTS[1]
-    bounds = [(least, EXPONENTS[1])] * d + [(None, None)] * (count - d)
+    lowest = EXPONENTS[0] if law.has_offset else -EXPONENTS[1]
+    bounds = [(lowest, EXPONENTS[1])] * d + [(None, None)] * (count - d)
     for wider in WIDER:
         end = minimize(
             _loss_and_gradient,
@@ -241,7 +241,7 @@ def _starts(law, logs, target) -> list[np.ndarray]:
         solved, missed = nnls(design, np.ones(len(target)))  # relative residuals
         tried.append((missed, exponents, solved))
     tried.sort(key=lambda entry: entry[0])
-    floor = np.log(1e-6) + target.min()  # a term of nothing could not grow again
+    floor = np.log(1e-6) + target.min()  # a term of 0 could not grow again
     return [
         np.concatenate([exponents, np.log(np.maximum(solved, np.exp(floor)))])
         for _, exponents, solved in tried

@@ -17,17 +17,18 @@ HOLD_OUT_COLUMNS = (
 )
 
 
-def markdown(of: Study) -> str:
+def markdown(study: Study) -> str:
     """Format a study as Markdown tables: runs, laws, hold-out and budgets."""
-    parts = ["## Runs", run_table(of.points), "## Laws", law_table(of.findings)]
-    if any(found.hold_out for found in of.findings):
-        parts += ["## The largest runs, predicted by the others", hold_out_table(of)]
-    for budgets in of.budgets:
-        parts += [f"## Budgets, by {_where(budgets.finding)}", budget_table(budgets)]
-    notes = dict.fromkeys(
-        f"- {_where(found)}: {why}" for found in of.findings for why in found.refused
-    )
-    notes |= dict.fromkeys(f"- {why}" for why in of.refused)
+    parts = ["## Runs", run_table(study.points), "## Laws", law_table(study.findings)]
+    if any(finding.hold_out for finding in study.findings):
+        parts += ["## The largest runs, predicted by the others", hold_out_table(study)]
+    for budgets in study.budgets:
+        title = f"## Budgets, by {_inputs_of(budgets.finding)}"
+        parts += [title, budget_table(budgets)]
+    notes = [
+        f"- {_inputs_of(x)}: {reason}" for x in study.findings for reason in x.refused
+    ]
+    notes = dict.fromkeys(notes + [f"- {reason}" for reason in study.refused])
     if notes:
         parts += ["## Not fitted", "\n".join(notes)]
     return "\n\n".join(parts) + "\n"
@@ -41,56 +42,55 @@ def run_table(points: Points) -> str:
     if points.flops is not None:
         numbers["flops"] = points.flops
     columns |= {name: [short(x) for x in values] for name, values in numbers.items()}
-    shown = 1 - points.errors if points.is_score else points.errors
-    columns[points.metric] = [f"{x:.4f}" for x in shown]
+    values = 1 - points.errors if points.is_score else points.errors
+    columns[points.metric] = [f"{x:.4f}" for x in values]
     return table(list(columns), zip(*columns.values(), strict=True))
 
 
 def law_table(findings: Sequence[SeriesFit]) -> str:
-    """Table of fitted laws; the one chosen by AICc is bold and has intervals."""
+    """Table of fitted laws; the one chosen by AICc is bold, with intervals."""
     rows = []
-    for found in findings:
-        for of in found.fits:
-            is_best = of is found.best
-            name = f"**{of.law.name}**" if is_best else of.law.name
-            exponents = ", ".join(f"{x:.3f}" for x in of.coefficients.exponents)
-            ends = _intervals(found) if is_best else ""
-            offset = f"{of.coefficients.offset:.4g}" if of.law.has_offset else "-"
+    for finding in findings:
+        for fit in finding.fits:
+            is_best = fit is finding.best
+            name = f"**{fit.law.name}**" if is_best else fit.law.name
+            exponents = ", ".join(f"{x:.3f}" for x in fit.coefficients.exponents)
+            ends = _intervals(finding) if is_best else ""
+            offset = f"{fit.coefficients.offset:.4g}" if fit.law.has_offset else "-"
             rows.append(
-                [found.series or "-", ", ".join(found.axes), name, exponents, ends]
-                + [offset, f"{of.rms:.2g}", f"{of.aic:.1f}"]
-                + [f"{of.aicc:.1f}" if np.isfinite(of.aicc) else "too few runs"]
+                [finding.series or "-", ", ".join(finding.axes), name, exponents, ends]
+                + [offset, f"{fit.rms:.2g}", f"{fit.aic:.1f}"]
+                + [f"{fit.aicc:.1f}" if np.isfinite(fit.aicc) else "too few runs"]
             )
     return table(LAWS.format(LEVEL).split(" | "), rows)
 
 
-def hold_out_table(of: Study) -> str:
+def hold_out_table(study: Study) -> str:
     """Table of predictions of held-out runs, a row per series and size."""
     rows = [
-        [found.series or "-", ", ".join(found.axes)]
-        + [f"{held.measured:.4g}", f"{held.predicted:.4g}"]
-        + [f"{held.low:.4g} to {held.high:.4g}", "yes" if held.is_inside else "no"]
-        for found in of.findings
-        if (held := found.hold_out)
+        [finding.series or "-", ", ".join(finding.axes)]
+        + [f"{x.measured:.4g}", f"{x.predicted:.4g}"]
+        + [f"{x.low:.4g} to {x.high:.4g}", "yes" if x.is_inside else "no"]
+        for finding in study.findings
+        if (x := finding.hold_out)
     ]
     return table(HOLD_OUT_COLUMNS.format(LEVEL).split(" | "), rows)
 
 
-def budget_table(of: Budgets) -> str:
+def budget_table(budgets: Budgets) -> str:
     """Table of the best model for each budget, and of other models of equal cost."""
-    shares = [
-        f"error at {plan.parameters / of.best[0].parameters:g} N"
-        for plan in of.equal[0]
-    ]
+    best = budgets.best[0].parameters
+    shares = [f"error at {x.parameters / best:g} N" for x in budgets.equal[0]]
     head = ["FLOPs", "parameters N", "D", "error", *shares]
     rows = [
-        [short(plan.flops) + ("*" if plan.flops > of.largest else "")]
+        [short(plan.flops) + ("*" if plan.flops > budgets.largest else "")]
         + [short(plan.parameters), short(plan.images), f"{plan.error:.4g}"]
         + [f"{other.error:.4g}" for other in equal]
-        for plan, equal in zip(of.best, of.equal, strict=True)
+        for plan, equal in zip(budgets.best, budgets.equal, strict=True)
     ]
-    note = f"A training takes {of.cost.factor:.3g} N^{of.cost.exponent:.3f} D FLOPs. "
-    return f"{note}\\* more than any run took.\n\n{table(head, rows)}"
+    cost = f"{budgets.cost.factor:.3g} N^{budgets.cost.exponent:.3f} D FLOPs"
+    note = f"A training takes {cost}. \\* more than any run took."
+    return f"{note}\n\n{table(head, rows)}"
 
 
 def table(head: Sequence[str], rows) -> str:
@@ -111,75 +111,72 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def as_json(of: Study) -> dict[str, Any]:
+def as_json(study: Study) -> dict[str, Any]:
     """Convert a study to JSON, with the correlations of the replicates."""
     return {
-        "metric": of.points.metric,
-        "findings": [_finding(found) for found in of.findings],
-        "budgets": [_budget(budgets) for budgets in of.budgets],
-        "refused": list(of.refused),
+        "metric": study.points.metric,
+        "findings": [_finding(finding) for finding in study.findings],
+        "budgets": [_budget(budgets) for budgets in study.budgets],
+        "refused": list(study.refused),
     }
 
 
-def _where(found: SeriesFit) -> str:
-    name = " and ".join(found.axes)
-    return f"{name} of {found.series}" if found.series else name
+def _inputs_of(finding: SeriesFit) -> str:
+    name = " and ".join(finding.axes)
+    return f"{name} of {finding.series}" if finding.series else name
 
 
-def _intervals(found: SeriesFit) -> str:
-    low, high = interval(found.replicates.coefficients.exponents)
+def _intervals(finding: SeriesFit) -> str:
+    low, high = interval(finding.replicates.coefficients.exponents)
     return ", ".join(f"{a:.3f} to {b:.3f}" for a, b in zip(low, high, strict=True))
 
 
-def _finding(found: SeriesFit) -> dict[str, Any]:
-    facts = {"series": found.series, "inputs": list(found.axes)}
-    facts |= {"runs": len(found.inputs), "refused": list(found.refused)}
-    facts["laws"] = {of.law.name: _fit(of) for of in found.fits}
-    if found.best:
-        drawn = found.replicates.coefficients
-        ends = [interval(values) for values in drawn]
-        facts["best"] = found.best.law.name
-        facts["level"] = LEVEL
-        facts["intervals"] = {
+def _finding(finding: SeriesFit) -> dict[str, Any]:
+    entry = {"series": finding.series, "inputs": list(finding.axes)}
+    entry |= {"runs": len(finding.inputs), "refused": list(finding.refused)}
+    entry["laws"] = {fit.law.name: _fit(fit) for fit in finding.fits}
+    if finding.best:
+        replicates = finding.replicates.coefficients
+        ends = [interval(values) for values in replicates]
+        entry["best"] = finding.best.law.name
+        entry["level"] = LEVEL
+        entry["intervals"] = {
             name: [low.tolist(), high.tolist()]
-            for name, (low, high) in zip(drawn._fields, ends, strict=True)
+            for name, (low, high) in zip(replicates._fields, ends, strict=True)
         }
-        facts["correlations"] = _correlations(found)
-    if found.hold_out:
-        facts["held_out"] = {
-            name: value
-            for name, value in found.hold_out._asdict().items()
-            if name not in ("is_held", "fit")
-        }
-    return facts
+        entry["correlations"] = _correlations(finding)
+    if finding.hold_out:
+        entry["held_out"] = finding.hold_out._asdict()
+        del entry["held_out"]["fit"]
+    return entry
 
 
-def _fit(of) -> dict[str, Any]:
-    facts = {name: x.tolist() for name, x in of.coefficients._asdict().items()}
-    aicc = of.aicc if np.isfinite(of.aicc) else None
-    return {**facts, "rms": of.rms, "aic": of.aic, "aicc": aicc}
+def _fit(fit) -> dict[str, Any]:
+    entry = {name: x.tolist() for name, x in fit.coefficients._asdict().items()}
+    aicc = fit.aicc if np.isfinite(fit.aicc) else None
+    return {**entry, "rms": fit.rms, "aic": fit.aic, "aicc": aicc}
 
 
-def _correlations(found: SeriesFit) -> dict[str, Any]:
+def _correlations(finding: SeriesFit) -> dict[str, Any]:
     """Correlations of the replicates' exponents, log factors and offset."""
-    drawn, law = found.replicates.coefficients, found.best.law
-    columns = [drawn.exponents, np.log(drawn.factors)]
+    replicates, law = finding.replicates.coefficients, finding.best.law
+    columns = [replicates.exponents, np.log(replicates.factors)]
     names = [
-        f"{what} {axis}" for what in ("exponent", "log factor") for axis in found.axes
+        f"{kind} {axis}" for kind in ("exponent", "log factor") for axis in finding.axes
     ]
     if law.has_offset:
-        columns, names = [*columns, drawn.offset[:, None]], [*names, "offset"]
+        columns, names = [*columns, replicates.offset[:, None]], [*names, "offset"]
     values = np.concatenate(columns, 1).T
     matrix = np.corrcoef(values) if values.std(1).all() else np.eye(len(values))
     return {"of": names, "matrix": matrix.tolist()}
 
 
-def _budget(of: Budgets) -> dict[str, Any]:
+def _budget(budgets: Budgets) -> dict[str, Any]:
     plan = lambda x: x._asdict()
     return {
-        "inputs": list(of.finding.axes),
-        "cost": of.cost._asdict(),
-        "largest_run": of.largest,
-        "best": [plan(x) for x in of.best],
-        "equal_cost": [[plan(x) for x in row] for row in of.equal],
+        "inputs": list(budgets.finding.axes),
+        "cost": budgets.cost._asdict(),
+        "largest_run": budgets.largest,
+        "best": [plan(x) for x in budgets.best],
+        "equal_cost": [[plan(x) for x in row] for row in budgets.equal],
     }

@@ -109,7 +109,7 @@ class SeriesFit(NamedTuple):
     points: Points  # the runs that are fitted
     inputs: np.ndarray  # [n, d] of them
     fits: tuple[Fit, ...]
-    refused: tuple[str, ...]  # why laws could not be fitted, or nothing held out
+    refused: tuple[str, ...]  # reasons for missing fits and hold-outs
     best: Fit | None
     replicates: Replicates | None  # of the best
     hold_out: HoldOut | None  # by the best law
@@ -132,7 +132,7 @@ class Study(NamedTuple):
     data: str  # the column that counts as D
     findings: tuple[SeriesFit, ...]
     budgets: tuple[Budgets, ...]
-    refused: tuple[str, ...]  # why there are no budgets
+    refused: tuple[str, ...]  # reasons for missing budgets
 
 
 def study(
@@ -145,30 +145,30 @@ def study(
 ) -> Study:
     """Fit every law to every series, by every definition of model size.
 
-    Laws of one input take the runs that have most of the other: those of N the runs on
-    the largest D, and those of D the runs of the largest N.
+    Laws of N are fitted to the runs on the largest D, laws of D to the runs of the
+    largest N.
 
     Args:
       data: the column that counts as D; it may be missing.
       seed, draws: of the intervals, see `replicates`.
-      more_budgets: operations, beside the powers of ten around the runs' own.
+      more_budgets: FLOPs, besides the powers of ten around those of the runs.
     """
-    findings, planned, refused = [], [], []
+    findings, plans, refused = [], [], []
     for series in dict.fromkeys(points.series):
-        own = points.take(np.array([name == series for name in points.series]))
-        for axes, laws in _axes(own, data):
-            found = _finding(own, series, axes, laws, data, seed, draws)
-            findings.append(found)
-            if laws != (JOINT,) or not found.best:
+        runs = points.take(np.array([name == series for name in points.series]))
+        for axes, laws in _axes(runs, data):
+            finding = _finding(runs, series, axes, laws, data, seed, draws)
+            findings.append(finding)
+            if laws != (JOINT,) or not finding.best:
                 continue
-            if own.flops is None:
+            if runs.flops is None:
                 refused.append("budgets must have the column flops, got none.")
                 continue
             try:
-                planned.append(_budgets(found, own.flops, more_budgets))
+                plans.append(_budgets(finding, runs.flops, more_budgets))
             except ValueError as error:
                 refused.append(str(error))
-    return Study(points, data, tuple(findings), tuple(planned), tuple(refused))
+    return Study(points, data, tuple(findings), tuple(plans), tuple(refused))
 
 
 def _axes(points, data) -> list[tuple[tuple[str, ...], tuple[Law, ...]]]:
@@ -178,27 +178,27 @@ def _axes(points, data) -> list[tuple[tuple[str, ...], tuple[Law, ...]]]:
     has_data = amount is not None and varies(amount)
     sizes = [name for name, x in points.sizes.items() if varies(x)]
     single = [(name,) for name in sizes] + ([(data,)] if has_data else [])
-    both = [(name, data) for name in sizes] if has_data else []
-    ones = [(axes, (POWER, SATURATING)) for axes in single]
-    return ones + [(axes, (JOINT,)) for axes in both]
+    pairs = [(name, data) for name in sizes] if has_data else []
+    of_one_input = [(axes, (POWER, SATURATING)) for axes in single]
+    return of_one_input + [(axes, (JOINT,)) for axes in pairs]
 
 
 def _column(points, name):
     return points.sizes[name] if name in points.sizes else points.data[name]
 
 
-def _most_of_the_other(points: Points, axis: str, data: str) -> Points:
+def _take_largest(points: Points, axis: str, data: str) -> Points:
     """Runs that are largest in the inputs other than `axis`.
 
-    A law of N is of one size of the data: most by `data`, and among those by every
-    other column. A law of D is of one network, the largest by the first definition; the
-    other columns of data and the weights of classes may grow with D.
+    A law of N is of one data set: the largest by `data`, then by every other column. A
+    law of D is of one network, the largest by the first definition; other columns of
+    data and the class vectors may grow with D.
     """
     if axis in points.sizes:
-        others = sorted(points.data, key=lambda name: name != data)
+        other_inputs = sorted(points.data, key=lambda name: name != data)
     else:
-        others = list(points.sizes)[:1]
-    for name in others:
+        other_inputs = list(points.sizes)[:1]
+    for name in other_inputs:
         values = _column(points, name)
         points = points.take(values == values.max())
     return points
@@ -207,7 +207,7 @@ def _most_of_the_other(points: Points, axis: str, data: str) -> Points:
 def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
     """Fit the laws to the inputs `axes`."""
     if len(axes) == 1:
-        points = _most_of_the_other(points, axes[0], data)
+        points = _take_largest(points, axes[0], data)
     inputs = np.stack([_column(points, name) for name in axes], 1)
     fits, refused = [], []
     for law in laws:
@@ -215,12 +215,12 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
             fits.append(fit(law, inputs, points.errors))
         except ValueError as error:
             refused.append(str(error))
-    chosen = best_fit(fits) if fits else None
-    around = chosen and replicates(chosen, inputs, seed=seed, draws=draws)
-    held = None
-    if chosen:
+    best = best_fit(fits) if fits else None
+    refits = best and replicates(best, inputs, seed=seed, draws=draws)
+    held_out = None
+    if best:
         try:
-            held = hold_out(chosen.law, inputs, points.errors, seed=seed, draws=draws)
+            held_out = hold_out(best.law, inputs, points.errors, seed=seed, draws=draws)
         except ValueError as error:
             refused.append(f"without the largest runs, {error}")
     return SeriesFit(
@@ -230,20 +230,20 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
         inputs=inputs,
         fits=tuple(fits),
         refused=tuple(refused),
-        best=chosen,
-        replicates=around,
-        hold_out=held,
+        best=best,
+        replicates=refits,
+        hold_out=held_out,
     )
 
 
-def _budgets(found: SeriesFit, flops: np.ndarray, more: Sequence[float]) -> Budgets:
+def _budgets(finding: SeriesFit, flops: np.ndarray, more: Sequence[float]) -> Budgets:
     """Plans by a joint law for runs that took `flops` [n]."""
-    cost = fit_cost(*found.inputs.T, flops)
-    law, spent = found.best.coefficients, budgets(flops, more)
+    cost = fit_cost(*finding.inputs.T, flops)
+    law, all_flops = finding.best.coefficients, budgets(flops, more)
     return Budgets(
-        finding=found,
+        finding=finding,
         cost=cost,
         largest=float(flops.max()),
-        best=[best_plan(law, cost, flops) for flops in spent],
-        equal=[equal_cost_plans(law, cost, flops) for flops in spent],
+        best=[best_plan(law, cost, flops) for flops in all_flops],
+        equal=[equal_cost_plans(law, cost, flops) for flops in all_flops],
     )

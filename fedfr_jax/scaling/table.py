@@ -1,18 +1,17 @@
 """Tables of runs: files, sweeps, and BigFace's published results.
 
-BigFace's published sizes and scores, read off its plots to 0.0001, are of ResNets with
-CosFace on the 2,059,906 identities of WebFace42M, synthetic masks on a share of the
-images. True accept rates on IJB-C at a false accept rate of 1e-4, with and without
-synthetic masks, and the score of the Masked Face Recognition challenge (ICCV 2021), a
-false reject rate. One run each. The network of 159 M parameters is in the plot and not
-in the table. The identities' class weights count as parameters "params_with_head".
-
 A table of runs is a .csv, .json or .jsonl, the folder of a sweep, or BigFace's. A row
 has the parameters by one or more of three definitions (params_backbone;
-params_with_head, with the classes' weights; params_active, with those that a step
-touches), optionally the training data (num_images, num_identities, num_images_seen with
+params_with_head, with all class vectors; params_active, with those that a step uses),
+optionally the training data (num_images, num_identities, num_images_seen with
 repetitions) and the flops of the whole training, a metric, a name, and a series, whose
 points are plotted and fitted separately.
+
+BigFace's sizes and scores, read off its plots to 0.0001, are of ResNets with CosFace on
+the 2,059,906 identities of WebFace42M with synthetic masks on a share of the images,
+one run each: true accept rates on IJB-C at a false accept rate of 1e-4, with and
+without synthetic masks, and the score of the Masked Face Recognition challenge (ICCV
+2021), a false reject rate. The network of 159 M parameters is in its plot only.
 """
 
 import csv
@@ -139,28 +138,28 @@ def points(
 
     Args:
       metric: a column; its errors are positive, its scores lie in [0, 1).
-      series: the column that says which points belong together.
+      series: the column by which points are grouped.
     """
-    known = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     rows = [row for row in rows if row.get(metric) is not None]
     if not rows:
         raise ValueError(
             f"the table must have the column {metric!r} with a value in some row, got "
-            f"columns {known}."
+            f"columns {columns}."
         )
     # A network that is all head has a backbone of 0, which no law can be fitted to.
-    none = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
-    columns = {name: _column(none, name) for name in DEFINITIONS}
+    positive = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
+    parameters = {name: _column(positive, name) for name in DEFINITIONS}
     data = {name: _column(rows, name) for name in DATA}
     sizes = {}
     for name in DEFINITIONS:  # each number once: a head may be all active
-        same = any(np.array_equal(columns[name], x) for x in sizes.values())
-        if columns[name] is not None and not same:
-            sizes[name] = columns[name]
+        same = any(np.array_equal(parameters[name], x) for x in sizes.values())
+        if parameters[name] is not None and not same:
+            sizes[name] = parameters[name]
     if not sizes:
         raise ValueError(
             f"the table must have one of {DEFINITIONS} in every row, got columns "
-            f"{known}."
+            f"{columns}."
         )
     values = _column(rows, metric, is_positive=False)
     errors = 1 - values if is_score else values

@@ -123,7 +123,7 @@ MUTANTS = [
         [
             ("(error, SyntaxError) and error.filename:", "(error, SyntaxError):"),
             ('line {line}," if line else', 'line {line}," if True else'),
-            ("isinstance(function, types.FunctionType)", "True"),
+            ("isinstance(get_config, types.FunctionType)", "True"),
             ("filter(None, (type(error).__name__,", "tuple((type(error).__name__,"),
         ],
     ),
@@ -144,7 +144,7 @@ MUTANTS = [
         "fedfr_jax/config/build.py",
         "tasks/reid/test_stages.py::"
         "test_what_cannot_be_is_refused_before_anything_is_compiled",
-        [("check_stragglers(straggling, least, cohort_size)", "pass")],
+        [("check_stragglers(straggling, min_epochs, cohort_size)", "pass")],
     ),
     Mutants(
         "fedfr_jax/runs/stage_config.py",

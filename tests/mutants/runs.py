@@ -46,8 +46,8 @@ MUTANTS = [
         "scaling/test_scaling.py",
         [
             (
-                "others = sorted(points.data, key=lambda name: name != data)",
-                "others = [*points.data][:1]",
+                "other_inputs = sorted(points.data, key=lambda name: name != data)",
+                "other_inputs = [*points.data][:1]",
             )
         ],
     ),
@@ -60,12 +60,12 @@ MUTANTS = [
         "fedfr_jax/plan/stages.py",
         "plan/test_plan.py::"
         "test_stairs_longer_than_the_unit_do_not_hold_up_the_largest",
-        [("is_above = found > room", "is_above = False")],
+        [("is_above = memory > room", "is_above = False")],
     ),
     Mutants(
         "fedfr_jax/plan/stages.py",
         "plan/test_plan.py::test_classes_in_whole_chunks_fill_what_is_free",
-        [("min(trainer.settings.class_chunk_size or 1, each)", "1")],
+        [("min(trainer.settings.class_chunk_size or 1, rows_each)", "1")],
     ),
     Mutants(
         "fedfr_jax/runs/loop.py",
