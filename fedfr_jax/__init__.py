@@ -22,7 +22,7 @@ def _places() -> dict[str, str]:
 
 
 _PLACES = _places()
-# Names of the version before, kept for one version: old -> new.
+# Names of the previous version, kept for one version: old -> new.
 RENAMED = {
     "Feed": "Batching",
     "Local": "LocalTraining",

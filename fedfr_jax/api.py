@@ -39,7 +39,7 @@ from fedfr_jax.schema import check_keys, checked
 from fedfr_jax.tasks.classification.evaluators import Accuracy
 from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
-AT_ONCE = 2**24  # bytes of examples that are looked at together
+CHUNK_BYTES = 2**24  # of examples that are checked at one time
 
 
 class FederatedDataset(NamedTuple):
@@ -47,7 +47,7 @@ class FederatedDataset(NamedTuple):
 
     dataset: Dataset | Stream  # [T, ...] and labels [T]
     population: Population
-    clients: np.ndarray | range  # [N] what the clients are called
+    clients: np.ndarray | range  # [N] names or numbers of the clients
 
     @classmethod
     def from_client_ids(cls, x, y, client_ids) -> "FederatedDataset":
@@ -61,9 +61,8 @@ class FederatedDataset(NamedTuple):
         """
         x, y, client_ids = inputs_of(x), class_labels("y", y), np.asarray(client_ids)
         num_inputs = {len(leaf) for leaf in jax.tree.leaves(x)}
-        if client_ids.ndim != 1 or (
-            client_ids.dtype.kind == "f" and np.isnan(client_ids).any()
-        ):
+        has_nan = client_ids.dtype.kind == "f" and np.isnan(client_ids).any()
+        if client_ids.ndim != 1 or has_nan:
             raise ValueError(
                 "client_ids must be one number or string per example, shape [T], no "
                 f"nan, got {client_ids.dtype} of shape {client_ids.shape}."
@@ -74,9 +73,9 @@ class FederatedDataset(NamedTuple):
                 "x, y and client_ids must have one entry per example, got "
                 f"{counts}, {len(y)} and {len(client_ids)}."
             )
-        clients, place = np.unique(client_ids, return_inverse=True)
-        order = np.argsort(place, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(place))])
+        clients, client_index = np.unique(client_ids, return_inverse=True)
+        order = np.argsort(client_index, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(client_index))])
         num_classes = np.broadcast_to(np.int32(y.max() + 1), len(clients))
         table = Dataset.from_arrays(take_rows(x, order), y[order])
         return cls(table, Population(offsets, num_classes), clients)
@@ -86,19 +85,17 @@ class FederatedDataset(NamedTuple):
         cls, x, y, split: ClientPartition
     ) -> tuple["FederatedDataset", "FederatedDataset"]:
         """Build the training and the test set of a partition, such as `dirichlet`'s."""
-        parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
         num_clients = len(split.train_offsets) - 1
         num_classes = np.broadcast_to(np.int32(split.num_classes), num_clients)
         x, y = inputs_of(x), class_labels("y", y, split.num_classes)
-        made = [
-            cls(
-                Dataset.from_arrays(take_rows(x, rows), y[rows]),
-                Population(offsets.astype(np.int64), num_classes),
-                np.arange(num_clients),
-            )
-            for rows, offsets in parts
-        ]
-        return made[0], made[1]
+
+        def select(rows, offsets):
+            dataset = Dataset.from_arrays(take_rows(x, rows), y[rows])
+            population = Population(offsets.astype(np.int64), num_classes)
+            return cls(dataset, population, np.arange(num_clients))
+
+        train = select(split.train, split.train_offsets)
+        return train, select(split.test, split.test_offsets)
 
     @classmethod
     def from_reader(
@@ -106,30 +103,29 @@ class FederatedDataset(NamedTuple):
     ) -> "FederatedDataset":
         """Build a data set that is read when needed, with equal clients.
 
-        Client i owns the i-th of `num_clients` equal parts of the examples. No array
-        has an entry per client, so that memory is that of a cohort.
+        Client i has the i-th of `num_clients` equal parts of the examples. No array has
+        an entry per client, so that memory is that of a cohort.
 
         Args:
-          read: rows [n] int64 -> [n, ...] what networks see, from another thread.
-          labels: [T] int. Those that do not fit memory may be int32 of a memory map, or
-            one for all: `np.broadcast_to(np.int32(0), T)`.
+          read: rows [n] int64 -> model inputs [n, ...]; called from another thread.
+          labels: [T] int; if they do not fit memory, int32 of a memory map, or one for
+            all: `np.broadcast_to(np.int32(0), T)`.
         """
         labels = class_labels("labels", labels, num_classes)
-        each, left = divmod(len(labels), max(num_clients, 1))
-        if num_clients < 1 or each < 1 or left:
+        rows_each, rest = divmod(len(labels), max(num_clients, 1))
+        if num_clients < 1 or rows_each < 1 or rest:
             raise ValueError(
                 "labels must have equally many entries per client, got "
                 f"{len(labels)} for num_clients={num_clients}."
             )
         classes = np.broadcast_to(np.int32(num_classes), num_clients)
-        population = Population(EqualRows(num_clients, each), classes)
+        population = Population(EqualRows(num_clients, rows_each), classes)
         return cls(stream(read, labels), population, range(num_clients))
 
     def __repr__(self) -> str:
         return (
             f"FederatedDataset({len(self.clients)} clients, "
-            f"{self.dataset.num_examples} "
-            f"examples of {self.dataset.input_shape})"
+            f"{self.dataset.num_examples} examples of {self.dataset.input_shape})"
         )
 
 
@@ -149,10 +145,10 @@ def examples(x) -> np.ndarray:
     """Check that `x` [T, ...] is an array of finite numbers."""
     x = np.asarray(x)
     if x.ndim < 1 or x.dtype.kind not in "fiub":
-        raise ValueError(f"x must be numbers of shape [T, ...], got {target_kind(x)}.")
+        raise ValueError(f"x must be numbers of shape [T, ...], got {first_entry(x)}.")
     if x.dtype.kind != "f":
         return x
-    step = max(AT_ONCE // max(x[:1].nbytes, 1), 1)
+    step = max(CHUNK_BYTES // max(x[:1].nbytes, 1), 1)
     for start in range(0, len(x), step):
         part = x[start : start + step]
         is_fine = np.isfinite(part).reshape(len(part), -1).all(axis=1)
@@ -174,23 +170,23 @@ def class_labels(name: str, y, num_classes: int | None = None) -> np.ndarray:
         )
     if y.dtype.kind not in "fiub":
         raise ValueError(
-            f"{name} must be integers, got {target_kind(y)}. Give "
+            f"{name} must be integers, got {first_entry(y)}. Give "
             f"np.unique({name}, return_inverse=True)[1] for names of classes."
         )
     if y.dtype.kind == "f":
         is_whole = np.isfinite(y) & (y == np.floor(y))
         if not is_whole.all():
-            got = y[is_whole.argmin()]
-            raise ValueError(f"{name} must be integers, got {got}.")
-    least, most = (y.min(), y.max()) if len(y) else (0, 0)
+            value = y[is_whole.argmin()]
+            raise ValueError(f"{name} must be integers, got {value}.")
+    smallest, largest = (y.min(), y.max()) if len(y) else (0, 0)
     limit = 2**31 - 1 if num_classes is None else num_classes
-    if least < 0 or most >= limit:
-        got = least if least < 0 else most
-        raise ValueError(f"{name} must be in [0, {limit}), got {got}.")
+    if smallest < 0 or largest >= limit:
+        value = smallest if smallest < 0 else largest
+        raise ValueError(f"{name} must be in [0, {limit}), got {value}.")
     return y if y.dtype == np.int32 else y.astype(np.int32)
 
 
-def target_kind(x: np.ndarray) -> str:
+def first_entry(x: np.ndarray) -> str:
     """First entry of an array, or its dtype, for an error message."""
     first = x.reshape(-1)[:1].tolist()
     return f"{first[0]!r}" if first else f"an array of {x.dtype}"
@@ -198,14 +194,14 @@ def target_kind(x: np.ndarray) -> str:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option that `build_simulation` does not have."""
-    known = inspect.signature(build_simulation).parameters
-    names = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
+    parameters = inspect.signature(build_simulation).parameters
+    names = [name for name, x in parameters.items() if x.kind is x.KEYWORD_ONLY]
     check_keys("options of init", options, [name for name in names if name != "mesh"])
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
     """Raise ValueError for uint8 images that would be trained on without scaling."""
-    inputs = as_trained(batching, table)
+    inputs = trained_inputs(batching, table)
     if any(x.dtype == jnp.uint8 for x in jax.tree.leaves(inputs)):
         raise ValueError(
             "x must be floats, or uint8 with a batching that normalizes, got plain "
@@ -214,20 +210,22 @@ def check_input(batching: Batching, table: Dataset | Stream) -> None:
         )
 
 
-def as_trained(batching: Batching, table: Dataset | Stream):
+def trained_inputs(batching: Batching, table: Dataset | Stream):
     """Shapes of one example's inputs as the model gets them."""
-    one = example_shape(table)
+    example = example_shape(table)
     if batching.augment is None:
-        return one.inputs
+        return example.inputs
     key = jax.random.key(0)
-    return jax.eval_shape(batching.augment.apply, key, one.inputs, one.targets)[0]
+    apply = batching.augment.apply
+    inputs, _ = jax.eval_shape(apply, key, example.inputs, example.targets)
+    return inputs
 
 
 def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
     """Raise ValueError if no client would ever take a step.
 
-    What a function of the round says, or an algorithm adds to a client's examples, is
-    not known here.
+    Epochs by a function of the round, and examples that an algorithm adds, are not
+    known here.
     """
     if callable(local_epochs) or sim.algorithm.prepare:
         return
@@ -242,21 +240,21 @@ def check_steps(sim: Simulation, local_epochs: int | tuple | Callable) -> None:
         )
 
 
-def check_fits(run, apply: Callable, data) -> None:
+def check_data(run, apply: Callable, data) -> None:
     """Raise ValueError for data unlike the run's, or with other classes."""
-    of_run, of_data = describe_data(run.sim.data.dataset), describe_data(data.dataset)
-    if of_run != of_data:
+    expected, given = describe_data(run.sim.data.dataset), describe_data(data.dataset)
+    if expected != given:
         raise ValueError(
-            f"examples of data must be {of_run}, as those of the run, got {of_data}."
+            f"examples of data must be {expected}, as those of the run, got {given}."
         )
-    seen = model_inputs(as_trained(run.sim.batching, run.sim.data.dataset))
-    logits = jax.eval_shape(apply, run.variables, trees.shapes(seen, 1))
+    inputs = model_inputs(trained_inputs(run.sim.batching, run.sim.data.dataset))
+    logits = jax.eval_shape(apply, run.variables, trees.shapes(inputs, 1))
     if logits.ndim != 2:
         raise ValueError(f"apply must give logits [B, M], got shape {logits.shape}.")
-    if (most := int(data.dataset.labels.max())) >= logits.shape[1]:
+    if (largest := int(data.dataset.labels.max())) >= logits.shape[1]:
         raise ValueError(
             f"labels of data must be below the {logits.shape[1]} classes of apply's "
-            f"logits, got {most}."
+            f"logits, got {largest}."
         )
 
 
@@ -280,7 +278,7 @@ class RunState(NamedTuple):
 
     sim: Simulation
     server: PyTree
-    store: Store  # the clients' personal rows
+    store: Store  # of the clients' personal states
     round_number: int  # of the last round that was trained, from 1; 0 before it
 
     @property
@@ -313,17 +311,16 @@ def init(
     Args:
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
       batch_size: B of local steps.
-      batching: how batches are made; None shuffles and takes examples as they are,
-        which uint8 must not be.
+      batching: how batches are made; None shuffles and does not change the examples,
+        which must not be uint8.
       mesh: None takes every device.
-      folder: where personal rows are kept; None takes a temporary folder.
+      folder: of the store of personal states; None takes a temporary folder.
       options: cohort_size, local_epochs, clients_per_device, seed, sampling,
-        reproducible_sum and systems of
-        `build_simulation`.
+        reproducible_sum and systems of `build_simulation`.
 
     Raises:
-      ValueError: for unknown options, sizes out of range, images that nothing
-        normalizes and clients that take no step, before anything is compiled.
+      ValueError: for unknown options, sizes out of range, images that are not
+        normalized and clients that take no step, before anything is compiled.
     """
     check_options(options)
     batching = (batching or Batching(batch_size))._replace(batch_size=batch_size)
@@ -347,10 +344,10 @@ def init(
 def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
     """Train one round: (the run after it, {metric: [K] of the cohort's clients}).
 
-    Metrics of the round as a whole are numbers: of a private algorithm, the `epsilon`
-    that is spent after it.
-    Where clients fail or take time, K is the number of those whose update has arrived,
-    and single numbers say how many did not, and the simulated seconds so far.
+    Metrics of the round as a whole are numbers, such as the `epsilon` that a private
+    algorithm has spent after it. If clients fail or take time, K counts those whose
+    update has arrived; the number of others and the simulated seconds so far are
+    further numbers.
 
     Raises:
       ValueError: when a round was trained from this run before, or this one would spend
@@ -376,12 +373,12 @@ def run_rounds(
     """Train rounds in one call of the devices: (the run after them, metrics of each).
 
     The numbers are those of as many `run_round`; the host does not wait between them,
-    which is most of a round of small models on an accelerator. A program is compiled
+    which takes most of a round of small models on an accelerator. A program is compiled
     for each `num_rounds`.
 
     Raises:
-      ValueError: as `run_round`, and where rounds need the host: for an algorithm that
-        prepares, streamed examples, clients that take time or are chosen by loss, and
+      ValueError: as `run_round`, and if rounds need the host: for an algorithm with
+        `prepare`, streamed examples, clients that take time or are sampled by loss, and
         several processes.
       FloatingPointError: as `run_round`; the run stays as it was before the call.
     """
@@ -403,15 +400,15 @@ def evaluate(
 
     Args:
       apply: (variables, x [B, ...]) -> logits [B, M].
-      data: examples of the clients that the run has, in the same order.
+      data: examples of the run's clients, in the same order.
 
     Returns:
-      {"accuracy": of the server's network on all examples, "accuracy_of_clients": mean
-      over clients of their own networks', "per_client": [N]}. There is no "accuracy"
-      where clients keep leaves, as under `personal`: nobody deploys that network.
+      {"accuracy": of the global model on all examples, "accuracy_of_clients": mean over
+      clients of their models', "per_client": [N]}. There is no "accuracy" if clients
+      keep leaves, as under `personal`: the global model is not deployed then.
 
     Raises:
-      ValueError: when the data is of another number of clients, shape, dtype or of more
+      ValueError: when the data has another number of clients, shape or dtype, or more
         classes than `apply` gives, or a round was trained from this run.
     """
     _check_newest(run)
@@ -421,27 +418,27 @@ def evaluate(
             f"data must have the run's {num_clients} clients, got {len(data.clients)}."
         )
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
-    check_fits(run, apply, data)
+    check_data(run, apply, data)
     accuracy = Accuracy(data.dataset, data.population.offsets, mesh, batching)
     has_rows = bool(jax.tree.leaves(run.store.template))
     models = run.sim.algorithm, run.server, run.sim.key, run.store, mesh
     of_client = client_models(*models)[0] if has_rows else None
     networks = TrainedModels(run.variables, apply, of_client, apply)
-    own = accuracy.personalized(networks)
+    personalized = accuracy.personalized(networks)
     generic = {}
     if run.sim.algorithm.has_global_model:
         generic = accuracy.generic(networks).metrics
     return {
         **generic,
-        "accuracy_of_clients": own.metrics["accuracy"],
-        "per_client": own.per_client["accuracy"],
+        "accuracy_of_clients": personalized.metrics["accuracy"],
+        "per_client": personalized.per_client["accuracy"],
     }
 
 
 def _check_newest(run: RunState) -> None:
     """Raise ValueError if the store has states of later rounds than `run`.
 
-    Rows are kept in one place, which a round changes: the run before it is history.
+    A round overwrites the states, so that earlier runs can no longer be used.
     """
     if (newest := run.store.newest()) > run.round_number:
         raise ValueError(
@@ -465,8 +462,8 @@ def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
     arrays = {"round_number": run.round_number, "ids": ids}
     arrays["num_clients"] = run.store.population
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
-        for place, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            arrays[f"{part}/{trees.path_name(place)}"] = np.asarray(leaf)
+        for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[f"{part}/{trees.path_name(key_path)}"] = np.asarray(leaf)
     with replace_file(path) as file:
         np.savez(file, **arrays)
     return path
@@ -474,10 +471,10 @@ def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
 
 def is_saved(path: str | os.PathLike) -> bool:
     """Whether a path, with or without its .npz, is a file that `save` wrote."""
-    if pathlib.Path(path).is_dir():  # a work folder may lie beside such a file
+    if pathlib.Path(path).is_dir():  # a run directory may have the name of such a file
         return False
     for file in (path, f"{path}.npz"):
-        if zipfile.is_zipfile(file):  # which a path without a file is not
+        if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 return {"round_number.npy", "num_clients.npy"} <= {*archive.namelist()}
     return False
@@ -486,8 +483,8 @@ def is_saved(path: str | os.PathLike) -> bool:
 def resume(run: RunState, path: str | os.PathLike) -> RunState:
     """Load the state that `save` wrote, into a run from an equal `init`.
 
-    A run that has trained rounds stays as it is: the loaded one has rows of its own, in
-    a temporary folder.
+    A run that has trained rounds is not changed: the loaded one has a new store, in a
+    temporary folder.
 
     Raises:
       ValueError: when the file is of another algorithm, network or population.
@@ -518,13 +515,13 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
 def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
     """Take part `part` from `arrays`, like `template` with `leading` axes in front."""
 
-    def pick(place, leaf):
-        name = f"{part}/{trees.path_name(place)}"
-        found = arrays[name].shape if name in arrays else "none"
-        if found != (*leading, *leaf.shape):
+    def pick(key_path, leaf):
+        name = f"{part}/{trees.path_name(key_path)}"
+        shape = arrays[name].shape if name in arrays else "none"
+        expected = (*leading, *leaf.shape)
+        if shape != expected:
             raise ValueError(
-                f"{path} must have {name} of shape {(*leading, *leaf.shape)}, "
-                f"got {found}."
+                f"{path} must have {name} of shape {expected}, got {shape}."
             )
         return arrays.pop(name)
 

@@ -35,10 +35,10 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     """Read an object without its digest, after comparing it if there is one."""
     try:
         value = read_json(path)
-        kept = value.pop(DIGEST, None)
-        if kept in (None, digest_of(value)):
+        digest = value.pop(DIGEST, None)
+        if digest in (None, digest_of(value)):
             return value
-        fault = f"its digest is not {kept}, it was changed."
+        fault = f"its digest is not {digest}, it was changed."
     except ValueError as error:
         fault = str(error).replace(f"{path} ", "it ", 1)
     raise ValueError(

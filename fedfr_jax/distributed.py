@@ -2,8 +2,8 @@
 
 JAX finds the other processes under Slurm, Open MPI, Kubernetes and on TPU pods; on
 plain hosts a coordinator address is needed. All have to join within STARTUP seconds. No
-process waits for one that has ended: JAX's coordinator stops all of them when one
-has been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
+process waits for one that has ended: JAX's coordinator stops all of them when one has
+been silent for HEARTBEAT seconds, and `launch` and schedulers sooner.
 """
 
 import os
@@ -13,15 +13,15 @@ import threading
 from collections.abc import MutableMapping
 
 HEARTBEAT, STARTUP = 60, 900  # seconds
-TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what it sends to a launcher's children too
+TERMINAL = (signal.SIGINT, signal.SIGHUP)  # sent to a launcher's children as well
 WATCHED = "FEDFR_ENDS_WITH_INPUT"  # set for the processes of `launch`
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 CLUSTER = (
-    "in a cluster that JAX knows, set up as docs/how-to/clusters.md says (on plain "
-    "hosts give --coordinator, --num_processes and --process_id)"
+    "in a cluster that JAX knows, see docs/how-to/clusters.md (on plain hosts set "
+    "--coordinator, --num_processes and --process_id)"
 )
-# XLA's CPU devices give up on one that trains a minute longer than the others.
+# Else XLA's CPU devices abort if one trains a minute longer than the others.
 EXIT_TIMEOUT = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 3600,
     "--xla_cpu_collective_call_terminate_timeout_seconds": 7 * 86400,
@@ -37,38 +37,38 @@ def join(
     """Join the processes of a run; call it before anything is computed.
 
     Args:
-      coordinator: host:port where process 0 listens; None, like the numbers, leaves
-        it to JAX to find out from the cluster.
+      coordinator: host:port of process 0; None, as for the numbers, if JAX finds them
+        in the cluster's environment.
     """
     import jax
 
-    given = (coordinator, num_processes, process_id)
-    if None in given and given != (None, None, None):
+    address = (coordinator, num_processes, process_id)
+    if None in address and address != (None, None, None):
         raise ValueError(
             "coordinator, num_processes and process_id must all be set or all be None, "
-            f"got {given}."
+            f"got {address}."
         )
     if num_processes is not None and not 0 <= process_id < num_processes:
         raise ValueError(
             f"process_id must be in [0, {num_processes - 1}], got {process_id}."
         )
-    # Two programs on their way to a CPU device at once could meet the other processes'
-    # programs in another order, and all would wait for ever.
+    # Two programs dispatched to a CPU device at once could meet those of other
+    # processes in another order, a deadlock.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    # It would take SIGTERM for a notice to save, and the process would not end.
+    # It would handle SIGTERM itself, and the process would not end.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            *given,
+            *address,
             coordinator_bind_address=_bind_address(coordinator),
             cluster_detection_method="deactivate" if coordinator else None,
             initialization_timeout=STARTUP,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
-    except Exception as error:  # whatever a cluster's variables and servers lead to
-        where = f"at {coordinator}" if coordinator else CLUSTER
+    except Exception as error:  # of any kind, by a cluster's variables and servers
+        location = f"at {coordinator}" if coordinator else CLUSTER
         raise ValueError(
-            f"the processes must join {where}, got {type(error).__name__}: {error}"
+            f"the processes must join {location}, got {type(error).__name__}: {error}"
         ) from error
 
 
@@ -88,24 +88,24 @@ def num_cores() -> int:
 def use_every_core(
     environment: MutableMapping[str, str] = os.environ, *, num_processes: int = 1
 ) -> None:
-    """Make one JAX device per CPU core, unless XLA_FLAGS says otherwise.
+    """Make one JAX device per CPU core, unless XLA_FLAGS sets another number.
 
-    The cores of the machine are cut between `num_processes` processes, and a device
+    The cores of the machine are divided among `num_processes` processes, and a device
     waits for the others for as long as their clients take.
     """
-    words = environment.get("XLA_FLAGS", "").split()
-    given = {word.partition("=")[0] for word in words}
+    flags = environment.get("XLA_FLAGS", "").split()
+    set_flags = {word.partition("=")[0] for word in flags}
     cores = max(num_cores() // num_processes, 1)
     for flag, value in {DEVICES_FLAG: cores, **EXIT_TIMEOUT}.items():
-        if flag not in given:
-            words.append(f"{flag}={value}")
-    environment["XLA_FLAGS"] = " ".join(words)
+        if flag not in set_flags:
+            flags.append(f"{flag}={value}")
+    environment["XLA_FLAGS"] = " ".join(flags)
 
 
 def exit_with_parent() -> None:
     """Exit when the `launch` process that started this one has ended.
 
-    The launcher holds the other end of this process's input, and answers the signals
+    The launcher holds the other end of this process's input, and handles the signals
     that a terminal sends to both.
     """
     if not os.environ.pop(WATCHED, None):
@@ -118,7 +118,7 @@ def exit_with_parent() -> None:
 
     for number in TERMINAL:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)  # ignored ones are gone
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)  # blocked by the launcher
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -128,5 +128,5 @@ def exit_process(code: int) -> None:
     sys.stderr.flush()
     jax = sys.modules.get("jax")
     if code and jax and jax.distributed.is_initialized():
-        os._exit(code)  # a polite exit would wait for processes that wait for this one
+        os._exit(code)  # sys.exit would wait for processes that wait for this one
     sys.exit(code)

@@ -26,24 +26,23 @@ import numpy as np
 def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
     """Open a file for bytes that replaces `path` atomically at the end of the block.
 
-    Whoever looks at `path` sees what was there before or all of the new file, also
-    after a kill or a loss of power. A block that raises leaves `path` as it was. Makes
-    the folder.
+    A reader sees the old file or the whole new one, also after a kill or a power cut. A
+    block that raises leaves `path` unchanged. Creates the folder.
 
     Args:
-      by: who writes, when others may write the same path at the same time.
+      by: name of the writer, if others may write the same path at the same time.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(".".join(filter(None, (path.name, by, "tmp"))))
+    temporary = path.with_name(".".join(filter(None, (path.name, by, "tmp"))))
     try:
-        with draft.open("w+b") as file:
+        with temporary.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        temporary.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -68,10 +67,10 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle that number objects
 
 
-def check_file(path: str | os.PathLike, most: int | None = None) -> None:
-    """Raise ValueError for a pipe or device, or a file of more than `most` bytes.
+def check_file(path: str | os.PathLike, max_bytes: int | None = None) -> None:
+    """Raise ValueError for a pipe or device, or a file of more than `max_bytes`.
 
-    What cannot be found is left to its reader.
+    A missing file is left to its reader.
     """
     try:
         state = os.stat(path)
@@ -80,8 +79,8 @@ def check_file(path: str | os.PathLike, most: int | None = None) -> None:
     if not stat.S_ISREG(state.st_mode):
         kind = stat.filemode(state.st_mode)
         raise ValueError(f"{path} must be a regular file, got {kind}. Check the path.")
-    if most is not None:
-        check_bytes(state.st_size, str(path), most)
+    if max_bytes is not None:
+        check_bytes(state.st_size, str(path), max_bytes)
 
 
 def check_list(path: str | os.PathLike) -> None:
@@ -92,8 +91,8 @@ def check_list(path: str | os.PathLike) -> None:
 def read_list(path: str | os.PathLike) -> str:
     """Read a text list; names are normalized to NFC, as those of files are.
 
-    A byte order mark, which some editors put first, is no part of it. What cannot be
-    read, or is not UTF-8, is a ValueError that names the file.
+    A byte order mark is dropped. A list that cannot be read, or is not UTF-8, is a
+    ValueError that names the file.
     """
     check_list(path)
     try:
@@ -112,22 +111,22 @@ def read_csv(path: str | os.PathLike, columns: Sequence[str]) -> dict[int, list[
     lines = {}
     try:
         header = [name.strip() for name in next(table, [])]
-        places = [header.index(name) for name in columns]
+        indices = [header.index(name) for name in columns]
         for cells in filter(None, table):
-            lines[table.line_num] = [cells[i].strip() for i in places]
+            lines[table.line_num] = [cells[i].strip() for i in indices]
     except (ValueError, IndexError, csv.Error) as error:
         raise ValueError(
             f"{path} must be a csv with the columns {', '.join(columns)}, but line "
-            f"{max(table.line_num, 1)} is not so: {error}."
+            f"{max(table.line_num, 1)} is not: {error}."
         ) from error
     return lines
 
 
-def check_bytes(num_bytes: int, origin: str, most: int = MEMORY) -> None:
-    """Raise ValueError if `num_bytes` is more than `most`, by default all memory."""
-    if num_bytes > most:
+def check_bytes(num_bytes: int, origin: str, max_bytes: int = MEMORY) -> None:
+    """Raise ValueError if `num_bytes` exceeds `max_bytes`, by default all memory."""
+    if num_bytes > max_bytes:
         raise ValueError(
-            f"{origin} must take at most {most / 2**30:.2f} GiB, got "
+            f"{origin} must take at most {max_bytes / 2**30:.2f} GiB, got "
             f"{num_bytes / 2**30:.2f} GiB."
         )
 
@@ -163,8 +162,8 @@ def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
 def check_pickle(data) -> None:
     """Raise UnpicklingError for a pickle that needs more memory than its own size.
 
-    The unpickler makes room for a memo of as many objects as a memo index says, and for
-    as many bytes as a length says, before it looks.
+    The unpickler allocates a memo for any memo index, and bytes for any length, before
+    it reads on.
 
     Args:
       data: bytes, or a file that is read to its end.
@@ -176,11 +175,11 @@ def check_pickle(data) -> None:
                     "memo indices must count objects, got memo index "
                     f"{argument} in operation {number}"
                 )
-    except ValueError as error:  # genops has others, of a damaged pickle
+    except ValueError as error:  # also of genops, for a damaged pickle
         raise pickle.UnpicklingError(str(error)) from error
 
 
-CHUNK_BYTES = 2**17  # bytes; of a longer request Linux reads what it would read ahead
+CHUNK_BYTES = 2**17  # of a longer request Linux reads only its read-ahead
 
 
 def advise_random_access(array: np.memmap) -> np.memmap:

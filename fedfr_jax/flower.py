@@ -4,9 +4,8 @@
     server = flower.server_app(deployment, rounds=3)    # serverapp = "app:server"
     client = flower.client_app(deployment)              # clientapp = "app:client"
 
-Both are Flower's own apps, so that `flwr run`, its SuperLink and SuperNodes run them.
-A SuperNode says by `--node-config "partition-id=3"` which client it is. See
-docs/how-to/real-clients.md.
+Both are Flower apps, so that `flwr run`, SuperLink and SuperNodes run them. A SuperNode
+gets its client id by `--node-config "partition-id=3"`. See docs/how-to/real-clients.md.
 """
 
 import functools
@@ -39,7 +38,7 @@ from fedfr_jax.schema import check_choice, check_values, checked, naming
 from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
 OLDEST, TOO_NEW = (1, 42), (2, 0)  # versions of flwr
-ROUNDS = "num-server-rounds"  # Flower's name of it in a run's config
+ROUNDS = "num-server-rounds"  # key of a Flower run's config
 Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
 
 
@@ -74,10 +73,10 @@ def build_deployment(
     """Build a deployment for real clients, from the arguments of `ff.init`.
 
     Args:
-      data: all clients' examples, of which each takes its own; or a function client
-        -> (x, y), its examples, called at that client alone, with `num_clients`.
+      data: all clients' examples, of which each takes its own; or, with `num_clients`,
+        a function client -> (x, y), its examples, called only at that client.
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
-      batching: how batches are made; None shuffles and takes examples as they are.
+      batching: how batches are made; None shuffles and does not change the examples.
       local_epochs, cohort_size, seed, sampling: as of `ff.init`.
 
     Raises:
@@ -94,10 +93,10 @@ def build_deployment(
             "build_deployment needs num_clients with a function of a client's examples."
         )
     else:
-        load = functools.partial(_own_data, data, batching)
+        load = functools.partial(_load_client_data, data, batching)
     if not (isinstance(variables, dict) and "params" in variables):
         variables = {"params": variables}
-    given = Deployment(
+    deployment = Deployment(
         algorithm=algorithm,
         variables={"batch_stats": {}, **variables},
         client_data=load,
@@ -108,11 +107,11 @@ def build_deployment(
         seed=seed,
         sampling=sampling,
     )
-    check_deployment(given)
-    return given
+    check_deployment(deployment)
+    return deployment
 
 
-def _own_data(load: Callable, batching: Batching, client: int) -> ClientData:
+def _load_client_data(load: Callable, batching: Batching, client: int) -> ClientData:
     x, y = load(client)
     table = Dataset.from_arrays(inputs_of(x), class_labels("y", y))
     check_input(batching, table)
@@ -125,14 +124,14 @@ def from_config(
     """Build the deployment of a method of a config, with its data.
 
     Args:
-      config: what `fedfr train --config=` takes, or the sections.
+      config: value of `fedfr train --config=`, or the sections.
       method: of config.methods.
-      run: run directory of that config, for a method that starts from an earlier
-        stage, which is trained there.
+      run: run directory of that config with the earlier stage from which the method
+        starts, if any.
 
     Raises:
-      ValueError: for a config that simulates what real clients do on their own, a
-        method that they cannot run, or a stage that is missing.
+      ValueError: for a config that simulates failures or delays of clients, a method
+        that real clients cannot run, or a missing stage.
     """
     from fedfr_jax.config import files
     from fedfr_jax.config.build import build
@@ -143,9 +142,9 @@ def from_config(
     experiment = build(config)
     check_choice("method", method, experiment.stages)
     with naming(f"config.methods.{method}"):
-        given = _deployment_of(experiment, method, run)
-        check_deployment(given)
-    return given
+        deployment = _deployment_of(experiment, method, run)
+        check_deployment(deployment)
+    return deployment
 
 
 def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
@@ -157,7 +156,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
     if federation.systems or federation.straggler_fraction:
         raise ValueError(
             "config.federation cannot have systems or straggler_fraction with Flower: "
-            "real clients fail and take time on their own. Remove them."
+            "real clients fail and take time anyway. Remove them."
         )
     if trainer.final_adaptation:
         raise ValueError(
@@ -181,23 +180,23 @@ def _variables_before(experiment, method: str, run: str | None) -> PyTree | None
     """Variables that the stage starts from; None if it has no earlier stage."""
     from fedfr_jax.runs.restore import variables_before
 
-    before = experiment.stages[method].init_from_stage
-    if before is not None and run is None:
+    start = experiment.stages[method].init_from_stage
+    if start is not None and run is None:
         raise ValueError(
-            f"it needs the stage {before} that it starts from. Train that with `fedfr "
-            f"train --methods={before} --workdir=RUN`, and give run=RUN."
+            f"it needs the stage {start} that it starts from. Train that with `fedfr "
+            f"train --methods={start} --workdir=RUN`, and give run=RUN."
         )
     return variables_before(experiment, method, run)
 
 
-def _words(given: Given, *configs: Mapping[str, Any]) -> tuple:
+def _hashable_config(given: Given, *configs: Mapping[str, Any]) -> tuple:
     """Hashable arguments of `given`: sorted config items, () for a deployment."""
-    merged = {k: x for config in configs for k, x in config.items()}
-    return () if isinstance(given, Deployment) else tuple(sorted(merged.items()))
+    items = {k: x for config in configs for k, x in config.items()}
+    return () if isinstance(given, Deployment) else tuple(sorted(items.items()))
 
 
-def _resolve(given: Given, words: tuple) -> Deployment:
-    return given if isinstance(given, Deployment) else given(dict(words))
+def _resolve(given: Given, items: tuple) -> Deployment:
+    return given if isinstance(given, Deployment) else given(dict(items))
 
 
 def _to_record(arrays: Mapping[str, np.ndarray]):
@@ -213,15 +212,15 @@ def _from_record(record) -> dict[str, np.ndarray]:
 def client_app(given: Given):
     """Build the `flwr.clientapp.ClientApp` of a deployment.
 
-    A client's personal state lies in its SuperNode's `Context.state` for as long as the
-    run; it is never sent.
+    A client's personal state is in its SuperNode's `Context.state` during the run; it
+    is never sent.
 
     Args:
-      given: the deployment; or a function {key: value} -> deployment of the run's
-        config, with the node's beside it.
+      given: the deployment; or a function from the run's and the node's config,
+        {key: value}, to a deployment.
 
     Raises:
-      ImportError: without Flower, or with a version that does not fit.
+      ImportError: without Flower, or with an unsupported version.
     """
     check_library()
     from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -230,25 +229,25 @@ def client_app(given: Given):
     app = ClientApp()
 
     @functools.cache
-    def built(words):
-        deployment = _resolve(given, words)
+    def build_from(items):
+        deployment = _resolve(given, items)
         return deployment, build_client(deployment)
 
-    def of(context):
-        words = _words(given, context.run_config, context.node_config)
-        deployment, train = built(words)
+    def resolve(context):
+        items = _hashable_config(given, context.run_config, context.node_config)
+        deployment, train = build_from(items)
         return deployment, train, _client_id(deployment, context.node_config)
 
     @app.query()
     def query(message, context):
-        deployment, _, client = of(context)
+        deployment, _, client = resolve(context)
         example = describe_example(deployment.client_data(client).dataset)
         record = ConfigRecord({"id": client, "example": example})
         return Message(RecordDict({"client": record}), reply_to=message)
 
     @app.train()
     def train(message, context):
-        _, step, client = of(context)
+        _, step, client = resolve(context)
         content, state = message.content, context.state
         task = _task(content["task"])
         arrays = _from_record(content["server"])
@@ -256,8 +255,8 @@ def client_app(given: Given):
         reply, personal = step(client, task, arrays, personal)
         state["personal"] = _to_record(personal)
         update, metrics = _to_record(reply.arrays), MetricRecord(dict(reply.metrics))
-        found = RecordDict({"update": update, "metrics": metrics})
-        return Message(found, reply_to=message)
+        reply_content = RecordDict({"update": update, "metrics": metrics})
+        return Message(reply_content, reply_to=message)
 
     return app
 
@@ -267,15 +266,11 @@ def _task(record: Mapping[str, Any]) -> ClientTask:
 
 
 def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
-    """Read the client id of a SuperNode from its config.
-
-    Raises:
-      ValueError: unless it says so.
-    """
-    client, most = node_config.get("partition-id"), deployment.num_clients - 1
-    if not (isinstance(client, int) and 0 <= client <= most):
+    """Read the client id of a SuperNode from its config."""
+    client, last = node_config.get("partition-id"), deployment.num_clients - 1
+    if not (isinstance(client, int) and 0 <= client <= last):
         raise ValueError(
-            f"partition-id of the SuperNode's --node-config must be one of 0 to {most},"
+            f"partition-id of the SuperNode's --node-config must be one of 0 to {last},"
             f' got {client}. Start it with --node-config "partition-id=0".'
         )
     return client
@@ -292,11 +287,11 @@ def server_app(
 
     Args:
       given: as of `client_app`, without the nodes' config.
-      rounds: `num-server-rounds` of the run's config, where it is there, goes first.
-      timeout: seconds that a round waits for its clients; it goes on with those that
-        have answered. The first one waits as long for all clients to connect.
-      evaluate_fn: (round from 1, variables of the global network) -> numbers to print,
-        or None, called after every round.
+      rounds: default of `num-server-rounds` in the run's config.
+      timeout: seconds that a round waits for its clients; it continues with those that
+        have answered. The first round waits as long for all clients to connect.
+      evaluate_fn: (round from 1, variables of the global model) -> numbers to print, or
+        None, called after every round.
 
     Raises:
       ImportError: as `client_app`.
@@ -308,7 +303,7 @@ def server_app(
 
     @app.main()
     def main(grid, context):
-        deployment = _resolve(given, _words(given, context.run_config))
+        deployment = _resolve(given, _hashable_config(given, context.run_config))
         number = context.run_config.get(ROUNDS, rounds)
         check_values("", {ROUNDS: number}, {ROUNDS: Count})
         train_rounds(deployment, grid, number, timeout, evaluate_fn)
@@ -326,8 +321,8 @@ def train_rounds(
     """Train with the clients of a Flower `Grid`; return the final server state.
 
     Raises:
-      RuntimeError: when no client is there, or none answers a round that asks some.
-      ValueError: when the first round would overspend the privacy budget; others that
+      RuntimeError: when no client connects, or none answers in a round.
+      ValueError: when the first round would exceed the privacy budget; later ones that
         would are not trained.
       FloatingPointError: when the server's numbers are not finite after a round.
     """
@@ -339,19 +334,19 @@ def train_rounds(
         cohort = server.cohort(number)
         replies = ask(server, state, nodes, cohort, number, timeout)
         state, metrics = server.update(state, cohort, replies, number)
-        found = {name: float(x.mean()) for name, x in metrics.items() if x.size}
+        numbers = {name: float(x.mean()) for name, x in metrics.items() if x.size}
         if evaluate_fn:
             variables = deployment.algorithm.global_model(state)
-            found |= evaluate_fn(number + 1, variables) or {}
-        shown = "".join(f", {name} {x:.4g}" for name, x in found.items())
-        say(f"{len(replies)} of {len(cohort.asked)} clients{shown}", number, rounds)
+            numbers |= evaluate_fn(number + 1, variables) or {}
+        text = "".join(f", {name} {x:.4g}" for name, x in numbers.items())
+        say(f"{len(replies)} of {len(cohort.asked)} clients{text}", number, rounds)
     return state
 
 
 def say(text: str, number: int, rounds: int | None = None) -> None:
     """Print a log line for round `number` (0-based)."""
-    of = f" of {rounds}" if rounds else ""
-    print(f"Round {number + 1}{of}: {text}", flush=True)
+    total = f" of {rounds}" if rounds else ""
+    print(f"Round {number + 1}{total}: {text}", flush=True)
 
 
 class Nodes:
@@ -359,7 +354,7 @@ class Nodes:
 
     def __init__(self, grid, num_clients: int):
         self.grid, self.num_clients = grid, num_clients
-        self.known: dict[int, int | None] = {}  # node -> client, None if it cannot say
+        self.known: dict[int, int | None] = {}  # node -> client; None: cannot take part
         self.example = ""  # see `describe_example`
 
     def wait(self, timeout: float) -> None:
@@ -373,28 +368,28 @@ class Nodes:
             if time.monotonic() > end:
                 break
             time.sleep(1)
-        found = self.connected(timeout)
-        if not found:
+        connected = self.connected(timeout)
+        if not connected:
             raise RuntimeError(
                 f"No client has connected within {timeout:g} s. Start SuperNodes with "
                 '--node-config "partition-id=0" and so on, then `flwr run` again.'
             )
-        if len(found) < self.num_clients:
-            print(f"{len(found)} of {self.num_clients} clients are connected.")
+        if len(connected) < self.num_clients:
+            print(f"{len(connected)} of {self.num_clients} clients are connected.")
 
     def connected(self, timeout: float) -> dict[int, int]:
         """Return {client: node} of connected clients; ask new nodes for their id."""
         from flwr.app import Message, MessageType, RecordDict
 
-        here = list(self.grid.get_node_ids())
+        node_ids = list(self.grid.get_node_ids())
         query = lambda node: Message(RecordDict(), node, MessageType.QUERY)
-        if new := [query(node) for node in here if node not in self.known]:
+        if new := [query(node) for node in node_ids if node not in self.known]:
             for reply in self.grid.send_and_receive(new, timeout=timeout):
                 self.learn(reply)
         return {
             client: node
             for node, client in self.known.items()
-            if node in here and client is not None
+            if node in node_ids and client is not None
         }
 
     def learn(self, reply) -> None:
@@ -419,8 +414,8 @@ class Nodes:
 
 def reason(reply) -> str:
     """Reason why a client did not answer, in one line."""
-    words = str(reply.error.reason or f"error {reply.error.code}").split()
-    return " ".join(words)
+    parts = str(reply.error.reason or f"error {reply.error.code}").split()
+    return " ".join(parts)
 
 
 def ask(
@@ -433,17 +428,17 @@ def ask(
     """
     from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-    where, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
-    messages, asked = [], {}
+    node_of, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
+    messages, asked = [], set()
     for client, task in server.tasks(cohort, number).items():
-        if client in where:
-            words = {**task._asdict(), "key": task.key.tolist()}
-            content = RecordDict({"task": ConfigRecord(words), "server": arrays})
+        if client in node_of:
+            asked.add(client)
+            fields = {**task._asdict(), "key": task.key.tolist()}
+            content = RecordDict({"task": ConfigRecord(fields), "server": arrays})
             group = {"group_id": str(number + 1)}
-            asked[client] = where[client]
-            message = Message(content, where[client], MessageType.TRAIN, **group)
+            message = Message(content, node_of[client], MessageType.TRAIN, **group)
             messages.append(message)
-    replies, found, reasons = [], {}, {}
+    replies, results, reasons = [], {}, {}
     if messages:
         replies = nodes.grid.send_and_receive(messages, timeout=timeout)
     for reply in replies:
@@ -454,20 +449,20 @@ def ask(
         content = reply.content
         try:
             sent = ClientReply(_from_record(content["update"]), content["metrics"])
-            found[client] = server.unpack(client, sent)
+            results[client] = server.unpack(client, sent)
         except (KeyError, ValueError) as error:  # of another app or network
             reasons[client] = str(error)
-    for client in sorted(asked.keys() - found.keys()):
-        late = f"no answer within {timeout:g} s"
+    late = f"no answer within {timeout:g} s"
+    for client in sorted(asked - results.keys()):
         why = reasons.get(client, reasons.get(None, late))
         say(
             f"client {client} is left out ({why}). See its SuperNode's log, and start "
-            "that again if it has ended; the round goes on.",
+            "that again if it has ended; the round continues.",
             number,
         )
-    if len(cohort.asked) and not found:
+    if len(cohort.asked) and not results:
         raise RuntimeError(
             f"No client of round {number + 1} has answered within {timeout:g} s. See "
             "the SuperNodes' logs, start them again, then `flwr run` again."
         )
-    return found
+    return results

@@ -24,14 +24,14 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
 def parse_json(text: str | bytes, origin: str | os.PathLike, kind: type = dict) -> Any:
     """Parse JSON text as an object, or another type of value; errors name `origin`."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{origin} must be readable JSON, got {error}.") from error
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise ValueError(
-            f"{origin} must be a JSON {KINDS[kind]}, got {json.dumps(found)[:60]}."
+            f"{origin} must be a JSON {KINDS[kind]}, got {json.dumps(value)[:60]}."
         )
-    return found
+    return value
 
 
 def read_json_lines(
@@ -40,8 +40,8 @@ def read_json_lines(
     """Read a JSON-lines file; blank lines are skipped.
 
     Args:
-      key: what every object must have, of `kind`; "" asks for nothing.
-      torn: leave out a last line that is no such object, as a kill leaves it.
+      key: of every object, with a value of `kind`; "": none.
+      torn: skip a last line that is no such object, as after a kill.
 
     Raises:
       ValueError: naming the file and the first line that is no such object.
@@ -55,9 +55,9 @@ def read_json_lines(
         if row is not None and (not key or isinstance(row.get(key), kind)):
             rows.append(row)
         elif line.strip() and not (torn and number == len(lines)):
-            has = f' with a "{key}"' if key else ""
+            rule = f'a JSON object with a "{key}"' if key else "a JSON object"
             raise ValueError(
-                f"{path}, line {number}, must be a JSON object{has}, got {line[:60]!r}."
+                f"{path}, line {number}, must be {rule}, got {line[:60]!r}."
             )
     return rows
 

@@ -1,9 +1,9 @@
-"""Trained models of runs: the server's or a client's.
+"""Trained models of runs: the global model, or a client's.
 
-The server's is read from the files of its stage, `models.saved_model`. A client's needs
-its personal state in the run, so the experiment is built again, from a config that may
-come from a stranger: nothing that it names is written, and what only training needs
-(teachers and their caches) is left out.
+The global model is read from the files of its stage, `models.saved_model`. A client's
+needs its personal state in the run, so the experiment is built again, from a config
+that may come from a stranger: no file that it names is written, and parts only for
+training (teachers and their caches) are left out.
 """
 
 import functools
@@ -45,12 +45,12 @@ from fedfr_jax.types import Experiment, PyTree, TrainedModels
 def backbone_of(variables, template) -> PyTree | None:
     """Find variables like `template` within deployed variables; None: absent."""
 
-    def names(tree):
+    def shapes_by_name(tree):
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {trees.path_name(path): jnp.shape(x) for path, x in leaves}
 
-    wanted = names(jax.eval_shape(by_block_name, template))
-    if names(by_block_name(variables)) == wanted:
+    expected = shapes_by_name(jax.eval_shape(by_block_name, template))
+    if shapes_by_name(by_block_name(variables)) == expected:
         return variables
     params = variables.get("params", {})
     if "backbone" in params and "branch" not in params:
@@ -72,18 +72,18 @@ def load_model(
     """Load a trained model.
 
     Args:
-      path: the work folder of a run, which may be in a bucket (its URL), the folder of
-        one of its stages, or a file of weights, see `models.weights`.
-      method: a row of the run's methods, or "pretrained"; None takes the last one.
-      client: number of a client, for its own network; None for the server's. The data
-        of the run have to be where its config.json says.
-      data_changed: "accept" takes a client's network of a run whose data have changed
-        since its training, and its thresholds from the data as they are.
+      path: a run directory, which may be in a bucket (its URL), the folder of one of
+        its stages, or a file of weights, see `models.weights`.
+      method: one of the run's methods, or "pretrained"; None takes the last one.
+      client: number of a client, for its personalized model; None for the global model.
+        The run's data must exist at the path in its config.json.
+      data_changed: "accept" uses a client's model of a run whose data have changed
+        since its training, with thresholds from the current data.
 
     Raises:
-      ValueError: for a path that is not there, a folder without a finished run, an
-        unknown method or client, data that have changed, weights that are damaged or of
-        no known network, or a notebook's run.
+      ValueError: for a missing path, a folder without a finished run, an unknown method
+        or client, changed data, weights that are damaged or of an unknown network, or a
+        file of `ff.save`.
     """
     check_choice("data_changed", data_changed, (None, ACCEPT))
     path = fetch(os.path.expanduser(path), is_model if client is None else None)
@@ -114,26 +114,26 @@ def client_network(
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must be a run directory, got no {CONFIG} in it.")
     with lock_to_read(workdir):
-        kept = kept_config(workdir)
+        config = kept_config(workdir)
         with naming(workdir / CONFIG):
-            settings = with_tuples(kept)
+            settings = with_tuples(config)
             model = with_name(settings.get("task", "faces"), settings["model"])
             settings = read_only({**settings, "model": as_run(model)})
-        check_place(workdir, settings.get("data"))
+        check_data_path(workdir, settings.get("data"))
         experiment = build(settings)
-        check_stages(workdir, experiment.stages, kept)
+        check_stages(workdir, experiment.stages, config)
         method = method or list(experiment.stages)[-1]
-        found = load_models(experiment, method, workdir, changed=changed)
+        models = load_models(experiment, method, workdir, changed=changed)
         count = experiment.task.population.num_clients
         if not 0 <= client < count:
             raise ValueError(f"client must be in [0, {count}), got {client}.")
-        variables, apply = found.variables, found.apply
-        if found.client_variables is not None:
-            variables, apply = found.client_variables(client), found.client_apply
+        variables, apply = models.variables, models.apply
+        if models.client_variables is not None:
+            variables, apply = models.client_variables(client), models.client_apply
         variables = meshes.fetch(unpack(variables))
     about = {"from": str(workdir), "method": method, "client": str(client)}
-    config = experiment.stages[method].trainer.model_config
-    return _network(experiment, config, variables, apply, about)
+    model_config = experiment.stages[method].trainer.model_config
+    return _network(experiment, model_config, variables, apply, about)
 
 
 def _network(
@@ -144,21 +144,21 @@ def _network(
     about: Mapping[str, str],
 ) -> TrainedModel:
     """Wrap a client's model, with `config` if that builds this model."""
-    task, own = experiment.task, None
+    task, backbone = experiment.task, None  # None: no config builds this model
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
         model = build_model(as_run(config), task.dataset.input_shape)
-        own = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
-    known = own is not None
+        backbone = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
+    is_known = backbone is not None
     return TrainedModel(
-        apply=evaluation_of(model, task.is_of_features) if known else jax.jit(apply),
-        variables=own if known else variables,
+        apply=evaluation_of(model, task.is_of_features) if is_known else jax.jit(apply),
+        variables=backbone if is_known else variables,
         input_shape=task.dataset.input_shape,
-        model=config if known else None,
+        model=config if is_known else None,
         roc=functools.partial(run_curve, experiment, variables, apply),
         metadata=about,
         recorded=task.preprocessing,
-        is_of_features=known and task.is_of_features,
+        is_of_features=is_known and task.is_of_features,
     )
 
 
@@ -173,26 +173,28 @@ def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc
 
 def read_only(settings: Mapping) -> dict:
     """Config sections of a trained model: read-only caches, and no teachers."""
-    keep = {name: _sources(settings[name]) for name in SOURCES if name in settings}
+    changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("evaluation"), Mapping):
         evaluation = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
-        keep["evaluation"] = evaluation
+        changed["evaluation"] = evaluation
     if isinstance(settings.get("pretrain"), Mapping):
-        keep["pretrain"] = _untaught(settings["pretrain"], settings)
+        changed["pretrain"] = _with_dummy_teachers(settings["pretrain"], settings)
     if isinstance(rows := settings.get("methods"), Mapping):
-        keep["methods"] = {k: _untaught(row, settings) for k, row in rows.items()}
-    return {**settings, **keep}
+        changed["methods"] = {
+            k: _with_dummy_teachers(row, settings) for k, row in rows.items()
+        }
+    return {**settings, **changed}
 
 
-def check_place(workdir: pathlib.Path, data: Any) -> None:
+def check_data_path(workdir: pathlib.Path, data: Any) -> None:
     """Raise ValueError if the data of a run, config.data, do not exist."""
     data = data if isinstance(data, Mapping) else {}
     key = "path" if "path" in data else "data_dir"
-    place = data.get(key)
-    is_local = isinstance(place, str) and "://" not in place
-    if is_local and not pathlib.Path(place).expanduser().exists():
+    path = data.get(key)
+    is_local = isinstance(path, str) and "://" not in path
+    if is_local and not pathlib.Path(path).expanduser().exists():
         raise ValueError(
-            f"{workdir} needs its data at the path in its config.json, {place}, which "
+            f"{workdir} needs its data at the path in its config.json, {path}, which "
             "does not exist. If they moved, store the new path by `fedfr train "
             f"--workdir={workdir} --config.data.{key}=NEW`; finished stages are not "
             "trained again."
@@ -208,14 +210,14 @@ def _sources(value: Any) -> Any:
             "config.data must be prepared before a model is loaded, but "
             f"{dict(value)} does not exist. Run `fedfr prepare` with its config."
         )
-    found = {key: _sources(of) for key, of in value.items()}
-    if isinstance(found.get("cache"), str):
-        found["cache"] = ReadOnly(found["cache"])
-    return found
+    settings = {key: _sources(x) for key, x in value.items()}
+    if isinstance(settings.get("cache"), str):
+        settings["cache"] = ReadOnly(settings["cache"])
+    return settings
 
 
-def _untaught(row: Any, settings: Mapping) -> Any:
+def _with_dummy_teachers(method: Any, settings: Mapping) -> Any:
     """A method whose teacher is replaced by a dummy."""
-    if not isinstance(row, Mapping):
-        return row
-    return with_dummy_teachers(row, settings["model"], lambda line: None)
+    if not isinstance(method, Mapping):
+        return method
+    return with_dummy_teachers(method, settings["model"], lambda line: None)

@@ -1,13 +1,13 @@
 """Devices and the mesh: shardings, transfers, free memory.
 
+The mesh has clients along one axis and the shards of one model along the other. In a
+multi-process run every process runs the same program, and an array on the mesh has
+shards that a process cannot address. So host values are moved to the mesh and back only
+by the functions here; in a single process they are those of JAX.
+
 XLA can compile for devices that are not attached. Inside `use_described` a mesh is made
 of such devices, arrays put on them are ShapeDtypeStructs with shardings (`put_global`),
 and choices by kind of device are made for them.
-
-The mesh has clients along one axis and the shards of one model along the other. In a
-multi-process run every process runs the same program, and an array on the mesh has
-shards that a process cannot address. So host values are moved to the mesh and back by
-the functions here only; in a single process they are JAX's own.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from fedfr_jax.types import PyTree
 
 MIB = 2**20
 MEMINFO = pathlib.Path("/proc/meminfo")  # of Linux
-BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # which machine this is
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # identifies the machine
 
-# Share of a device's memory that programs are taken to have: what JAX reserves of a GPU
-# unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (docs.jax.dev, GPU memory
-# allocation); of a TPU our own choice.
+# Share of a device's memory that programs can use: on a GPU what JAX reserves unless
+# XLA_PYTHON_CLIENT_MEM_FRACTION is set (docs.jax.dev, GPU memory allocation); on a TPU
+# our choice.
 USABLE = {"gpu": 0.75, "tpu": 0.97}
 
 
@@ -42,8 +42,8 @@ class DescribedDevices(NamedTuple):
     """Devices that are not attached, to compile for."""
 
     devices: tuple[jax.Device, ...]
-    memory: int  # bytes of each that programs can have
-    has_host_memory: bool  # whether they can put arrays into the host's
+    memory: int  # bytes of each that programs can use
+    has_host_memory: bool  # whether they can place arrays in host memory
 
 
 _DESCRIBED = contextvars.ContextVar("devices to compile for", default=None)
@@ -56,11 +56,11 @@ def use_described(
     """Compile for `devices` within the block, without running anything.
 
     Args:
-      memory: bytes of each device that programs can have.
-      has_host_memory: whether they can put arrays into pinned memory of the host.
+      memory: bytes of each device that programs can use.
+      has_host_memory: whether they can place arrays in pinned host memory.
     """
-    given = DescribedDevices(tuple(devices), memory, has_host_memory)
-    token = _DESCRIBED.set(given)
+    described = DescribedDevices(tuple(devices), memory, has_host_memory)
+    token = _DESCRIBED.set(described)
     try:
         yield
     finally:
@@ -74,8 +74,8 @@ def available_devices() -> DescribedDevices | None:
 
 def list_devices() -> Sequence[jax.Device]:
     """All devices that a mesh can be made of."""
-    given = available_devices()
-    return given.devices if given else jax.devices()
+    described = available_devices()
+    return described.devices if described else jax.devices()
 
 
 def platform() -> str:
@@ -87,20 +87,20 @@ def platform() -> str:
     return list_devices()[0].platform if device is None else device.platform
 
 
-GPUS = ("gpu", "cuda", "rocm")  # what `platform` says of one
+GPUS = ("gpu", "cuda", "rocm")  # values of `platform` for one
 
 
 def memory() -> int | None:
     """Memory of a device in bytes; None if unknown."""
-    if given := available_devices():
-        return given.memory
+    if described := available_devices():
+        return described.memory
     return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def has_host_memory(kind: str) -> bool:
     """Whether the devices support a `kind` of host memory."""
-    if given := available_devices():
-        return given.has_host_memory
+    if described := available_devices():
+        return described.has_host_memory
     kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
     return kind in kinds
 
@@ -108,17 +108,17 @@ def has_host_memory(kind: str) -> bool:
 def free_bytes(mesh: Mesh) -> int | None:
     """Free memory of a device in bytes; None if unknown.
 
-    A CPU's devices each have their share of what the machine has available. Of several
-    processes, which must all ask, the least of what they have.
+    Each device of a CPU has an equal share of the machine's free memory. Of several
+    processes, which must all call this, the minimum.
     """
-    own = mesh.local_devices
-    stats = own[0].memory_stats() or {}
+    devices = mesh.local_devices
+    stats = devices[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return local_min(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    if own[0].platform != "cpu" or not MEMINFO.exists():
+    if devices[0].platform != "cpu" or not MEMINFO.exists():
         return local_min(None)
-    found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    return local_min(found and int(found[1]) * 1024 // len(own), is_shared=True)
+    match = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    return local_min(match and int(match[1]) * 1024 // len(devices), is_shared=True)
 
 
 def local_min(free: int | None, is_shared: bool = False) -> int | None:
@@ -130,8 +130,8 @@ def local_min(free: int | None, is_shared: bool = False) -> int | None:
     if jax.process_count() == 1:
         return free
     machine = zlib.crc32(BOOT.read_bytes()) if BOOT.exists() else jax.process_index()
-    own = np.array([-1 if free is None else free // MIB, machine % 2**31], np.int32)
-    return min_across_processes(multihost_utils.process_allgather(own), is_shared)
+    values = np.array([-1 if free is None else free // MIB, machine % 2**31], np.int32)
+    return min_across_processes(multihost_utils.process_allgather(values), is_shared)
 
 
 def min_across_processes(gathered: np.ndarray, is_shared: bool) -> int | None:
@@ -155,42 +155,37 @@ def make_mesh(num_client_shards: int = 0, num_model_shards: int = 1) -> Mesh:
     """Build a mesh of [clients, model] devices, with both axes Auto.
 
     Args:
-      num_client_shards: devices along `clients`; 0 takes all that are left.
+      num_client_shards: devices along `clients`; 0 takes all.
       num_model_shards: devices along `model`, in [1, devices].
 
     Raises:
-      ValueError: when more devices are asked for than exist, when a process would
-        have none of them, or when one model's devices are of several processes.
+      ValueError: for more devices than exist, when a process would have none of them,
+        or when one model's devices are of several processes.
     """
     devices = sorted(list_devices(), key=_slice_index)
-    wanted = num_client_shards or max(len(devices) // num_model_shards, 1)
-    if wanted * num_model_shards > len(devices):
+    num_clients = num_client_shards or max(len(devices) // num_model_shards, 1)
+    size = f"{num_clients} x {num_model_shards}"
+    if num_clients * num_model_shards > len(devices):
         raise ValueError(
-            f"mesh clients x model must fit {len(devices)} devices, "
-            f"got {wanted} x {num_model_shards}."
+            f"mesh clients x model must fit {len(devices)} devices, got {size}."
         )
-    grid = np.array(devices[: wanted * num_model_shards])
-    if (used := len({d.process_index for d in grid})) < jax.process_count():
+    grid = np.array(devices[: num_clients * num_model_shards])
+    if (num_used := len({d.process_index for d in grid})) < jax.process_count():
         raise ValueError(
             "mesh clients x model must have devices of all "
-            f"{jax.process_count()} processes, got {wanted} x {num_model_shards} "
-            f"of {used}."
+            f"{jax.process_count()} processes, got {size} of {num_used}."
         )
-    grid = grid.reshape(wanted, num_model_shards)
+    grid = grid.reshape(num_clients, num_model_shards)
     if any(len({d.process_index for d in row}) > 1 for row in grid):
         raise ValueError(
             "mesh model shards must divide the devices of every process, "
             f"got {num_model_shards}."
         )
-    return Mesh(
-        grid,
-        (CLIENTS, MODEL),
-        axis_types=(AxisType.Auto, AxisType.Auto),
-    )
+    return Mesh(grid, (CLIENTS, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def _slice_index(device: jax.Device) -> int:
-    """Of TPUs the slice, whose devices stand side by side in a mesh; 0 of others."""
+    """Slice of a TPU, whose devices are neighbors in a mesh; 0 of other devices."""
     return device.slice_index if hasattr(device, "slice_index") else 0
 
 
@@ -217,7 +212,7 @@ def longest_sharded_axis(
     """PartitionSpec of the longest axis that divides evenly; the last of equal ones.
 
     Args:
-      smallest: elements; an array that has fewer is not cut.
+      smallest: elements; an array with fewer is not sharded.
     """
     axes = [i for i, size in enumerate(shape) if size % num_devices == 0]
     if num_devices == 1 or np.prod(shape) < smallest or not axes:
@@ -243,16 +238,16 @@ def over_client_devices(
 ) -> Callable:
     """`jax.shard_map` over `clients`, with `model` left to XLA.
 
-    Where `model` has one device it is by hand too: otherwise JAX writes a constraint
-    behind every operation, thousands in a deep round, for XLA to drop.
+    If `model` has one device it is manual too: otherwise JAX adds a constraint after
+    every operation, thousands in a deep network, for XLA to drop.
     """
-    is_cut = mesh.shape[MODEL] > 1
+    is_split = mesh.shape[MODEL] > 1
     return jax.shard_map(
         function,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names={CLIENTS} if is_cut else set(mesh.axis_names),
+        axis_names={CLIENTS} if is_split else set(mesh.axis_names),
         check_vma=False,  # else gradients of replicated values would be summed
     )
 
@@ -273,9 +268,9 @@ def max_over_clients(mesh: Mesh, x: jax.Array) -> jax.Array:
 def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     """Put `tree`, which is equal in every process, on the mesh.
 
-    A process copies the parts of its own devices only; what is on the mesh already
-    moves from device to device. `sharding` is one for all, or a tree of one per leaf.
-    Onto devices that are described only goes a shape with its place, but in a trace.
+    A process copies only the shards of its own devices; arrays on the mesh move from
+    device to device. `sharding` is one for all, or a tree of one per leaf. On described
+    devices the result is ShapeDtypeStructs, unless this is traced.
     """
     if available_devices() and not isinstance(jnp.zeros(()), jax.core.Tracer):
         return shapes_at(tree, _for_each(tree, sharding))
@@ -287,8 +282,8 @@ def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 def put_numbers(tree: PyTree, sharding: NamedSharding) -> PyTree:
     """`put_global` for a round's small host arrays.
 
-    On one device as arguments of a compiled function that gives them back: on a CPU a
-    fifth of the time that `jax.device_put` takes. With more devices that is slower.
+    On one device they pass through a compiled identity: on a CPU that takes a fifth of
+    the time of `jax.device_put`. With more devices it is slower.
     """
     leaves, structure = jax.tree.flatten(tree)
     is_host = all(isinstance(x, np.ndarray | np.generic) for x in leaves)
@@ -305,11 +300,11 @@ def _identity(sharding):
 def shapes_at(tree: PyTree, shardings: PyTree) -> PyTree:
     """ShapeDtypeStructs of `tree`, arrays or shapes, with the given shardings."""
 
-    def one(x, sharding):
+    def struct(x, sharding):
         dtype = jax.dtypes.result_type(x)
         return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
-    return jax.tree.map(one, tree, shardings)
+    return jax.tree.map(struct, tree, shardings)
 
 
 def _for_each(tree, sharding):
@@ -349,13 +344,14 @@ def _replicate(x: jax.Array) -> NamedSharding:
 def local_shards(mesh: Mesh, num_shards: int = 0) -> np.ndarray:
     """Indices of the shards over the `clients` devices on this process, ascending [V'].
 
-    There are V of them, a multiple of the devices; 0 is one per device.
+    Args:
+      num_shards: V, a multiple of the devices; 0: one per device.
     """
     here = jax.process_index()
-    is_own = [any(d.process_index == here for d in row) for row in mesh.devices]
-    own = np.flatnonzero(np.repeat(is_own, max(num_shards // len(is_own), 1)))
-    own.flags.writeable = False
-    return own
+    is_local = [any(d.process_index == here for d in row) for row in mesh.devices]
+    shards = np.flatnonzero(np.repeat(is_local, max(num_shards // len(is_local), 1)))
+    shards.flags.writeable = False
+    return shards
 
 
 def put_local(
@@ -370,18 +366,18 @@ def put_local(
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
 
-    def one(x, sharding):
-        own = local_shards(sharding.mesh, num_shards).tolist()
-        place = {v: i for i, v in enumerate(own)}
+    def put_leaf(x, sharding):
+        shards = local_shards(sharding.mesh, num_shards).tolist()
+        index_of = {v: i for i, v in enumerate(shards)}
 
-        def part(index):
+        def read(index):
             start, stop, _ = index[0].indices(num_shards)
-            here = slice(place[start], place[start] + stop - start)
+            here = slice(index_of[start], index_of[start] + stop - start)
             return x[(here, *index[1:])]
 
-        return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((num_shards, *x.shape[1:]), sharding, read)
 
-    return jax.tree.map(one, tree, _for_each(tree, shardings))
+    return jax.tree.map(put_leaf, tree, _for_each(tree, shardings))
 
 
 def fetch_local(tree: PyTree) -> PyTree:
@@ -391,7 +387,7 @@ def fetch_local(tree: PyTree) -> PyTree:
     if jax.process_count() == 1:
         return jax.device_get(tree)
 
-    def one(x):
+    def fetch_leaf(x):
         bounds = lambda shard: shard.index[0].indices(len(x))[:2]
         starts, count = {}, 0
         for start, stop in sorted({bounds(shard) for shard in x.addressable_shards}):
@@ -403,13 +399,13 @@ def fetch_local(tree: PyTree) -> PyTree:
             host[(here, *shard.index[1:])] = shard.data
         return host
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(fetch_leaf, tree)
 
 
 def gather_processes(tree: PyTree) -> PyTree:
     """Host arrays [n, ...] of all processes [P * n, ...], in every process."""
-    found = multihost_utils.process_allgather(tree)
-    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found)
+    gathered = multihost_utils.process_allgather(tree)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), gathered)
 
 
 def is_first_process() -> bool:

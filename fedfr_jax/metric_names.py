@@ -1,13 +1,13 @@
-"""Metric names: labels for tables and plots, and whether larger is better."""
+"""Metric names: labels for tables and plots, and the better direction."""
 
 import re
 
-# Words in the name of a metric (before its "@") that is better when small, and of one
-# that is neither good nor bad.
+# Words in the names (before "@") of metrics that are better when smaller, and of those
+# that are neither good nor bad.
 SMALLER_IS_BETTER = {"eer", "error", "errors", "frr", "loss", "seconds"}
 SMALLER_IS_BETTER |= {"mb", "rounds", "epsilon"}
 NEITHER = {"delta", "far", "measured", "std", "threshold"}
-# Beside numbers of clients of a private method, which the mechanism does not cover.
+# Marks numbers of clients of a private method, which the mechanism does not cover.
 NOT_PRIVATE = "not_private"
 WORDS = {
     "tar": "true accept rate",
@@ -45,7 +45,7 @@ def metric_label(name: str) -> str:
     >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
     ('True accept rate at false accept rate 0.001', 'Mean intersection over union')
     """
-    text = re.sub("[A-Za-z]+", lambda found: WORDS.get(found[0], found[0]), name)
+    text = re.sub("[A-Za-z]+", lambda match: WORDS.get(match[0], match[0]), name)
     text = re.sub("=([0-9.e+-]+)", _number, text.replace("@", " at "))
     text = re.sub(r"[_=\s]+", " ", text).strip()
     return text[:1].upper() + text[1:]
@@ -60,9 +60,9 @@ def panel_title(evaluator: str, name: str) -> str:
     return metric_label(name if name == evaluator else f"{evaluator}: {name}")
 
 
-def _number(found: re.Match) -> str:
+def _number(match: re.Match) -> str:
     """Format a rate: 1e-03 as 0.001, but 1e-06 unchanged."""
     try:
-        return f" {float(found[1]):g}"
+        return f" {float(match[1]):g}"
     except ValueError:
-        return found[0]
+        return match[0]

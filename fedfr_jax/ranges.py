@@ -1,7 +1,7 @@
 """Kinds of settings: numbers with their ranges, as annotations of keyword arguments.
 
-`schema` checks them; a setting that is one of several words is a `Literal`. A number
-without an upper bound has that of int32, which has to hold it.
+`schema` checks them; a choice of words is a `Literal`. A number without an upper bound
+has that of int32.
 
 >>> def sgd(*, learning_rate: Positive, momentum: BelowOne = 0.0): ...
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 from annotated_types import Interval, MinLen
 
 MAX = 2**31 - 1
-TINY = 2.0**-126  # least positive number of float32
+TINY = 2.0**-126  # smallest positive normal number of float32
 
 Positive = Annotated[float, Interval(ge=TINY, le=MAX)]
 NonNegative = Annotated[float, Interval(ge=0, le=MAX)]
@@ -25,7 +25,7 @@ Cosine = Annotated[float, Interval(ge=-1, le=1)]
 
 Whole = Annotated[int, Interval(ge=0, le=MAX)]  # 0, 1, 2, ...
 Count = Annotated[int, Interval(ge=1, le=MAX)]  # 1, 2, ...
-Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # of every generator of NumPy's
+Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # as of NumPy's generators
 BatchSize = Annotated[int, Interval(ge=1, le=2**16)]
 Width = Annotated[int, Interval(ge=1, le=2**16)]  # of a layer
 Widths = Annotated[Sequence[Width], MinLen(1)]

@@ -1,7 +1,7 @@
-"""Renamed keys and names, {old: new}, kept for one version.
+"""Renamed keys of configs and names of families, {old: new}, kept for one version.
 
-Keys of a config and names of families. One that meant several things has several new
-names, of which those that fit the place are told.
+A key that meant several things has several new names, of which an error lists those
+that exist there.
 """
 
 RENAMED = {

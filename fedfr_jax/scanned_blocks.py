@@ -40,23 +40,23 @@ class StackedPath:
 def gather_stacks(tree: PyTree, *, is_stack: bool = False) -> PyTree:
     """Replace shards in `tree` by gathered leaves, of one block or of a stack."""
 
-    def one(x):
+    def gather(x):
         if not isinstance(x, StackedPath):
             return x
         return (jax.vmap(x.select) if is_stack else x.select)(x.name)
 
-    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, StackedPath))
+    return jax.tree.map(gather, tree, is_leaf=lambda x: isinstance(x, StackedPath))
 
 
 def are_stacked(tree: PyTree) -> PyTree:
     """Mask of the leaves in a tree of dicts that have a leading axis of blocks."""
 
-    def one(path, _):
-        steps = (x for x in path if isinstance(x, jax.tree_util.DictKey))
-        spans = filter(None, (stack_span(step.key) for step in steps))
+    def is_stacked(path, _):
+        keys = (x for x in path if isinstance(x, jax.tree_util.DictKey))
+        spans = filter(None, (stack_span(step.key) for step in keys))
         return any(stop > start + 1 for start, stop in spans)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(is_stacked, tree)
 
 
 def stack_key(start: int, stop: int) -> str:
@@ -66,11 +66,11 @@ def stack_key(start: int, stop: int) -> str:
 
 def stack_span(key: str) -> tuple[int, int] | None:
     """(start, stop) of a block key, None for another key."""
-    found = _KEY.fullmatch(key) if isinstance(key, str) else None
-    if found is None:
+    match = _KEY.fullmatch(key) if isinstance(key, str) else None
+    if match is None:
         return None
-    one, start, stop = found.groups()
-    return (int(one), int(one) + 1) if one else (int(start), int(stop))
+    index, start, stop = match.groups()
+    return (int(index), int(index) + 1) if index else (int(start), int(stop))
 
 
 def block_paths(path: str) -> list[str]:
@@ -106,10 +106,10 @@ def unstack_like(tree: PyTree, like: PyTree) -> PyTree:
     if not isinstance(tree, dict) or not isinstance(like, dict):
         return tree
     out = {}
-    for key, own in like.items():
+    for key, template in like.items():
         span = stack_span(key)
         if key in tree:
-            out[key] = unstack_like(tree[key], own)
+            out[key] = unstack_like(tree[key], template)
         elif span and any(_overlap(other, *span) for other in tree):
             stack = stack_blocks(tree, *span)
             out[key] = stack if span[1] > span[0] + 1 else _block_range(stack, 0)
@@ -154,7 +154,7 @@ def split_stacks(
 
 
 def _runs(tree, mask):
-    """Merge the per-block `mask` to the stacks of `tree` where its blocks agree."""
+    """Merge the per-block `mask` to stacks of `tree` in which all blocks are equal."""
     if not isinstance(tree, dict):
         return mask
     runs = {}
@@ -163,10 +163,10 @@ def _runs(tree, mask):
         if stop == start + 1:
             runs[key] = _runs(part, mask[key])
             continue
-        each = [(i, mask[stack_key(i, i + 1)]) for i in range(start, stop)]
-        for says, run in groupby(each, key=lambda pair: pair[1]):
+        pairs = [(i, mask[stack_key(i, i + 1)]) for i in range(start, stop)]
+        for value, run in groupby(pairs, key=lambda pair: pair[1]):
             ids = [i for i, _ in run]
-            runs[stack_key(ids[0], ids[-1] + 1)] = says
+            runs[stack_key(ids[0], ids[-1] + 1)] = value
     return runs
 
 
@@ -177,15 +177,15 @@ def _overlap(key, start, stop):
     return (low, high) if low < high else None
 
 
-def _block_range(tree, place):
+def _block_range(tree, index):
     """Index the blocks of a stack: one (int), or a slice."""
 
     def rows(x):
         if isinstance(x, np.ndarray):
-            return x[place]
-        if isinstance(place, int):
-            return lax.index_in_dim(x, place, keepdims=False)
-        return lax.slice_in_dim(x, place.start, place.stop)
+            return x[index]
+        if isinstance(index, int):
+            return lax.index_in_dim(x, index, keepdims=False)
+        return lax.slice_in_dim(x, index.start, index.stop)
 
     return jax.tree.map(rows, tree)
 

@@ -15,17 +15,17 @@ def normalize_unicode(text: str) -> str:
 def printable(text: str, keep: str = "") -> str:
     r"""Escape every character that a terminal cannot show.
 
-    Names of files and people come from strangers: one may hold a sequence that clears
-    the screen or reorders a line.
+    Names of files and people are not trusted: one may have a sequence that clears the
+    screen or reorders a line.
 
     Args:
-      keep: characters that stay, such as line ends.
+      keep: characters that are not escaped, such as line ends.
 
     >>> printable("Bo\x1b[2J"), printable("José\n"), printable("a\nb", keep="\n")
     ('Bo\\x1b[2J', 'José\\n', 'a\nb')
     """
-    shown = (
+    escaped = (
         x if x.isprintable() or x in keep else x.encode("unicode_escape").decode()
         for x in text
     )
-    return "".join(shown)
+    return "".join(escaped)

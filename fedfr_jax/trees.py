@@ -31,17 +31,16 @@ def add(tree: PyTree, change: PyTree) -> PyTree:
     return jax.tree.map(lambda x, d: x + d.astype(x.dtype), tree, change)
 
 
-def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
+def matching(pattern: str, *, min_leaves: int = 1) -> Callable[[PyTree], PyTree]:
     """Build a predicate: tree -> tree of bool, True where a path has `pattern`.
 
     Blocks are found by their names, stacked or not; `scanned_blocks.split_stacks`
     splits a stack of which only some blocks match.
 
     Raises:
-      ValueError: when fewer than `least` leaves match, because a renamed layer must
-        not pass, or some blocks of a stack.
+      ValueError: when fewer than `min_leaves` leaves match, so that a renamed layer is
+        noticed, or only some blocks of a stack.
     """
-
     try:
         find = re.compile(pattern).search
     except re.error as error:
@@ -49,18 +48,18 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
             f"path pattern must be a regular expression, got {pattern!r}: {error}."
         ) from error
 
-    def is_found(path, _):
-        found = {find(name) is not None for name in block_paths(path_name(path))}
-        if len(found) > 1:
+    def matches_pattern(path, _):
+        matches = {find(name) is not None for name in block_paths(path_name(path))}
+        if len(matches) > 1:
             raise ValueError(
                 f"path pattern must match all blocks of {path_name(path)} or none, got "
                 f"{pattern!r}."
             )
-        return found.pop()
+        return matches.pop()
 
     def select(tree):
-        found = jax.tree_util.tree_map_with_path(is_found, tree)
-        if sum(jax.tree.leaves(found)) < least:
+        matches = jax.tree_util.tree_map_with_path(matches_pattern, tree)
+        if sum(jax.tree.leaves(matches)) < min_leaves:
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
             names = [name for path in paths for name in block_paths(path_name(path))]
             near = difflib.get_close_matches(pattern, names, NEAR, cutoff=0)
@@ -68,7 +67,7 @@ def matching(pattern: str, *, least: int = 1) -> Callable[[PyTree], PyTree]:
                 f"path pattern must match a leaf such as {', '.join(near)}, got "
                 f"{pattern!r}."
             )
-        return found
+        return matches
 
     return select
 
@@ -81,7 +80,7 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
     """
 
     def init(params):
-        # Without leaves in `optax.tree_utils.tree_map_params`, which asks for a layout.
+        # `optax.tree_utils.tree_map_params` passes trees without leaves.
         for pattern in factors if jax.tree.leaves(params) else ():
             matching(pattern)(params)
         return optax.EmptyState()
@@ -98,25 +97,27 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
 
 
 def stop_gradients(
-    optimizer: optax.GradientTransformation, pattern: str, *, least: int = 1
+    optimizer: optax.GradientTransformation, pattern: str, *, min_leaves: int = 1
 ) -> optax.GradientTransformation:
     """Wrap `optimizer` so that parameters matching `pattern` are not updated.
 
     Args:
       pattern: regular expression over leaf paths such as `params/stem/conv/kernel`.
     """
-    find = matching(pattern, least=least)
-    found = lambda tree: find({"params": scanned_blocks.by_block_name(tree)})["params"]
+    select = matching(pattern, min_leaves=min_leaves)
+
+    def mask_of(tree):
+        return select({"params": scanned_blocks.by_block_name(tree)})["params"]
 
     def init(params):
-        found(params)
+        mask_of(params)
         return optimizer.init(params)
 
     def update(grads, state, params=None):
         steps, state = optimizer.update(grads, state, params)
         named = scanned_blocks.by_block_name(steps)
         hold = lambda is_found, x: jnp.zeros_like(x) if is_found else x
-        steps = jax.tree.map(hold, found(steps), named)
+        steps = jax.tree.map(hold, mask_of(steps), named)
         return scanned_blocks.unstack_like(steps, grads), state
 
     return optax.GradientTransformation(init, update)
@@ -140,8 +141,8 @@ def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
 def divide(tree: PyTree, number: jax.Array) -> PyTree:
     """Divide the floating leaves of `tree` by a number [], by its reciprocal.
 
-    XLA turns some divisions into that, depending on what else divides by the number;
-    then the last bit would depend on the program around it, and so on the devices.
+    XLA turns some divisions into that, depending on other divisions by the number; then
+    the last bit would depend on the surrounding program, and so on the devices.
     """
     return jax.tree.map(lambda x: x * (1 / number.astype(x.dtype)), tree)
 

@@ -20,7 +20,7 @@ PyTree = Any
 # arrays, which a model gets as a dict.
 InputShape = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 CHUNK_BYTES = 2**25
-IGNORE_INDEX = 255  # in a mask: of no class, neither trained on nor evaluated
+IGNORE_INDEX = 255  # in a mask: no class; not trained on and not evaluated
 TRAIN, QUERY, GALLERY = 0, 1, 2  # use of an image of a re-identification set
 
 
@@ -57,16 +57,16 @@ class Model(NamedTuple):
     embedding_dim: int  # D, the number of classes of a classifier or segmenter
     # Path prefixes below "params" in the order of the data: "stem", "stage1/block1".
     blocks: tuple[str, ...] = ()
-    # Of the forward pass of one image, counted when asked; None: by a trace of `apply`
+    # () -> FLOPs of the forward pass of one image; None: counted in a trace of `apply`
     count_flops: Callable[[], int] | None = None
-    # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats): also
-    # what the encoder gives to a classifier, or to the decoder of a segmenter.
+    # As `apply`, but -> (output, features [B, D] or [B, h, w, D], batch_stats), with
+    # the encoder's output, which a classifier or a decoder takes.
     apply_with_features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
         None
     )
     # (variables, level) -> (apply, variables), see `models.bn_folding`
     fold_batch_norm: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
-    # {"name": of MODELS, settings of its factory} that build it, where they are known
+    # {"name": of MODELS, settings of its factory} that build it, if known
     config: Mapping[str, Any] | None = None
 
     @property
@@ -87,8 +87,8 @@ class Masks(NamedTuple):
 class Preprocessing(NamedTuple):
     """Preprocessing of an image file for embedding and evaluation.
 
-    It belongs to a network as much as its weights do. The defaults are for networks
-    without a record: external weights, and data that are no image files.
+    It is stored with a network's weights. The defaults are for networks without a
+    record: external weights, and data that are no image files.
     """
 
     # "stretch" to the network's (H, W), or "crop" the largest centered part of its
@@ -216,7 +216,7 @@ class Dataset(NamedTuple):
         """
         for i in range(count):
             rows = rows_of(i)
-            yield rows, _gathered(self, rows)
+            yield rows, _gather_rows(self, rows)
 
     def with_labels(self, labels) -> "Dataset":
         """Replace the labels [T] of the examples."""
@@ -224,13 +224,13 @@ class Dataset(NamedTuple):
 
     def __repr__(self) -> str:
         """Number of examples, with names and shapes of the arrays."""
-        of = {**self.inputs, **self.targets}
-        names = [f"{name} {x.shape[1:]} {x.dtype}" for name, x in of.items()]
+        arrays = {**self.inputs, **self.targets}
+        names = [f"{name} {x.shape[1:]} {x.dtype}" for name, x in arrays.items()]
         return f"Dataset({self.num_examples} examples: {', '.join(names)})"
 
 
 @jax.jit
-def _gathered(dataset, rows):
+def _gather_rows(dataset, rows):
     return jax.tree.map(lambda x: x[rows], dataset)
 
 
@@ -318,28 +318,28 @@ class Client(NamedTuple):
     batch_from: Callable[..., Batch]
     max_positions: int  # static bound on the examples of any client, whole batches
     num_views: int  # static: of an example, 0 when they cannot be counted
-    shared: PyTree  # what `prepare` made for this round
-    # [] int32: rounds since `round`, in which it has begun; 0 but in asynchronous runs
+    shared: PyTree  # result of `prepare` for this round
+    # [] int32: rounds since `round`, in which it started; 0 except in asynchronous runs
     staleness: jax.Array | int = 0
-    # static: steps of the counted loops, falling; (): the loop ends with the client
+    # static: steps of the counted loops, descending; (): one loop of unknown length
     steps_per_loop: tuple[int, ...] = ()
 
 
 class Participation(NamedTuple):
-    """Which clients of a cohort take part in a round, in host memory.
+    """Participation of a cohort's clients in a round, in host memory.
 
-    However many there are, the round is the same compiled program.
+    The compiled program of the round does not depend on it.
     """
 
-    # [K] bool: trains. A client that does not has weight 0, its personal state stays,
-    # and its id may be that of any client.
+    # [K] bool: trains. A client that does not has weight 0, keeps its personal state,
+    # and may have the id of any client.
     is_present: np.ndarray
-    # [K] bool: trains, and its update arrives. Of a client that is present and not
-    # received the personal state alone changes.
+    # [K] bool: trains, and its update arrives. A client that is present and not
+    # received changes only its personal state.
     is_received: np.ndarray
     # [K] int: largest number of local steps; None: all of them
     max_steps: np.ndarray | None = None
-    # [K] int: rounds since it began to train; None: it began in this one
+    # [K] int: rounds since it started to train; None: it started in this one
     staleness: np.ndarray | None = None
 
     def take(self, index: np.ndarray) -> "Participation":
@@ -366,15 +366,15 @@ class RoundContext(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the server computes for a cohort before the clients train."""
+    """Results of `Algorithm.prepare`, on the server before the clients train."""
 
     shared: PyTree  # replicated, passed to every client
     added_rows: jax.Array  # [K, X] int32 rows added to each client, X may be 0
-    num_added: jax.Array  # [K] int32 number of these that are no padding
+    num_added: jax.Array  # [K] int32 number of these without padding
 
 
 class Broadcast(NamedTuple):
-    """Marks a value of `Prepared.shared` that a real server would send to clients."""
+    """A value of `Prepared.shared` that a real server would send to clients."""
 
     value: PyTree
 
@@ -384,8 +384,8 @@ class LocalTraining(NamedTuple):
 
     `loss(variables, batch, key, **round_args)` gives a scalar, (scalar, metrics) or
     (scalar, (batch_stats, metrics)): metrics are {name: []}, batch_stats the running
-    statistics after the step. What an algorithm keeps fixed in a round comes as
-    `round_args`.
+    statistics after the step. `round_args` are values that an algorithm keeps fixed in
+    a round.
     """
 
     loss: Callable
@@ -397,11 +397,11 @@ class LocalTraining(NamedTuple):
 
     def __repr__(self) -> str:
         """Names of its functions."""
-        shown = (f"{k}={_shown(x)}" for k, x in self._asdict().items())
+        shown = (f"{k}={_format(x)}" for k, x in self._asdict().items())
         return f"LocalTraining({', '.join(shown)})"
 
 
-def _shown(value) -> str:
+def _format(value) -> str:
     """Format a number as it is, a function by its name, anything else by its type."""
     if value is None or isinstance(value, int | float):
         return repr(value)
@@ -414,16 +414,15 @@ def _shown(value) -> str:
 class ClientOutput(NamedTuple):
     """Result of one client's round."""
 
-    # The client's change of what the server shares, aggregated over the cohort; running
-    # statistics lie below a key "batch_stats". () where nothing is shared.
+    # The client's change of the shared variables, aggregated over the cohort; running
+    # statistics are below a key "batch_stats". () if nothing is shared.
     update: PyTree
-    # [] of a weighted mean; else what `Algorithm.aggregator` weighs the client by
-    weight: PyTree
+    weight: PyTree  # for `Algorithm.aggregator`: [] of a weighted mean
     personal: PyTree  # stays with the client
     metrics: PyTree  # {name: []}
     per_client: PyTree = ()  # kept per client, [K, ...] on the server
     personal_variables: PyTree = ()  # after training, those that stay with the client
-    sums: PyTree = ()  # further numbers, summed over clients as they are
+    sums: PyTree = ()  # further numbers, summed over clients without weights
 
 
 class LogScaled(NamedTuple):
@@ -474,7 +473,7 @@ class Message(NamedTuple):
     sizes: tuple[int, ...]  # numbers that are sent, by leaf
     bits: tuple[int, ...]  # of each of a leaf's numbers
     extra_bits: int = 0  # of indices and scales
-    is_sparse: bool = False  # what is not sent is 0
+    is_sparse: bool = False  # numbers that are not sent are 0
 
     @property
     def num_bits(self) -> int:
@@ -484,8 +483,8 @@ class Message(NamedTuple):
 
 
 # Link: changes updates or the aggregate. Mean: the weighted mean. Sum: changes weighted
-# updates and their sum, so it comes after the mean. Last: in place of the mean, nothing
-# comes after it.
+# updates and their sum, so it comes after the mean. Last: replaces the mean, at the end
+# of a chain.
 LINK, MEAN, SUM, LAST = "link", "mean", "sum", "last"
 
 
@@ -529,8 +528,8 @@ class RoundResult(NamedTuple):
     metrics: PyTree  # {name: [K]} in the cohort's order
     weights: PyTree  # [K]
     round: jax.Array  # [] int32
-    shared: PyTree = ()  # what `prepare` made for this round
-    # Those of the client that `is_random_client`, for a server that trains the network:
+    shared: PyTree = ()  # result of `prepare` for this round
+    # Those of the client with `is_random_client`, for a server that trains the network:
     # it adds them as "local", and returns them there.
     personal_variables: PyTree = ()
     sums: PyTree = ()  # of `ClientOutput.sums`
@@ -561,17 +560,17 @@ class Algorithm(NamedTuple):
     has_global_model: bool = True
     # Of NEEDS: what a task must offer besides the factory's arguments
     needs: tuple[str, ...] = ()
-    # Also traced for its shapes before the first round.
+    # (server, context) -> `Prepared`; also traced for its shapes before the first round
     prepare: Callable[[PyTree, RoundContext], Prepared] | None = None
     # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole
     cohort_metrics: Callable[[PyTree, RoundResult], PyTree] | None = None
     # (epochs of the shortest round) raises ValueError when they are too few.
-    check_epochs: Callable[[int], None] = lambda least: None
+    check_epochs: Callable[[int], None] = lambda min_epochs: None
     # (clients of a round) raises ValueError when they are too few.
-    check_cohort: Callable[[int], None] = lambda number: None
+    check_cohort: Callable[[int], None] = lambda cohort_size: None
     # server -> a tree like a client's update; None: like the global model
     update_like: Callable[[PyTree], PyTree] | None = None
-    # Share of a cohort that must send a valid update, or the run stops
+    # Share of a cohort that must send a valid update, else the run stops
     min_kept: float = 0.0
     # server -> the state of `aggregator`, see `federated.aggregation`
     link_state: Callable[[PyTree], PyTree] = lambda server: ()
@@ -596,7 +595,7 @@ class FederatedTrainer(NamedTuple):
     # variables of the stage before, or None -> variables for `Algorithm.init`
     init_variables: Callable[[PyTree], PyTree]
     apply: Callable  # (variables of `personalize`, images [B, ...]) -> output [B, D]
-    # server -> variables of the evaluated network; None where there is none
+    # server -> variables of the evaluated network; None if there is none
     global_model: Callable[[PyTree], PyTree] | None
     apply_global: Callable  # (variables of `network`, images) -> output [B, D]
     final_adaptation: FinalAdaptation | None = None
@@ -651,13 +650,13 @@ class Stage(NamedTuple):
 class TrainedModels(NamedTuple):
     """Models that a stage has trained, for evaluators."""
 
-    variables: PyTree | None  # of the global model, None where there is none
+    variables: PyTree | None  # of the global model; None if there is none
     apply: Callable  # (variables, images [B, ...]) -> output [B, D]
     # client -> variables of its model; None: all clients have the global model
     client_variables: Callable[[int], PyTree] | None
     client_apply: Callable  # (`client_variables`, images) -> output [B, D]
-    # number -> variables of a client that has never taken part; None where
-    # `client_variables` is
+    # number -> variables of a client that has never taken part; None as
+    # `client_variables`
     new_client_variables: Callable[[int], PyTree] | None = None
 
 
@@ -723,13 +722,13 @@ class Task(NamedTuple):
     population: Any  # rows of each client
     evaluators: Mapping[str, Evaluator]
     data_report: Mapping[str, Any]  # of the partition, as JSON
-    data_report_text: str  # the same in words
-    # Of images before `evaluators` get them; None where unknown
+    data_report_text: str  # the same as text
+    # Of images before `evaluators` get them; None if unknown
     preprocessing: Preprocessing | None = None
     is_of_features: bool = False  # evaluators compare features, not outputs
     classes: Sequence[str] = ()  # of a classifier's or segmenter's output
     name: str = ""  # of config.task
-    # Kept with every stage and compared on resume; None compares nothing
+    # Stored with every stage and compared on resume; None: not compared
     used: DataUsage | None = None
 
 
@@ -743,7 +742,7 @@ class Experiment(NamedTuple):
     federation: Any  # `federated.settings.Federation`
     seed: int
     # (method, {key: number}) -> its trainer with these hyperparameters, which may be
-    # traced, so that a sweep is one program; None where a task lacks it
+    # traced, so that a sweep is one program; None: not supported by the task
     with_hyperparameters: (
         Callable[[str, Mapping[str, Any]], FederatedTrainer] | None
     ) = None
@@ -768,7 +767,7 @@ def example_losses(loss_fn: Callable, variables, batch, key) -> jax.Array:
     A network that does not use `is_valid` runs once, forward and backward.
 
     Args:
-      loss_fn: as `as_aux_loss` gives it, a mean over the batch's valid examples.
+      loss_fn: of `as_aux_loss`, a mean over the batch's valid examples.
     """
     only = jnp.eye(len(batch.is_valid), dtype=bool)
     loss = lambda mask: loss_fn(variables, batch._replace(is_valid=mask), key)[0]

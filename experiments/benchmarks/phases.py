@@ -8,7 +8,7 @@ import numpy as np
 
 from fedfr_jax.federated import schedule, simulation
 from fedfr_jax.federated.lowering import Program
-from fedfr_jax.plan.federated import RoundShapes, client_program, argument_values
+from fedfr_jax.plan.federated import RoundShapes, argument_values, client_program
 from fedfr_jax.plan.program_cost import program_cost
 from fedfr_jax.types import Cohort
 

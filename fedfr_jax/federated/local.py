@@ -68,7 +68,7 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
       pattern: regular expression over leaf paths such as `params/head`, which need not
         be among those that a phase of training moves.
     """
-    hold = trees.stop_gradients(optax.identity(), pattern, least=0).update
+    hold = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
 
     def at(rate):
         inner = local.optimizer(rate)

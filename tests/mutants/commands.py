@@ -200,7 +200,10 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/digest_json.py",
         "runs/test_claims.py",
-        [("kept in (None, digest_of(value))", "True"), ("sort_keys=True", "indent=1")],
+        [
+            ("digest in (None, digest_of(value))", "True"),
+            ("sort_keys=True", "indent=1"),
+        ],
     ),
     Mutants(
         "fedfr_jax/data/sources/tfds.py",

@@ -388,8 +388,8 @@ MUTANTS = [
         "test_notebook.py",
         [
             ("if not is_fine.all()", "if False"),
-            ("least < 0 or most >= limit", "most >= limit"),
-            ("least < 0 or most >= limit", "least < 0 or most > limit"),
+            ("smallest < 0 or largest >= limit", "largest >= limit"),
+            ("smallest < 0 or largest >= limit", "smallest < 0 or largest > limit"),
         ],
     ),
     Mutants(

@@ -163,7 +163,7 @@ MUTANTS = [
         "test_drafts.py",
         [
             ("            os.fsync(file.fileno())", "            pass"),
-            ("draft.unlink(missing_ok=True)", "pass"),
+            ("temporary.unlink(missing_ok=True)", "pass"),
             ('filter(None, (path.name, by, "tmp"))', '(path.name, "tmp")'),
         ],
     ),

@@ -21,7 +21,7 @@ from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import SIZES, without_files
-from fedfr_jax.plan.federated import plan_cohort, max_cohort, privacy_notes
+from fedfr_jax.plan.federated import max_cohort, plan_cohort, privacy_notes
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import CentralTrainer
