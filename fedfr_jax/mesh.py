@@ -331,13 +331,11 @@ def fetch(tree: PyTree) -> PyTree:
     def whole(x):
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
-        return x if x.is_fully_replicated else jax.device_put(x, _replicate(x))
+        if x.is_fully_replicated:
+            return x
+        return jax.device_put(x, replicated(x.sharding.mesh))
 
     return jax.device_get(jax.tree.map(whole, tree))
-
-
-def _replicate(x: jax.Array) -> NamedSharding:
-    return replicated(x.sharding.mesh)
 
 
 @functools.cache

@@ -82,7 +82,8 @@ def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
     from fedfr_jax.cli.main import COMMANDS
 
     first = "complete -c fedfr -n __fish_use_subcommand -f"
-    lines = [f"{first} -a {name} -d '{_quoted(COMMANDS[name])}'" for name in flags]
+    about = {name: COMMANDS[name].replace("'", "\\'") for name in flags}
+    lines = [f"{first} -a {name} -d '{text}'" for name, text in about.items()]
     for name, names in flags.items():
         inside = f"complete -c fedfr -n '__fish_seen_subcommand_from {name}'"
         for flag in names:
@@ -90,7 +91,3 @@ def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
             needs = " -r" if flag.endswith("=") and not values else values
             lines.append(f"{inside} -l {flag.strip('-=')}{needs}")
     return "\n".join(lines)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "\\'")

@@ -146,7 +146,8 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     values = parse_flags(parser, [word for word in argv if word not in changes])
     values.config = load_config(values, parser.prog)
     for change in changes:
-        _change(values.config, change)
+        path, _, text = change.removeprefix("--config.").partition("=")
+        set_key(values.config, path, _value(text))
     return values
 
 
@@ -209,12 +210,6 @@ def load_config(values: argparse.Namespace, command: str) -> ConfigDict:
     if not path.is_file():
         raise ValueError(f"{command}: needs --config=NAME, since there is no {path}.")
     return restore(path)
-
-
-def _change(config: ConfigDict, word: str) -> None:
-    """Apply `--config.section.key=value`."""
-    path, _, text = word.removeprefix("--config.").partition("=")
-    set_key(config, path, _value(text))
 
 
 def set_key(config: ConfigDict, path: str, value: Any) -> None:

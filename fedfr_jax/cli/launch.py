@@ -123,26 +123,8 @@ def launch(
     Raises:
       ChildProcessError: when one of them failed; the others on this host are stopped.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
-    use_every_core(environment, num_processes=len(ids))
     address = [f"--coordinator={coordinator}", f"--num_processes={total}"]
-    children = {}
-    # A terminal sends its signals to the children too: they inherit the blocked mask
-    # until they ignore them. In this process another thread handles them.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL)
-    try:
-        for i in ids:
-            children[i] = subprocess.Popen(
-                [*command, *address, f"--process_id={i}"],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    children = _start_children([*command, *address], ids)
     lock = threading.Lock()
     last_lines = {i: collections.deque(maxlen=NUM_LINES) for i in ids}
     readers = [
@@ -182,6 +164,30 @@ def launch(
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
     raise ChildProcessError(_exit_text(failed, code, total, command, is_alone=is_alone))
+
+
+def _start_children(command: list[str], ids: range) -> dict[int, subprocess.Popen]:
+    """Start the processes {id: process}, with their shares of the cores."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", WATCHED: "1"}
+    use_every_core(environment, num_processes=len(ids))
+    children = {}
+    # A terminal sends its signals to the children too: they inherit the blocked mask
+    # until they ignore them. In this process another thread handles them.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL)
+    try:
+        for i in ids:
+            children[i] = subprocess.Popen(
+                [*command, f"--process_id={i}"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return children
 
 
 def _stop(children, lock: threading.Lock) -> None:

@@ -1,14 +1,22 @@
 """Plan: what a config needs before it runs (memory, FLOPs, images/s, hours)."""
 
+import argparse
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import jax
 import ml_collections
 
-from fedfr_jax.cli.flags import add_switch, count, define, names, new_parser, parse
+from fedfr_jax.cli.flags import (
+    Parser,
+    add_switch,
+    count,
+    define,
+    names,
+    new_parser,
+    parse,
+)
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.devices import CPU, get_device
 from fedfr_jax.plan.dummy_inputs import without_files
@@ -30,6 +38,35 @@ known data set that is missing is replaced by black images in its size."""
 def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr plan", ABOUT)
+    add_flags(parser)
+    values = parse(parser, argv)
+    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_words
+    from fedfr_jax.plan.report import format_programs
+    from fedfr_jax.plan.topologies import num_devices
+
+    check_flags(values)
+    kind, is_grid, _ = values.device.partition(":")
+    result = plan(
+        values.config,
+        device=kind,
+        devices=num_devices(values.device) if is_grid else values.num_devices or 1,
+        rows=values.methods or (),
+        hard_negatives=values.assume_hard_negatives,
+    )
+    if values.compile:
+        flags = config_words(argv)
+        flags += [f"--save={values.save}"] if values.save else []
+        is_here = values.device == CPU
+        compiled = compile_here(flags) if is_here else compile_for(values.device, flags)
+        for name, programs in compiled.items():
+            print(f"\n{format_programs(name, programs)}")
+        result["compiled"] = compiled
+    if values.json:
+        pathlib.Path(values.json).write_text(json.dumps(result, indent=1))
+
+
+def add_flags(parser: Parser) -> None:
+    """Add the flags of the command."""
     define(parser, needs_workdir=False)
     parser.flag(
         "--device",
@@ -61,17 +98,24 @@ def main(argv: list[str]) -> None:
         type=count,
     )
     parser.flag("--json", "FILE", "file to write the numbers to")
-    values = parse(parser, argv)
-    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_words
-    from fedfr_jax.plan.report import format_programs
-    from fedfr_jax.plan.topologies import device_kind, num_devices
 
-    kind, is_grid, _ = values.device.partition(":")
-    is_here = values.device == CPU
-    if is_grid or (values.compile and not is_here):
+
+def check_flags(values: argparse.Namespace) -> None:
+    """Raise ValueError for flags that cannot be used together."""
+    from fedfr_jax.plan.topologies import device_kind
+
+    is_grid = ":" in values.device
+    if is_grid or (values.compile and values.device != CPU):
         device_kind(values.device)
-    if values.save:
-        check_save(values)
+    if values.save and not values.compile:
+        raise ValueError("fedfr plan: --save needs --compile.")
+    if values.save and values.device != CPU:
+        if device_kind(values.device).platform != "tpu":
+            raise ValueError(
+                f"fedfr plan: --save needs a grid of TPUs, or cpu, got {values.device}:"
+                " programs of GPUs are tuned on the device. `fedfr train` keeps them "
+                "there."
+            )
     if is_grid and values.num_devices:
         raise ValueError(
             "--num_devices cannot be used with a device grid, got "
@@ -79,35 +123,6 @@ def main(argv: list[str]) -> None:
         )
     if values.json and not pathlib.Path(values.json).parent.is_dir():
         raise ValueError(f"--json must be in an existing folder, got {values.json}.")
-    result = plan(
-        values.config,
-        device=kind,
-        devices=num_devices(values.device) if is_grid else values.num_devices or 1,
-        rows=values.methods or (),
-        hard_negatives=values.assume_hard_negatives,
-    )
-    if values.compile:
-        flags = config_words(argv)
-        flags += [f"--save={values.save}"] if values.save else []
-        compile_words = compile_here if is_here else partial(compile_for, values.device)
-        result["compiled"] = compile_words(flags)
-        for name, programs in result["compiled"].items():
-            print(f"\n{format_programs(name, programs)}")
-    if values.json:
-        pathlib.Path(values.json).write_text(json.dumps(result, indent=1))
-
-
-def check_save(values) -> None:
-    """Raise ValueError where --save has no programs to save."""
-    from fedfr_jax.plan.topologies import device_kind
-
-    if not values.compile:
-        raise ValueError("fedfr plan: --save needs --compile.")
-    if values.device != CPU and device_kind(values.device).platform != "tpu":
-        raise ValueError(
-            f"fedfr plan: --save needs a grid of TPUs, or cpu, got {values.device}: "
-            "programs of GPUs are tuned on the device. `fedfr train` keeps them there."
-        )
 
 
 def plan(

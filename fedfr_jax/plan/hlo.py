@@ -6,6 +6,7 @@ loop with the most convolutions among those of unknown length, or of the counted
 its body, see `local.run_steps`.
 """
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
@@ -158,12 +159,8 @@ def _bytes(line, kind, num_devices) -> int:
     shapes = [x for x in SHAPE.findall(line.shape) if x[2]]
     if line.name.endswith("-start"):  # operands first, then results
         shapes = shapes[len(shapes) // 2 :]
-    size = sum(_size(*shape) for shape in shapes)
+    size = 0
+    for dtype, bits, shape in shapes:
+        count = math.prod(map(int, shape.split(",")))
+        size += count if dtype == "pred" else count * max(int(bits) // 8, 1)
     return size * num_devices if kind == "reduce-scatter" else size
-
-
-def _size(kind: str, bits: str, shape: str) -> int:
-    count = 1
-    for length in shape.split(","):
-        count *= int(length)
-    return count if kind == "pred" else count * max(int(bits) // 8, 1)

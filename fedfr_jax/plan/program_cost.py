@@ -65,13 +65,13 @@ class ProgramCost(NamedTuple):
 class Value:
     """An array of the program, which may be fused away."""
 
-    def __init__(self, aval, size=None, known=None, is_stored=False, what=""):
+    def __init__(self, aval, size=None, known=None):
         is_array = hasattr(aval, "dtype")  # and no token
         self.shape, self.dtype = (aval.shape, aval.dtype) if is_array else ((), None)
         self.whole = count_bytes(aval) if is_array else 0.0
         self.size = self.whole if size is None else size  # bytes on a device
         self.known = known
-        self.is_stored, self.what = is_stored, what
+        self.is_stored, self.name = False, ""
         self.is_argument = False
         self.roots = ()  # stored values that it is computed from, if not stored
         self.last = -1  # number of the step that reads it last
@@ -124,7 +124,7 @@ def _mark_stored(steps: list[Step]) -> None:
     for number, step in enumerate(steps):
         roots = tuple({id(r): r for x in step.ins for r in _stored(x)}.values())
         for value in step.outs:
-            value.what = value.what or f"{step.name} {value.dtype}{list(value.shape)}"
+            value.name = value.name or f"{step.name} {value.dtype}{list(value.shape)}"
             if not value.is_stored:
                 value.roots = roots
         if step.name not in FUSED or any(x.is_stored for x in step.outs):
@@ -154,7 +154,7 @@ def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
                 ending.setdefault(max(value.last, number), []).append(value)
         inside = step.inner.peak if step.inner else 0.0
         if used + inside > peak[0]:
-            largest = [(x.what, x.size) for x in alive.values()]
+            largest = [(x.name, x.size) for x in alive.values()]
             largest += step.inner.largest if step.inner else []
             peak = used + inside, sorted(largest, key=lambda x: -x[1])[:8]
         for value in ending.pop(number, []):

@@ -15,13 +15,15 @@ ABOUT = (
 def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> str:
     """Format the plan of one stage, from `stages.as_numbers`."""
     size = lambda x: f"{x / GIB:10.3f} GiB"
-    lines = [f"{name}: {_what(numbers)}"]
+    lines = [f"{name}: {_describe(numbers)}"]
     lines += [f"  {part:46}{size(x)}" for part, x in numbers["bytes"].items() if x > 0]
     verdict = "" if numbers["fits"] else "   DOES NOT FIT"
     usable = f" of {numbers['usable_bytes'] / GIB:.1f}"
     total = size(numbers["total_bytes"])
     lines.append(f"  {'each device':46}{total}{usable}{verdict}")
     rate = numbers["images_per_second"]
+    sizes = {k.removesuffix("_size"): x for k, x in numbers["max_that_fit"].items()}
+    fits = ", ".join(f"{k} {x:,}" for k, x in sizes.items())
     lines += [
         f"  {'FLOP for an image: forward, trained':46}"
         f"{_short(numbers['forward_flops_per_image'])},"
@@ -30,7 +32,7 @@ def format_stage(name: str, numbers: Mapping, device: Device, devices: int) -> s
         f"  {f'MFU (of {device.bfloat16 / 1e12:,.3g} TFLOP/s)':46}"
         f"{numbers['utilization']:.1%}",
         f"  {'time':46}{duration(3600 * numbers['hours'])}",
-        f"  {'largest that fit, one at a time':46}{_fits(numbers['max_that_fit'])}",
+        f"  {'largest that fit, one at a time':46}{fits}",
     ]
     notes = [*_notes(numbers), device.note] if device.note else _notes(numbers)
     lines += [f"  ({note})" for note in notes]
@@ -49,7 +51,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
 
 
-def _what(numbers):
+def _describe(numbers):
     parameters = f"{numbers['parameters']:,} parameters"
     if numbers["kind"] == "central":
         classes = numbers["classes"]
@@ -65,11 +67,6 @@ def _what(numbers):
 def _notes(numbers):
     location = "streamed from the host" if numbers["is_streamed"] else "on every device"
     return [f"examples {location}", *numbers["notes"]]
-
-
-def _fits(fits):
-    labels = {"batch_size": "batch", "classes": "classes", "lanes": "lanes"}
-    return ", ".join(f"{labels[k]} {v:,}" for k, v in fits.items())
 
 
 def _short(number: float) -> str:

@@ -143,7 +143,6 @@ MAX_LANES, MAX_LANES_ON_CPU = 256, 16
 MIN_SECONDS = 0.05  # of a timed round, which gets more clients until it takes that long
 MAX_GROWTH = 16  # times CLIENTS
 TOO_SLOW = 2.0  # times the fastest with as many lanes: no more lanes are tried
-INVALID = -1, 0, 0  # in place of a stored choice
 
 
 class TuningChoice(NamedTuple):
@@ -247,7 +246,10 @@ def _measure_all(make, server, store, first, space, say):
         cached = {**best._asdict(), "seconds": {str(k): v for k, v in spent.items()}}
         fits = math.isfinite(spent[best])  # if not, the next run may find more memory
         if fits:
-            _save_choices(path, {**_read(path), name: cached}, say)
+            try:
+                _write(path, {**_read(path), name: cached})
+            except OSError as error:
+                say(f"{path} cannot be written, the choice is not remembered: {error}")
     times = cached.get("seconds", {}).items()  # the first process has them
     times = ", ".join(f"{k}: {1e3 * v:.3g}" for k, v in times)
     return best, f"measured ms per client, clients_per_device {times}; {path}", fits
@@ -350,23 +352,22 @@ def _from_first_process(
     choice: dict, sim: Simulation, space: TuningSpace
 ) -> TuningChoice | None:
     """The first process's stored choice; None if it has no valid one."""
-    is_first = meshes.is_first_process()
-    numbers = _parse_choice(choice, sim, space) if is_first else INVALID
-    index, devices, lanes = _broadcast(numbers).astype(int).tolist()
+    numbers = _parse_choice(choice, sim, space) if meshes.is_first_process() else None
+    index, devices, lanes = _broadcast(numbers or (-1, 0, 0)).astype(int).tolist()
     if index < 0:
         return None
     return TuningChoice(space.implementations[index], devices, lanes)
 
 
 def _parse_choice(choice, sim, space):
-    """Stored choice as (index of implementation, devices, lanes), or INVALID."""
+    """Stored choice as (index of implementation, devices, lanes); None if invalid."""
     fields = {**TuningChoice()._asdict(), "clients_per_device": 0, **choice}
     implementation, devices, lanes = (fields[name] for name in TuningChoice._fields)
     if devices == meshes.device_grid(sim.mesh)[0]:
         devices = 0
     is_fine = implementation in space.implementations and devices in (0, *space.devices)
     if not is_fine or lanes not in range(1, max_clients_per_device(sim, devices) + 1):
-        return INVALID
+        return None
     return space.implementations.index(implementation), devices, lanes
 
 
@@ -380,14 +381,6 @@ def _read(path: pathlib.Path) -> dict:
     with contextlib.suppress(OSError, ValueError):
         return read_json(path) if meshes.is_first_process() else {}
     return {}
-
-
-def _save_choices(path, choices, say):
-    """Write the cache; report but ignore a failure."""
-    try:
-        _write(path, choices)
-    except OSError as error:
-        say(f"{path} cannot be written, the choice is not remembered: {error}")
 
 
 def _write(path: pathlib.Path, content: dict) -> None:

@@ -75,8 +75,8 @@ def restore(
       state: of a new training, from which new classes take their rows.
     """
 
-    def has_rows(name):
-        return _is_class_matrix(name, table)
+    def has_rows(name):  # of the class matrix, or of its optimizer state
+        return f"/{name}".endswith(f"/{table.path}")
 
     def is_free(name):
         return name == NAMES or has_rows(name)
@@ -102,11 +102,6 @@ def _permute_classes(new, saved, old):
     kept_classes = np.flatnonzero(old >= 0)
     rows[kept_classes] = np.asarray(saved)[old[kept_classes]]
     return meshes.put_global(rows, new.sharding)
-
-
-def _is_class_matrix(name, table):
-    """Whether a path ends in that of the class matrix: parameter or optimizer state."""
-    return f"/{name}".endswith(f"/{table.path}")
 
 
 FIRST_WEIGHTS = 2**31  # folded into the seed; clients fold their ids, below 2^31

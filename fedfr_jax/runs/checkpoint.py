@@ -26,8 +26,16 @@ LATER = (SUMS, "commit_success.txt")  # written after the list; the latter is ne
 
 
 def write_digests(folder: pathlib.Path) -> None:
-    """Write the SHA-256 of all files below `folder` into it."""
-    (folder / SUMS).write_bytes(_listing(folder))
+    """Write the SHA-256 of all files below `folder` into it.
+
+    Hidden files, which a file system may add, are left out.
+    """
+    paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
+    lines = [
+        f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in sorted(p for p in paths if not p.is_dir())
+    ]
+    (folder / SUMS).write_bytes("".join(lines).encode())
 
 
 def difference(folder: pathlib.Path) -> str | None:
@@ -48,15 +56,6 @@ def difference(folder: pathlib.Path) -> str | None:
         if not is_whole:
             return f"{name or SUMS} is not as it was written"
     return None
-
-
-def _listing(folder):
-    """A line per file, without hidden files, which a file system may add."""
-    paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
-    return "".join(
-        f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
-        for path in sorted(p for p in paths if not p.is_dir())
-    ).encode()
 
 
 FULL = "No space left on device"

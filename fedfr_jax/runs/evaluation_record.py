@@ -65,6 +65,15 @@ def _record(workdir, stage, evaluator, evaluation: Evaluation) -> dict[str, Any]
     return {key: value for key, value in record.items() if value}
 
 
+def with_prefix(evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """{"evaluator/metric": value}."""
+    return {
+        f"{name}/{metric}": value
+        for name, evaluation in evaluations.items()
+        for metric, value in evaluation.metrics.items()
+    }
+
+
 def file_name(name: str) -> str:
     """Replace characters of a name that file systems refuse."""
     return re.sub(r"[^\w.-]+", "_", name)

@@ -25,7 +25,11 @@ from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central, training_flops
-from fedfr_jax.runs.evaluation_record import write_environment, write_record
+from fedfr_jax.runs.evaluation_record import (
+    with_prefix,
+    write_environment,
+    write_record,
+)
 from fedfr_jax.runs.goodput import goodput, measured_time
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
@@ -380,15 +384,6 @@ def evaluators_during_training(
         return with_prefix(evaluate(during_training, networks))
 
     return evaluate_models
-
-
-def with_prefix(evaluations: Evaluations) -> dict[str, float]:
-    """{"evaluator/metric": value}."""
-    return {
-        f"{name}/{metric}": value
-        for name, evaluation in evaluations.items()
-        for metric, value in evaluation.metrics.items()
-    }
 
 
 def trained_models(

@@ -357,20 +357,19 @@ def _with_advice(checkpointer: Checkpointer | None):
     try:
         yield
     except FloatingPointError as error:
-        raise FloatingPointError(f"{error}; {_advice(checkpointer)}") from error
+        last = checkpointer.latest() if checkpointer else None
+        good = (
+            "there is no checkpoint" if last is None else f"checkpoint {last} is good"
+        )
+        advice = "Lower the learning rate and start again."
+        if stage := _stage(checkpointer):
+            advice = (
+                f"Lower the learning rate of {stage} and start again with "
+                f"--restart={stage}, which keeps the stages before it."
+            )
+        raise FloatingPointError(f"{error}; {good}. {advice}") from error
 
 
 def _stage(checkpointer: Checkpointer | None) -> str:
     """Name of the stage whose checkpoints these are."""
     return checkpointer.folder.parent.name if checkpointer else ""
-
-
-def _advice(checkpointer):
-    last = checkpointer.latest() if checkpointer else None
-    good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
-    if not (stage := _stage(checkpointer)):
-        return f"{good}. Lower the learning rate and start again."
-    return (
-        f"{good}. Lower the learning rate of {stage} and start again with "
-        f"--restart={stage}, which keeps the stages before it."
-    )

@@ -77,15 +77,15 @@ def evaluate_experiment(
         trainer, folder = experiment.stages[name].trainer, workdir / name
         with _if_writable(folder / RECORD):  # which runs of earlier versions lack
             write_model(folder, experiment.task, trainer, end.networks.variables)
-        found = evaluate(evaluators, end.networks)
+        results = evaluate(evaluators, end.networks)
         with _if_writable(folder / RECORD):
-            add_calibration(folder, found)
+            add_calibration(folder, results)
         if end.state:
             rows = read_metrics(workdir / name)
-            found = with_costs(found, evaluators, rows, end.state, rounds)
-        evaluations[name] = found
+            results = with_costs(results, evaluators, rows, end.state, rounds)
+        evaluations[name] = results
         with _if_writable(folder / RECORD):
-            write_record(workdir, name, found)
+            write_record(workdir, name, results)
     result = {"methods": metrics_by_stage(evaluations), **named_config(workdir)}
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import functools
 import hashlib
+import io
 import math
 import os
 import pathlib
@@ -219,9 +220,7 @@ class CsvSink:
 
 
 def _csv_line(cells: Sequence) -> str:
-    from io import StringIO
-
-    line = StringIO()
+    line = io.StringIO()
     csv.writer(line).writerow(cells)
     return line.getvalue()
 
@@ -284,8 +283,7 @@ def wandb(run: StageRun) -> Sink:
         dir=str(run.folder),
         reinit="create_new",
     )
-    log = lambda numbers, step: tracker.log(numbers, step=step)
-    return TrackerSink(log, tracker.finish, wandb.Histogram)
+    return _tracker_sink(tracker, wandb.Histogram)
 
 
 def trackio(run: StageRun) -> Sink:
@@ -300,8 +298,12 @@ def trackio(run: StageRun) -> Sink:
         resume="allow",
         embed=False,
     )
+    return _tracker_sink(tracker, trackio.Histogram)
+
+
+def _tracker_sink(tracker, histogram: Callable) -> TrackerSink:
     log = lambda numbers, step: tracker.log(numbers, step=step)
-    return TrackerSink(log, tracker.finish, trackio.Histogram)
+    return TrackerSink(log, tracker.finish, histogram)
 
 
 def mlflow(run: StageRun) -> Sink:

@@ -103,7 +103,7 @@ def test_a_second_rating_of_an_image_by_a_worker_does_not_count(tmp_path):
     [
         ({"header": "worker, image, score"}, "csv with the columns worker, imagePair"),
         ({"lines": ["ann, farm14.jpg, good"]}, "must be in .1, 5., got .good."),
-        ({"lines": ["ann, farm14.jpg"]}, "with the columns .* line 75 is not so"),
+        ({"lines": ["ann, farm14.jpg"]}, "with the columns .* line 75 is not"),
         (
             {"lines": ["", "ann, farm14.jpg, 6"]},
             "line 76: the score of farm14.jpg by",

@@ -155,7 +155,7 @@ MUTANTS = [
             ("== digest\n", "!= 0\n"),
             ("is_whole = False", "is_whole = True"),
             ('in lines or [b""]:', "in lines:"),
-            ("(folder / SUMS).write_bytes(_listing(folder))", "pass"),
+            ('(folder / SUMS).write_bytes("".join(lines).encode())', "pass"),
         ],
     ),
     Mutants(

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.runs.evaluation_record import PICTURES, file_name
+from fedfr_jax.runs.evaluation_record import PICTURES, file_name, with_prefix
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients, plot_partition
 from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
@@ -62,7 +62,7 @@ def draw(
             folder / "rounds",
             rows,
             evaluators=evaluators,
-            finals={k: _final_evaluations(x) for k, x in evaluations.items()},
+            finals={k: with_prefix(x) for k, x in evaluations.items()},
             styles=styles,
         ),
         *pictures,
@@ -107,14 +107,6 @@ def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]
             options = {"evaluator": evaluator, "styles": styles, "private": private}
             paths += plot_clients(path, values, **options)
     return paths
-
-
-def _final_evaluations(of_stage: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        f"{evaluator}/{name}": value
-        for evaluator, evaluation in of_stage.items()
-        for name, value in evaluation.metrics.items()
-    }
 
 
 def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:

@@ -26,6 +26,7 @@ ROOM = 1.15  # above and below what is drawn, as a factor
 CLOSE, FAR = (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8), (1, 2, 5)
 MIN_SPAN = 1.1  # largest over smallest size: points closer together show no law
 WIDTH, HEIGHT = 5.6, 4.4  # inches of a panel
+ARROW = {"arrowstyle": "->", "color": "0.3", "shrinkA": 4, "shrinkB": 4}
 
 
 def plot_scores(
@@ -62,7 +63,7 @@ def plot_scores(
         _label(panel, points, sizes / scale, values, arrows[:1])
         for start, end in _pairs(points, arrows):
             tail, head = ((sizes[i] / scale, values[i]) for i in (start, end))
-            _draw_arrow(panel, tail, head)
+            panel.annotate("", head, tail, arrowprops=ARROW)
         panel.margins(0.12)
         panel.set(xlabel=TITLES[name] + unit, ylabel=points.metric)
         if len(lines) > 1:
@@ -183,8 +184,3 @@ def _pairs(points: Points, arrows: Sequence[str]) -> list[tuple[int, int]]:
         for (series, name), i in rows.items()
         if series == first and (second, name) in rows
     ]
-
-
-def _draw_arrow(panel, start, end) -> None:
-    style = {"arrowstyle": "->", "color": "0.3", "shrinkA": 4, "shrinkB": 4}
-    panel.annotate("", end, start, arrowprops=style)
