@@ -2,8 +2,8 @@
 
 The global model is read from the files of its stage, `models.saved_model`. A client's
 needs its personal state in the run, so the experiment is built again, from a config
-that may come from a stranger: no file that it names is written, and parts only for
-training (teachers and their caches) are left out.
+that may not be trusted: no file that it names is written, and parts only for training
+(teachers and their caches) are left out.
 """
 
 import functools

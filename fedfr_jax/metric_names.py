@@ -40,7 +40,7 @@ def direction(name: str) -> int:
 
 
 def metric_label(name: str) -> str:
-    """Label of a metric or evaluator in words, capitalized.
+    """Label of a metric or evaluator, capitalized, with abbreviations written out.
 
     >>> metric_label("tar@far=1e-03"), metric_label("mIoU")
     ('True accept rate at false accept rate 0.001', 'Mean intersection over union')

@@ -112,7 +112,7 @@ def test_a_preempted_run_saves_its_round(launcher, tmp_path):
     ended = f"fedper: round {rounds} has ended and its checkpoint is saved."
     assert ended in lines and process.returncode == 143
     again = " ".join(["fedfr", *launcher, *words])
-    says = f"Stopped by SIGTERM: `{again}` goes on from checkpoint {rounds} of fedper."
+    says = f"Stopped by SIGTERM: `{again}` resumes from checkpoint {rounds} of fedper."
     assert lines[-1] == says
 
 
@@ -140,7 +140,7 @@ def test_a_signal_ends_a_command_in_the_middle_of_a_compile():
     sent = time.monotonic()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
-    assert said == "Stopped by SIGINT: `fedfr train` goes on from the beginning.\n"
+    assert said == "Stopped by SIGINT: `fedfr train` resumes from the beginning.\n"
     assert time.monotonic() - sent < 10
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_being_removed_is_not_the_newest(tmp_path):
     (place / "1").mkdir(parents=True)
     (place / "2").symlink_to("gone")
     words = ["train", f"--workdir={tmp_path}"]
-    assert describe_interrupt(2, words).endswith("goes on from checkpoint 1 of fedfr.")
+    assert describe_interrupt(2, words).endswith("resumes from checkpoint 1 of fedfr.")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_command_hears_a_signal_before_its_libraries_are_loaded(
     for _ in range(2):
         process.send_signal(signal.Signals[name])
     again = f"`fedfr {' '.join(words)}`"
-    expected = f"Stopped by {name}: {again} goes on from the beginning.\n"
+    expected = f"Stopped by {name}: {again} resumes from the beginning.\n"
     assert process.communicate(timeout=60)[0] == expected
     assert process.returncode == 128 + signal.Signals[name]
 
@@ -331,7 +331,7 @@ def test_a_terminals_signals_leave_one_line_while_processes_start(seconds, tmp_p
             time.sleep(0.02)
         said = launcher.communicate(timeout=60)[0]
         said = re.sub("^fedfr .*: .*\n", "", said)  # the first sign of life, by then
-        assert re.fullmatch("Stopped by SIGINT: .* goes on from .*\n", said), said
+        assert re.fullmatch("Stopped by SIGINT: .* resumes from .*\n", said), said
         assert launcher.returncode == 130
         wait_for_end(children)
     finally:

@@ -212,7 +212,7 @@ VARIANTS = {
     ),
     "fedbabu": (
         {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
-        "The head stays as it was drawn; fine-tuned afterwards (arXiv:2106.06042).",
+        "The head keeps its initial values; fine-tuned afterwards (arXiv:2106.06042).",
     ),
     **{
         name: (

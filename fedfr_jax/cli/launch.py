@@ -253,7 +253,9 @@ def _exit_text(
         if vars(values)[flag]:
             again = f"it again without --{flag}"
     again += "" if is_alone else " on every host"
-    return f"{message} Start {again} to go on from {newest_checkpoint(values.workdir)}."
+    return (
+        f"{message} Start {again} to resume from {newest_checkpoint(values.workdir)}."
+    )
 
 
 def free_port() -> int:

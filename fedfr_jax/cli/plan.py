@@ -8,15 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import ml_collections
 
-from fedfr_jax.cli.flags import (
-    Parser,
-    add_switch,
-    count,
-    define,
-    names,
-    new_parser,
-    parse,
-)
+from fedfr_jax.cli.flags import add_switch, count, define, names, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.devices import CPU, get_device
 from fedfr_jax.plan.dummy_inputs import without_files
@@ -65,7 +57,7 @@ def main(argv: list[str]) -> None:
         pathlib.Path(values.json).write_text(json.dumps(result, indent=1))
 
 
-def add_flags(parser: Parser) -> None:
+def add_flags(parser) -> None:
     """Add the flags of the command."""
     define(parser, needs_workdir=False)
     parser.flag(
@@ -171,7 +163,7 @@ def use_virtual(devices: int) -> None:
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-    except RuntimeError:  # it has begun
+    except RuntimeError:  # JAX is initialized already
         pass
     if jax.device_count() != devices:
         raise ValueError(

@@ -149,7 +149,7 @@ def describe_interrupt(number: int, arguments: Sequence[str]) -> str:
         return f"Stopped by {name}: start the same command again."
     again = shlex.join(["fedfr", *describe_resume(arguments)])
     checkpoint = newest_checkpoint(find_run(arguments).workdir)
-    return f"Stopped by {name}: `{again}` goes on from {checkpoint}."
+    return f"Stopped by {name}: `{again}` resumes from {checkpoint}."
 
 
 def describe_resume(arguments: Sequence[str]) -> list[str]:

@@ -202,7 +202,7 @@ def train_in(
             experiment.stages,
             is_fresh=bool(values.overwrite),
             restart=values.restart or (),
-            begun=chosen,
+            to_train=chosen,
             check_data=data_check(experiment.task, values.data_changed),
         ),
         run.shared(),

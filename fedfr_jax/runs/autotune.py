@@ -154,9 +154,8 @@ class TuningChoice(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.clients_per_device} {self.conv_implementation}"
-        if not self.devices:
-            return text
-        return f"{text} on {self.devices} device{'s' * (self.devices > 1)}"
+        plural = "s" * (self.devices > 1)
+        return f"{text} on {self.devices} device{plural}" if self.devices else text
 
 
 class TuningSpace(NamedTuple):

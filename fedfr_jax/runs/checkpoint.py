@@ -198,8 +198,8 @@ class Checkpointer:
             self._set_aside([s for s in steps if s > step])
             if reasons and meshes.is_first_process():
                 got = "; ".join(reasons)
-                says = "%s: resuming from checkpoint %d; set aside as damaged: %s"
-                logging.warning(says, self.folder, step, got)
+                message = "%s: resuming from checkpoint %d; set aside as damaged: %s"
+                logging.warning(message, self.folder, step, got)
             return step, _refill(template, leaves)
         if reasons:
             raise ValueError(

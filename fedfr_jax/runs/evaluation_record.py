@@ -1,7 +1,7 @@
 """Evaluation record of a stage, for reports.
 
 `evaluation.json` of a stage has its metrics, numbers per client, curves and the names
-of images; the images lie in `pictures/` of the run directory.
+of images, which are in `pictures/` of the run directory.
 """
 
 import json

@@ -25,7 +25,7 @@ class Lifecycle(NamedTuple):
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether each process has a run directory of its own."""
+        """Whether each process has its own copy of the run directory."""
         return self.copy is not None
 
     def timed(self, use: str) -> contextlib.AbstractContextManager:
@@ -44,7 +44,7 @@ class Lifecycle(NamedTuple):
         if self.copy:
             if meshes.is_first_process():
                 self.copy()
-            meshes.barrier("copied")  # nobody ends while it is copied
+            meshes.barrier("copied")  # no process ends before
 
 
 DEFAULT_LIFECYCLE = Lifecycle()

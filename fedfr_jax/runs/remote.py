@@ -86,7 +86,7 @@ class Mirror:
                 return self._download(manifest, is_wanted)
             except OSError:
                 if not tries_left or self._read_manifest() == manifest:
-                    raise  # nobody has written the run meanwhile
+                    raise  # the run has not changed meanwhile
 
     def _download(self, manifest: Mapping[str, Any], is_wanted: Callable) -> None:
         files, local = manifest.get("files", {}), self.files()
@@ -258,7 +258,7 @@ class Mirror:
             self._fs.put_file(file.name, f"{self._root}/{name}")
 
     def _remove(self, paths: list[str]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody else has
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
             self._fs.rm([f"{self._root}/{path}" for path in paths])
 
 

@@ -20,7 +20,7 @@ from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
 RECORD, OLD = "settings.json", ".old"
-RESUMES = " goes on from its last checkpoint"
+RESUMES = " resumes from its last checkpoint"
 DIGEST_FILE = "settings.sha256"  # in a checkpoint: digest of the stage's settings
 
 
@@ -54,7 +54,7 @@ def arrange(
     old: Mapping | None,
     new: Mapping,
     restart: Collection[str],
-    begun: Collection[str],
+    to_train: Collection[str],
     check_data: Callable[[Collection[pathlib.Path]], None],
 ) -> None:
     """Set aside the stages that `new` changes, restore those that fit, keep the others.
@@ -62,7 +62,7 @@ def arrange(
     Args:
       old: the config that the run was last started with, for stages without a record.
       restart: names of stages that are trained anew in any case.
-      begun, check_data: as of `workdir.claim`.
+      to_train, check_data: as of `workdir.claim`.
     """
     configured = {name: stage_config(name, stages, new) for name in stages}
     recorded = {name: _kept_settings(workdir, name, stages, old) for name in stages}
@@ -82,7 +82,7 @@ def arrange(
         if name in changes.restored:
             changes.restored[name].rename(workdir / name)
     for name in stages:
-        if name in begun or is_trained(workdir / name):
+        if name in to_train or is_trained(workdir / name):
             _record_settings(workdir / name, configured[name])
     if lost or changes.changed or changes.restored:
         lost -= changes.restored.keys()
@@ -134,7 +134,7 @@ def _longer_note(stage, before, now) -> str:
     if length is None:
         return ""
     reason = restart_reason(stage, length)
-    return f" cannot go on from {length}: {reason}" if reason else RESUMES
+    return f" cannot continue from {length}: {reason}" if reason else RESUMES
 
 
 def another_run(

@@ -93,7 +93,7 @@ class TensorBoardSink:
     ):
         """Open the folder; TensorBoard hides the rounds after resume_step.
 
-        Files that are begun in one second must differ in their suffix.
+        Files opened in the same second must differ in their suffix.
         """
         self._writer = None
         if (open_writer := _summary_writer()) is not None:

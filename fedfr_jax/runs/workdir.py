@@ -66,7 +66,7 @@ def _read_uses(path) -> dict[str, float]:
 
 @contextlib.contextmanager
 def claim_on_all_processes(*args, **options) -> Iterator[None]:
-    """Call `claim` in the first process, before the others go on."""
+    """Call `claim` in the first process, before the others continue."""
     with contextlib.ExitStack() as stack:
         with meshes.first_process_first("run directory"):
             if meshes.is_first_process():
@@ -82,7 +82,7 @@ def claim(
     is_fresh: bool = False,
     but_for: str = "",
     restart: Collection[str] = (),
-    begun: Collection[str] | None = None,
+    to_train: Collection[str] | None = None,
     check_data: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
     """Store `config` (JSON lines) in the run directory, and lock it.
@@ -92,7 +92,7 @@ def claim(
       is_fresh: empty the folder first, once it is locked.
       but_for: name of a top-level section that may differ.
       restart: names of stages to train anew, with those that start from them.
-      begun: names of the stages that are to be trained now; None: all.
+      to_train: names of the stages that are to be trained now; None: all.
       check_data: called with the folders of stages that are kept or restored, before
         anything is changed; raises ValueError if the data do not fit them.
 
@@ -113,8 +113,10 @@ def claim(
             _empty(workdir)
         old, new = kept_config(workdir), json.loads(config)
         if stages:
-            begun = stages if begun is None else begun
-            stage_folders.arrange(workdir, stages, old, new, restart, begun, check_data)
+            to_train = stages if to_train is None else to_train
+            stage_folders.arrange(
+                workdir, stages, old, new, restart, to_train, check_data
+            )
         elif old is not None:
             check_config(workdir, new, but_for)
         if old is None or stages:

@@ -59,7 +59,7 @@ def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsy
     for rounds in (2, 6):
         more = f"--config.federation.rounds={rounds}"
         train(config, f"--workdir={longer}", more)
-    assert capsys.readouterr().out.count("scaffold goes on from its last") == 1
+    assert capsys.readouterr().out.count("scaffold resumes from its last") == 1
     (expected, lines), (found, own_lines) = trained(whole), trained(longer)
     for left, right in zip(found, expected, strict=True):
         np.testing.assert_array_equal(left, right)

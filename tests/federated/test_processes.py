@@ -76,7 +76,7 @@ def test_two_processes_give_the_run_of_one(two, whole):
 def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     message = (
         "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
-        r"command again to go on from checkpoint \d of fedfr."
+        r"command again to resume from checkpoint \d of fedfr."
     )
     with pytest.raises(ChildProcessError, match=message):
         start(tmp_path, "--devices=2", "--kill=2", count=2, names="fedfr")
@@ -182,7 +182,7 @@ def test_nobody_is_told_to_empty_the_folder_to_go_on(tmp_path, flags, is_given):
     (tmp_path / "fedfr" / "checkpoints" / "7").mkdir(parents=True)
     for place in ([f"--workdir={tmp_path}"], ["--workdir", str(tmp_path)]):
         says = fails("train", *flags, *place)
-        assert says.endswith(" to go on from checkpoint 7 of fedfr.")
+        assert says.endswith(" to resume from checkpoint 7 of fedfr.")
         assert ("Start it again without --overwrite" in says) == is_given
         assert ("Start the same command again" in says) != is_given
     assert "tart" not in fails("train", *flags, code=2)
@@ -192,7 +192,7 @@ def test_one_of_several_hosts_stops_its_own_processes_only():
     says = fails(ids=range(2, 4), total=4)
     assert "the others on this host were stopped, those on other hosts stop by" in says
     assert f"within about {distributed.HEARTBEAT} seconds. Start the same" in says
-    assert says.endswith("again on every host to go on from the beginning.")
+    assert says.endswith("again on every host to resume from the beginning.")
     assert "the others were stopped. " in fails(ids=range(2), total=2)
     assert "host" not in fails(ids=range(2), total=2)
 

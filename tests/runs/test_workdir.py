@@ -202,7 +202,7 @@ def test_more_rounds_go_on_where_nothing_else_has_changed(folder, capsys):
         "config.federation.rounds was 3 and is 5: kept are pretrained, fedavg" in said
     )
     assert "trained anew" not in said
-    assert " fedavg goes on from its last checkpoint. fedfr goes on" in said
+    assert " fedavg resumes from its last checkpoint. fedfr resumes" in said
     more = {"federation__rounds": 7, "methods__fedfr__scale": 64}
     workdir.claim(folder, changed(**more), STAGES).close()
     assert kept(folder) == ["pretrained", "fedavg", "central"]
@@ -216,7 +216,9 @@ def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
     workdir.claim(folder, changed(federation__rounds=5), stages).close()
     assert kept(folder) == ["pretrained", "fedavg", "central"]
     said = capsys.readouterr().out
-    assert "fedfr cannot go on from 3: its last round has adapted the clients." in said
+    assert (
+        "fedfr cannot continue from 3: its last round has adapted the clients." in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_a_last_round_that_has_adapted_clients_ends_a_stage(folder, capsys):
 def test_more_epochs_go_on_where_the_rates_so_far_stay(schedule, goes_on, folder):
     settings = Training(epochs=6, batch_size=8, **schedule)
     stages = {"pretrained": Stage(NONE._replace(settings=settings, num_rows=40))}
-    says = "pretrained cannot go on from 3: its learning rates depend on all epochs"
+    says = "pretrained cannot continue from 3: its learning rates depend on all epochs"
     refused = (
         contextlib.nullcontext() if goes_on else pytest.raises(ValueError, match=says)
     )

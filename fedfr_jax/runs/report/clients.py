@@ -104,8 +104,8 @@ def _draw_box(axes, i: int, numbers: np.ndarray, color: str) -> None:
     axes.hlines([low, high], i - 0.15, i + 0.15, **line)
 
 
-MAX_NAMES = 30  # classes that are written out beside their row
-MAX_NUMBERS = 150  # cells with their count in them
+MAX_NAMES = 30  # classes whose names are written
+MAX_NUMBERS = 150  # cells whose counts are written
 CROWD = 50  # clients from which they are sorted: too many to look one up by its number
 
 

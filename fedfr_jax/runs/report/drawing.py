@@ -29,7 +29,7 @@ def draw(
 
     Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
     evaluators have one), any other kind of curve by its name, EVALUATOR for one with
-    numbers per client, rounds, partition; grids, and pictures as .png alone, go to
+    numbers per client, rounds, partition; grids, and images as .png alone, go to
     pictures/.
 
     Args:
@@ -45,12 +45,12 @@ def draw(
     if not meshes.is_first_process():
         return []
     folder = pathlib.Path(folder)
-    pictures = _save_images(evaluations, folder / PICTURES)
+    images = _save_images(evaluations, folder / PICTURES)
     try:
         figures.load_figure_class()  # asked for before any plot is written
     except ImportError:
         say(NO_PLOTS)
-        return pictures
+        return images
     styles = figures.styles([*evaluations, *rows])
     evaluators = list(dict.fromkeys(e for x in evaluations.values() for e in x))
     has_table = data_report.get("table")
@@ -65,7 +65,7 @@ def draw(
             finals={k: with_prefix(x) for k, x in evaluations.items()},
             styles=styles,
         ),
-        *pictures,
+        *images,
         *_draw_grids(evaluations, folder / PICTURES),
     ]
 

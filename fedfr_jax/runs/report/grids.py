@@ -31,11 +31,11 @@ def plot_grid(
         low, high = limits.get(name, (None, None))
         axes[0, column].set_title(name, fontsize=10)
         for row, image in enumerate(images):
-            drawn = axes[row, column].imshow(image, vmin=low, vmax=high)
+            colored = axes[row, column].imshow(image, vmin=low, vmax=high)
             axes[row, column].set_axis_off()
         if name in grid.maps:
             bar = {"location": "bottom", "shrink": 0.9, "pad": 0.02, "aspect": 30}
-            figure.colorbar(drawn, ax=axes[:, column], **bar)
+            figure.colorbar(colored, ax=axes[:, column], **bar)
     figure.suptitle(title)
     _add_legend(figure, grid.legend, len(columns))
     return figures.write(figure, path)

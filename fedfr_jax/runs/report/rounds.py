@@ -58,18 +58,18 @@ def plot_rounds(
     Returns:
       The paths of the files; [] if there is nothing to draw.
     """
-    drawn = _loss_panels(rows, evaluators) + _privacy_panels(rows)
-    drawn += _metric_panels(rows, evaluators, finals or {})
-    if not drawn:
+    panels = _loss_panels(rows, evaluators) + _privacy_panels(rows)
+    panels += _metric_panels(rows, evaluators, finals or {})
+    if not panels:
         return []
     styles = _with_markers(styles or figures.styles([*rows, *(finals or {})]))
-    visible = [s for s in styles if any(s in p.lines or s in p.levels for p in drawn)]
-    figure, grid = figures.panels(len(drawn), 4.4, 3.4, visible)
-    for axes, panel in zip(grid, drawn, strict=True):
+    visible = [s for s in styles if any(s in p.lines or s in p.levels for p in panels)]
+    figure, all_axes = figures.panels(len(panels), 4.4, 3.4, visible)
+    for axes, panel in zip(all_axes, panels, strict=True):
         _draw(axes, panel, styles)
         figures.set_title(axes, panel.title, 3.8)
     _add_legend(figure, visible, styles)
-    if any(panel.levels for panel in drawn):
+    if any(panel.levels for panel in panels):
         note = "Level lines: stages that have no rounds, at their end."
         figures.set_caption(figure, note)
     return figures.save(figure, path)

@@ -20,8 +20,8 @@ TITLES = {
     "num_images_seen": "images seen in training",
     "num_identities": "identities trained on",
 }
-MARGIN = 1.5  # how far a law is drawn beyond its runs, as a factor
-ROOM = 1.15  # above and below what is drawn, as a factor
+MARGIN = 1.5  # factor by which a law is drawn beyond its runs
+ROOM = 1.15  # factor of the y axis' limits
 # Ticks of a power of ten, on a short axis and on a long one.
 CLOSE, FAR = (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8), (1, 2, 5)
 MIN_SPAN = 1.1  # largest over smallest size: points closer together show no law

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedfr_jax.metric_names import direction
 
-MAX_COLUMNS = 8  # methods side by side; more are below each other
+MAX_COLUMNS = 8  # methods as columns; more become rows
 
 
 class _Row(NamedTuple):
