@@ -313,7 +313,7 @@ def test_help_has_a_line_for_every_command_and_says_where_keys_come_from(capsys)
     for name in COMMANDS:
         assert f"\n  {name} " in text
     assert "--config.section.key=value" in text and "describe sections" in text
-    assert "evaluate, plan and prepare need none" in text
+    assert "evaluate, plan and prepare take the" in text
     assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
     assert "--overwrite" in text and "\n  federation " in text
