@@ -6,10 +6,11 @@ has that of int32.
 >>> def sgd(*, learning_rate: Positive, momentum: BelowOne = 0.0): ...
 """
 
+import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from annotated_types import Interval, MinLen
+from annotated_types import Interval, MinLen, Predicate
 
 MAX = 2**31 - 1
 TINY = 2.0**-126  # smallest positive normal number of float32
@@ -31,5 +32,23 @@ Width = Annotated[int, Interval(ge=1, le=2**16)]  # of a layer
 Widths = Annotated[Sequence[Width], MinLen(1)]
 Depth = Annotated[int, Interval(ge=1, le=2**12)]  # layers or blocks
 Blocks = Sequence[Annotated[int, Interval(ge=0, le=2**12)]]  # of every stage
+
+
+class Noun(NamedTuple):
+    """What an annotation is called in errors and tables of keys."""
+
+    text: str
+
+
+def is_regular_expression(text: str) -> bool:
+    """Whether `re` compiles a text."""
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+Pattern = Annotated[str, Predicate(is_regular_expression), Noun("regular expression")]
 
 ByRound = Count | Annotated[tuple[Count, ...], MinLen(1)]  # the last entry stays

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Interval, MinLen
 
-from fedfr_jax.ranges import MAX, TINY
+from fedfr_jax.ranges import MAX, TINY, Noun
 from fedfr_jax.renamed_keys import RENAMED
 
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
@@ -341,7 +341,7 @@ def in_words(kind: Any) -> str:
     'a whole number or a list of 2 whole numbers or none'
     """
     origin, inside = get_origin(kind), get_args(kind)
-    if origin is Annotated:
+    if origin is Annotated and not _own_noun(kind):
         return in_words(inside[0])
     if origin is Literal:
         return f"one of {list(inside)}"
@@ -351,9 +351,17 @@ def in_words(kind: Any) -> str:
         is_fixed = len(inside) > 1 and inside[1] is not Ellipsis
         number = f"{len(inside)} " if is_fixed else ""
         return f"a list of {number}{_nouns(inside[0])}"
+    if origin in (dict, Mapping) and inside:
+        return f"a mapping of {_nouns(inside[0])} to {_nouns(inside[1])}"
     plain = {bool: "true or false", type(None): "none", tuple: "a list"}
     plain[Sequence] = "a list"
     return plain.get(kind) or f"a {_noun(kind)}"
+
+
+def _own_noun(kind: Any) -> str:
+    """The `Noun` among the metadata of an annotation, "" without one."""
+    metadata = getattr(kind, "__metadata__", ())
+    return next((x.text for x in metadata if isinstance(x, Noun)), "")
 
 
 def _nouns(kind: Any) -> str:
@@ -363,7 +371,7 @@ def _nouns(kind: Any) -> str:
 
 def _noun(kind: Any) -> str:
     if get_origin(kind) is Annotated:
-        return _noun(get_args(kind)[0])
+        return _own_noun(kind) or _noun(get_args(kind)[0])
     kind = get_origin(kind) or kind
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return NOUNS.get(kind, name)

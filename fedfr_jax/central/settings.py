@@ -17,7 +17,15 @@ from fedfr_jax.central.sharding import (
     group_size,
     leaf_sharding,
 )
-from fedfr_jax.ranges import Cosine, Count, NonNegative, PositiveShare, Share, Whole
+from fedfr_jax.ranges import (
+    Cosine,
+    Count,
+    NonNegative,
+    Pattern,
+    PositiveShare,
+    Share,
+    Whole,
+)
 from fedfr_jax.schema import naming
 
 
@@ -36,7 +44,7 @@ class Training(NamedTuple):
     schedule_unit: Literal["step", "epoch"] = "step"
     weight_decay: NonNegative = 5e-4
     # {regular expression of leaves below params: factor of their steps}
-    learning_rate_multipliers: Mapping[str, NonNegative] | None = None
+    learning_rate_multipliers: Mapping[Pattern, NonNegative] | None = None
     # Largest norm of a step's gradient, that of leaves which do not move too; 0 does
     # not clip.
     clip_norm: NonNegative = 0.0
@@ -56,7 +64,7 @@ class Training(NamedTuple):
     # of devices next to each other, or True (all).
     sync_batch_norm: bool | Count = False
     # Ordered pairs (pattern of paths, rule), over all devices.
-    sharding: tuple[tuple[str, Rule], ...] = ()
+    sharding: tuple[tuple[Pattern, Rule], ...] = ()
     # Of gradients while devices add them up
     reduce_dtype: Literal["bfloat16"] | None = None
     class_parallel: bool = False  # classes cut over all devices, see `class_parallel`
@@ -73,7 +81,7 @@ class Training(NamedTuple):
     init: Any = None
     # Regular expression over paths of leaves such as params/backbone/stem/conv/kernel:
     # those stay. Running statistics move all the same.
-    frozen: str = ""
+    frozen: Pattern = ""
     distill: Mapping | None = None  # of faces, see tasks/faces/distillation.py
     # Of the head moe with masks, see tasks/faces/public_classes.py
     gate_weight: NonNegative = 1.0

@@ -22,7 +22,7 @@ from fedfr_jax.schema import (
     kinds_of,
     naming,
 )
-from fedfr_jax.tasks.leaves import KEYS
+from fedfr_jax.tasks.leaves import check_leaves
 from fedfr_jax.tasks.local_training import build_local
 from fedfr_jax.tasks.method_algorithm import with_nested
 from fedfr_jax.tasks.methods import algorithm_of, named, refuse_other_loss
@@ -96,9 +96,8 @@ def _check_federated(section: str, options: Mapping, task: TaskMethods) -> None:
     method = read_federated(section, options, name, task)
     with naming(where):
         build_local(method, loss=None)
-        for key, leaves in (("personal", method.personal), ("frozen", method.frozen)):
-            if isinstance(leaves, Mapping):
-                check_keys(key, leaves, KEYS)
+        check_leaves("personal", method.personal)
+        check_leaves("frozen", method.frozen)
     build_links(f"{section}.aggregation", method.aggregation)
     if method.attack is not None:
         read_attack(section, method.attack)

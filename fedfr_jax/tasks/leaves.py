@@ -6,10 +6,27 @@ import jax
 
 from fedfr_jax.federated.algorithms.batch_stats import batch_norms
 from fedfr_jax.federated.algorithms.personal import top_blocks
-from fedfr_jax.schema import check_keys
+from fedfr_jax.ranges import Count, Whole
+from fedfr_jax.schema import check_settings
 from fedfr_jax.types import Model, PyTree
 
-KEYS = ("blocks", "all_but_blocks", "batch_norms")
+KINDS = {"blocks": Whole, "all_but_blocks": Count, "batch_norms": bool}
+
+
+def check_leaves(key: str, selection: str | Mapping) -> None:
+    """Check a selection of leaves, but for what the model has.
+
+    Args:
+      key: of the method, for errors.
+      selection: a pattern, or one of the keys of KINDS with its value.
+    """
+    if isinstance(selection, str):
+        return
+    check_settings(key, selection, KINDS)
+    if len(selection) != 1:
+        raise ValueError(
+            f"{key} must have exactly one key of {(*KINDS,)}, got {dict(selection)}."
+        )
 
 
 def leaves_of(
@@ -25,15 +42,11 @@ def leaves_of(
       key: the row's key, for errors.
 
     Raises:
-      ValueError: for another key, none or several, or so many blocks.
+      ValueError: for so many blocks.
     """
     if isinstance(selection, str):
         return selection
-    check_keys(key, selection, KEYS)
-    if len(selection) != 1:
-        raise ValueError(
-            f"{key} must have exactly one key of {KEYS}, got {dict(selection)}."
-        )
+    check_leaves(key, selection)
     ((which, value),) = selection.items()
     if which == "batch_norms":
         return batch_norms_at(at) if value else ""
@@ -71,6 +84,7 @@ def frozen_pattern(model: Model, selection: str | Mapping, at: str = "") -> str:
     pattern = leaves_of(model, selection, at, key="frozen")
     if not isinstance(pattern, str):
         raise ValueError(
-            f"frozen must have a key of {KEYS[:2]} or be a pattern, got {selection}."
+            "frozen must have the key blocks or all_but_blocks or be a pattern, got "
+            f"{selection}."
         )
     return pattern

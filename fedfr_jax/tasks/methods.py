@@ -11,7 +11,15 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import MinLen
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.ranges import BelowOne, ByRound, Count, NonNegative, Share, Whole
+from fedfr_jax.ranges import (
+    BelowOne,
+    ByRound,
+    Count,
+    NonNegative,
+    Pattern,
+    Share,
+    Whole,
+)
 from fedfr_jax.renamed_keys import RENAMED
 from fedfr_jax.schema import call, check_choice, check_keys, keywords
 from fedfr_jax.tasks.renamed import check_removed, check_renamed
@@ -37,7 +45,7 @@ class Method(NamedTuple):
     clip_norm: NonNegative = 0.0  # largest norm of a step's gradient; 0 does not clip
     # {regular expression of leaves below params: factor of their steps}, which with sgd
     # is a learning rate of their own; other leaves have factor 1.
-    learning_rate_multipliers: Mapping[str, NonNegative] = MappingProxyType({})
+    learning_rate_multipliers: Mapping[Pattern, NonNegative] = MappingProxyType({})
     local_epochs: ByRound | None = None  # of a round, instead of the federation's
     algorithm: str | Mapping = ""  # "" for the task's: fedfr for faces, else fedavg
     # Of faces a margin loss of `fedfr describe losses`, cosface unless named, with
@@ -47,10 +55,10 @@ class Method(NamedTuple):
     loss: str | Mapping = ""
     # Leaves that stay with clients: a regular expression over leaf paths, or one of
     # {"blocks": K_P}, {"all_but_blocks": K_B}, {"batch_norms": True}; "" for nothing.
-    personal: str | Mapping = ""
+    personal: Pattern | Mapping = ""
     # Give a new client random personal leaves instead of the initial model's.
     init_per_client: bool = False
-    frozen: str | Mapping = ""  # as personal, of params that do not move
+    frozen: Pattern | Mapping = ""  # as personal, of params that do not move
     # Epochs of the personal leaves alone at the start of a round, in addition to the
     # round's; with the algorithm fedavg.
     personal_epochs: Whole = 0

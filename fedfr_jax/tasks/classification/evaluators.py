@@ -20,7 +20,7 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
 from fedfr_jax.federated.simulation import build_simulation
-from fedfr_jax.ranges import BatchSize, Count, Share
+from fedfr_jax.ranges import BatchSize, Count, Pattern, Share
 from fedfr_jax.schema import call, naming
 from fedfr_jax.tasks.classification.loss import cross_entropy
 from fedfr_jax.tasks.data import build_dataset, build_population, split_classes
@@ -174,7 +174,7 @@ class FinetuneConfig(NamedTuple):
     """Keys of config.evaluation.finetune, besides LOCAL_KEYS of a method."""
 
     epochs: Count = 1
-    trainable: str = ""
+    trainable: Pattern = ""
 
 
 def build_evaluators(

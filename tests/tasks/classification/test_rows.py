@@ -218,12 +218,13 @@ WRONG = [
         "personal must have exactly one key",
     ),
     ({"personal": {"batch_norms": True}}, "the model must have batch norms"),
-    ({"personal": {"blocks": True}}, r"blocks must be in \[0, 2\] .*got True"),
+    ({"personal": {"blocks": True}}, "personal.blocks must be a whole .*got True"),
+    ({"personal": {"blocks": 3}}, r"blocks must be in \[0, 2\] .*got 3"),
     ({"personal": {"blocks": 1}, "personal_epochs": 1.5}, "a whole number.*got 1.5"),
     ({"batch_stats": "local"}, "the model must have batch norms, got none"),
     (
-        {"personal": {"all_but_blocks": 0}},
-        r"all_but_blocks must be in \[1, 1\], got 0",
+        {"personal": {"all_but_blocks": 2}},
+        r"all_but_blocks must be in \[1, 1\], got 2",
     ),
     (
         {"algorithm": {"name": "fedrep", "head": "fcc", "head_epochs": 1}},
@@ -256,7 +257,7 @@ WRONG = [
         "must match a leaf.*got 'kernl'",
     ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
-    ({"frozen": {"batch_norms": True}}, "frozen must have a key of"),
+    ({"frozen": {"batch_norms": True}}, "frozen must have the key blocks"),
     (
         {"algorithm": {"name": "moon", "contrastive_temperature": 0.0}},
         "contrastive_temperature must be positive",
