@@ -452,7 +452,7 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 
 WRONG_SETTINGS = [
-    ({**RATE, "personal": 2}, "personal must be a regular expression or a mapping, got 2"),
+    ({**RATE, "personal": 2}, "must be a regular expression or a mapping, got 2"),
     ({**RATE, "personal": {}}, "personal must have exactly one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"must be a regular expression or a mapping, got '\('"),
