@@ -22,8 +22,8 @@ from fedfr_jax.config.build import build
 from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.deploy.trained_model import (
     TrainedModel,
-    as_run,
-    evaluation_of,
+    compile_embedding,
+    deployment_config,
     open_network,
 )
 from fedfr_jax.evaluation.verification import Roc
@@ -118,7 +118,7 @@ def client_network(
         with naming(workdir / CONFIG):
             settings = with_tuples(config)
             model = with_name(settings.get("task", "faces"), settings["model"])
-            settings = read_only({**settings, "model": as_run(model)})
+            settings = read_only({**settings, "model": deployment_config(model)})
         check_data_path(workdir, settings.get("data"))
         experiment = build(settings)
         check_stages(workdir, experiment.stages, config)
@@ -147,11 +147,15 @@ def _network(
     task, backbone = experiment.task, None  # None: no config builds this model
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
-        model = build_model(as_run(config), task.dataset.input_shape)
+        model = build_model(deployment_config(config), task.dataset.input_shape)
         backbone = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
     is_known = backbone is not None
+    if is_known:
+        apply_model = compile_embedding(model, task.is_of_features)
+    else:
+        apply_model = jax.jit(apply)
     return TrainedModel(
-        apply=evaluation_of(model, task.is_of_features) if is_known else jax.jit(apply),
+        apply=apply_model,
         variables=backbone if is_known else variables,
         input_shape=task.dataset.input_shape,
         model=config if is_known else None,

@@ -27,7 +27,7 @@ from PIL import Image
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.face_images import read_images
-from fedfr_jax.deploy.trained_model import network_from
+from fedfr_jax.deploy.trained_model import build_trained_model
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import Weights
@@ -50,7 +50,7 @@ def network(depth: int):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     drawn = jax.tree.map(lambda x: np.full(x.shape, 1e-2, np.float32), shapes)
     arrays = to_torch("iresnet", drawn, SHAPE, depth=depth)
-    return network_from(Weights(arrays, {}), f"r{depth}")
+    return build_trained_model(Weights(arrays, {}), f"r{depth}")
 
 
 def milliseconds(call, repeats: int) -> float:

@@ -36,7 +36,6 @@ def threshold(text: str, far: float) -> float:
     curve = parse_curve(text)
     if curve is None:
         raise ValueError(
-            "--threshold must be set, got none. The model has no ROC of a run's "
-            "evaluation to choose it from."
+            "A model without the ROC of a run's evaluation needs --threshold."
         )
     return threshold_at(curve, far)

@@ -61,7 +61,7 @@ def most_certain_faces(files: Files, detect: Detector, name: str) -> np.ndarray:
     for file in files.names:
         faces = _faces(files, file, detect)
         if not len(faces):
-            raise ValueError(f"{file} must show a face that {name} detects, got none.")
+            raise ValueError(f"{name} cannot find a face in {file}. Remove the image.")
         points.append(faces[0])
     return np.stack(points)
 

@@ -25,7 +25,11 @@ import numpy as np
 from fedfr_jax.deploy.calibration import CURVE, curve_text
 from fedfr_jax.deploy.inputs import from_unit, metadata, sum_views
 from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
-from fedfr_jax.deploy.trained_model import TrainedModel, as_run, network_from
+from fedfr_jax.deploy.trained_model import (
+    TrainedModel,
+    build_trained_model,
+    deployment_config,
+)
 from fedfr_jax.models import build_model
 from fedfr_jax.models.bn_folding import FULL, fold
 from fedfr_jax.models.external_checkpoints import to_torch
@@ -61,7 +65,7 @@ def export_model(network: TrainedModel) -> Callable:
 def fold_model(network: TrainedModel) -> Callable:
     """Build the embedding function of preprocessed images, with batch norms folded."""
     if network.model is not None and not network.is_of_features:
-        model = build_model(as_run(network.model), network.input_shape)
+        model = build_model(deployment_config(network.model), network.input_shape)
         if model.fold_batch_norm:
             apply, variables = fold(model, network.variables, level=FULL)
             return lambda images: apply(variables, images)
@@ -158,7 +162,7 @@ def convert(
       input_shape: (H, W, C), likewise.
       key: which weights of a file that has several, see `read_weights`.
     """
-    network = network_from(read_weights(source, key), source, model, input_shape)
+    network = build_trained_model(read_weights(source, key), source, model, input_shape)
     check = export(network, target)
     section = {k: v for k, v in network.model.items() if k != "num_classes"}
     shape = network.input_shape

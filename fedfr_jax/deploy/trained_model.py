@@ -97,8 +97,10 @@ class TrainedModel(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the model: 16 hexadecimal digits."""
-        kind = (self.input_shape, self.recorded) if self.recorded else self.input_shape
-        digest = hashlib.sha256(repr(kind).encode())
+        inputs = self.input_shape
+        if self.recorded:
+            inputs = (self.input_shape, self.recorded)
+        digest = hashlib.sha256(repr(inputs).encode())
         for name, leaf in named_arrays(self.variables).items():
             digest.update(name.encode() + leaf.tobytes())
         return digest.hexdigest()[:16]
@@ -114,10 +116,10 @@ def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedM
     Args:
       method: as of `load_weights`.
     """
-    return network_from(load_weights(path, method), path)
+    return build_trained_model(load_weights(path, method), path)
 
 
-def network_from(
+def build_trained_model(
     weights: Weights,
     path: str | os.PathLike,
     model: Mapping | None = None,
@@ -137,7 +139,9 @@ def network_from(
         shape = input_shape if is_tree else tuple(input_shape)
         variables = convert_variables(weights, model, shape)
         is_of_features = FEATURES.items() <= weights.about.items()
-        apply = evaluation_of(build_model(as_run(model), shape), is_of_features)
+        apply = compile_embedding(
+            build_model(deployment_config(model), shape), is_of_features
+        )
         recorded = preprocessing_from_metadata(
             weights.about, 1 if is_tree else shape[-1]
         )
@@ -154,7 +158,7 @@ def network_from(
     )
 
 
-def evaluation_of(model: Model, is_of_features: bool) -> Callable:
+def compile_embedding(model: Model, is_of_features: bool) -> Callable:
     """Compile (variables, images) -> embeddings as in evaluation."""
     if is_of_features:
         return jax.jit(
@@ -163,7 +167,7 @@ def evaluation_of(model: Model, is_of_features: bool) -> Callable:
     return jax.jit(lambda variables, images: model.apply(variables, images)[0])
 
 
-def as_run(model: Mapping) -> dict:
+def deployment_config(model: Mapping) -> dict:
     """A config's model for deployment: in float32 and with XLA's convolutions."""
     factory = MODELS.get(model["name"], lambda: None)
     model = {key: value for key, value in model.items() if key != "dtype"}

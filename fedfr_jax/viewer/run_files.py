@@ -3,7 +3,6 @@
 import itertools
 import json
 import pathlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -232,8 +231,3 @@ def last_numbers(run: RunFiles) -> dict[str, float]:
     return {
         key: value for key, value in numbers.items() if isinstance(value, int | float)
     }
-
-
-def now() -> float:
-    """Current time in seconds since the epoch."""
-    return time.time()

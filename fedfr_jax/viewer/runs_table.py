@@ -1,6 +1,7 @@
 """List of the runs in a folder: filtered, sorted, as a table or JSON."""
 
 import pathlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from fedfr_jax.viewer.run_files import (
     find_runs,
     flat_config,
     last_numbers,
-    now,
     read_run,
 )
 
@@ -51,7 +51,7 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
         "metrics": numbers,
         "seconds": run.seconds,
         "changed": run.changed,
-        "age": age_text(now() - run.changed),
+        "age": age_text(time.time() - run.changed),
         "version": run.version,
     }
 

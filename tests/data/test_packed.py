@@ -139,7 +139,9 @@ def test_packing_killed_at_any_moment_goes_on_to_the_same_files(tmp_path):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with pytest.raises(ValueError, match=f"{folder} must be a complete.*begun"):
+        with pytest.raises(
+            ValueError, match=f"{folder} must be a complete.*unfinished"
+        ):
             packed(folder)
     with open(folder / "shards.jsonl", "ab") as file:
         file.write(b'{"file": "ima')  # a line that was being written
@@ -280,7 +282,7 @@ def test_a_pipe_in_a_set_is_refused_and_not_waited_for(tmp_path):
 
 
 def test_a_folder_without_a_set_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must be a complete packed set.*not there"):
+    with pytest.raises(ValueError, match="must be a complete packed set.*missing"):
         packed(tmp_path)
 
 

@@ -84,9 +84,7 @@ def test_a_detector_and_its_csv_go_together(photographs, tmp_path):
 
 def test_a_picture_without_a_face_is_named(photographs):
     files = list_files([photographs])
-    with pytest.raises(
-        ValueError, match="p1/0.png must show a face that YuNet detects, got none"
-    ):
+    with pytest.raises(ValueError, match="YuNet cannot find a face in .*p1/0.png"):
         most_certain_faces(files, stub("yunet.onnx"), "YuNet")
     shown = files._replace(names=["p0/0.png", "p2/1.png"])
     points = most_certain_faces(shown, stub("yunet.onnx"), "YuNet")

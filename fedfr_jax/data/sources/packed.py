@@ -87,10 +87,10 @@ def packed_file_name(number: int) -> str:
 def open_index(folder: pathlib.Path) -> dict:
     """Read the index of a complete packed set."""
     if not (folder / INDEX).exists():
-        begun = "begun" if (folder / LINES).exists() else "not there"
+        state = "unfinished" if (folder / LINES).exists() else "missing"
         raise ValueError(
-            f"{folder} must be a complete packed set with {INDEX}, but it is {begun}. "
-            "Finish it with `fedfr prepare --pack`."
+            f"{folder} must be a complete packed set with {INDEX}, but it is {state}. "
+            "Write it with `fedfr prepare --pack`."
         )
     index = read_json(folder / INDEX)
     try:
