@@ -81,8 +81,9 @@ def scaling(factors: Mapping[str, float]) -> optax.GradientTransformation:
 
     def init(params):
         # `optax.tree_utils.tree_map_params` passes trees without leaves.
-        for pattern in factors if jax.tree.leaves(params) else ():
-            matching(pattern)(params)
+        if jax.tree.leaves(params):
+            for pattern in factors:
+                matching(pattern)(params)
         return optax.EmptyState()
 
     def scaled(updates, state, params=None):

@@ -52,7 +52,7 @@ def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
     for _ in range(2):  # the first ends it, a second says nothing more
         process.send_signal(signal.Signals[name])
     assert process.communicate(timeout=60)[0] == (
-        f"Stopped by {name}: `fedfr train --config=demo --workdir={tmp_path}` goes on "
+        f"Stopped by {name}: `fedfr train --config=demo --workdir={tmp_path}` resumes "
         "from checkpoint 2 of pretrained.\n"
     )
     assert process.returncode == 128 + signal.Signals[name]

@@ -55,8 +55,8 @@ def print_members(family: str, members: Mapping, name: str | None) -> None:
     if name is not None:
         check_choice("describe: member", name, sorted(members))
     if family == "variants":
-        for variant in members if name is None else [name]:
-            settings, text = members[variant]
+        shown = members if name is None else {name: members[name]}
+        for variant, (settings, text) in shown.items():
             print(f'"{variant}": {settings}\n    {text}')
     elif name is None:
         for key, member in sorted(members.items()):

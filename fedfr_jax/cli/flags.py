@@ -243,7 +243,9 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
 
 def _check_names(location: str, value: Any) -> None:
     """Raise ValueError for a key that a ConfigDict cannot hold, or with dots."""
-    for name, inside in value.items() if isinstance(value, dict) else ():
+    if not isinstance(value, dict):
+        return
+    for name, inside in value.items():
         if not isinstance(name, str) or "." in name:  # dots separate sections
             raise ValueError(
                 f"{location} must have string keys without dots, got {name!r}."

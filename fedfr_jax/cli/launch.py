@@ -160,7 +160,7 @@ def launch(
     if is_interrupted.is_set():
         print(describe_interrupt(signal.SIGTERM, typed), file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM)
-    for line in last_lines[failed] if failed else ():
+    for line in last_lines[failed]:  # none of process 0, whose output is printed
         print(f"[{failed}] {line}", end="")
     code, is_alone = children[failed].returncode, len(ids) == total
     raise ChildProcessError(_exit_text(failed, code, total, command, is_alone=is_alone))

@@ -181,6 +181,7 @@ def run() -> None:
     except Exception:
         traceback.print_exc()
         code = 1
-    for failed in of_threads if code == 0 else ():
-        traceback.print_exception(failed.exc_value)
+    if code == 0:
+        for failed in of_threads:
+            traceback.print_exception(failed.exc_value)
     distributed.exit_process(code)

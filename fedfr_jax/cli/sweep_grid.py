@@ -42,8 +42,9 @@ def parse_axis(word: str) -> tuple[tuple[str, ...], list]:
         raise ValueError(
             f"an axis must be KEY=[VALUE, ...] with Python literals, got {word!r}."
         )
-    for value in values if len(keys) > 1 else ():
-        if not isinstance(value, tuple) or len(value) != len(keys):
+    for value in values:
+        is_fit = isinstance(value, tuple) and len(value) == len(keys)
+        if len(keys) > 1 and not is_fit:
             raise ValueError(
                 f"values of {name} must be tuples of {len(keys)}, got {value!r}."
             )

@@ -296,7 +296,7 @@ def client_program(
     The first arguments of the program are the fields of the client's `SlotInputs`.
     """
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    slot = SlotInputs(*num_columns(False) * [number])
+    slot = SlotInputs(*[number] * num_columns(False))
     slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
 
     def train(slot, server, row, extra, table, round, key):

@@ -233,9 +233,9 @@ class Checkpointer:
         if not steps:
             return
         with meshes.first_process_first("damaged checkpoints"):
-            is_ours = self._is_alone or meshes.is_first_process()
-            for step in steps if is_ours else ():
-                set_aside(self.folder / str(step), ".damaged")
+            if self._is_alone or meshes.is_first_process():
+                for step in steps:
+                    set_aside(self.folder / str(step), ".damaged")
         self._manager.reload()
 
     def _place(self, step):

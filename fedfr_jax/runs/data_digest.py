@@ -64,9 +64,8 @@ def digest_of(used: DataUsage) -> Digest:
 
 def digest_source(source: Source) -> Digest:
     """Compute the digest of all images of a source."""
-    return digest_of(
-        DataUsage(source, {"image": UsedRows(np.arange(len(source.labels)))})
-    )
+    used = UsedRows(np.arange(len(source.labels)))
+    return digest_of(DataUsage(source, {"image": used}))
 
 
 def _make_unique(names: list[str]) -> list[str]:
@@ -189,20 +188,19 @@ def digest_task(task: Task) -> Digest | None:
     if "label" not in targets or np.ndim(targets["label"]) != 1:
         return None
     names, labels = np.unique(targets["label"], return_inverse=True)
-    rows = Source(None, labels, tuple(map(str, names)), ())
+    source = Source(None, labels, tuple(map(str, names)), ())
     offsets = np.asarray(task.population.offsets)
     client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return digest_of(
-        DataUsage(rows, {"train": UsedRows(np.arange(len(client)), client)})
-    )
+    used = UsedRows(np.arange(len(client)), client)
+    return digest_of(DataUsage(source, {"train": used}))
 
 
 def keep(task: Task, folders: Collection[pathlib.Path]) -> None:
     """Write the digest for stages without a checkpoint, in the first process."""
     fresh = [folder for folder in folders if not is_trained(folder)]
-    now = digest_task(task) if fresh and meshes.is_first_process() else None
-    for folder in fresh if now else ():
-        write(now, folder / FILE)
+    if fresh and meshes.is_first_process() and (now := digest_task(task)):
+        for folder in fresh:
+            write(now, folder / FILE)
 
 
 def check(
@@ -222,7 +220,9 @@ def check(
     """
     trained = [folder for folder in folders if is_trained(folder)]
     now = digest_task(task) if trained else None
-    for folder in trained if now else ():
+    if now is None:
+        return
+    for folder in trained:
         path = folder / FILE
         has_changed = compare(path, now, changed) if path.exists() else True
         if not path.exists():

@@ -53,21 +53,19 @@ def draw(
         return images
     styles = figures.styles([*evaluations, *rows])
     evaluators = list(dict.fromkeys(e for x in evaluations.values() for e in x))
-    has_table = data_report.get("table")
-    return [
-        *(plot_partition(folder / "partition", data_report) if has_table else ()),
-        *_draw_curves(evaluations, evaluators, folder, styles),
-        *_draw_clients(evaluations, evaluators, folder, styles),
-        *plot_rounds(
-            folder / "rounds",
-            rows,
-            evaluators=evaluators,
-            finals={k: with_prefix(x) for k, x in evaluations.items()},
-            styles=styles,
-        ),
-        *images,
-        *_draw_grids(evaluations, folder / PICTURES),
-    ]
+    paths = []
+    if data_report.get("table"):
+        paths += plot_partition(folder / "partition", data_report)
+    paths += _draw_curves(evaluations, evaluators, folder, styles)
+    paths += _draw_clients(evaluations, evaluators, folder, styles)
+    paths += plot_rounds(
+        folder / "rounds",
+        rows,
+        evaluators=evaluators,
+        finals={k: with_prefix(x) for k, x in evaluations.items()},
+        styles=styles,
+    )
+    return paths + images + _draw_grids(evaluations, folder / PICTURES)
 
 
 def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
