@@ -339,7 +339,7 @@ MUTANTS = [
         "data/test_recordio.py",
         [
             ("return MAGIC_BYTES.join(parts)", 'return b"".join(parts)'),
-            ("np.where(words[:, 2] > 0, 8, 3)", "np.where(words[:, 2] > 0, 3, 3)"),
+            ("np.where(fields[:, 2] > 0, 8, 3)", "np.where(fields[:, 2] > 0, 3, 3)"),
             ("flag not in ((2, 3) if parts else (0, 1))", "flag > 3"),
             ("if flag in (0, 3):", "if flag == 0 or parts[1:]:"),
         ],

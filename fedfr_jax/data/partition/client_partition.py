@@ -206,9 +206,9 @@ def _held_out(rows, owner, num_clients, rng):
     phase = rng.integers(np.maximum(sizes, 1))
     number = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
     # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
-    before = (number * num_test[client] + phase[client]) // sizes[client]
-    after = ((number + 1) * num_test[client] + phase[client]) // sizes[client]
-    return shuffled[after > before]
+    taken_before = (number * num_test[client] + phase[client]) // sizes[client]
+    taken_after = ((number + 1) * num_test[client] + phase[client]) // sizes[client]
+    return shuffled[taken_after > taken_before]
 
 
 def _group(owner, is_part, num_clients):

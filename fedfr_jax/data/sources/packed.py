@@ -196,19 +196,7 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     """
     folder = pathlib.Path(path)
     index = open_index(folder)
-    for name, entry in index["files"].items():
-        size = _size(folder / name)
-        if size != entry["bytes"]:
-            raise ValueError(
-                f"{folder / name} must have {entry['bytes']} bytes, "
-                f"got {'no file' if size is None else size}. Copy or pack it again."
-            )
-        is_read = not name.startswith("images-")
-        if is_read and digest_of_file(folder / name) != entry["sha256"]:
-            raise ValueError(
-                f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
-                "or pack it again."
-            )
+    _check_files(folder, index["files"])
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
         for key in ARRAYS
@@ -238,6 +226,23 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
             "folder, got those of another set. Copy or pack it again."
         )
     return keep_identities(source, min_images, str(folder))
+
+
+def _check_files(folder, files):
+    """Raise ValueError for a file of another size, or besides images of other bytes."""
+    for name, entry in files.items():
+        size = _size(folder / name)
+        if size != entry["bytes"]:
+            raise ValueError(
+                f"{folder / name} must have {entry['bytes']} bytes, "
+                f"got {'no file' if size is None else size}. Copy or pack it again."
+            )
+        is_read = not name.startswith("images-")
+        if is_read and digest_of_file(folder / name) != entry["sha256"]:
+            raise ValueError(
+                f"{folder / name} must have the SHA-256 in {INDEX}, got another. Copy "
+                "or pack it again."
+            )
 
 
 def verify(path: str | os.PathLike) -> int:

@@ -130,21 +130,21 @@ def read_headers(
         part = offsets[start : start + 65536]
         is_inside = (part >= 0) & (part <= len(data) - 36)
         header_bytes = np.where(is_inside, part, 0)[:, None] + np.arange(36)
-        words = data[np.minimum(header_bytes, len(data) - 1)].view("<u4")
+        fields = data[np.minimum(header_bytes, len(data) - 1)].view("<u4")
         # Magic word, length, number of labels, label, id, id2, first of the labels.
-        column = np.where(words[:, 2] > 0, 8, 3)[:, None]
-        first_labels = np.take_along_axis(words, column, axis=1)[:, 0].view("<f4")
-        number = np.ascontiguousarray(words[:, 4:6]).view("<u8")[:, 0]
+        column = np.where(fields[:, 2] > 0, 8, 3)[:, None]
+        first_labels = np.take_along_axis(fields, column, axis=1)[:, 0].view("<f4")
+        numbers = np.ascontiguousarray(fields[:, 4:6]).view("<u8")[:, 0]
         # Whole records in the file are read at once, anything else by the full parser.
-        is_plain = is_inside & (words[:, 0] == MAGIC) & (words[:, 1] >> 29 == 0)
-        label_bytes = 4 * words[:, 2].astype(np.int64)
-        length = words[:, 1].astype(np.int64)
+        is_plain = is_inside & (fields[:, 0] == MAGIC) & (fields[:, 1] >> 29 == 0)
+        label_bytes = 4 * fields[:, 2].astype(np.int64)
+        length = fields[:, 1].astype(np.int64)
         is_plain &= (length >= 24 + label_bytes) & (part + 8 + length <= len(data))
         for row in np.flatnonzero(~is_plain):
             record = read_record(data, int(part[row]), f"{origin} at byte {part[row]}")
-            first_labels[row], number[row] = np.ravel(record.label)[0], record.id
+            first_labels[row], numbers[row] = np.ravel(record.label)[0], record.id
         labels[start : start + 65536] = first_labels
-        ids[start : start + 65536] = number
+        ids[start : start + 65536] = numbers
     return labels, ids
 
 

@@ -217,33 +217,25 @@ def tfds(
             f"cache must have the {num_images} examples of {dataset} "
             f"{'+'.join(splits)}, got {len(labels)} in {cache}. Choose another file."
         )
-    points, matrices, canvas = rows.get("landmarks"), None, None
-    if align:
-        matrices, canvas, points = plan_alignment(points, size)
-    elif points is not None:
-        points = rescale_points(points, stored_size[:2], size)
-
     preprocessing = Preprocessing(
         resize="stretch",
         alignment="arcface" if align else None,
         inverted=layout.is_ink,
     )
-
-    def load(row):
-        stored, origin = example(row)
-        image = decode(bytes(stored["image"]), origin, channels)
-        if layout.is_transposed:
-            image = image.transpose(Image.Transpose.TRANSPOSE)
-        matrix = None if matrices is None else matrices[row]
-        return prepare_image(image, size, preprocessing, matrix, canvas)
-
     shape = (*size, channels)
+    landmarks = rows.get("landmarks")
+    aligned_by = landmarks if align else None
+    load = _loader(example, shape, preprocessing, aligned_by, layout.is_transposed)
+    if align:
+        landmarks = plan_alignment(landmarks, size)[2]
+    elif landmarks is not None:
+        landmarks = rescale_points(landmarks, stored_size[:2], size)
     source = Source(
         read=reader(load, len(labels), shape),
         labels=labels,
         names=names,
         input_shape=shape,
-        landmarks=points,
+        landmarks=landmarks,
         is_test=None if test_split is None else np.arange(num_images) >= num_first,
         masks=masks,
         preprocessing=preprocessing,
@@ -299,6 +291,23 @@ def _size(image_size, stored_size, name):
             f"image_size must be set for {name}, whose images differ in size, got None."
         )
     return parse_size(image_size or stored_size)
+
+
+def _loader(example, shape, preprocessing, landmarks, is_transposed):
+    """Function that loads the image of a row, aligned by landmarks if there are any."""
+    (*size, channels), matrices, canvas = shape, None, None
+    if landmarks is not None:
+        matrices, canvas, _ = plan_alignment(landmarks, tuple(size))
+
+    def load(row):
+        stored, origin = example(row)
+        image = decode(bytes(stored["image"]), origin, channels)
+        if is_transposed:
+            image = image.transpose(Image.Transpose.TRANSPOSE)
+        matrix = None if matrices is None else matrices[row]
+        return prepare_image(image, size, preprocessing, matrix, canvas)
+
+    return load
 
 
 def _masks(encoding, example, num_images, size):
