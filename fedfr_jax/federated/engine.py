@@ -57,52 +57,61 @@ from fedfr_jax.types import (
     RoundResult,
 )
 
-# Places are never negative; where that is not said, JAX prepares for it at each use.
+# Indices are never negative; by default JAX adds instructions for those that are.
 IN_BOUNDS = {"allow_negative_indices": False}
 
 
-def over_waves(one, inputs, total):
-    """Scan over waves [1, W, L, ...]: (sum over clients, outputs of that shape).
+def over_waves(lane_fn: Callable, rows: PyTree, slots: SlotInputs, total: PyTree):
+    """Scan over waves of rows and slots [1, W, L, ...], adding their sums to `total`.
 
-    The sum goes on from `total`.
+    Returns:
+      (sum over clients, outputs [1, W, L, ...]).
     """
-    one = jax.jit(one, inline=True)  # traced once, for shapes and for the loop
-    rows, *others = inputs
+    lane_fn = jax.jit(lane_fn, inline=True)  # traced once, for shapes and for the loop
 
     def wave(carry, inputs):
         total, rows = carry
-        summary, output, rows = train_wave(one, rows, *inputs)
+        i, wave_slots = inputs
+        summary, output, rows = train_wave(lane_fn, rows, i, wave_slots)
         return (sums.add_sums(total, sums.over_lanes(summary)), rows), output
 
-    numbers = jnp.arange(jax.tree.leaves(others)[0].shape[1], dtype=jnp.int32)
-    waves = numbers, *jax.tree.map(lambda x: x[0], others)
+    numbers = jnp.arange(slots.client.shape[1], dtype=jnp.int32)
+    waves = numbers, jax.tree.map(lambda x: x[0], slots)
     (total, rows), outputs = jax.lax.scan(wave, (total, rows), waves)
     outputs = jax.tree.map(lambda x: x[None], outputs)
     return total, outputs._replace(personal=rows)
 
 
-def train_wave(one, rows, i, *inputs):
-    """Train wave i of client states [1, W, L, ...] and the wave's inputs [L, ...].
+def train_wave(lane_fn: Callable, rows: PyTree, i: jax.Array, slots: SlotInputs):
+    """Train wave i of client states [1, W, L, ...] in its slots [L, ...].
 
-    A new row takes the old one's place, so that there is no second copy of them.
+    New rows are written over the old ones, so that there is no second copy of them.
 
     Returns:
-      (summaries [L, ...], outputs [L, ...] but for the rows, rows).
+      (summaries [L, ...], outputs [L, ...] without personal rows, rows).
     """
     # By both leading axes: XLA:CPU copies all rows where one of them is dropped.
     zero = jnp.zeros_like(i)
-    at = lambda x: (zero, i, *[zero] * (x.ndim - 2))
-    get = lambda x: jax.lax.dynamic_slice(x, at(x), (1, 1, *x.shape[2:]), **IN_BOUNDS)
-    put = lambda x, new: jax.lax.dynamic_update_slice(x, new, at(x), **IN_BOUNDS)
-    row = jax.tree.map(lambda x: get(x)[0, 0], rows)
-    summary, output = _over_lanes(one, (row, *inputs))
-    rows = jax.tree.map(lambda x, new: put(x, new[None, None]), rows, output.personal)
+
+    def starts(x):
+        return zero, i, *[zero] * (x.ndim - 2)
+
+    def read(x):
+        size = 1, 1, *x.shape[2:]
+        return jax.lax.dynamic_slice(x, starts(x), size, **IN_BOUNDS)[0, 0]
+
+    def write(x, new):
+        new = new[None, None]
+        return jax.lax.dynamic_update_slice(x, new, starts(x), **IN_BOUNDS)
+
+    summary, output = _over_lanes(lane_fn, jax.tree.map(read, rows), slots)
+    rows = jax.tree.map(write, rows, output.personal)
     return summary, output._replace(personal=()), rows
 
 
-def lane_shapes(one, inputs):
-    """Output shapes of a lane, for inputs [V', W, L, ...]."""
-    return jax.eval_shape(one, *jax.tree.map(lambda x: x[0, 0, 0], inputs))
+def lane_shapes(lane_fn: Callable, rows: PyTree, slots: SlotInputs):
+    """Output shapes of a lane, for rows and slots [V', W, L, ...]."""
+    return jax.eval_shape(lane_fn, *jax.tree.map(lambda x: x[0, 0, 0], (rows, slots)))
 
 
 def zeros_like_shapes(shapes, *leading):
@@ -110,49 +119,49 @@ def zeros_like_shapes(shapes, *leading):
     return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), shapes)
 
 
-def _over_lanes(one, inputs):
+def _over_lanes(lane_fn: Callable, rows: PyTree, slots: SlotInputs):
     """vmap over the lanes; a single lane is called directly, which is faster."""
-    lanes = jax.tree.leaves(inputs)[0].shape[0]
-    if lanes > 1:
-        return jax.vmap(one)(*inputs)
-    output = one(*jax.tree.map(lambda x: x[0], inputs))
+    if len(slots.client) > 1:
+        return jax.vmap(lane_fn)(rows, slots)
+    output = lane_fn(*jax.tree.map(lambda x: x[0], (rows, slots)))
     return jax.tree.map(lambda x: x[None], output)
 
 
-def sum_over_clients(one, inputs, slots: SlotInputs, totals):
-    """Train waves [1, W, L, ...] with a sum for each shard: (sums [V', ...], outputs).
+def sum_over_clients(
+    lane_fn: Callable, rows: PyTree, slots: SlotInputs, totals: PyTree
+):
+    """Train waves [1, W, L, ...], adding to a sum for each shard, `totals` [V', ...].
 
-    One loop whose number of turns only the run knows (it ends with the last wave that
-    has a client), because a compiler that sees the number unrolls or fuses by it, and
-    then devices with few shards round otherwise than those with many. The barrier keeps
-    a client's arithmetic apart from the sum for the same reason. The sums go on from
-    `totals` [V', ...].
+    One loop whose length is known at run time only (it ends with the last wave that has
+    a client): a compiler that sees the length unrolls or fuses by it, and then devices
+    with few shards round otherwise than those with many. The barrier keeps a client's
+    arithmetic apart from the sum for the same reason.
+
+    Returns:
+      (sums [V', ...], outputs [1, W, L, ...]).
     """
-    one = jax.jit(one, inline=True)
-    rows, *others = inputs
+    lane_fn = jax.jit(lane_fn, inline=True)
     _, count, lanes = slots.client.shape
     is_busy = (slots.client[0] >= 0).any(1)
-    turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
-    owner = slots.partial_sum[0].max(1)  # 0 where a lane is idle
-
-    def get(x, i):
-        return jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **IN_BOUNDS)
-
-    def put(x, new, i):
-        return jax.lax.dynamic_update_index_in_dim(x, new, i, 0, **IN_BOUNDS)
+    num_turns = jnp.where(is_busy, jnp.arange(1, count + 1), 0).max()
+    shard = slots.partial_sum[0].max(1)  # 0 where a lane is idle
 
     def wave(i, carry):
-        totals, rows, outputs = carry
-        own = jax.tree.map(lambda x: get(x, i), others)
-        trained = train_wave(one, rows, i, *own)
-        summary, output, rows = jax.lax.optimization_barrier(trained)
-        totals = _add_at(totals, owner[i], sums.over_lanes(summary))
-        outputs = jax.tree.map(lambda whole, x: put(whole, x, i), outputs, output)
-        return totals, rows, outputs
+        def at_wave(x):
+            return jax.lax.dynamic_index_in_dim(x[0], i, keepdims=False, **IN_BOUNDS)
 
-    _, output = lane_shapes(one, inputs)
+        def write(outputs, x):
+            return jax.lax.dynamic_update_index_in_dim(outputs, x, i, 0, **IN_BOUNDS)
+
+        totals, rows, outputs = carry
+        trained = train_wave(lane_fn, rows, i, jax.tree.map(at_wave, slots))
+        summary, output, rows = jax.lax.optimization_barrier(trained)
+        totals = _add_at(totals, shard[i], sums.over_lanes(summary))
+        return totals, rows, jax.tree.map(write, outputs, output)
+
+    _, output = lane_shapes(lane_fn, rows, slots)
     start = totals, rows, zeros_like_shapes(output._replace(personal=()), count, lanes)
-    totals, rows, outputs = jax.lax.fori_loop(0, turns, wave, start)
+    totals, rows, outputs = jax.lax.fori_loop(0, num_turns, wave, start)
     outputs = jax.tree.map(lambda x: x[None], outputs)
     return totals, outputs._replace(personal=rows)
 
@@ -164,12 +173,18 @@ def _add_at(whole, i, x):
     places, zeros included: in canonical rounds it does not merge values that are equal.
     """
     zero = jnp.zeros_like(i)
-    at = lambda y: (i, *[zero] * (y.ndim - 1))
-    size = lambda y: (1, *y.shape[1:])
-    get = lambda y: jax.lax.dynamic_slice(y, at(y), size(y), **IN_BOUNDS)
-    put = lambda y, new: jax.lax.dynamic_update_slice(y, new, at(y), **IN_BOUNDS)
-    own, more = jax.tree.map(get, whole), jax.tree.map(lambda y: y[None], x)
-    return jax.tree.map(put, whole, sums.add_sums(own, more))
+
+    def starts(y):
+        return i, *[zero] * (y.ndim - 1)
+
+    def read(y):
+        return jax.lax.dynamic_slice(y, starts(y), (1, *y.shape[1:]), **IN_BOUNDS)
+
+    def write(y, new):
+        return jax.lax.dynamic_update_slice(y, new, starts(y), **IN_BOUNDS)
+
+    entry, terms = jax.tree.map(read, whole), jax.tree.map(lambda y: y[None], x)
+    return jax.tree.map(write, whole, sums.add_sums(entry, terms))
 
 
 def sum_over_devices(mesh: Mesh, total, shards: int):
@@ -188,25 +203,31 @@ def sum_over_devices(mesh: Mesh, total, shards: int):
 def _add_partial_sums(total, shards: int, count: int):
     """Sum on one of `count` devices, which has [V' / count, ...] of the shards.
 
-    Single numbers (logs of `LogScaled` trees, counts) go to all devices; of other
-    leaves each device adds up a part, of all leaves side by side. The parts' sums go
-    back leaf by leaf, which TPUs and GPUs do in one go: a CPU rounds what is read out
-    of the middle of an array otherwise than what has one of its own.
+    Scalars (logs of `LogScaled` trees, counts) go to all devices; of arrays each device
+    adds up a chunk, of all leaves together. The chunks' sums are gathered leaf by leaf,
+    which TPUs and GPUs do in one operation: a CPU rounds what is read out of the middle
+    of an array otherwise than an array of its own.
     """
     leaves, structure = jax.tree.flatten(total)
     shapes = [x.shape[1:] for x in leaves]
-    whole = lambda x: jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
-    spread = lambda x: jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
-    numbers = [i for i, shape in enumerate(shapes) if not shape]
-    others = [i for i, shape in enumerate(shapes) if shape]
-    shared = _packed(whole, [leaves[i] for i in numbers])
-    sent = _packed(spread, [_to_chunks(leaves[i], count) for i in others])
-    found = dict(zip(numbers + others, shared + sent, strict=True))
-    own = structure.unflatten(found[i][:shards] for i in range(len(leaves)))
-    found = jax.tree.leaves(pairwise(own, shards))
-    for i in others:
-        found[i] = whole(found[i])[: math.prod(shapes[i])].reshape(shapes[i])
-    return structure.unflatten(found)
+
+    def gather(x):
+        return jax.lax.all_gather(x, meshes.CLIENTS, tiled=True)
+
+    def scatter(x):
+        return jax.lax.all_to_all(x, meshes.CLIENTS, 1, 0, tiled=True)[:, 0]
+
+    scalar_ids = [i for i, shape in enumerate(shapes) if not shape]
+    array_ids = [i for i, shape in enumerate(shapes) if shape]
+    scalars = _send_packed(gather, [leaves[i] for i in scalar_ids])
+    chunks = [_to_chunks(leaves[i], count) for i in array_ids]
+    chunks = _send_packed(scatter, chunks)
+    terms = dict(zip(scalar_ids + array_ids, scalars + chunks, strict=True))
+    terms = structure.unflatten(terms[i][:shards] for i in range(len(leaves)))
+    summed = jax.tree.leaves(pairwise(terms, shards))
+    for i in array_ids:
+        summed[i] = gather(summed[i])[: math.prod(shapes[i])].reshape(shapes[i])
+    return structure.unflatten(summed)
 
 
 def _to_chunks(x, count):
@@ -216,29 +237,32 @@ def _to_chunks(x, count):
     return jnp.pad(flat, ((0, 0), (0, missing))).reshape(len(x), count, -1)
 
 
-def _packed(send, arrays):
+def _send_packed(send, arrays):
     """Apply `send` to arrays that differ in their last axis, concatenated by dtype."""
-    found = {}
+    received = {}
     for dtype in dict.fromkeys(x.dtype for x in arrays):
         ids = [i for i, x in enumerate(arrays) if x.dtype == dtype]
-        own = [arrays[i][:, None] if arrays[i].ndim == 1 else arrays[i] for i in ids]
-        sent = send(jnp.concatenate(own, axis=-1))
-        ends = np.cumsum([x.shape[-1] for x in own])[:-1].tolist()
-        for i, x in zip(ids, jnp.split(sent, ends, axis=-1), strict=True):
-            found[i] = x[..., 0] if arrays[i].ndim == 1 else x
-    return [found[i] for i in range(len(arrays))]
+        parts = [arrays[i][:, None] if arrays[i].ndim == 1 else arrays[i] for i in ids]
+        packed = send(jnp.concatenate(parts, axis=-1))
+        ends = np.cumsum([x.shape[-1] for x in parts])[:-1].tolist()
+        for i, x in zip(ids, jnp.split(packed, ends, axis=-1), strict=True):
+            received[i] = x[..., 0] if arrays[i].ndim == 1 else x
+    return [received[i] for i in range(len(arrays))]
 
 
 def pairwise(tree, count: int):
     """Sum over the leading axis [count, ...] by a fixed pairwise tree."""
+
+    def part(tree, low, high):
+        return jax.tree.map(lambda x: x[low:high], tree)
+
     while count > 1:
         half = count // 2
-        part = lambda low, high, x=tree: jax.tree.map(lambda y: y[low:high], x)
-        added = sums.add_sums(part(0, half), part(half, 2 * half))
-        join = lambda *x: jnp.concatenate(x)
-        tree = jax.tree.map(join, added, part(2 * half, count))
+        added = sums.add_sums(part(tree, 0, half), part(tree, half, 2 * half))
+        rest = part(tree, 2 * half, count)
+        tree = jax.tree.map(lambda *x: jnp.concatenate(x), added, rest)
         count -= half
-    return jax.tree.map(lambda y: y[0], tree)
+    return jax.tree.map(_first, tree)
 
 
 IS_FINITE = "update_is_finite"  # of a round's metrics, until personal state is stored
@@ -340,28 +364,27 @@ def round_functions(
     num_sums = -(-(shards or num_devices) // num_devices) * num_devices
     cut, whole_spec = P(meshes.CLIENTS), P()
 
-    def lane(server, table, shared):
-        extra, round, key, hyper = shared
+    def build_lane(server, table, shared):
+        extra, round, seed_key, hyper = shared
 
-        def train(row, slot):
+        def lane(row, slot):
             algorithm = make(hyper)
             examples = kind.device_examples(table, slot.start)
 
             def view(key):
-                inputs = key, slot, extra, examples, round
-                client = client_view(feed, max_local, *inputs)
+                client = client_view(feed, max_local, key, slot, extra, examples, round)
                 return client._replace(steps_per_loop=steps_per_loop)
 
-            own_key = client_key(key, slot.client)
-            return train_client(algorithm, own_key, server, row, slot, view, round)
+            key = client_key(seed_key, slot.client)
+            return train_client(algorithm, key, server, row, slot, view, round)
 
-        return train
+        return lane
 
     def device(total, server, rows, slots, table, shared):
-        one, slots = lane(server, table, shared), unpack(slots)
+        lane, slots = build_lane(server, table, shared), unpack(slots)
         if shards is not None:
-            return sum_over_clients(one, (rows, slots), slots, total)
-        total, output = over_waves(one, (rows, slots), jax.tree.map(_first, total))
+            return sum_over_clients(lane, rows, slots, total)
+        total, output = over_waves(lane, rows, slots, jax.tree.map(_first, total))
         return jax.tree.map(lambda x: x[None], total), output
 
     run = meshes.over_client_devices(
@@ -378,7 +401,8 @@ def round_functions(
     )
 
     def start(server, rows, slots, table, shared):
-        summary, _ = lane_shapes(lane(server, table, shared), (rows, unpack(slots)))
+        lane = build_lane(server, table, shared)
+        summary, _ = lane_shapes(lane, rows, unpack(slots))
         return sums.zero_sums(summary, num_sums)
 
     def finish(server, total, outputs, order, shared):
@@ -414,8 +438,8 @@ def build_one_call(
 def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
     """Build `Round.run_rounds` from a `Round.run_whole`.
 
-    One loop whose number of turns only the run knows, so that a call of any length up
-    to n is one program. The barriers keep a round's arithmetic apart from the loop, so
+    One loop whose length is known at run time only, so that a call of any length up to
+    n is one program. The barriers keep a round's arithmetic apart from the loop, so
     that it is compiled as a round of its own.
     """
 
@@ -423,24 +447,26 @@ def repeat_round(whole: Callable, take: Callable, put: Callable) -> Callable:
         extra, first, key, hyper = shared
 
         def train(i, server, rows):
-            own = CallInputs(*(x[i] for x in inputs))
+            slots, places, order = (x[i] for x in inputs)
             shared = extra, first + i, key, hyper
-            given = jax.lax.optimization_barrier((server, take(rows, own.rows)))
-            trained = whole(*given, own.slots, own.order, table, shared)
+            before = jax.lax.optimization_barrier((server, take(rows, places)))
+            trained = whole(*before, slots, order, table, shared)
             server, new, metrics = jax.lax.optimization_barrier(trained)
-            return server, put(rows, own.rows, new), (metrics, all_finite(server))
+            return server, put(rows, places, new), (metrics, all_finite(server))
 
         train = jax.jit(train, inline=True)  # traced once, for shapes and for the loop
 
         def turn(i, carry):
-            server, rows, found = train(i, *carry[:2])
-            set_at = lambda whole, x: whole.at[i].set(x)
-            return server, rows, jax.tree.map(set_at, carry[2], found)
+            server, rows, results = carry
+            server, rows, result = train(i, server, rows)
+            results = jax.tree.map(lambda x, new: x.at[i].set(new), results, result)
+            return server, rows, results
 
-        *_, found = jax.eval_shape(train, jnp.int32(0), server, rows)
-        found = zeros_like_shapes(found, len(inputs.order))
-        server, rows, found = jax.lax.fori_loop(0, count, turn, (server, rows, found))
-        return server, rows, *found
+        *_, result = jax.eval_shape(train, jnp.int32(0), server, rows)
+        results = zeros_like_shapes(result, len(inputs.order))
+        start = server, rows, results
+        server, rows, results = jax.lax.fori_loop(0, count, turn, start)
+        return server, rows, *results
 
     return run_rounds
 
@@ -476,16 +502,9 @@ def _first(x):
 def next_server(algorithm, server, total, output, order, shared):
     """Finish the aggregation of outputs [A, w, L, ...], and update the server."""
     extra, round, key, _ = shared
-    in_order = lambda x: x.reshape(-1, *x.shape[3:])[order]
-    # As numbers, they are summed with the others in one all-reduce.
-    as_number = lambda x: jax.tree.map(lambda y: y.astype(jnp.float32), x)
-    output = output._replace(
-        is_finite=as_number(output.is_finite),
-        is_received=as_number(output.is_received),
-    )
-    cohort = jax.tree.map(in_order, output._replace(personal=()))
+    cohort = _in_cohort_order(output, order)
     aggregator = algorithm.aggregator or weighted_mean()
-    aggregate, link_state, found = aggregator.finish(
+    aggregate, link_state, link_metrics = aggregator.finish(
         server_key(key, round),
         algorithm.link_state(server),
         sums.with_kept(total[0], cohort.kept),
@@ -501,19 +520,31 @@ def next_server(algorithm, server, total, output, order, shared):
         link_state=link_state,
         is_received=jax.tree.map(lambda x: x > 0, cohort.is_received),
     )
-    after, metrics = algorithm.server_update(server, result), result.metrics
+    new_server, metrics = algorithm.server_update(server, result), result.metrics
     is_finite = cohort.is_finite
     if result.is_received is not None:
         is_finite = jnp.where(result.is_received, is_finite, 1)
-        # Of too few updates a rule makes nothing.
+        # A rule that needs more updates than have arrived leaves the server as it is.
         is_enough = result.num_received >= aggregator.min_clients
-        after = trees.where(is_enough, after, server)
-    server = after
+        new_server = trees.where(is_enough, new_server, server)
     if algorithm.cohort_metrics:
-        metrics = {**metrics, **algorithm.cohort_metrics(server, result)}
-    each = {name: jnp.broadcast_to(x, order.shape) for name, x in found.items()}
-    metrics = {**metrics, **each}
-    return server, {**metrics, IS_FINITE: is_finite}
+        metrics = {**metrics, **algorithm.cohort_metrics(new_server, result)}
+    for_each = {k: jnp.broadcast_to(x, order.shape) for k, x in link_metrics.items()}
+    return new_server, {**metrics, **for_each, IS_FINITE: is_finite}
+
+
+def _in_cohort_order(output: LaneOutput, order: jax.Array) -> LaneOutput:
+    """Outputs [K, ...] of a cohort from those of all lanes [A, w, L, ...]."""
+
+    def as_float(x):  # summed with other floats in one all-reduce
+        return jax.tree.map(lambda y: y.astype(jnp.float32), x)
+
+    output = output._replace(
+        personal=(),
+        is_finite=as_float(output.is_finite),
+        is_received=as_float(output.is_received),
+    )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:])[order], output)
 
 
 def train_client(
@@ -542,23 +573,23 @@ def train_client(
     check_covered(algorithm, output, client.shared)
     aggregator = algorithm.aggregator or weighted_mean()
     with jax.named_scope("aggregate"):
-        summary, found = aggregator.summarize(
+        summary, link_metrics = aggregator.summarize(
             jax.random.fold_in(round_key, 3),
             state_at_client(algorithm, server, personal),
             output.update,
             output.weight,
         )
-    summary, after = summary._replace(personal=()), summary.personal
-    output = output._replace(personal=keep_at_client(output.personal, after))
-    if "dropped" in found:
-        output = without_dropped(output, personal, found["dropped"] > 0)
+    output = output._replace(personal=keep_at_client(output.personal, summary.personal))
+    summary = summary._replace(personal=())
+    if "dropped" in link_metrics:
+        output = without_dropped(output, personal, link_metrics["dropped"] > 0)
     sent = output.update, output.per_client, output.weight, output.sums
     total, kept = sums.without_kept(summary)
     total = total, output.sums
     lane = LaneOutput(
         personal=output.personal,
         per_client=output.per_client,
-        metrics={**output.metrics, **found},
+        metrics={**output.metrics, **link_metrics},
         weight=output.weight,
         is_finite=trees.is_finite(sent),
         kept=kept,

@@ -1,9 +1,9 @@
-"""Many rounds in one call: the host samples and schedules, the devices run them all.
+"""Many rounds in one call of a compiled program.
 
 Cohorts and schedules are functions of (seed, round), so that the host knows those of n
-rounds before the first is trained. The clients of all n have their personal rows on the
-devices, where a round finds what an earlier one left; the store gets each row once, at
-the end of the call, as of the last round that its client trained in.
+rounds before the first is trained. The personal rows of all their clients are on the
+devices, where each round updates those of its cohort; the store gets each row once, at
+the end of the call.
 """
 
 from typing import NamedTuple
@@ -24,10 +24,10 @@ from fedfr_jax.federated.simulation import (
     RoundLog,
     checked_metrics,
     cohort_of_round,
-    finished_log,
-    in_order_of_ids,
+    finish_log,
     region,
     schedule_cohort,
+    sort_cohort,
 )
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.store import Store
@@ -48,8 +48,8 @@ class HostCall(NamedTuple):
     cohorts: list[Cohort]
     works: list[RoundInputs]
     ids: np.ndarray  # [C] int64 clients of all rounds, ascending
-    rows: PyTree  # [U, ...] theirs, zeros behind them
-    inputs: CallInputs  # [n, ...], zeros behind the rounds
+    rows: PyTree  # [U, ...] of these clients, padded with zeros
+    inputs: CallInputs  # [n, ...], padded with zeros
     extra: Prepared  # of every round
 
 
@@ -65,7 +65,7 @@ def check_rounds_per_call(
     """Raise ValueError if rounds need the host, so that a call can have only one.
 
     Args:
-      name: what says the number of rounds, for the error.
+      name: of the setting, for the error.
     """
     reasons = {
         "an algorithm whose server prepares each round": algorithm.prepare is not None,
@@ -74,8 +74,8 @@ def check_rounds_per_call(
         "model_shards above 1": mesh.shape[meshes.MODEL] > 1,
         "several processes": jax.process_count() > 1,
     }
-    for reason, is_so in reasons.items():
-        if number > 1 and is_so:
+    for reason, is_given in reasons.items():
+        if number > 1 and is_given:
             raise ValueError(
                 f"{name} must be 1 with {reason}, got {number}. Remove it."
             )
@@ -88,34 +88,37 @@ def simulate_rounds(
     first: int,
     count: int,
     *,
-    most: int = 0,
+    max_rounds: int = 0,
 ) -> tuple[PyTree, list[RoundLog]]:
     """`simulate_round` for `count` rounds in one call: (server, a log for each).
 
     Args:
-      most: n, what the program is compiled for; 0 is `count`.
+      max_rounds: n, what the program is compiled for; 0 is `count`.
 
     Raises:
       ValueError: for rounds that need the host.
-      FloatingPointError: for the first round of a number that is not finite; nothing of
-        the call is kept.
+      FloatingPointError: for the first round with a number that is not finite; nothing
+        of the call is stored.
     """
     check_rounds_per_call(
         "rounds of one call",
-        max(count, most),
-        *(sim.algorithm, sim.systems),
+        max(count, max_rounds),
+        sim.algorithm,
+        sim.systems,
         mesh=sim.mesh,
         is_streamed=sim.data.is_streamed,
     )
     with region("sample"):
-        call = load_call(sim, store, first, count, most or count)
+        call = load_call(sim, store, first, count, max_rounds or count)
     with region("train"):
-        server, found = train_call(sim, sim.programs, server, call, sim.key, sim.hyper)
-    return server, store_call(sim, store, call, *found)
+        server, rows, metrics, is_finite = train_call(
+            sim, sim.programs, server, call, sim.key, sim.hyper
+        )
+    return server, store_call(sim, store, call, rows, metrics, is_finite)
 
 
 def load_call(
-    sim: Simulation, store: Store, first: int, count: int, most: int
+    sim: Simulation, store: Store, first: int, count: int, max_rounds: int
 ) -> HostCall:
     """Sample and schedule the rounds, and load the states of all their clients.
 
@@ -124,11 +127,11 @@ def load_call(
         fit.
     """
     cohorts, works, layouts = [], [], []
-    for number in range(first, first + count):
-        check_round(sim.accountant, number)
-        cohort = cohort_of_round(sim, number)
+    for round in range(first, first + count):
+        check_round(sim.accountant, round)
+        cohort = cohort_of_round(sim, round)
         if sim.num_partial_sums is not None:
-            cohort = in_order_of_ids(cohort)
+            cohort = sort_cohort(cohort)
         work = schedule_cohort(sim, cohort, empty_prepared(len(cohort.ids)))
         size = StreamShape(1, num_waves(work, sim.mesh), 0)
         cohorts.append(cohort)
@@ -136,17 +139,18 @@ def load_call(
         layouts.append(build_layout(work, sim.mesh, size))
     slots = np.stack([x.slots for x in layouts])
     clients = column(slots, "client")
+    is_idle = clients < 0
     ids = np.unique(clients)
     ids = ids[ids >= 0].astype(np.int64)
-    num_rows = min(most * sim.num_places, sim.population.num_clients)
-    check_rows_fit(sim, store, most, num_rows)
+    num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
+    check_rows_fit(sim, store, max_rounds, num_rows)
     with region("gather"):
         rows, is_new = store.gather(ids)
     places = np.searchsorted(ids, clients).astype(np.int32)
-    set_new(column(slots, "is_new"), np.where(clients < 0, len(ids), places), is_new)
+    set_new(column(slots, "is_new"), np.where(is_idle, len(ids), places), is_new)
     inputs = CallInputs(
         slots=slots,
-        rows=np.where(clients < 0, np.int32(num_rows), places),
+        rows=np.where(is_idle, np.int32(num_rows), places),
         order=np.stack([x.order for x in layouts]),
     )
     return HostCall(
@@ -154,42 +158,44 @@ def load_call(
         cohorts=cohorts,
         works=works,
         ids=ids,
-        rows=jax.tree.map(lambda x: filled_up(x, num_rows), rows),
-        inputs=CallInputs(*(filled_up(x, most) for x in inputs)),
-        extra=works[0].added._replace(num_added=()),  # the slots say it
+        rows=jax.tree.map(lambda x: pad_rows(x, num_rows), rows),
+        inputs=jax.tree.map(lambda x: pad_rows(x, max_rounds), inputs),
+        extra=works[0].added._replace(num_added=()),  # it is in the slots
     )
 
 
 def set_new(flags: np.ndarray, places: np.ndarray, is_new: np.ndarray) -> None:
-    """Set in `flags` [count, A, w, L] whether a client has no state before the round.
+    """Set in `flags` [count, A, w, L] which clients have no state before a round.
 
     Args:
       places: like `flags`, each slot's client among C; C where it is idle.
       is_new: [C] before the call.
     """
     is_new = np.append(is_new, True)
-    for of_round, place in zip(flags, places, strict=True):
-        of_round[:] = is_new[place]
-        is_new[place] = False
+    for round_flags, round_places in zip(flags, places, strict=True):
+        round_flags[:] = is_new[round_places]
+        is_new[round_places] = False
         is_new[-1] = True
 
 
-def filled_up(x: np.ndarray, size: int) -> np.ndarray:
+def pad_rows(x: np.ndarray, size: int) -> np.ndarray:
     """Pad `x` [m, ...] with zeros to [size, ...]."""
     if len(x) == size:
         return x
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
-def check_rows_fit(sim: Simulation, store: Store, most: int, num_rows: int) -> None:
+def check_rows_fit(
+    sim: Simulation, store: Store, max_rounds: int, num_rows: int
+) -> None:
     """Raise ValueError if the client states of a call do not fit a device."""
     needed = num_rows * trees.num_bytes(store.template)
     free = meshes.free_bytes(sim.mesh) if needed else None
     if free is not None and needed > free:
         raise ValueError(
-            "rounds_per_call must leave room for the states of its clients on "
-            f"a device, got {most}: {num_rows:,} states need {needed / GIB:.2f} GiB, "
-            f"{free / GIB:.2f} GiB are free. Lower it."
+            "rounds_per_call must leave room for the states of its clients on a "
+            f"device, got {max_rounds}: {num_rows:,} states need "
+            f"{needed / GIB:.2f} GiB, {free / GIB:.2f} GiB are free. Lower it."
         )
 
 
@@ -200,8 +206,8 @@ def train_call(
     call: HostCall,
     key: jax.Array,
     hyper: PyTree,
-) -> tuple[PyTree, tuple]:
-    """Run a call: (server, (client states [U, ...], metrics [n, K], is_finite [n])).
+) -> tuple[PyTree, PyTree, dict, np.ndarray]:
+    """Run a call: (server, client states [U, ...], metrics [n, K], is_finite [n]).
 
     Raises:
       MemoryError: when it does not fit a device, see `check_memory_on_call`.
@@ -213,7 +219,7 @@ def train_call(
     numbers = np.int32(len(call.cohorts)), order, call.extra, np.int32(call.first)
     count, order, extra, first = meshes.put_numbers(numbers, whole)
     with check_memory_on_call(sim, programs.run_rounds) as run:
-        server, *found = run(
+        server, *results = run(
             server,
             meshes.put_global(call.rows, whole),
             count,
@@ -221,29 +227,30 @@ def train_call(
             sim.device_data,
             (extra, first, key, hyper),
         )
-        return server, tuple(meshes.fetch(found))
+        return server, *meshes.fetch(results)
 
 
-def call_shapes(sim: Simulation, round_shapes: tuple, most: int) -> tuple:
+def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
     """Arguments of `Round.run_rounds` as shapes, for `lower`.
 
     Args:
       round_shapes: of `programs.round_arguments`.
-      most: n, rounds of a call.
+      max_rounds: n, rounds of a call.
     """
-    server, rows, slots, order, table, (extra, number, key, hyper) = round_shapes
+    server, rows, slots, order, table, shared = round_shapes
+    _, number, _, _ = shared
     cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
-    shape = lambda x, *axes: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype)
-    num_rows = min(most * sim.num_places, sim.population.num_clients)
-    of_client = lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape[3:]), x.dtype)
-    slots = shape(slots, most)
+    num_rows = min(max_rounds * sim.num_places, sim.population.num_clients)
+
+    def row_shape(x):
+        return jax.ShapeDtypeStruct((num_rows, *x.shape[3:]), x.dtype)
+
+    slots, order = trees.shapes((slots, order), max_rounds)
     places = jax.ShapeDtypeStruct(slots.shape[:-1], slots.dtype)
-    inputs = CallInputs(
-        *meshes.shapes_at((slots, places), (cut, cut)),
-        on_mesh(sim.mesh, shape(order, most)),
-    )
-    rows = on_mesh(sim.mesh, jax.tree.map(of_client, rows))
-    return server, rows, number, inputs, table, (extra, number, key, hyper)
+    slots, places = meshes.shapes_at((slots, places), (cut, cut))
+    inputs = CallInputs(slots, places, on_mesh(sim.mesh, order))
+    rows = on_mesh(sim.mesh, jax.tree.map(row_shape, rows))
+    return server, rows, number, inputs, table, shared
 
 
 def store_call(
@@ -251,25 +258,28 @@ def store_call(
     store: Store,
     call: HostCall,
     rows: PyTree,
-    found: dict,
+    metrics: dict,
     is_finite: np.ndarray,
 ) -> list[RoundLog]:
     """Check the rounds' numbers in order, then pass the client states to the store.
 
     Args:
-      rows, found, is_finite: as of `train_call`.
+      rows, metrics, is_finite: of `train_call`.
     """
     logs, rounds = [], np.full(len(call.ids), -1)
-    keeps_first = not jax.tree.leaves(store.template)  # of no rows, as `Store` does
+    # Of clients without rows a `Store` has the first round.
+    keeps_first = not jax.tree.leaves(store.template)
     for i, (cohort, work) in enumerate(zip(call.cohorts, call.works, strict=True)):
-        own = {name: x[i] for name, x in found.items()}
-        metrics = checked_metrics(own, cohort, sim.algorithm.min_kept)
+        round_metrics = checked_metrics(
+            {name: x[i] for name, x in metrics.items()}, cohort, sim.algorithm.min_kept
+        )
         check_finite(is_finite[i], f"round {cohort.round + 1}")
-        log = RoundLog(cohort.ids, metrics, work.added.num_added, work.plan)
-        logs.append(finished_log(sim, cohort, log))
+        log = RoundLog(cohort.ids, round_metrics, work.added.num_added, work.plan)
+        logs.append(finish_log(sim, cohort, log))
         trained = np.searchsorted(call.ids, work.clients[work.clients >= 0])
-        is_known = rounds[trained] >= 0
-        rounds[trained[~is_known] if keeps_first else trained] = cohort.round
+        if keeps_first:
+            trained = trained[rounds[trained] < 0]
+        rounds[trained] = cohort.round
     rows = jax.tree.map(lambda x: x[: len(call.ids)], rows)
     check_rows(rows, call.ids, call.cohorts[-1].round)
     store.scatter(call.ids, rows, rounds)

@@ -44,9 +44,10 @@ from fedfr_jax.federated.finite import (
     check_updates,
 )
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
+from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.schedule import random_client
-from fedfr_jax.federated.simulation import accountant_of, epochs_by_round
+from fedfr_jax.federated.simulation import epochs_by_round
 from fedfr_jax.types import Algorithm, Dataset, PyTree
 
 Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/kernel"

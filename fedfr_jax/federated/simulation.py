@@ -1,4 +1,4 @@
-"""A round on the host: sample, prepare, schedule, train, store."""
+"""Host side of a round: sample, prepare, schedule, train, store."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -82,13 +82,13 @@ from fedfr_jax.types import (
     PyTree,
 )
 
-region = jax.profiler.TraceAnnotation  # of the host's work, in a trace of the run
+region = jax.profiler.TraceAnnotation  # names the host's work in a profile
 
 
 class LoadedRound(NamedTuple):
     """Arguments of a `Round`'s functions."""
 
-    segments: Iterator[tuple]  # of (rows, slots, table), loaded as they are asked for
+    segments: Iterator[tuple]  # of (rows, slots, table), loaded lazily
     size: StreamShape
     order: jax.Array
     shared: tuple
@@ -122,29 +122,29 @@ def load_round(
     tables: Sequence[int] = (0,),
     join: Callable = single,
 ) -> LoadedRound:
-    """Put the inputs of rounds, of one `Simulation`'s shapes, on its devices.
+    """Put the inputs of one round, or of a sweep's members, on the devices.
 
     Args:
-      works: their `RoundInputs`, as many as `join` takes.
-      key, hyper: of them all, on the mesh.
-      tables: which of a segment's tables each of them reads, from 0.
+      works: `RoundInputs` of each member, as many as `join` takes.
+      key, hyper: of all members, on the mesh.
+      tables: which of a segment's tables each member reads, from 0.
     """
     size = sim.data.size_of(works, sim.largest, max(tables) + 1)
     layouts = [
-        build_layout(work, sim.mesh, size, k * size.rows)
-        for work, k in zip(works, tables, strict=True)
+        build_layout(work, sim.mesh, size, table * size.rows)
+        for work, table in zip(works, tables, strict=True)
     ]
-    # The slots say how many examples count.
+    # The slots have the numbers of added examples.
     extras = [work.added._replace(num_added=()) for work in works]
     if size.room is not None:
         extras = [x._replace(added_rows=x.added_rows[:, : size.room]) for x in extras]
     shared = join([x.order for x in layouts], 0), join(extras, 0), np.int32(round)
     order, extra, number = meshes.put_numbers(shared, meshes.replicated(sim.mesh))
-    read = [list(tables).index(k) for k in sorted(set(tables))]
+    first_readers = [list(tables).index(table) for table in sorted(set(tables))]
     segments = sim.data.segments(
         size,
         segment_loader(layouts, size, sim.mesh, join),
-        [(layouts[s], works[s].added.added_rows) for s in read],
+        [(layouts[s], works[s].added.added_rows) for s in first_readers],
     )
     return LoadedRound(segments, size, order, (extra, number, key, hyper), layouts)
 
@@ -156,9 +156,12 @@ def segment_loader(
     count, cut = mesh.shape[meshes.CLIENTS], meshes.over_clients(mesh)
 
     def load(i):
-        of = lambda x: x[:, i * size.waves : (i + 1) * size.waves]
-        rows = join([jax.tree.map(of, layout.rows) for layout in layouts], 1)
-        slots = join([of(layout.slots) for layout in layouts], 1)
+        waves = slice(i * size.waves, (i + 1) * size.waves)
+        parts = [
+            jax.tree.map(lambda x: x[:, waves], (layout.rows, layout.slots))
+            for layout in layouts
+        ]
+        rows, slots = join(parts, 1)
         places = row_placement(mesh, rows, is_stacked=join is stack_segments)
         rows = meshes.put_local(rows, places, count)
         return rows, meshes.put_numbers(slots, cut)
@@ -167,7 +170,7 @@ def segment_loader(
 
 
 def train_segments(
-    sim: Simulation, programs: Round, server: PyTree, begun: LoadedRound
+    sim: Simulation, programs: Round, server: PyTree, loaded: LoadedRound
 ) -> tuple:
     """Train a loaded round, segment by segment.
 
@@ -175,27 +178,28 @@ def train_segments(
       (server, personal rows [A', ...] of each segment and metrics {name: [K]} in host
       memory).
     """
-    if begun.size.segments == 1:
+    if loaded.size.segments == 1:
         with check_memory_on_call(sim, programs.run_whole) as whole:
-            server, rows, metrics = whole(*begun.in_one_call(server))
+            server, rows, metrics = whole(*loaded.in_one_call(server))
             return server, [meshes.fetch_local(rows)], meshes.fetch(metrics)
-    total, outputs, found = None, [], []
+    total, outputs, new_rows = None, [], []
     with check_memory_on_call(sim, programs.run) as run:
-        for rows, slots, table in begun.segments:
-            segment = rows, slots, table, begun.shared
+        for rows, slots, table in loaded.segments:
+            segment = rows, slots, table, loaded.shared
             if total is None:
                 total = programs.start(server, *segment)
             total, output = run(total, server, *segment)
-            found[-1:] = meshes.fetch_local(found[-1:])  # of the one before, meanwhile
-            found.append(output.personal)
+            # Those of the segment before are fetched while this one trains.
+            new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
+            new_rows.append(output.personal)
             outputs.append(output._replace(personal=()))
-            jax.block_until_ready(output.weight)  # two tables exist, not more
+            jax.block_until_ready(output.weight)  # so that at most two tables exist
             del rows, slots, table, segment
-        found[-1:] = meshes.fetch_local(found[-1:])
+        new_rows[-1:] = meshes.fetch_local(new_rows[-1:])
         server, metrics = programs.finish(
-            server, total, outputs, begun.order, begun.shared
+            server, total, outputs, loaded.order, loaded.shared
         )
-        return server, found, meshes.fetch(metrics)
+        return server, new_rows, meshes.fetch(metrics)
 
 
 def whole_rows(rows: list, layout: Layout, waves: int) -> PyTree:
@@ -213,14 +217,14 @@ AUTO = "auto"
 
 
 class RoundLog(NamedTuple):
-    """Results of one round for the log, of the K clients whose update was received."""
+    """Results of one round, of the K clients whose update was received."""
 
     ids: np.ndarray  # [K] int64, in the order of all other arrays
     metrics: dict[str, np.ndarray]  # {name: [K]}
     num_added: np.ndarray  # [K] int32 examples added by the server
     schedule: Schedule
-    input_wait_seconds: float = 0.0  # seconds that streamed examples were waited for
-    # {name: number} of the round, where clients may be absent, or are private
+    input_wait_seconds: float = 0.0  # spent waiting for streamed examples
+    # {name: number} of the round: absent clients, epsilon, simulated time
     counts: Mapping[str, float] = MappingProxyType({})
 
 
@@ -252,18 +256,18 @@ def build_simulation(
       local_epochs: passes over a client's examples; a tuple gives one per round and
         its last entry stays; a function of the round gives a number, or an array [N]
         of one per client.
-      clients_per_device: clients trained side by side on a device, L >= 1.
-      reproducible_sum: whether the last bits of sums over clients are the same on any
-        number of devices and in any order of the cohort (clients_per_device still
-        matters; FedDANE's gradients are added up before the round, device by device).
+      clients_per_device: clients trained in parallel on a device, L >= 1.
+      reproducible_sum: whether sums over clients have the same bits on any number of
+        devices and in any order of the cohort (clients_per_device still matters;
+        FedDANE's gradients are added up before the round, device by device).
       num_partial_sums: V of reproducible sums, best a multiple of every number of
         devices that will be used; a cohort of K has places for K rounded up to V x
         clients_per_device, and a device holds V / devices of the sums.
       stragglers: how many of a cohort train for fewer epochs, or are dropped.
       systems: how clients fail.
-      sampling: how a round's clients are drawn.
+      sampling: how a round's clients are sampled.
       steps_per_loop: local steps of loops whose length the compiler knows: a length, or
-        several that fall, 1 for none; "auto" takes those on GPUs that fit the clients.
+        several in descending order, 1 for none; "auto" chooses them on GPUs.
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
@@ -277,8 +281,8 @@ def build_simulation(
     population = population._replace(sizes_descending=population.largest(places))
     inner, algorithm = algorithm, in_world(algorithm, systems, num_clients)
     if not callable(local_epochs):
-        given, local_epochs = local_epochs, epochs_by_round(local_epochs)
-        check_stragglers(stragglers, int(np.min(given)), cohort_size)
+        check_stragglers(stragglers, int(np.min(local_epochs)), cohort_size)
+        local_epochs = epochs_by_round(local_epochs)
     source = place_data(mesh, table)
     lengths = lengths_of_loops(steps_per_loop, mesh, feed, population, local_epochs)
     return Simulation(
@@ -319,9 +323,9 @@ def lengths_of_loops(
     population: Population,
     local_epochs: Callable,
 ) -> tuple[int, ...]:
-    """Lengths of counted loops, falling; () for none.
+    """Lengths of counted loops, descending; () for none.
 
-    They are those of the setting, or on GPUs those that fit some clients and rounds.
+    On GPUs "auto" is the best for 1024 of the clients over 16 rounds.
     """
     if steps_per_loop != AUTO:
         lengths = tuple(np.ravel(steps_per_loop).tolist())
@@ -329,9 +333,9 @@ def lengths_of_loops(
     if mesh.devices.flat[0].platform not in meshes.GPUS:
         return ()
     ids = np.unique(np.linspace(0, population.num_clients - 1, 1024).astype(np.int64))
-    each = feed.steps_per_epoch(population.sizes(ids))
-    epochs = [np.asarray(local_epochs(number)) for number in range(16)]
-    steps = [each * (x[ids] if x.ndim else x) for x in epochs]
+    per_epoch = feed.steps_per_epoch(population.sizes(ids))
+    epochs = [np.asarray(local_epochs(round)) for round in range(16)]
+    steps = [per_epoch * (x[ids] if x.ndim else x) for x in epochs]
     return choose_steps_per_loop(np.concatenate(steps))
 
 
@@ -392,7 +396,10 @@ def simulate_round(
 def cohort_in_world(sim: Simulation, server: WithWorld, round: int) -> tuple:
     """(cohort of a round, systems state at its end), if clients take time."""
     systems, world = sim.systems, jax.device_get(server.world)
-    steps_of = lambda ids, round: local_steps(sim, ids, round)
+
+    def steps_of(ids, round):
+        return local_steps(sim, ids, round)
+
     if systems.asynchronous is not None:
         begin = begin_client(systems, sim.seed, sim.population.num_clients, steps_of)
         return next_buffer(systems.asynchronous, world, round, begin)
@@ -457,31 +464,37 @@ def run_cohort(
 ) -> tuple[PyTree, RoundLog]:
     """Train a round with the given clients, each once and in any order.
 
-    Canonical sums take them in the order of their ids, and so is the outcome.
+    Reproducible sums and their log are in the order of the ids.
     """
     check_round(sim.accountant, cohort.round)
-    sim.data.input_wait()  # before this round
+    sim.data.input_wait()  # forgets what was waited for before this round
     if sim.num_partial_sums is not None:
-        cohort = in_order_of_ids(cohort)
+        cohort = sort_cohort(cohort)
     with compiled_beside(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
-    server, fetched = train_cohort(sim, server, work, cohort.round)
-    kept = sim.algorithm.min_kept
-    metrics = store_personal_state(store, work, cohort, fetched, server, kept)
-    facts = metrics, work.added.num_added, work.plan, sim.data.input_wait()
-    return server, finished_log(sim, cohort, RoundLog(cohort.ids, *facts))
+    server, rows, metrics = train_cohort(sim, server, work, cohort.round)
+    min_kept = sim.algorithm.min_kept
+    metrics = store_personal_state(store, work, cohort, rows, metrics, server, min_kept)
+    log = RoundLog(
+        ids=cohort.ids,
+        metrics=metrics,
+        num_added=work.added.num_added,
+        schedule=work.plan,
+        input_wait_seconds=sim.data.input_wait(),
+    )
+    return server, finish_log(sim, cohort, log)
 
 
-def finished_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
+def finish_log(sim: Simulation, cohort: Cohort, log: RoundLog) -> RoundLog:
     """Restrict a cohort's log [K] to received updates, and add epsilon."""
-    log = of_received(log, cohort.participation)
+    log = select_received(log, cohort.participation)
     if sim.accountant is None:
         return log
     epsilon = sim.accountant.epsilon_bound(cohort.round + 1)
     return log._replace(counts={**log.counts, "epsilon": epsilon})
 
 
-def in_order_of_ids(cohort: Cohort) -> Cohort:
+def sort_cohort(cohort: Cohort) -> Cohort:
     """Sort a cohort by client id."""
     order, part = np.argsort(cohort.ids, kind="stable"), cohort.participation
     if part is not None:
@@ -489,14 +502,14 @@ def in_order_of_ids(cohort: Cohort) -> Cohort:
     return cohort._replace(ids=cohort.ids[order], participation=part)
 
 
-def metrics_of_received(metrics: dict, participation: Participation | None) -> dict:
+def received_metrics(metrics: dict, participation: Participation | None) -> dict:
     """Metrics {name: [K]} of the clients whose update was received."""
     if participation is None:
         return metrics
     return {name: x[participation.is_received] for name, x in metrics.items()}
 
 
-def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
+def select_received(log: RoundLog, participation: Participation | None) -> RoundLog:
     """Restrict a cohort's log [K] to clients whose update was received."""
     if participation is None:
         return log
@@ -508,7 +521,7 @@ def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
     }
     return log._replace(
         ids=log.ids[is_received],
-        metrics=metrics_of_received(log.metrics, participation),
+        metrics=received_metrics(log.metrics, participation),
         num_added=log.num_added[is_received],
         counts=counts,
     )
@@ -516,15 +529,15 @@ def of_received(log: RoundLog, participation: Participation | None) -> RoundLog:
 
 def train_cohort(
     sim: Simulation, server: PyTree, work: RoundInputs, round: int
-) -> tuple[PyTree, tuple]:
-    """Train: (server, (client states [V', W, L, ...], metrics {name: [K]}))."""
+) -> tuple[PyTree, PyTree, dict]:
+    """Train: (server, client states [V', W, L, ...], metrics {name: [K]})."""
     check_memory(sim, server, work.rows)
     with region("gather"):
-        begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+        loaded = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
     with region("train"):
-        server, rows, metrics = train_segments(sim, sim.programs, server, begun)
-    rows = whole_rows(rows, begun.layouts[0], work.clients.shape[1])
-    return server, (rows, metrics)
+        server, rows, metrics = train_segments(sim, sim.programs, server, loaded)
+    rows = whole_rows(rows, loaded.layouts[0], work.clients.shape[1])
+    return server, rows, metrics
 
 
 def assign(
@@ -537,32 +550,23 @@ def assign(
             extra = sim.algorithm.prepare(server, sim.context(cohort))
             extra = extra._replace(num_added=meshes.fetch(extra.num_added))
     work = schedule_cohort(sim, cohort, extra)
-    clients, own = work.clients, work.personal
-    if jax.process_count() > 1:  # who held a client before may be another process
+    if jax.process_count() > 1:  # another process may have written a client's row
         store.settle()
         meshes.barrier("rows are on disk")
+    clients = work.clients[work.personal]  # of this process' shards
     with region("gather"):
-        rows, is_new = store.gather(clients[own].reshape(-1))
-    shape = (len(own), *clients.shape[1:])
-    column(work.slots, "is_new")[own] = is_new.reshape(shape)
+        rows, is_new = store.gather(clients.reshape(-1))
+    column(work.slots, "is_new")[work.personal] = is_new.reshape(clients.shape)
     return work._replace(
-        rows=jax.tree.map(lambda x: x.reshape(shape + x.shape[1:]), rows)
+        rows=jax.tree.map(lambda x: x.reshape(clients.shape + x.shape[1:]), rows)
     )
 
 
 def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundInputs:
     """Schedule a prepared cohort, without client states."""
-    ids = cohort.ids
-    offset, num_local = sim.population.offsets[ids], sim.population.sizes(ids)
-    steps = local_steps(sim, ids, cohort.round, extra.num_added)
-    part = cohort.participation
+    ids, part = cohort.ids, cohort.participation
+    steps = cohort_steps(sim, cohort, extra.num_added)
     is_received = np.full(len(ids), True) if part is None else part.is_received
-    if part is not None:
-        steps = np.where(part.is_present, steps, 0)
-        if part.max_steps is not None:
-            steps = np.minimum(steps, part.max_steps)
-    if (most := steps.max(initial=0)) > MAX:
-        raise ValueError(f"local steps must be below 2**31, got {most}.")
     plan = build_schedule(
         steps,
         num_devices=sim.mesh.shape[meshes.CLIENTS],
@@ -570,12 +574,12 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
         shards=sim.num_partial_sums,
         ids=ids,
     )
-    each = SlotInputs(
+    inputs = SlotInputs(
         client=ids,
         cohort_index=np.arange(len(ids)),
         is_new=1,
-        offset=offset,
-        num_examples=num_local,
+        offset=sim.population.offsets[ids],
+        num_examples=sim.population.sizes(ids),
         num_added=extra.num_added,
         num_classes=sim.population.num_classes[ids],
         num_steps=steps,
@@ -587,12 +591,36 @@ def schedule_cohort(sim: Simulation, cohort: Cohort, extra: Prepared) -> RoundIn
     places = plan.slots
     if part is not None:  # an absent client's slot is idle
         places = np.where(part.is_present.take(places, mode="wrap"), places, -1)
-    slots = pack(each, places)
+    slots = pack(inputs, places)
     clients = column(slots, "client")
-    own = meshes.local_shards(sim.mesh, len(clients))
-    order = np.empty(len(ids) + 1, np.int32)  # the last one takes those of idle slots
+    order = np.empty(len(ids) + 1, np.int32)  # the last entry is for idle slots
     order[plan.slots.reshape(-1)] = np.arange(plan.slots.size)
-    return RoundInputs((), slots, order[:-1], extra, clients, own, plan)
+    return RoundInputs(
+        rows=(),
+        slots=slots,
+        order=order[:-1],
+        added=extra,
+        clients=clients,
+        personal=meshes.local_shards(sim.mesh, len(clients)),
+        plan=plan,
+    )
+
+
+def cohort_steps(sim: Simulation, cohort: Cohort, num_added: np.ndarray) -> np.ndarray:
+    """Local steps [K] of a cohort: fewer than `local_steps` of absent and late clients.
+
+    Raises:
+      ValueError: for steps that a number of 32 bits does not count.
+    """
+    steps = local_steps(sim, cohort.ids, cohort.round, num_added)
+    part = cohort.participation
+    if part is not None:
+        steps = np.where(part.is_present, steps, 0)
+        if part.max_steps is not None:
+            steps = np.minimum(steps, part.max_steps)
+    if (largest := steps.max(initial=0)) > MAX:
+        raise ValueError(f"local steps must be below 2**31, got {largest}.")
+    return steps
 
 
 def local_steps(
@@ -609,41 +637,46 @@ def store_personal_state(
     store: Store,
     work: RoundInputs,
     cohort: Cohort,
-    fetched: tuple,
+    rows: PyTree,
+    metrics: dict,
     server: PyTree,
     min_kept: float = 0.0,
 ) -> dict:
     """Pass a round's client states [V', W, L, ...] to the store; return its metrics.
 
     Args:
-      min_kept: share of the cohort that must have sent what can be averaged.
+      metrics: of the round's program.
+      min_kept: share of the cohort whose updates must be usable.
 
     Raises:
       FloatingPointError: when a metric, an update or a row of a client, or the server
-        after the round, is not finite; nothing is put away.
+        after the round, is not finite; nothing is stored.
     """
-    (rows, found), round = fetched, cohort.round
-    metrics = checked_metrics(found, cohort, min_kept)
+    round = cohort.round
+    metrics = checked_metrics(metrics, cohort, min_kept)
     check_state(server, f"round {round + 1}")
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
-    others = ()
-    if len(work.personal) < len(work.clients):
-        others = np.delete(work.clients, work.personal, axis=0).reshape(-1)
-    own = work.clients[work.personal].reshape(-1)
-    check_rows(rows, own, round)
-    if store.is_mirrored and len(others):  # each process keeps the rows of all
-        own, rows = meshes.gather_processes((own, rows))
-        others = ()
-    store.scatter(own, rows, round, others=others)
+    ids = work.clients[work.personal].reshape(-1)  # of this process
+    check_rows(rows, ids, round)
+    remote_ids = np.delete(work.clients, work.personal, axis=0).reshape(-1)
+    if store.is_mirrored and len(remote_ids):  # each process keeps the rows of all
+        ids, rows = meshes.gather_processes((ids, rows))
+        remote_ids = ()
+    store.scatter(ids, rows, round, others=remote_ids)
     return metrics
 
 
-def checked_metrics(found: dict, cohort: Cohort, min_kept: float) -> dict:
-    """Metrics of a round {name: [K]}, checked to be finite, as updates are."""
-    metrics = {name: x for name, x in found.items() if name != IS_FINITE}
+def checked_metrics(metrics: dict, cohort: Cohort, min_kept: float) -> dict:
+    """Check that a program's metrics {name: [K]} and its updates are finite.
+
+    Returns:
+      The metrics without `IS_FINITE`.
+    """
+    is_finite = metrics[IS_FINITE]
+    metrics = {name: x for name, x in metrics.items() if name != IS_FINITE}
     check_metrics(metrics, cohort.ids, cohort.round)
-    check_updates(found[IS_FINITE], cohort.ids, cohort.round)
+    check_updates(is_finite, cohort.ids, cohort.round)
     part = cohort.participation
     received = cohort.ids if part is None else cohort.ids[part.is_received]
-    check_dropped(metrics_of_received(metrics, part), received, cohort.round, min_kept)
+    check_dropped(received_metrics(metrics, part), received, cohort.round, min_kept)
     return metrics

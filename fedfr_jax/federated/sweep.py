@@ -2,10 +2,10 @@
 
 A member of a sweep is a seed and a pytree of numbers. The round is vmapped over
 (server, client states, cohort, key, hyper); the algorithm is built inside it from the
-member's traced numbers, so that a sweep can be over whatever its factory does
-arithmetic on and not `if`. Each member samples its own cohort and keeps its own store:
-member s trains what `sims[s]` alone would, up to rounding. Of streamed examples, each
-segment holds every member's rows, those of equal cohorts once.
+member's traced numbers, so a sweep can be over every argument that the algorithm's
+factory does arithmetic with, but does not branch on. Each member samples its own cohort
+and keeps its own store: member s trains what `sims[s]` alone would, up to rounding.
+Segments of streamed examples hold every member's rows, those of equal cohorts once.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from fedfr_jax.federated.simulation import (
     assign,
     build_simulation,
     cohort_of_round,
-    finished_log,
+    finish_log,
     load_round,
     open_store,
     stack_segments,
@@ -70,7 +70,7 @@ def sweep(
     mesh,
     **options,
 ) -> Sweep:
-    """Combine the runs of (hypers[s], seeds[s]) to a sweep.
+    """Combine the runs of (hypers[s], seeds[s]) into a sweep.
 
     Args:
       make: hyper -> Algorithm; called with a member's numbers, and with tracers.
@@ -167,7 +167,7 @@ def run_sweep_round(
         check_round(sim.accountant, round)
         cohorts.append(cohort_of_round(sim, round))
         works.append(assign(sim, member(servers, s), stores[s], cohorts[s]))
-    begun = load_round(
+    loaded = load_round(
         sims[0],
         works,
         round,
@@ -176,20 +176,24 @@ def run_sweep_round(
         tables=stack_member_data(sims, works),
         join=stack_segments,
     )
-    servers, parts, metrics = train_segments(sims[0], runs.programs, servers, begun)
-    outcomes, stood = [], sims[0].data.input_wait()
-    for s, (work, cohort) in enumerate(zip(works, cohorts, strict=True)):
-        own = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in parts]
-        rows = whole_rows(own, begun.layouts[s], work.clients.shape[1])
-        fetched = rows, member(metrics, s)
-        kept = sims[s].algorithm.min_kept
-        found = store_personal_state(
-            stores[s], work, cohort, fetched, member(servers, s), kept
+    servers, parts, metrics = train_segments(sims[0], runs.programs, servers, loaded)
+    logs, input_wait = [], sims[0].data.input_wait()
+    for s, (sim, work, cohort) in enumerate(zip(sims, works, cohorts, strict=True)):
+        rows = [jax.tree.map(lambda x, s=s: x[:, s], part) for part in parts]
+        member_metrics = store_personal_state(
+            stores[s],
+            work,
+            cohort,
+            whole_rows(rows, loaded.layouts[s], work.clients.shape[1]),
+            member(metrics, s),
+            member(servers, s),
+            sim.algorithm.min_kept,
         )
-        count = work.added.num_added
-        log = RoundLog(cohort.ids, found, count, work.plan, stood)
-        outcomes.append(finished_log(sims[s], cohort, log))
-    return servers, outcomes
+        log = RoundLog(
+            cohort.ids, member_metrics, work.added.num_added, work.plan, input_wait
+        )
+        logs.append(finish_log(sim, cohort, log))
+    return servers, logs
 
 
 def run_sweep_rounds(
@@ -199,11 +203,13 @@ def run_sweep_rounds(
     first: int,
     count: int,
     *,
-    most: int = 0,
+    max_rounds: int = 0,
 ) -> tuple[PyTree, list[list[RoundLog]]]:
     """`simulate_rounds` of every member at once: (servers [S, ...], logs of each)."""
-    members = list(zip(runs.sims, stores, strict=True))
-    calls = [load_call(*one, first, count, most or count) for one in members]
+    pairs = list(zip(runs.sims, stores, strict=True))
+    calls = [
+        load_call(sim, store, first, count, max_rounds or count) for sim, store in pairs
+    ]
     stacked = calls[0]._replace(
         rows=stack_segments([call.rows for call in calls], 0),
         inputs=CallInputs(
@@ -213,26 +219,28 @@ def run_sweep_rounds(
         ),
         extra=stack_segments([call.extra for call in calls], 0),
     )
-    servers, (rows, found, is_finite) = train_call(
+    servers, rows, metrics, is_finite = train_call(
         runs.sims[0], runs.programs, servers, stacked, runs.key, runs.hyper
     )
     logs = []
-    for s, (one, call) in enumerate(zip(members, calls, strict=True)):
-        own = {name: x[:, s] for name, x in found.items()}
-        logs.append(store_call(*one, call, member(rows, s), own, is_finite))
+    for s, ((sim, store), call) in enumerate(zip(pairs, calls, strict=True)):
+        member_metrics = {name: x[:, s] for name, x in metrics.items()}
+        logs.append(
+            store_call(sim, store, call, member(rows, s), member_metrics, is_finite)
+        )
     return servers, logs
 
 
 def stack_member_data(sims: Sequence[Simulation], works: Sequence) -> list[int]:
-    """Which of a segment's data sets each member reads: [S], from 0.
+    """Index of the segment's data set that each member reads: [S], from 0.
 
-    Members of one seed, or all if cohorts are everybody, train the same clients in the
-    same places; unless the server adds examples, their rows are then the same.
+    Members of one seed, or all if cohorts are the whole population, train the same
+    clients in the same places; unless the server adds examples, they share one.
     """
     sim = sims[0]
     if works[0].added.added_rows.shape[1]:
         return list(range(len(sims)))
-    is_all = sim.cohort_size == sim.population.num_clients  # whatever the sampling
+    is_all = sim.cohort_size == sim.population.num_clients
     is_all = is_all and not sim.stragglers.are_dropped
     seeds = [0 if is_all else sim.seed for sim in sims]
     return [sorted(set(seeds)).index(seed) for seed in seeds]

@@ -152,7 +152,7 @@ def train(
                 logs = [log]
             else:
                 server, logs = simulate_rounds(
-                    sim, server, store, first, end - first, most=max_rounds
+                    sim, server, store, first, end - first, max_rounds=max_rounds
                 )
         seconds = time.perf_counter() - started
         first_call.record(seconds)
@@ -272,7 +272,7 @@ def train_sweep(
                 logs = [[outcome] for outcome in outcomes]
             else:
                 servers, logs = run_sweep_rounds(
-                    runs, servers, stores, first, count, most=max_rounds
+                    runs, servers, stores, first, count, max_rounds=max_rounds
                 )
         share = {"seconds": (time.perf_counter() - started) / len(outputs) / count}
         for s, member_logs in enumerate(logs):

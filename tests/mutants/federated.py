@@ -478,7 +478,7 @@ MUTANTS = [
             ("        counts &= slot.is_received\n", ""),
             ("        lane = without_absent(lane, counts)\n", ""),
             ("is_finite = jnp.where(result.is_received, is_finite, 1)", "pass"),
-            ("trees.where(is_enough, after, server)", "after"),
+            ("trees.where(is_enough, new_server, server)", "new_server"),
         ],
     ),
     Mutants(

@@ -128,9 +128,9 @@ MUTANTS = [
         LOOP,
         [
             ("    check_metrics(metrics, cohort.ids, cohort.round)\n", ""),
-            ("    check_updates(found[IS_FINITE], cohort.ids, cohort.round)\n", ""),
+            ("    check_updates(is_finite, cohort.ids, cohort.round)\n", ""),
             ('    check_state(server, f"round {round + 1}")\n', ""),
-            ("    check_rows(rows, own, round)\n", ""),
+            ("    check_rows(rows, ids, round)\n", ""),
         ],
     ),
     Mutants(

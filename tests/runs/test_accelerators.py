@@ -101,7 +101,7 @@ def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
     programs = types.SimpleNamespace(
         run_rounds=types.SimpleNamespace(lower=lower, needs={})
     )
-    call = load_call(sim, open_store(sim, server), 0, 2, most=2)
+    call = load_call(sim, open_store(sim, server), 0, 2, max_rounds=2)
     with pytest.raises(Lowered):
         train_call(sim, programs, server, call, sim.key, sim.hyper)
     assert list(found) == ["rounds"] and [found["rounds"].as_text()] == texts
