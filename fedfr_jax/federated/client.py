@@ -1,9 +1,9 @@
 """Clients in the engine: rows of a data set, as batches.
 
 Batches are gathered from the examples on the device and shuffled by a keyed
-permutation, a function of (seed, round, client, epoch); each of their examples is then
-augmented with a key that is one of (seed, round, client, step, place in the batch). So
-a batch can be made anywhere, at any time, without state.
+permutation, a function of (seed, round, client, epoch); each example is then augmented
+with a key that depends on (seed, round, client, step, place in the batch). So a batch
+can be made on any device, in any order, without state.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.permutation import permute
 from fedfr_jax.types import Batch, Client, Dataset
 
-CHUNK_SIZE = 2**16  # clients that are looked at together
+CHUNK_SIZE = 2**16  # clients whose sizes are in memory together
 
 
 class DeviceExamples(NamedTuple):
-    """Examples that a lane can access, and how a batch finds its own among them."""
+    """Examples that a lane can access, and where those of its client are."""
 
     dataset: Dataset  # of [R, ...]
     # (rows [B] of the data set, positions [B] in the client's list) -> [B] int32 places
@@ -30,13 +30,16 @@ class DeviceExamples(NamedTuple):
     example: Dataset | None = None  # shapes of one, where the data set's are flat
 
 
-def taken(held: DeviceExamples, places: jax.Array) -> tuple:
+def gather_examples(examples: DeviceExamples, places: jax.Array) -> tuple:
     """(inputs, targets) [B, ...] of the examples at `places` [B]."""
-    found = jax.tree.map(lambda x: x[places], tuple(held.dataset))
-    if held.example is None:
-        return found
-    shaped = lambda x, one: x.reshape(len(places), *one.shape)
-    return jax.tree.map(shaped, found, tuple(held.example))
+    arrays = jax.tree.map(lambda x: x[places], tuple(examples.dataset))
+    if examples.example is None:
+        return arrays
+
+    def unflatten(x, example):
+        return x.reshape(len(places), *example.shape)
+
+    return jax.tree.map(unflatten, arrays, tuple(examples.example))
 
 
 def all_rows(dataset: Dataset) -> DeviceExamples:
@@ -53,7 +56,7 @@ def listed_rows(dataset: Dataset, start: jax.Array) -> DeviceExamples:
     """Rows of some clients only, contiguous for each client.
 
     Args:
-      start: [] int32 where this client's list begins.
+      start: [] int32 first row of this client.
     """
 
     def places(example, position):
@@ -64,9 +67,10 @@ def listed_rows(dataset: Dataset, start: jax.Array) -> DeviceExamples:
 
 
 class EqualRows:
-    """`Population.offsets` of N clients with `each` rows, without memory.
+    """`Population.offsets` of N clients with `each` rows, without an array.
 
-    Others that do not fit memory may be a memory map, `np.load(path, mmap_mode="r")`.
+    Irregular offsets that do not fit memory may be a memory map,
+    `np.load(path, mmap_mode="r")`.
     """
 
     def __init__(self, num_clients: int, each: int = 1):
@@ -87,16 +91,13 @@ class EqualRows:
 class Population(NamedTuple):
     """Rows of each of the N clients, without copies.
 
-    Where all clients are of as many classes, `np.broadcast_to(np.int32(M), N)` says so
-    from four bytes.
+    If all clients have M classes, `np.broadcast_to(np.int32(M), N)` takes four bytes.
     """
 
     # [N + 1] int: client i owns rows offsets[i]:offsets[i + 1]
     offsets: np.ndarray | EqualRows
     num_classes: np.ndarray  # [N] int32
-    sizes_descending: np.ndarray = np.zeros(
-        0, np.int64
-    )  # [.] what is known of `largest`
+    sizes_descending: np.ndarray = np.zeros(0, np.int64)  # [.] cached part of `largest`
 
     @property
     def num_clients(self) -> int:
@@ -111,11 +112,12 @@ class Population(NamedTuple):
         """Number of examples of the `count` largest clients, descending."""
         if count <= len(self.sizes_descending):
             return self.sizes_descending[:count]
-        most, block = np.zeros(0, np.int64), max(count, CHUNK_SIZE)
-        for sizes in self.size_chunks(block):
-            sizes = sizes[sizes > most[-1]] if len(most) == count else sizes
-            most = np.sort(np.concatenate([most, sizes]))[::-1][:count]
-        return most
+        top = np.zeros(0, np.int64)
+        for sizes in self.size_chunks(max(count, CHUNK_SIZE)):
+            if len(top) == count:
+                sizes = sizes[sizes > top[-1]]
+            top = np.sort(np.concatenate([top, sizes]))[::-1][:count]
+        return top
 
     def size_chunks(self, block: int = CHUNK_SIZE) -> Iterator[np.ndarray]:
         """Yield the number of examples of all clients, `block` at a time."""
@@ -130,11 +132,11 @@ def cohort_rows(population: Population, ids: np.ndarray):
       rows [R] padded to the largest that any cohort of this size needs (so that shapes
       stay), and each client's starts [K] and counts [K] within them.
     """
-    offsets, most = population.offsets, int(population.largest(len(ids)).sum())
+    offsets, max_rows = population.offsets, int(population.largest(len(ids)).sum())
     counts = population.sizes(ids).astype(np.int32)
     starts = (np.cumsum(counts) - counts).astype(np.int32)
     rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
-    return np.pad(rows, (0, most - len(rows))), starts, counts
+    return np.pad(rows, (0, max_rows - len(rows))), starts, counts
 
 
 class SlotInputs(NamedTuple):
@@ -149,9 +151,9 @@ class SlotInputs(NamedTuple):
     num_classes: jax.Array  # [] int32
     num_steps: jax.Array  # [] int32
     start: jax.Array | int = 0  # [] int32 first row of the segment's own table
-    partial_sum: jax.Array | int = 0  # [] int32 whose sum it is part of, on its device
-    is_random_client: jax.Array | bool = False  # [] bool: of the cohort, by chance
-    # [] bool: its update arrives; None: everybody's does
+    partial_sum: jax.Array | int = 0  # [] int32 index of its sum on the device
+    is_random_client: jax.Array | bool = False  # [] bool: chosen at random in a cohort
+    # [] bool: its update arrives; None: all updates arrive
     is_received: jax.Array | None = None
     staleness: jax.Array | None = None  # [] int32: rounds ago that it began; None: 0
 
@@ -218,7 +220,7 @@ def client_view(
     key,
     slot,
     extra,
-    held: DeviceExamples,
+    examples: DeviceExamples,
     round,
     *,
     shard=(0, 1),
@@ -227,9 +229,9 @@ def client_view(
 
     Args:
       feed: how batches are made.
-      max_local: static bound on anybody's own examples.
+      max_local: static bound on the examples of a client, without added ones.
       key: a function of (seed, round, client).
-      slot, extra, held, round: what the engine hands to a lane.
+      slot, extra, examples, round: inputs of the engine's lane.
       shard: (i, n): batches are the i-th of n equal parts, for a client that is
         trained data parallel.
     """
@@ -242,18 +244,18 @@ def client_view(
     def stored_at(position):
         """Batch of positions [B], before augmentation."""
         is_valid = position < count
-        # `%` and `//` would compile kernels for numbers below 0, which there are none.
-        # Padding repeats the client's own examples, in batch statistics too; it never
-        # reads another client's rows or the last one.
+        # `%` and `//` would compile the treatment of negative numbers. Padding repeats
+        # the client's own examples, in batch statistics too; it never reads another
+        # client's rows.
         position = lax.rem(position, jnp.maximum(count, 1))
         is_added = position >= slot.num_examples
         row = slot.offset + position
         if capacity := extra.added_rows.shape[1]:
             number = jnp.clip(position - slot.num_examples, 0, capacity - 1)
             row = jnp.where(is_added, extra.added_rows[slot.cohort_index, number], row)
-        place = held.indices(row, position)
+        place = examples.indices(row, position)
         with jax.named_scope("gather"):
-            inputs, targets = taken(held, place)
+            inputs, targets = gather_examples(examples, place)
         return Batch(
             inputs=inputs,
             targets=targets,
@@ -287,8 +289,8 @@ def client_view(
     def span(start, view):
         position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
         stored = stored_at(position)
-        seen = feed.with_deterministic(view, stored.inputs)
-        return stored._replace(inputs=seen, view_index=jnp.full_like(position, view))
+        inputs = feed.with_deterministic(view, stored.inputs)
+        return stored._replace(inputs=inputs, view_index=jnp.full_like(position, view))
 
     return Client(
         id=slot.client,

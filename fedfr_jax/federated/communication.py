@@ -84,8 +84,8 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
     if trace is None:
         return None
     (up, down), program = trace.communication, trace.program
-    none, one = program_flops(program, 0), program_flops(program, 1)
-    return Work(down, up, flops=none, flops_per_step=one - none)
+    no_step, one_step = program_flops(program, 0), program_flops(program, 1)
+    return Work(down, up, flops=no_step, flops_per_step=one_step - no_step)
 
 
 def _trace(sim, server, row) -> ClientTrace | None:
@@ -95,8 +95,8 @@ def _trace(sim, server, row) -> ClientTrace | None:
     if extra is None:
         return None
     algorithm, largest = sim.inner_algorithm or sim.algorithm, int(sim.largest[0])
-    given = server, row, extra, _table(sim)
-    return trace_client(algorithm, sim.batching, largest, *given)
+    inputs = server, row, extra, _table(sim)
+    return trace_client(algorithm, sim.batching, largest, *inputs)
 
 
 def trace_client(

@@ -86,8 +86,8 @@ def build_dataset_mean(value_fn: Callable, feed: Batching, mesh: Mesh) -> Callab
         first = start + jax.lax.axis_index(meshes.CLIENTS) * size
 
         def read(position):
-            held = rows_of(block, position - first)
-            client = union_view(feed, rows, count, held, round)
+            examples = rows_of(block, position - first)
+            client = union_view(feed, rows, count, examples, round)
             return client.batch_from(position, jnp.int32(0))
 
         def value(batch):
@@ -132,10 +132,10 @@ def rows_of(block: SegmentData, start: jax.Array) -> DeviceExamples:
     return DeviceExamples(block.dataset, places)
 
 
-def union_view(feed, rows, count, held, round) -> Client:
+def union_view(feed, rows, count, examples, round) -> Client:
     """Treat the first `count` [] of the table's `rows` [R] as one client."""
     zero = jnp.int32(0)
     nothing = SlotInputs(*[zero] * num_columns(False))
     slot = nothing._replace(offset=rows[0], num_added=count)
     extra = Prepared(shared=(), added_rows=rows[None], num_added=count[None])
-    return client_view(feed, 0, jax.random.key(0), slot, extra, held, round)
+    return client_view(feed, 0, jax.random.key(0), slot, extra, examples, round)

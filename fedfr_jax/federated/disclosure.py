@@ -71,52 +71,52 @@ def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosur
 
 def _covered(privacy: Any) -> str:
     """Describe the privacy mechanism applied to an update."""
-    where = "by every client" if privacy.is_local else "by the server, on the sum"
+    place = "by every client" if privacy.is_local else "by the server, on the sum"
     return (
         f"all that is summed, clipped to {privacy.clip_norm:g} as a whole, with noise "
-        f"of multiplier {privacy.noise_multiplier:g} added {where}; not the numbers "
+        f"of multiplier {privacy.noise_multiplier:g} added {place}; not the numbers "
         "that are written down for every client"
     )
 
 
-def format_disclosure(method: str, found: Disclosure) -> str:
+def format_disclosure(method: str, disclosure: Disclosure) -> str:
     """Format a disclosure as text, by who sees what."""
     sees = (
         "each client's update, as its rule or links need all of them"
-        if any(x.name.startswith("update") for x in found.per_client)
+        if any(x.name.startswith("update") for x in disclosure.per_client)
         else "the sum over the cohort; a secure sum can hide single updates"
-        if found.is_exact
+        if disclosure.is_exact
         else "each client's update, of which it needs the sum alone: with the link "
         "`quantize` a secure sum can hide single ones"
     )
-    if not (found.summed or found.per_client):
+    if not (disclosure.summed or disclosure.per_client):
         sees = "nothing"
-    up, down = found.communication
+    up, down = disclosure.communication
     lines = [
         f"{method}",
         f"  sent up, {up / MIB:.3g} MiB per client and round",
-        *_listed("summed over the cohort", found.summed),
-        *_listed("seen client by client", found.per_client),
+        *_listed("summed over the cohort", disclosure.summed),
+        *_listed("seen client by client", disclosure.per_client),
         f"  sent down, {down / MIB:.3g} MiB",
-        *_listed("read by every client of the cohort", found.received),
+        *_listed("read by every client of the cohort", disclosure.received),
         "  stays with the client",
-        *_listed("personal state", found.kept),
+        *_listed("personal state", disclosure.kept),
         f"  the server sees {sees}.",
-        f"  differential privacy covers {found.covered or 'nothing'}.",
-        f"  written down for every client: {', '.join(found.metrics)}.",
+        f"  differential privacy covers {disclosure.covered or 'nothing'}.",
+        f"  written down for every client: {', '.join(disclosure.metrics)}.",
     ]
     return "\n".join(lines)
 
 
-def _listed(what: str, arrays: Sequence[SentArray], most: int = 8) -> list[str]:
+def _listed(title: str, arrays: Sequence[SentArray], max_lines: int = 8) -> list[str]:
     """Lines for arrays, the largest first."""
     if not arrays:
-        return [f"    {what}: nothing"]
+        return [f"    {title}: nothing"]
     ordered = sorted(arrays, key=lambda x: -x.num_bytes)
     size = sum(x.num_bytes for x in arrays)
-    lines = [f"    {what}: {len(arrays)} arrays, {size / MIB:.3g} MiB"]
-    lines += [f"      {x.name} {x.shape} {x.dtype}" for x in ordered[:most]]
-    rest = len(arrays) - most
+    lines = [f"    {title}: {len(arrays)} arrays, {size / MIB:.3g} MiB"]
+    lines += [f"      {x.name} {x.shape} {x.dtype}" for x in ordered[:max_lines]]
+    rest = len(arrays) - max_lines
     return lines + ([f"      and {rest} more"] if rest > 0 else [])
 
 

@@ -24,10 +24,10 @@ def check_metrics(metrics: Mapping[str, np.ndarray], ids: np.ndarray, round: int
         check_number(name, values[first], f"client {ids[first]} in round {round + 1}")
 
 
-def check_number(name: str, value: float, where: str) -> None:
+def check_number(name: str, value: float, origin: str) -> None:
     """Raise unless the number is finite."""
     if not np.isfinite(value):
-        raise FloatingPointError(f"{name} of {where} must be finite, got {value}")
+        raise FloatingPointError(f"{name} of {origin} must be finite, got {value}")
 
 
 def check_updates(is_finite: np.ndarray, ids: np.ndarray, round: int) -> None:
@@ -83,16 +83,16 @@ def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
             )
 
 
-def check_state(state: PyTree, where: str) -> None:
+def check_state(state: PyTree, origin: str) -> None:
     """Raise if a leaf of `state`, of a server or a training, is not finite."""
-    check_finite(_all_finite(state), where)
+    check_finite(_all_finite(state), origin)
 
 
-def check_finite(is_finite: bool, where: str) -> None:
+def check_finite(is_finite: bool, origin: str) -> None:
     """`check_state` with a known result."""
     if not is_finite:
         raise FloatingPointError(
-            f"parameters after {where} must be finite, got nan or infinity"
+            f"parameters after {origin} must be finite, got nan or infinity"
         )
 
 

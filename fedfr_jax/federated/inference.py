@@ -42,11 +42,11 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
         return embed_views(embed, variables, view, max(feed.num_views, 1))
 
     def device(variables, block):
-        def one(rows):
+        def embed_rows(rows):
             inputs = jax.tree.map(lambda x: x[rows], block.dataset.inputs)
             return embed_batch(variables, inputs)
 
-        values = jax.lax.map(one, block.rows.reshape(-1, feed.batch_size))
+        values = jax.lax.map(embed_rows, block.rows.reshape(-1, feed.batch_size))
         return values.reshape(-1, *values.shape[2:])
 
     def over_devices(kind):
@@ -70,7 +70,7 @@ def build_embed(embed: Callable, feed: Batching, mesh: Mesh) -> Callable:
     return run
 
 
-def build_sums(one: Callable, feed: Batching, mesh: Mesh) -> Callable:
+def build_sums(count_batch: Callable, feed: Batching, mesh: Mesh) -> Callable:
     """Build integer counts over a data set's rows, a batch at a time.
 
     Args:
@@ -86,8 +86,8 @@ def build_sums(one: Callable, feed: Batching, mesh: Mesh) -> Callable:
 
     def device(variables, block, is_valid):
         inputs, targets = jax.tree.map(lambda x: x[block.rows], tuple(block.dataset))
-        seen = feed.with_deterministic(jnp.int32(0), inputs)
-        counts = one(variables, seen, targets, is_valid)
+        plain_inputs = feed.with_deterministic(jnp.int32(0), inputs)
+        counts = count_batch(variables, plain_inputs, targets, is_valid)
         return meshes.sum_over_clients(mesh, counts)
 
     def over_devices(kind):
@@ -131,9 +131,9 @@ def embed_views(
     A loop over the views has the network once, and batches as large as a step's, which
     have kernels in common with it: less to compile than one batch of all views.
     """
-    one = lambda i: embed(variables, view(i))
+    embed_view = lambda i: embed(variables, view(i))
     views = jnp.arange(num_views, dtype=jnp.int32)
-    return jnp.moveaxis(jax.lax.map(one, views), 0, 1)
+    return jnp.moveaxis(jax.lax.map(embed_view, views), 0, 1)
 
 
 def client_models(
@@ -147,10 +147,10 @@ def client_models(
     server, key = put_on_mesh(mesh, (server, key))
 
     def first_state(client):
-        own = first_personal_key(client_key(key, client))
-        return algorithm.init_personal(own, server)
+        personal_key = first_personal_key(client_key(key, client))
+        return algorithm.init_personal(personal_key, server)
 
-    def of_client(client):
+    def seen_client(client):
         states, is_new = store.gather(np.array([client]))
         state = jax.tree.map(lambda x: x[0], states)
         state = meshes.put_global(state, meshes.replicated(mesh))
@@ -158,14 +158,14 @@ def client_models(
             state = first_state(client)
         return algorithm.personalize(server, state)
 
-    def of_new(number):
+    def new_client(number):
         state = first_state(store.population + number)
         return algorithm.personalize(server, state)
 
-    return of_client, of_new
+    return seen_client, new_client
 
 
-def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
+def build_over_cohort(client_fn: Callable, mesh: Mesh) -> Callable:
     """Build a function of one client over a cohort, sharded over the client devices.
 
     Args:
@@ -180,8 +180,8 @@ def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
     @partial(jax.jit, static_argnames="static")
     def sharded(shared, starts, counts, static):
         def device(shared, starts, counts):
-            of_span = lambda span: one(shared, *span, static)
-            return jax.lax.map(of_span, (starts, counts))
+            for_span = lambda span: client_fn(shared, *span, static)
+            return jax.lax.map(for_span, (starts, counts))
 
         split = meshes.over_client_devices(mesh, device, (P(), cut, cut), cut)
         return split(shared, starts, counts)
@@ -190,7 +190,7 @@ def build_over_cohort(one: Callable, mesh: Mesh) -> Callable:
         padding = (0, -len(starts) % num_devices)
         spans = [np.pad(x, padding).astype(np.int32) for x in (starts, counts)]
         spans = meshes.put_global(spans, meshes.over_clients(mesh))
-        found = sharded(shared, *spans, static=static)
-        return jax.tree.map(lambda x: x[: len(starts)], found)
+        results = sharded(shared, *spans, static=static)
+        return jax.tree.map(lambda x: x[: len(starts)], results)
 
     return run

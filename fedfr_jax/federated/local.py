@@ -5,12 +5,12 @@ Layer-wise optimizers and frozen leaves (as FedBABU's head) wrap
 
 The loop is a `while_loop` on the client's step count; vmapped over lanes it runs as
 long as the longest lane, and finished lanes keep parameters, momentum and running
-statistics untouched because their carry is selected, not multiplied.
+statistics because their carry is selected.
 
-A GPU waits for the host in every turn of such a loop, which alone knows whether there
-is another one. There a turn is a loop of a fixed number of steps, a long one while the
-longest lane has as many steps left and then short ones; steps behind a client's last
-are selected away: the same bits.
+On a GPU the host evaluates the condition of such a loop in every iteration. There an
+iteration is a loop of a fixed number of steps: a long one while the longest lane has as
+many steps left, then short ones. Steps after a client's last are selected away, so that
+results have the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,16 +40,17 @@ def by_block(make: Callable) -> Callable:
     def at(rate):
         inner = make(rate)
 
+        def init(params):
+            return inner.init(scanned_blocks.by_block_name(params))
+
         def update(grads, state, params=None):
-            own = (
+            steps, state = inner.update(
                 scanned_blocks.by_block_name(grads),
                 state,
                 scanned_blocks.by_block_name(params),
             )
-            steps, state = inner.update(*own)
             return scanned_blocks.unstack_like(steps, grads), state
 
-        init = lambda params: inner.init(scanned_blocks.by_block_name(params))
         return optax.GradientTransformation(init, update)
 
     return at
@@ -68,26 +69,31 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
       pattern: regular expression over leaf paths such as `params/head`, which need not
         be among those that a phase of training moves.
     """
-    hold = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
+    freeze = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
 
     def at(rate):
         inner = local.optimizer(rate)
 
         def update(grads, state, params=None):
             steps, state = inner.update(grads, state, params)
-            held, _ = hold(unpack(steps), optax.EmptyState())
-            return _packed_like(held, steps), state
+            masked, _ = freeze(unpack(steps), optax.EmptyState())
+            return _pack_like(steps, masked), state
 
         return optax.GradientTransformation(inner.init, update)
 
     return local._replace(optimizer=at)
 
 
-def _packed_like(tree, like):
-    """Pack the collections of `tree` that are packed in `like`."""
-    is_packed = lambda x: isinstance(x, PackedVariables)
-    each = lambda own, part: pack(part) if is_packed(own) else part
-    return jax.tree.map(each, like, tree, is_leaf=is_packed)
+def _pack_like(template, tree):
+    """Pack the collections of `tree` that are packed in `template`."""
+
+    def is_packed(x):
+        return isinstance(x, PackedVariables)
+
+    def pack_one(like, x):
+        return pack(x) if is_packed(like) else x
+
+    return jax.tree.map(pack_one, template, tree, is_leaf=is_packed)
 
 
 class LoopState(NamedTuple):
@@ -119,8 +125,7 @@ def sgd(
       momentum: in [0, 1).
       weight_decay: >= 0.
       weight_decay_mask: regular expression of the leaves that decay, such as "kernel$",
-      which is
-        weight_decay / 2 times their squared norm in the loss; "" is all.
+        by weight_decay / 2 times their squared norm in the loss; "" is all.
     """
     mask = trees.matching(weight_decay_mask) if weight_decay_mask else None
 
@@ -184,10 +189,8 @@ def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
 def init_state(local: LocalTraining, variables: PyTree, client: Client) -> TrainState:
     """Initial training state: `variables` without "local", a new optimizer state."""
     params, first = variables["params"], jnp.int32(0)
-    optimizer = optimizer_at(
-        local, params, lambda: learning_rate_at(local, client, first)
-    )
-    state = optimizer.init(params)
+    rate = lambda: learning_rate_at(local, client, first)
+    state = optimizer_at(local, params, rate).init(params)
     check_state(local, state)
     return TrainState(variables, state)
 
@@ -207,15 +210,15 @@ def local_step(local: LocalTraining, moves: str = "") -> Callable:
 
     def take(key, iterate: TrainState, client, batch, step, **round_args):
         variables = iterate.variables
-        params, still = trainable(moves, variables["params"])
+        params, frozen = trainable(moves, variables["params"])
 
-        def joined(params):
-            every = variable_split.join(params, still)
-            return scanned_blocks.unstack_like(every, variables["params"])
+        def all_params(params):
+            joined = variable_split.join(params, frozen)
+            return scanned_blocks.unstack_like(joined, variables["params"])
 
         def loss_of(params):
-            every = {**variables, "params": joined(params)}
-            return loss_fn(unshard(every), batch, key, **round_args)
+            network = {**variables, "params": all_params(params)}
+            return loss_fn(unshard(network), batch, key, **round_args)
 
         (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
         stats, metrics = aux
@@ -223,16 +226,16 @@ def local_step(local: LocalTraining, moves: str = "") -> Callable:
         optimizer = optimizer_at(local, params, rate)
         updates, opt_state = optimizer.update(grads, iterate.opt_state, params)
         params = optax.apply_updates(params, updates)
-        moved = {"params": joined(params), "batch_stats": stats}
-        return TrainState(moved, opt_state), {"loss": loss, **metrics}
+        variables = {"params": all_params(params), "batch_stats": stats}
+        return TrainState(variables, opt_state), {"loss": loss, **metrics}
 
     return take
 
 
 def trainable(moves: str, params: PyTree) -> tuple[PyTree, PyTree]:
-    """Leaves of `params` that match `moves`, and the others, with None in between.
+    """Leaves of `params` that match `moves`, and the others; None elsewhere.
 
-    Stacks of blocks of which it finds some are cut.
+    A stack of blocks that matches in part is cut.
     """
     if not moves:
         return params, jax.tree.map(lambda _: None, params)
@@ -244,7 +247,7 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
     """Build the training of one client for `client.num_steps` steps.
 
     Args:
-      local: what trains; a function is handed back as it is.
+      local: the client's training; a function is returned as it is.
       moves: see `local_step`.
 
     Returns:
@@ -303,13 +306,13 @@ def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, Py
 
 
 @custom_vmap
-def most_steps(num_steps: jax.Array) -> jax.Array:
-    """Most of the steps [] of all lanes, the same number in each of them."""
+def max_lane_steps(num_steps: jax.Array) -> jax.Array:
+    """Largest number of steps [] of all lanes, the same in each of them."""
     return num_steps
 
 
-@most_steps.def_vmap
-def _most_of_lanes(num_lanes, is_batched, num_steps):
+@max_lane_steps.def_vmap
+def _max_over_lanes(num_lanes, is_batched, num_steps):
     del num_lanes, is_batched
     return num_steps.max(0), False
 
@@ -317,14 +320,14 @@ def _most_of_lanes(num_lanes, is_batched, num_steps):
 def in_counted_loops(advance: Callable, progress: PyTree, client: Client) -> PyTree:
     """Run `advance: (_, progress) -> progress` until the longest lane has ended.
 
-    Loops of each length of `client.steps_per_loop`, falling, take what the longer ones
-    have left; the last one takes the rest, and some steps in vain.
+    Loops of each length of `client.steps_per_loop`, descending, run the steps that the
+    longer ones have left; the shortest ones run the rest, and up to their length more.
     """
-    most = most_steps(client.num_steps)
+    max_steps = max_lane_steps(client.num_steps)
     state = jnp.int32(0), progress
     for length in client.steps_per_loop:
-        least = 1 if length == client.steps_per_loop[-1] else length
-        is_due = lambda state, least=least: most - state[0] >= least
+        min_left = 1 if length == client.steps_per_loop[-1] else length
+        is_due = lambda state, min_left=min_left: max_steps - state[0] >= min_left
 
         def turn(state, length=length):
             done, progress = state

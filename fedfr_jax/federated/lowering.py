@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 
 # XLA merges common subexpressions once more when it partitions for several devices, and
 # what is merged decides what is fused and so how it is rounded.
-SAME_BITS = "cse"
+CSE_PASS = "cse"
 # LLVM's highest level takes 15 % longer over a round, which then is no faster.
-ENOUGH = 2
+OPTIMIZATION_LEVEL = 2
 
 
 def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
@@ -24,10 +24,10 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
     level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
     flags = os.environ.get("XLA_FLAGS", "")
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {level: ENOUGH} if is_cpu and level not in flags else {}
+    options = {level: OPTIMIZATION_LEVEL} if is_cpu and level not in flags else {}
     if shards is not None:
-        others = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
-        options[disabled] = ",".join([*others, SAME_BITS])
+        disabled_passes = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
+        options[disabled] = ",".join([*disabled_passes, CSE_PASS])
     return options
 
 

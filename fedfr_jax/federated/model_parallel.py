@@ -33,13 +33,13 @@ def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
       leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
     """
 
-    def one(x):
-        own = _spec(mesh, x.shape[len(leading) :])
+    def leaf_sharding(x):
+        spec_own = _spec(mesh, x.shape[len(leading) :])
         # Not P(None) for P(): a call compiles once for each way to say whole.
-        spec = P(*leading, *own) if own or any(leading) else P()
+        spec = P(*leading, *spec_own) if spec_own or any(leading) else P()
         return NamedSharding(mesh, spec)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(leaf_sharding, tree)
 
 
 def put_on_mesh(mesh: Mesh, server: PyTree) -> PyTree:

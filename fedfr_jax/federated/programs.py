@@ -44,11 +44,11 @@ def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
       sim: its table and `server` are on the devices already.
       rows: personal rows of this process' shards, three axes in front of their own.
     """
-    known = sim.programs.run_whole.fitting
-    asked = sim.clients_per_device, *(x.shape for x in jax.tree.leaves(rows))
-    if asked not in known:
+    fitting = sim.programs.run_whole.fitting
+    shapes = sim.clients_per_device, *(x.shape for x in jax.tree.leaves(rows))
+    if shapes not in fitting:
         _check_least(sim, server, rows)
-        known.add(asked)
+        fitting.add(shapes)
 
 
 def _check_least(sim, server, rows):
@@ -149,10 +149,10 @@ def _advice(sim) -> str:
     )
 
 
-def _max_fitting(how: str, lanes: int, one: float) -> str:
+def _max_fitting(qualifier: str, lanes: int, lane_bytes: float) -> str:
     if lanes < 1:
-        return f"not even one lane fits, which needs at least {_gib(one)}."
-    return f"{how} {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
+        return f"not even one lane fits, which needs at least {_gib(lane_bytes)}."
+    return f"{qualifier} {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
 
 
 def _gib(size: float) -> str:

@@ -84,9 +84,9 @@ def _check_no_schedule(state: PyTree) -> None:
 def _check_follows(state: PyTree) -> None:
     """Raise ValueError for an optimizer that keeps the rate of its first step."""
     is_kept = lambda x: hasattr(x, "hyperparams")
-    found = jax.tree.leaves(state, is_leaf=is_kept)
-    kept = [x.hyperparams for x in found if is_kept(x)]
-    if any("learning_rate" in names for names in kept):
+    nodes = jax.tree.leaves(state, is_leaf=is_kept)
+    hyperparams = [x.hyperparams for x in nodes if is_kept(x)]
+    if any("learning_rate" in names for names in hyperparams):
         raise ValueError(
             "optimizer must take a new rate at every step, got "
             "optax.inject_hyperparams, whose state keeps the first. Pass the factory "

@@ -69,9 +69,9 @@ class Deployment(NamedTuple):
     client_data: Callable[[int], ClientData]  # client -> its data; asked by itself only
     num_clients: int  # N
     batching: Batching
-    local_epochs: int | tuple[int, ...] | Callable = 1  # as of `build_simulation`
+    local_epochs: int | tuple[int, ...] | Callable = 1  # as in `build_simulation`
     cohort_size: int = 0  # K; 0: all clients
-    seed: int = 0  # the server's alone counts
+    seed: int = 0  # used by the server only
     sampling: Sampling = Sampling()
 
     @property
@@ -83,8 +83,10 @@ class Deployment(NamedTuple):
 
     def epochs(self, round: int, client: int) -> int:
         """A client's passes over its examples."""
-        of = self.local_epochs
-        epochs = np.asarray((of if callable(of) else epochs_by_round(of))(round))
+        local_epochs = self.local_epochs
+        if not callable(local_epochs):
+            local_epochs = epochs_by_round(local_epochs)
+        epochs = np.asarray(local_epochs(round))
         return int(epochs[client] if epochs.ndim else epochs)
 
 
@@ -92,16 +94,20 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
     """Build a function: client -> its part of a table of all clients' examples."""
 
     def load(client):
-        first, end = (int(population.offsets[client + i]) for i in range(2))
+        first, end = (
+            int(population.offsets[client]),
+            int(population.offsets[client + 1]),
+        )
         rows = dataset.take(np.arange(first, end))
         return ClientData(rows, int(population.num_classes[client]), first)
 
     return load
 
 
-def check_deployment(given: Deployment) -> None:
+def check_deployment(deployment: Deployment) -> None:
     """Raise ValueError if real clients cannot run the algorithm or the cohort."""
-    algorithm, cohort_size = given.algorithm, given.cohort_size or given.num_clients
+    algorithm = deployment.algorithm
+    cohort_size = deployment.cohort_size or deployment.num_clients
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
         raise ValueError(
@@ -113,11 +119,11 @@ def check_deployment(given: Deployment) -> None:
             f"the server needs updates that are summed, but {algorithm} sends none. "
             "Choose an algorithm like fedavg."
         )
-    check_sampling(given.sampling, given.num_clients, cohort_size)
+    check_sampling(deployment.sampling, deployment.num_clients, cohort_size)
     algorithm.check_cohort(cohort_size)
-    if not callable(given.local_epochs):
-        algorithm.check_epochs(int(np.min(given.local_epochs)))
-    accountant_of(algorithm, given.sampling, given.num_clients)
+    if not callable(deployment.local_epochs):
+        algorithm.check_epochs(int(np.min(deployment.local_epochs)))
+    accountant_of(algorithm, deployment.sampling, deployment.num_clients)
 
 
 def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
@@ -134,59 +140,72 @@ def from_arrays(arrays: Arrays, template: PyTree, sender: str) -> PyTree:
     """
 
     def pick(path, leaf):
-        name, wanted = trees.path_name(path), (*leaf.shape, str(leaf.dtype))
+        name, expected = trees.path_name(path), (*leaf.shape, str(leaf.dtype))
         x = arrays.get(name)
-        if x is not None and x.dtype.kind == "V":  # how files keep bfloat16
+        if x is not None and x.dtype.kind == "V":  # bfloat16 in files of NumPy
             x = x.view(leaf.dtype)
-        found = None if x is None else (*x.shape, str(x.dtype))
-        if found != wanted:
+        actual = None if x is None else (*x.shape, str(x.dtype))
+        if actual != expected:
             raise ValueError(
-                f"{name} of {sender} must be {wanted}, got {found}. Build server and "
-                "clients from the same algorithm, variables and version of fedfr_jax."
+                f"{name} of {sender} must be {expected}, got {actual}. Build server "
+                "and clients from the same algorithm, variables and version of "
+                "fedfr_jax."
             )
         return x
 
     return jax.tree_util.tree_map_with_path(pick, template)
 
 
-# What both sides trace.
+# Functions of both sides.
 
 
-def server_shapes(given: Deployment) -> PyTree:
+def server_shapes(deployment: Deployment) -> PyTree:
     """Shapes of the server's state."""
-    return jax.eval_shape(given.algorithm.init, given.variables)
+    return jax.eval_shape(deployment.algorithm.init, deployment.variables)
 
 
-def personal_shapes(given: Deployment) -> PyTree:
+def personal_shapes(deployment: Deployment) -> PyTree:
     """Shapes of a client's personal state."""
-    init = given.algorithm.init_personal
-    return jax.eval_shape(init, jax.random.key(0), server_shapes(given))
+    init = deployment.algorithm.init_personal
+    return jax.eval_shape(init, jax.random.key(0), server_shapes(deployment))
 
 
-def client_round(given: Deployment) -> Callable:
+def client_round(deployment: Deployment) -> Callable:
     """Build (server, personal, slot, table, round, key) -> (sums, `LaneOutput`)."""
 
     def run(server, personal, slot, table, round, key):
         def view(key):
-            examples = listed_rows(table, jnp.int32(0))
-            inputs = key, slot, empty_prepared(1), examples, round
-            return client_view(given.batching, table.num_examples, *inputs)
+            return client_view(
+                deployment.batching,
+                table.num_examples,
+                key,
+                slot,
+                empty_prepared(1),
+                listed_rows(table, jnp.int32(0)),
+                round,
+            )
 
-        return train_client(given.algorithm, key, server, personal, slot, view, round)
+        algorithm = deployment.algorithm
+        return train_client(algorithm, key, server, personal, slot, view, round)
 
     return run
 
 
 def single_slot(data: ClientData, **numbers) -> SlotInputs:
     """Slot inputs of the engine for a single client."""
-    of_data = {
+    values = {
+        **dict.fromkeys(SlotInputs._fields[:-2], 0),
         "num_classes": data.num_classes,
         "offset": data.offset,
         "num_examples": data.dataset.num_examples,
+        **numbers,
     }
-    values = {**dict.fromkeys(SlotInputs._fields[:-2], 0), **of_data, **numbers}
-    kind = lambda name: np.bool_ if name.startswith("is_") else np.int32
-    return SlotInputs(**{name: kind(name)(x) for name, x in values.items()})
+    return SlotInputs(
+        **{
+            name: np.bool_(x) if name.startswith("is_") else np.int32(x)
+            for name, x in values.items()
+        }
+    )
 
 
 def host_zeros(shapes: PyTree) -> PyTree:
@@ -194,9 +213,9 @@ def host_zeros(shapes: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
 
-def sent_parts(given: Deployment, total: PyTree, lane: LaneOutput) -> PyTree:
+def sent_parts(deployment: Deployment, total: PyTree, lane: LaneOutput) -> PyTree:
     """Arrays that a client sends; with privacy, only those the mechanism covers."""
-    if given.algorithm.privacy:
+    if deployment.algorithm.privacy:
         return {"sum": total}
     return {"sum": total, "client": lane._replace(personal=(), metrics={})}
 
@@ -221,13 +240,15 @@ class ClientReply(NamedTuple):
 
 
 def describe_example(dataset: Dataset) -> str:
-    """Shapes and dtypes of one example, as JSON; all a server must know of the data."""
-    dtype = lambda x: str(jax.dtypes.canonicalize_dtype(x.dtype))
-    one = lambda x: [list(x.shape[1:]), dtype(x)]
-    return json.dumps(jax.tree.map(one, dataset._asdict()))
+    """Shapes and dtypes of one example, as JSON: what a server needs of the data."""
+
+    def describe(x):
+        return [list(x.shape[1:]), str(jax.dtypes.canonicalize_dtype(x.dtype))]
+
+    return json.dumps(jax.tree.map(describe, dataset._asdict()))
 
 
-def build_client(given: Deployment) -> Callable:
+def build_client(deployment: Deployment) -> Callable:
     """Build the function that trains one client:
 
         (client, ClientTask, arrays, personal) -> (ClientReply, personal)
@@ -237,30 +258,34 @@ def build_client(given: Deployment) -> Callable:
     raises ValueError for arrays of another algorithm or network, and FloatingPointError
     where the state that stays would not be finite.
     """
-    run, zeros = jax.jit(client_round(given)), host_zeros(server_shapes(given))
-    new_row = host_zeros(personal_shapes(given))
+    run, zeros = (
+        jax.jit(client_round(deployment)),
+        host_zeros(server_shapes(deployment)),
+    )
+    new_row = host_zeros(personal_shapes(deployment))
 
     def train(client, task, arrays, personal):
-        data = given.client_data(client)
+        data = deployment.client_data(client)
         server = from_arrays({**to_arrays(zeros), **arrays}, zeros, "the server")
-        row, sender = new_row, f"the state of client {client}"
-        row = from_arrays(personal, row, sender) if personal else row
-        steps = given.batching.steps_per_epoch(data.dataset.num_examples)
+        row = new_row
+        if personal:
+            row = from_arrays(personal, new_row, f"the state of client {client}")
+        steps = deployment.batching.steps_per_epoch(data.dataset.num_examples)
         slot = single_slot(
             data,
             client=client,
             cohort_index=task.cohort_index,
             is_new=not personal,
-            num_steps=steps * given.epochs(task.round, client),
+            num_steps=steps * deployment.epochs(task.round, client),
             is_random_client=task.is_random_client,
         )
         key, round = jax.random.wrap_key_data(task.key), np.int32(task.round)
-        found = run(server, row, slot, data.dataset, round, key)
-        total, lane = jax.device_get(found)
+        total, lane = jax.device_get(run(server, row, slot, data.dataset, round, key))
         rows = jax.tree.map(lambda x: x[None], lane.personal)
         check_rows(rows, np.array([client]), task.round)
-        metrics = {} if given.algorithm.privacy else jax.tree.map(float, lane.metrics)
-        sent = to_arrays(sent_parts(given, total, lane))
+        is_private = deployment.algorithm.privacy is not None
+        metrics = {} if is_private else jax.tree.map(float, lane.metrics)
+        sent = to_arrays(sent_parts(deployment, total, lane))
         return ClientReply(sent, metrics), to_arrays(lane.personal)
 
     return train
@@ -273,7 +298,7 @@ class RemoteCohort(NamedTuple):
     """Cohort of a round."""
 
     ids: np.ndarray  # [K] ascending, as many in every round
-    is_asked: np.ndarray  # [K] bool: not those that a Poisson cohort leaves out
+    is_asked: np.ndarray  # [K] bool; False where a Poisson cohort has fewer clients
 
     @property
     def asked(self) -> np.ndarray:
@@ -284,10 +309,10 @@ class RemoteCohort(NamedTuple):
 class RemoteServer(NamedTuple):
     """Server of remote clients; its state is the algorithm's server state."""
 
-    given: Deployment
+    deployment: Deployment
     received: tuple[str, ...]  # names of the state's leaves that clients read
     total: PyTree  # shapes of what a client adds to the sums
-    lane: LaneOutput  # shapes of what is kept of it
+    lane: LaneOutput  # shapes of a client's own output
     accountant: Accountant | None
     # (state, total, lanes [1, K, 1, ...], round) -> (state, metrics), compiled
     finish: Callable
@@ -299,21 +324,27 @@ class RemoteServer(NamedTuple):
           ValueError: when the round would overspend the privacy budget.
         """
         check_round(self.accountant, round)
-        given = self.given
-        sizes = given.num_clients, given.cohort_size or given.num_clients
-        ids, is_drawn = sample_clients(given.sampling, given.seed, round, *sizes)
+        deployment = self.deployment
+        ids, is_drawn = sample_clients(
+            deployment.sampling,
+            deployment.seed,
+            round,
+            deployment.num_clients,
+            deployment.cohort_size or deployment.num_clients,
+        )
         return RemoteCohort(
             ids, np.full(len(ids), True) if is_drawn is None else is_drawn
         )
 
     def tasks(self, cohort: RemoteCohort, round: int) -> dict[int, ClientTask]:
         """Return {client: its `ClientTask`} for the sampled clients."""
-        seed = self.given.seed
-        first, root = random_client(cohort.asked, seed, round), jax.random.key(seed)
-        keys = jax.vmap(functools.partial(client_key, root))(jnp.asarray(cohort.ids))
-        words = np.asarray(jax.random.key_data(keys))
+        seed = self.deployment.seed
+        random_id = random_client(cohort.asked, seed, round)
+        key_of_client = functools.partial(client_key, jax.random.key(seed))
+        keys = jax.vmap(key_of_client)(jnp.asarray(cohort.ids))
+        key_data = np.asarray(jax.random.key_data(keys))
         tasks = {
-            int(client): ClientTask(round, words[i], i, bool(client == first))
+            int(client): ClientTask(round, key_data[i], i, bool(client == random_id))
             for i, client in enumerate(cohort.ids)
         }
         return {client: tasks[client] for client in cohort.asked.tolist()}
@@ -328,20 +359,20 @@ class RemoteServer(NamedTuple):
 
         Raises:
           ValueError: for one of another algorithm or network, or numbers that are not
-            finite, whatever the client says of them.
+            finite, whatever the client's own flag says.
         """
-        shapes = sent_parts(self.given, self.total, self.lane)
+        shapes = sent_parts(self.deployment, self.total, self.lane)
         sent = from_arrays(reply.arrays, shapes, f"client {client}")
         total, lane = sent["sum"], host_zeros(self.lane)._replace(is_finite=np.True_)
         if "client" in sent:
-            names = self.lane.metrics
             metrics = {
-                k: np.asarray(reply.metrics[k], x.dtype) for k, x in names.items()
+                name: np.asarray(reply.metrics[name], x.dtype)
+                for name, x in self.lane.metrics.items()
             }
             lane = sent["client"]._replace(metrics=metrics)
-        logs = jax.tree.leaves(total, is_leaf=sums.is_scaled)
-        parts = [x.tree if sums.is_scaled(x) else x for x in logs]
-        if not (lane.is_finite and trees.is_finite(parts)):
+        nodes = jax.tree.leaves(total, is_leaf=sums.is_scaled)
+        arrays = [x.tree if sums.is_scaled(x) else x for x in nodes]
+        if not (lane.is_finite and trees.is_finite(arrays)):
             raise ValueError(
                 f"update of client {client} must be finite, got nan or infinity. Lower "
                 "the learning rate."
@@ -358,32 +389,32 @@ class RemoteServer(NamedTuple):
         """Aggregate the replies of a round and update the server.
 
         Args:
-          replies: of `unpack`, by client; whoever is missing has not answered.
+          replies: of `unpack`, by client; without those that have not answered.
 
         Returns:
-          the state, and metrics {name: [n]} of those who have, by ascending id.
+          the state, and metrics {name: [n]} of the clients that have, by ascending id.
 
         Raises:
           FloatingPointError: for numbers that are not finite, as in a simulation.
         """
         total, lanes = sums.zero_sums(self.total), []
         for client in cohort.ids.tolist():
-            summed, lane = replies.get(client, (None, host_zeros(self.lane)))
-            total = total if summed is None else add_sums(total, summed)
-            lanes.append(lane._replace(is_received=np.bool_(summed is not None)))
+            terms, lane = replies.get(client, (None, host_zeros(self.lane)))
+            total = total if terms is None else add_sums(total, terms)
+            lanes.append(lane._replace(is_received=np.bool_(terms is not None)))
         stacked = jax.tree.map(lambda *x: np.stack(x)[None, :, None], *lanes)
-        state, found = self.finish(state, total, stacked, np.int32(round))
-        is_here = np.array([lane.is_received for lane in lanes])
-        metrics = {name: x[is_here] for name, x in jax.device_get(found).items()}
-        return state, self.checked(state, metrics, cohort.ids[is_here], round)
+        state, metrics = self.finish(state, total, stacked, np.int32(round))
+        is_received = np.array([lane.is_received for lane in lanes])
+        metrics = {k: x[is_received] for k, x in jax.device_get(metrics).items()}
+        return state, self.checked(state, metrics, cohort.ids[is_received], round)
 
     def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
         """Check metrics [n] and the state of a round, see `store_personal_state`."""
         check_updates(metrics.pop(IS_FINITE), ids, round)
-        if self.given.algorithm.privacy:  # of single clients it knows nothing
+        if self.deployment.algorithm.privacy:  # clients have not sent their metrics
             metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
         check_metrics(metrics, ids, round)
-        check_dropped(metrics, ids, round, self.given.algorithm.min_kept)
+        check_dropped(metrics, ids, round, self.deployment.algorithm.min_kept)
         check_state(state, f"round {round + 1}")
         if self.accountant:
             epsilon = self.accountant.epsilon_bound(round + 1)
@@ -394,7 +425,7 @@ class RemoteServer(NamedTuple):
 add_sums = jax.jit(sums.add_sums)
 
 
-def build_server(given: Deployment, example: str) -> RemoteServer:
+def build_server(deployment: Deployment, example: str) -> RemoteServer:
     """Build the server for clients with examples of the given shapes.
 
     Args:
@@ -403,29 +434,30 @@ def build_server(given: Deployment, example: str) -> RemoteServer:
     struct = lambda x: jax.ShapeDtypeStruct((1, *x[0]), x[1])
     is_leaf = lambda x: isinstance(x, list)
     table = Dataset(**jax.tree.map(struct, json.loads(example), is_leaf=is_leaf))
-    state, slot = server_shapes(given), single_slot(ClientData(table, 1))
-    arguments = state, personal_shapes(given), slot, table
-    program, (total, lane) = jax.make_jaxpr(client_round(given), return_shape=True)(
-        *arguments, np.int32(0), jax.random.key(0)
-    )
+    state, slot = server_shapes(deployment), single_slot(ClientData(table, 1))
+    arguments = state, personal_shapes(deployment), slot, table
+    trace = jax.make_jaxpr(client_round(deployment), return_shape=True)
+    program, (total, lane) = trace(*arguments, np.int32(0), jax.random.key(0))
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
     used |= {id(x) for x in program.jaxpr.outvars}
     leaves = jax.tree_util.tree_leaves_with_path(state)
     pairs = zip(leaves, program.jaxpr.invars, strict=False)
     read = [trees.path_name(path) for (path, _), x in pairs if id(x) in used]
-    key = jax.random.key(given.seed)
+    key = jax.random.key(deployment.seed)
 
     @jax.jit
     def finish(state, total, lanes, round):
         order = jnp.arange(lanes.weight.shape[1])
         shared = empty_prepared(1)._replace(num_added=()), round, key, ()
-        return next_server(given.algorithm, state, total, lanes, order, shared)
+        return next_server(deployment.algorithm, state, total, lanes, order, shared)
 
     return RemoteServer(
-        given=given,
+        deployment=deployment,
         received=tuple(read),
         total=total,
         lane=lane._replace(personal=()),
-        accountant=accountant_of(given.algorithm, given.sampling, given.num_clients),
+        accountant=accountant_of(
+            deployment.algorithm, deployment.sampling, deployment.num_clients
+        ),
         finish=finish,
     )

@@ -110,5 +110,5 @@ def sample_clients(
     return ids[order], (places < number)[order]
 
 
-def _key(*words: int) -> int:
-    return int(np.random.SeedSequence(words).generate_state(1)[0])
+def _key(*entropy: int) -> int:
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -130,13 +130,13 @@ def _assign(length: np.ndarray, shards: int, places: int) -> tuple:
         return 0, slice(len(length))
     # Among equals by reversed bits, so that a device's shards do not come together.
     shard_of = sorted(range(shards), key=lambda shard: f"{shard:032b}"[::-1])
-    loads, owners, taken = [(0, 0, i) for i in range(shards)], [], []
+    loads, owners, places_of_waves = [(0, 0, i) for i in range(shards)], [], []
     for steps in length.tolist():
         load, place, i = loads[0]
         owners.append(shard_of[i])
-        taken.append(place)
+        places_of_waves.append(place)
         if place + 1 < places:
             heapq.heapreplace(loads, (load + steps, place + 1, i))
         else:
             heapq.heappop(loads)
-    return owners, taken
+    return owners, places_of_waves

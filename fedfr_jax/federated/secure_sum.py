@@ -58,8 +58,8 @@ def secure_sum(
     masked = mask_codes(codes, [draw_mask(x, size) for x in seeds], pairs)
     # What is asked of the first survivors: the seeds of those who are there, the keys
     # of those who are not.
-    asked = survivors[:threshold]
-    revealed = lambda shares: recover([shares[i] for i in asked], asked + 1)
+    revealers = survivors[:threshold]
+    revealed = lambda shares: recover([shares[i] for i in revealers], revealers + 1)
     self_masks = {
         i: draw_mask(revealed(seed_shares[i]), size) for i in survivors.tolist()
     }
@@ -107,12 +107,12 @@ def unmask(
       self_masks: {i: [P]} of the survivors.
       pair_masks: {(i, j): [P]} of each survivor with each client who dropped out.
     """
-    found, survivors = total.copy(), set(np.asarray(survivors).tolist())
+    unmasked, survivors = total.copy(), set(np.asarray(survivors).tolist())
     for mask in self_masks.values():
-        found -= mask
+        unmasked -= mask
     for (i, _), mask in pair_masks.items():
-        found += -mask if i in survivors else mask
-    return found
+        unmasked += -mask if i in survivors else mask
+    return unmasked
 
 
 def share_secret(secret: int, threshold: int, number: int, rng) -> list[int]:

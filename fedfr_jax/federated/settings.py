@@ -72,8 +72,8 @@ class Federation(NamedTuple):
 
     def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
         """Local epochs of a method, or those shared by all methods."""
-        own = trainer.local_epochs
-        return self.local_epochs if own is None else own
+        method_epochs = trainer.local_epochs
+        return self.local_epochs if method_epochs is None else method_epochs
 
     def options_of(self, trainer: FederatedTrainer, num_clients: int) -> dict:
         """Options of a method's rounds for `build_simulation` and `sweep`."""
@@ -89,10 +89,10 @@ class Federation(NamedTuple):
         }
 
 
-def build_sampling(given: str | Mapping) -> Sampling:
+def build_sampling(settings: str | Mapping) -> Sampling:
     """Build the sampling of config.federation.sampling, a name or a mapping."""
-    given = {"name": given} if isinstance(given, str) else given
-    return call("federation.sampling", Sampling, given)
+    settings = {"name": settings} if isinstance(settings, str) else settings
+    return call("federation.sampling", Sampling, settings)
 
 
 def build_mesh(federation: Federation) -> Mesh:
@@ -111,11 +111,11 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     if settings.rounds_per_call != 1:
         check_intervals(settings)
     with naming("config.federation"):
-        least = int(np.min(settings.local_epochs))
+        min_epochs = int(np.min(settings.local_epochs))
         cohort_size = settings.cohort_size or num_clients
         check_sampling(build_sampling(settings.sampling), num_clients, cohort_size)
         settings.build_systems(num_clients)
-        check_stragglers(settings.straggling, least, cohort_size)
+        check_stragglers(settings.straggling, min_epochs, cohort_size)
 
 
 def check_intervals(settings: Federation) -> None:

@@ -662,7 +662,7 @@ def store_personal_state(
     if store.is_mirrored and len(remote_ids):  # each process keeps the rows of all
         ids, rows = meshes.gather_processes((ids, rows))
         remote_ids = ()
-    store.scatter(ids, rows, round, others=remote_ids)
+    store.scatter(ids, rows, round, remote_ids=remote_ids)
     return metrics
 
 

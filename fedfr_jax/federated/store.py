@@ -17,11 +17,11 @@ leaves.
 One thread writes while the next round is prepared and trained; until a round's rows are
 on disk they are read from memory. An error of the writer is raised by the next call.
 
-Processes of one run share the folder: each writes rows of its own clients, at places
-that all of them know, because all keep the stamps of all rows. The first one alone
-writes the stamps, so that no two hosts change the same page of a file. Writers of rows
-share a lock, since no two write at the same place; opening the store takes it alone, so
-that nothing of an earlier run is written after it was dropped.
+Processes of one run share the folder: each writes the rows of its own clients, and all
+keep the stamps of all rows. Only the first process writes the stamps, so that no two
+hosts change the same page of a file. Writers of rows share a lock, since no two write
+at the same place; opening the store takes it exclusively, so that nothing of an earlier
+run is written later.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
 from fedfr_jax.files import write_text
 from fedfr_jax.types import PyTree
 
-ZEROS = 2**20  # bytes that are written at a time
+FILL_BYTES = 2**20  # zeros that are written at a time
 BLOCK = 2**12  # clients whose stamps are searched together
 
 
@@ -80,10 +80,10 @@ def drop_after(
 
 
 def update_checksums(
-    checksum: np.uint64, ids: np.ndarray, before: np.ndarray, after: np.ndarray
+    checksum: np.uint64, ids: np.ndarray, old_stamps: np.ndarray, new_stamps: np.ndarray
 ):
     """Update the store's checksum when the newest stamps of `ids` change."""
-    change = checksum_keys(ids, after) - checksum_keys(ids, before)
+    change = checksum_keys(ids, new_stamps) - checksum_keys(ids, old_stamps)
     return np.append(change, checksum).sum()
 
 
@@ -114,8 +114,8 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
     ]
     if not path.exists():
         write_text(path, "\n".join(lines), by=str(os.getpid()))
-    kept = path.read_text(errors="replace").splitlines()
-    for old, new in itertools.zip_longest(kept, lines, fillvalue="nothing"):
+    old_lines = path.read_text(errors="replace").splitlines()
+    for old, new in itertools.zip_longest(old_lines, lines, fillvalue="nothing"):
         if old != new:
             raise ValueError(
                 f"store {path.parent} must have the layout '{new}', got '{old}' of "
@@ -127,9 +127,9 @@ def check_sizes(folder: pathlib.Path, **sizes: int) -> None:
     """Raise ValueError unless `folder` has `name.bin` of the size for each name."""
     for name, size in sizes.items():
         path = folder / f"{name}.bin"
-        found = path.stat().st_size if path.exists() else 0
-        if found != size:
-            raise lost_states(folder, f"{path.name} of {found} bytes, not {size}")
+        actual_size = path.stat().st_size if path.exists() else 0
+        if actual_size != size:
+            raise lost_states(folder, f"{path.name} of {actual_size} bytes, not {size}")
 
 
 def lost_states(folder: pathlib.Path, got: str) -> ValueError:
@@ -164,14 +164,14 @@ def open_stamps(
 
 def _allocate(file, size: int) -> None:
     """Extend a file to `size` bytes, with disk space allocated."""
-    held = os.fstat(file.fileno()).st_size
+    old_size = os.fstat(file.fileno()).st_size
     if hasattr(os, "posix_fallocate"):
         file.truncate(size)
         os.posix_fallocate(file.fileno(), 0, size)
         return
-    file.truncate(min(held, size))
-    for start in range(held, size, ZEROS):
-        file.write(bytes(min(ZEROS, size - start)))
+    file.truncate(min(old_size, size))
+    for start in range(old_size, size, FILL_BYTES):
+        file.write(bytes(min(FILL_BYTES, size - start)))
 
 
 def written_blocks(path: pathlib.Path, row_bytes: int, block: int) -> Iterator[int]:
@@ -223,9 +223,12 @@ class StateFile:
         Returns:
           [n] bool, whether each is there as it was written with its key of `keys` [n].
         """
-        take = lambda part, start: os.preadv(self._file, [part], start)
+
+        def read_part(part, start):
+            return os.preadv(self._file, [part], start)
+
         is_whole = [
-            _in_full(take, block[row], place * self.row_bytes)
+            _move_all(read_part, block[row], place * self.row_bytes)
             for row, place in zip(rows.tolist(), places.tolist(), strict=True)
         ]
         sums = _sums((block[row] for row in rows.tolist()), keys)
@@ -239,9 +242,12 @@ class StateFile:
 
     def put(self, block: np.ndarray, places: np.ndarray) -> None:
         """Write `block` [n, row bytes], checksums included, as it is."""
-        put = lambda part, start: os.pwrite(self._file, part, start)
+
+        def write_part(part, start):
+            return os.pwrite(self._file, part, start)
+
         for row, place in zip(block, places.tolist(), strict=True):
-            if not _in_full(put, row, place * self.row_bytes):
+            if not _move_all(write_part, row, place * self.row_bytes):
                 raise OSError(f"{self.path}: row {place} was only written in part.")
 
     def drop(self, places: np.ndarray) -> None:
@@ -255,9 +261,9 @@ class StateFile:
             return
         firsts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
         for run in np.split(places, firsts)[1:]:  # neighbors at once
-            start, size = int(run[0]) * self.row_bytes, len(run) * self.row_bytes
-            where = ctypes.c_int64(start), ctypes.c_int64(size)
-            fallocate(self._file, KEEP_SIZE | PUNCH_HOLE, *where)
+            start = ctypes.c_int64(int(run[0]) * self.row_bytes)
+            size = ctypes.c_int64(len(run) * self.row_bytes)
+            fallocate(self._file, KEEP_SIZE | PUNCH_HOLE, start, size)
 
     def sync(self) -> None:
         """Sync the file to disk."""
@@ -296,8 +302,11 @@ def _sums(rows, keys):
     return np.array(sums, "<u4").view(np.uint8).reshape(-1, SUM_BYTES)
 
 
-def _in_full(move: Callable, row: np.ndarray, start: int) -> bool:
-    """Whether `move(part, start)` moved the whole row, in calls of up to 2 GiB."""
+def _move_all(move: Callable, row: np.ndarray, start: int) -> bool:
+    """Read or write a row by `move(part, start) -> bytes moved`; True if it is whole.
+
+    A call of the operating system moves at most 2 GiB.
+    """
     done = 0
     while done < len(row) and (count := move(row[done:], start + done)):
         done += count
@@ -311,10 +320,10 @@ def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
         for leaf in jax.tree.leaves(rows)
     ]
     parts = parts or [np.zeros((count, 1), np.uint8)]
-    wanted = row_bytes - SUM_BYTES
-    if (size := sum(part.shape[1] for part in parts)) != wanted:
+    state_bytes = row_bytes - SUM_BYTES
+    if (size := sum(part.shape[1] for part in parts)) != state_bytes:
         raise ValueError(
-            f"client_update must return a personal state of {wanted} bytes, as "
+            f"client_update must return a personal state of {state_bytes} bytes, as "
             f"init_personal does, got {size}."
         )
     parts.append(np.zeros((count, SUM_BYTES), np.uint8))
@@ -323,16 +332,16 @@ def pack(rows: PyTree, count: int, row_bytes: int) -> np.ndarray:
 
 def unpack(block: np.ndarray, leaves: Sequence) -> list[np.ndarray]:
     """Unpack arrays [K, ...] like `leaves` from rows [K, row bytes] uint8."""
-    found, start = [], 0
+    arrays, start = [], 0
     for leaf in leaves:
         size = trees.num_bytes(leaf)
         part = block[:, start : start + size].view(leaf.dtype)
-        found.append(part.reshape(len(block), *leaf.shape))
+        arrays.append(part.reshape(len(block), *leaf.shape))
         start += size
-    return found
+    return arrays
 
 
-PROTECTED = 2  # checkpoints whose rows stay whole
+PROTECTED = 2  # checkpoints whose rows are never overwritten
 VERSIONS = PROTECTED + 1
 CHECKSUMS = "seals.txt"
 
@@ -352,14 +361,13 @@ class Store:
       template: pytree of arrays or shape structs, one client's personal state.
       population: N.
       folder: where the files live; None takes a temporary folder.
-      resume_round: the store's time, 0 or that of a `flush`; rows written at or after
-        it are forgotten.
+      resume_round: the round to resume at, 0 or that of a `flush`; rows of this round
+        and later ones are dropped.
       protected: rounds of older checkpoints that may still be resumed.
-      sharer: this process' number among those of a run, of which 0 comes first; None
-        when it is alone.
+      sharer: index of this process among those of a run; None for a single process.
       is_read_only: the files exist, and stay as they are.
-      is_mirrored: the folder is copied elsewhere with every checkpoint; it is this
-        process' alone, which has the rows of all clients, and keeps a log of them.
+      is_mirrored: the folder is copied elsewhere with every checkpoint; no other
+        process uses it, it has the rows of all clients, and a log of them.
 
     Raises:
       ValueError: when the files belong to another tree or population, are not what they
@@ -402,17 +410,18 @@ class Store:
         self._is_kept = not (sharer or is_read_only)
         with self._rows.exclusive():  # an earlier store may still be writing
             path = self._folder / "stamps.bin"
-            modes = self._is_kept, is_read_only
-            self._file = open_stamps(path, population, VERSIONS, *modes)
+            self._file = open_stamps(
+                path, population, VERSIONS, self._is_kept, is_read_only
+            )
             self._stamps = np.asarray(self._file)  # indexed faster than a memmap
             self._checksum = drop_after(
                 self._stamps, resume_round, self._written_blocks()
             )
-            kept = read_checksums(self._folder / CHECKSUMS)
-            if is_resumed and kept.get(resume_round) != self._checksum:
+            checksums = read_checksums(self._folder / CHECKSUMS)
+            if is_resumed and checksums.get(resume_round) != self._checksum:
                 got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
                 raise lost_states(self._folder, got)
-        # From here on a cohort's own pages come into memory, and not those around.
+        # From here on only the pages of a cohort are read, without read-ahead.
         self._file.base.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
@@ -444,10 +453,10 @@ class Store:
         on_disk = ~is_new
         if pending and len(pending.ids):
             place = np.searchsorted(pending.ids, ids).clip(max=len(pending.ids) - 1)
-            found = pending.ids[place] == ids
-            block[found] = pending.block[place[found]]
-            is_new, on_disk = is_new & ~found, on_disk & ~found
-        if self._is_shared and not pending:  # a network's file system reads anew
+            is_pending = pending.ids[place] == ids
+            block[is_pending] = pending.block[place[is_pending]]
+            is_new, on_disk = is_new & ~is_pending, on_disk & ~is_pending
+        if self._is_shared and not pending:  # a lock makes NFS drop cached pages
             self._rows.share()
             self._rows.free()
         rows = np.flatnonzero(on_disk)
@@ -456,12 +465,12 @@ class Store:
         return jax.tree.unflatten(self._treedef, leaves), is_new
 
     def scatter(
-        self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, others=()
+        self, ids: np.ndarray, rows: PyTree, round: int | np.ndarray, remote_ids=()
     ) -> None:
         """Write states `rows`, a tree of [K, ...], of `round` in the background.
 
-        Negative ids are skipped; the arrays must not change afterwards. `others` are
-        the ids whose rows of this one round other processes write.
+        Negative ids are skipped; the arrays must not change afterwards. Other processes
+        write this round's rows of the clients `remote_ids`.
 
         Raises:
           ValueError: when the rows are longer or shorter than the store's.
@@ -469,19 +478,19 @@ class Store:
             full disk; the versions before that round stay whole.
         """
         self.settle()
-        others = np.asarray(others, np.int64)
-        others = others[others >= 0]
+        remote_ids = np.asarray(remote_ids, np.int64)
+        remote_ids = remote_ids[remote_ids >= 0]
         block = pack(rows, len(ids), self._row_bytes)
         ids, rounds = ids.astype(np.int64), np.broadcast_to(round, len(ids))
         if (ids[:1] < 0).any() or (ids[1:] <= ids[:-1]).any():
             order = ids.argsort()[np.count_nonzero(ids < 0) :]
             ids, block, rounds = ids[order], block[order], rounds[order]
-        if len(others):
-            rounds = np.full(len(ids) + len(others), round)
-        if not self._leaves:  # that a client took part is all there is to know
-            return self._mark(np.concatenate([ids, others]), rounds)
+        if len(remote_ids):
+            rounds = np.full(len(ids) + len(remote_ids), round)
+        if not self._leaves:  # only that a client took part is stored
+            return self._mark(np.concatenate([ids, remote_ids]), rounds)
         self._rows.share()  # other processes may write theirs
-        written = self._writer.submit(self._write, ids, block, rounds, others)
+        written = self._writer.submit(self._write, ids, block, rounds, remote_ids)
         self._pending = PendingWrite(ids, block, written)
 
     def settle(self) -> None:
@@ -501,14 +510,14 @@ class Store:
         if self._is_kept:
             path = self._folder / CHECKSUMS
             earlier = sorted(r for r in read_checksums(path).items() if r[0] < round)
-            kept = dict([*earlier[-PROTECTED:], (round, self._checksum)])
-            write_checksums(path, kept)
+            checksums = dict([*earlier[-PROTECTED:], (round, self._checksum)])
+            write_checksums(path, checksums)
 
     def keep_newest(self) -> None:
         """Free all versions but the newest, at the end of a stage.
 
-        It can go on from its last checkpoint; one before is refused. Killed at any
-        moment, the rows of the last are whole, and the next call frees the rest.
+        The stage can be resumed from its last checkpoint only. After a kill at any
+        moment its rows are whole, and the next call frees the rest.
         """
         self.settle()
         if not self._leaves:
@@ -527,11 +536,11 @@ class Store:
     def touched(self) -> np.ndarray:
         """Ids of clients with a state, ascending, [n] int64."""
         self.settle()
-        found = [np.zeros(0, np.int64)]
+        ids = [np.zeros(0, np.int64)]
         for start in self._written_blocks():
             part = self._stamps[start : start + BLOCK]
-            found.append(start + np.flatnonzero(part.any(axis=1)))
-        return np.concatenate(found)
+            ids.append(start + np.flatnonzero(part.any(axis=1)))
+        return np.concatenate(ids)
 
     def newest(self) -> int:
         """1 + the last round that wrote a state; 0 if there is none."""
@@ -545,16 +554,16 @@ class Store:
         path = self._folder / "stamps.bin"
         return written_blocks(path, VERSIONS * 4, BLOCK)
 
-    def _newest_between(self, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [n] whose newest stamp up to `until` is above `after`, and the stamps."""
-        ids, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    def _newest_between(self, since: int, until: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [n] whose newest stamp up to `until` is above `since`, and the stamps."""
+        ids, stamps = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
         for start in self._written_blocks():
             part = self._stamps[start : start + BLOCK]
             newest = np.where(part <= until, part, 0).max(axis=1)
-            rows = np.flatnonzero(newest > after)
+            rows = np.flatnonzero(newest > since)
             ids.append(start + rows)
-            found.append(newest[rows])
-        return np.concatenate(ids), np.concatenate(found)
+            stamps.append(newest[rows])
+        return np.concatenate(ids), np.concatenate(stamps)
 
     def _logged(self, ids: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         """States of clients `ids` [n] with these stamps [n], bytes [n, row bytes]."""
@@ -572,9 +581,9 @@ class Store:
         """Stamp those of `ids` that have no stamp yet."""
         is_new = self._is_new(ids)
         ids, rounds = ids[is_new], rounds[is_new]
-        before, self._stamps[ids, 0] = self._stamps[ids, 0], rounds + 1
+        old_stamps, self._stamps[ids, 0] = self._stamps[ids, 0], rounds + 1
         self._checksum = update_checksums(
-            self._checksum, ids, before, self._stamps[ids, 0]
+            self._checksum, ids, old_stamps, self._stamps[ids, 0]
         )
 
     def _unwritten(self) -> PendingWrite | None:
@@ -583,17 +592,19 @@ class Store:
             self.settle()
         return self._pending
 
-    def _write(self, ids, block, rounds, others) -> None:
+    def _write(self, ids, block, rounds, remote_ids) -> None:
         """Write the states first, then the stamps that make them valid."""
-        everyone = np.concatenate([ids, others])
+        all_ids = np.concatenate([ids, remote_ids])
         try:
-            before = self._stamps.take(everyone, axis=0).max(axis=1)
-            places, after = self._free_places(everyone, rounds), rounds + 1
+            old_stamps = self._stamps.take(all_ids, axis=0).max(axis=1)
+            places, new_stamps = self._free_places(all_ids, rounds), rounds + 1
             self._stamps.put(places, 0)
-            keys = checksum_keys(everyone, after)
+            keys = checksum_keys(all_ids, new_stamps)
             self._rows.write(block, places[: len(ids)], keys[: len(ids)])
-            self._stamps.put(places, after)
-            self._checksum = update_checksums(self._checksum, everyone, before, after)
+            self._stamps.put(places, new_stamps)
+            self._checksum = update_checksums(
+                self._checksum, all_ids, old_stamps, new_stamps
+            )
         finally:
             self._rows.free()
 

@@ -1,16 +1,16 @@
 """Examples of a round: on every device, or read segment by segment.
 
-`DeviceData`: a `Dataset` on every device; a round is one segment, and clients find
-their examples at the data set's own rows. `StreamedData`: a `Stream` on the host; a
-segment's data set holds on each device the rows of that device's clients, each client's
-own examples followed by those that the server adds, and is read while the segment
-before it trains. Both have `spec` (how a segment's data set is sharded over the
-devices) and `device_examples` (how a client finds its examples in it).
+`DeviceData`: a `Dataset` on every device; a round is one segment, and an example's
+index is its row in the data set. `StreamedData`: a `Stream` on the host; a segment's
+data set holds on each device the rows of that device's clients, each client's own
+examples followed by those that the server adds, and is read while the segment before it
+trains. Both have `spec` (how a segment's data set is sharded over the devices) and
+`device_examples` (how a client finds its examples in it).
 
-Shapes come from the largest clients of all, not from those of a round, so nothing is
-compiled anew. The exception are added examples whose limit is above the size of the
-largest client: room for them is kept over the rounds, and enlarged to a power of two
-with a quarter to spare when a round has more.
+Shapes depend on the largest clients of the population, not on those of a round, so a
+round compiles once. The exception are added examples whose limit is above the size of
+the largest client: their capacity grows with the rounds, to a power of two at least a
+quarter above what a round needs.
 """
 
 import math
@@ -59,8 +59,8 @@ class StreamShape(NamedTuple):
 
     segments: int
     waves: int  # of a segment, on each device
-    rows: int  # of a segment's table on each device, where it has one of its own
-    room: int | None = None  # added examples of a client, at most; None: all there are
+    rows: int  # of a segment's table on each device; 0: all devices have the data set
+    room: int | None = None  # capacity for a client's added examples; None: no limit
 
 
 class Layout(NamedTuple):
@@ -80,7 +80,7 @@ def num_waves(work: RoundInputs, mesh: Mesh) -> int:
 
 def fit_waves(
     table: Stream,
-    most_rows: np.ndarray,
+    max_rows: np.ndarray,
     *,
     memory: int,
     lanes: int,
@@ -90,29 +90,31 @@ def fit_waves(
     """Divide `waves` into segments of which two fit `memory`, or single waves.
 
     Args:
-      most_rows: [n] rows of the 1, 2, ... largest clients together.
+      max_rows: [n] rows of the 1, 2, ... largest clients together.
       memory: bytes on a device.
       room: added examples per client.
     """
     count = np.arange(1, waves + 1) * lanes  # clients of a segment
-    rows = most_rows[np.minimum(count, len(most_rows)) - 1] + count * room
+    rows = max_rows[np.minimum(count, len(max_rows)) - 1] + count * room
     fits = int((2 * rows * table.example_bytes <= memory).sum())
     segments = -(-waves // max(min(table.waves or fits, waves), 1))
     size = -(-waves // segments)
     return StreamShape(segments, size, int(rows[size - 1]), room)
 
 
-def capacity_for(capacity: int, most: int, max_local: int, known: set[int]) -> int:
+def capacity_for(capacity: int, num_added: int, max_local: int, rooms: set[int]) -> int:
     """Number of added examples per client that a segment has room for.
 
     Args:
-      known: the rooms so far, to which a new one is added.
+      num_added: the largest number in the round.
+      rooms: capacities so far, to which a new one is added.
     """
     if capacity <= max_local:
         return capacity
-    if not any(room >= most for room in known):
-        known.add(min(capacity, 1 << max(most + most // 4 - 1, 0).bit_length()))
-    return min(room for room in known if room >= most)
+    if not any(room >= num_added for room in rooms):
+        spare = num_added + num_added // 4
+        rooms.add(min(capacity, 1 << max(spare - 1, 0).bit_length()))
+    return min(room for room in rooms if room >= num_added)
 
 
 def build_layout(
@@ -152,28 +154,26 @@ def read_rows(
     Args:
       parts: packed slots [w, L, 11], and the rows [K, X] int32 that the server adds.
     """
-    zeros = lambda x: np.zeros((rows, *x.shape), x.dtype)
-    found = jax.tree.map(zeros, table.example)
-    for packed, examples in parts:
+    dataset = jax.tree.map(lambda x: np.zeros((rows, *x.shape), x.dtype), table.example)
+    for packed, added_rows in parts:
         for numbers in packed[column(packed, "client") >= 0]:
             slot = jax.tree.map(int, unpack(numbers))
-            own = np.arange(slot.offset, slot.offset + slot.num_examples)
-            wanted = np.concatenate(
-                [own, examples[slot.cohort_index, : slot.num_added]]
-            )
+            client_rows = np.arange(slot.offset, slot.offset + slot.num_examples)
+            added = added_rows[slot.cohort_index, : slot.num_added]
+            examples = table.take(np.concatenate([client_rows, added]))
 
-            def put(whole, own, first=slot.start):
-                whole[first : first + len(own)] = own
+            def write(whole, x, first=slot.start):
+                whole[first : first + len(x)] = x
 
-            jax.tree.map(put, found, table.take(wanted))
-    return flat_examples(found)
+            jax.tree.map(write, dataset, examples)
+    return flat_examples(dataset)
 
 
 def flat_examples(tree: Dataset) -> Dataset:
-    """Arrays [rows, ...] or their shapes with one axis behind the rows at most.
+    """Reshape arrays [rows, ...], or their shapes, to at most two axes.
 
     A TPU keeps arrays in tiles of two axes: all images of three channels would be
-    copied into other tiles before a batch is gathered from them.
+    copied to a new layout before a batch is gathered from them.
     """
 
     def flat(x):
@@ -191,7 +191,7 @@ class SegmentData(NamedTuple):
     """A chunk of rows and their data set, sharded over the client devices."""
 
     dataset: Dataset
-    rows: jax.Array  # [A * b] int32 where they lie in a device's own data set
+    rows: jax.Array  # [A * b] int32 rows of each device's data set
 
 
 class DeviceData:
@@ -262,7 +262,7 @@ class StreamedData:
           largest: examples of the cohort's largest clients, falling.
           num_tables: tables of that many rows which share the stream's memory.
         """
-        most = max(int(column(work.slots, "num_added").max()) for work in works)
+        max_added = max(int(column(work.slots, "num_added").max()) for work in works)
         capacity = works[0].added.added_rows.shape[1]
         return fit_waves(
             self.dataset,
@@ -270,7 +270,7 @@ class StreamedData:
             memory=self.dataset.memory // num_tables,
             lanes=works[0].slots.shape[2],
             waves=num_waves(works[0], self.mesh),
-            room=capacity_for(capacity, most, int(largest[0]), self.rooms),
+            room=capacity_for(capacity, max_added, int(largest[0]), self.rooms),
         )
 
     def segments(
@@ -279,16 +279,16 @@ class StreamedData:
         """Yield `load(i)` and the i-th examples, each read while the one before trains.
 
         Args:
-          lists: what a table holds, one part after the other: the rows of a layout's
-            clients, and the examples [K, X] that the server adds.
+          lists: parts of a table in order: the rows of a layout's clients, and the rows
+            [K, X] that the server adds.
         """
-        lists = [(layout.slots, meshes.fetch(examples)) for layout, examples in lists]
+        lists = [(layout.slots, meshes.fetch(added)) for layout, added in lists]
 
         def make(i):
-            here = slice(i * size.waves, (i + 1) * size.waves)
+            waves = slice(i * size.waves, (i + 1) * size.waves)
 
-            def table(a):
-                parts = [(slots[a, here], examples) for slots, examples in lists]
+            def table(device):
+                parts = [(slots[device, waves], added) for slots, added in lists]
                 return read_rows(self.dataset, parts, len(lists) * size.rows)
 
             return *load(i), put_on_local_devices(self.mesh, table)
@@ -309,8 +309,9 @@ class StreamedData:
         """`rows` [R] in order, padded with row 0, in chunks that fit the memory."""
         count, place = self.mesh.shape[meshes.CLIENTS], meshes.over_clients(self.mesh)
         for read in cut_blocks(self.dataset, rows, self.mesh, batch_size):
-            own = np.arange(read.num_examples // count, dtype=np.int32)
-            yield SegmentData(read, meshes.put_global(np.tile(own, count), place))
+            rows_of_device = np.arange(read.num_examples // count, dtype=np.int32)
+            rows_of_all = meshes.put_global(np.tile(rows_of_device, count), place)
+            yield SegmentData(read, rows_of_all)
 
     def input_wait(self) -> float:
         """Seconds of waiting for input since the last call."""

@@ -32,14 +32,14 @@ def zero_sums(shapes: PyTree, *leading: int) -> PyTree:
 def add_sums(a: PyTree, b: PyTree) -> PyTree:
     """Add two sums."""
 
-    def one(x, y):
+    def add(x, y):
         if not is_scaled(x):
             return x + y
         top = jnp.maximum(x.log, y.log)
         parts = round_down(x, top), round_down(y, top)
         return LogScaled(top, jax.tree.map(jnp.add, *parts))
 
-    return jax.tree.map(one, a, b, is_leaf=is_scaled)
+    return jax.tree.map(add, a, b, is_leaf=is_scaled)
 
 
 def over_lanes(tree: PyTree) -> PyTree:
@@ -58,20 +58,20 @@ def over_clients(mesh: Mesh, tree: PyTree) -> PyTree:
 
 def without_kept(summary: PyTree) -> tuple[PyTree, list]:
     """(`summary` with its `PerClient` parts emptied, their contents)."""
-    kept = []
+    contents = []
 
-    def one(x):
+    def remove(x):
         if not _is_kept(x):
             return x
-        kept.append(x.tree)
+        contents.append(x.tree)
         return PerClient(())
 
-    return jax.tree.map(one, summary, is_leaf=_is_kept), kept
+    return jax.tree.map(remove, summary, is_leaf=_is_kept), contents
 
 
-def with_kept(total: PyTree, kept: list) -> PyTree:
+def with_kept(total: PyTree, contents: list) -> PyTree:
     """Inverse of `without_kept`, for sums and trees of [K, ...]."""
-    trees = iter(kept)
+    trees = iter(contents)
     one = lambda x: PerClient(next(trees)) if _is_kept(x) else x
     return jax.tree.map(one, total, is_leaf=_is_kept)
 
@@ -93,11 +93,11 @@ def round_down(x: LogScaled, top: jax.Array) -> PyTree:
 
 
 def _summed(tree: PyTree, largest: Callable, total: Callable) -> PyTree:
-    def one(x):
+    def sum_node(x):
         if not is_scaled(x):
             return total(x)
         top = largest(x.log)
         at_top = round_down(x, jnp.broadcast_to(top, x.log.shape))
         return LogScaled(top, jax.tree.map(total, at_top))
 
-    return jax.tree.map(one, tree, is_leaf=is_scaled)
+    return jax.tree.map(sum_node, tree, is_leaf=is_scaled)

@@ -19,8 +19,8 @@ PERSONAL = "local"
 def split(mask: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
     """Split `tree` into the leaves where the static `mask` is True, and the others."""
     chosen = jax.tree.map(lambda m, x: x if m else None, mask, tree)
-    others = jax.tree.map(lambda m, x: None if m else x, mask, tree)
-    return chosen, others
+    rest = jax.tree.map(lambda m, x: None if m else x, mask, tree)
+    return chosen, rest
 
 
 def join(first: PyTree, second: PyTree) -> PyTree:
@@ -74,7 +74,7 @@ def received_variables(key: jax.Array, server: PyTree) -> PyTree:
 
 
 def client_output(
-    start: PyTree, end: PyTree, weight: PyTree, personal: PyTree, metrics, **others
+    start: PyTree, end: PyTree, weight: PyTree, personal: PyTree, metrics, **fields
 ) -> ClientOutput:
     """Output of a client that has trained the variables `start` to `end`."""
     return ClientOutput(
@@ -83,7 +83,7 @@ def client_output(
         personal=personal,
         metrics=metrics,
         personal_variables=personal_variables(end),
-        **others,
+        **fields,
     )
 
 

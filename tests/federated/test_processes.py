@@ -275,7 +275,8 @@ def test_processes_share_a_store_whose_stamps_one_writes(tmp_path):
         ids = np.roll(np.arange(6), round).reshape(3, 2)  # clients move
         for i, store in enumerate(sharers[:: 1 - 2 * (round % 2)]):
             others = np.delete(ids, i, axis=0).reshape(-1)
-            store.scatter(ids[i], rows(*(100 * round + ids[i])), round, others=others)
+            states = rows(*(100 * round + ids[i]))
+            store.scatter(ids[i], states, round, remote_ids=others)
         for store in sharers:
             store.settle()
         for store in sharers:

@@ -138,7 +138,7 @@ def test_clients_without_personal_state_are_remembered(tmp_path):
     tree, is_new = store.gather(np.array([1, 2]))
     assert tree == {"head": None} and is_new.tolist() == [False, True]
     store.flush(1)
-    store.scatter(np.array([-1, 1, 0]), {"head": None}, 1, others=[2, -1])
+    store.scatter(np.array([-1, 1, 0]), {"head": None}, 1, remote_ids=[2, -1])
     assert store.gather(np.array([-1, 0, 1, 2]))[1].tolist() == [True, *3 * [False]]
     resumed = Store({"head": None}, 4, tmp_path, resume_round=1)
     assert resumed.touched().tolist() == [1, 3]
@@ -266,11 +266,11 @@ def held_write(monkeypatch):
 def test_processes_that_share_a_store_write_at_the_same_time(tmp_path, held_write):
     started, release = held_write
     first, second = (Store(TEMPLATE, 4, tmp_path, sharer=i) for i in range(2))
-    first.scatter(np.array([0]), rows([1]), 0, others=[2])
+    first.scatter(np.array([0]), rows([1]), 0, remote_ids=[2])
     assert started.wait(20)
 
     def write():
-        second.scatter(np.array([2]), rows([3]), 0, others=[0])
+        second.scatter(np.array([2]), rows([3]), 0, remote_ids=[0])
         second.settle()
 
     other = threading.Thread(target=write, daemon=True)

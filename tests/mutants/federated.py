@@ -12,9 +12,9 @@ MUTANTS = [
         "federated/privacy/test_mechanism.py",
         [
             ("jnp.exp(-rate * (share", "jnp.exp(rate * (share"),
-            ("x / given.cohort_size, noisy", "x / total.weight, noisy"),
+            ("x / settings.cohort_size, noisy", "x / total.weight, noisy"),
             ("- (2 * self.count_std) ** -2", "- self.count_std**-2"),
-            ("() if given.clip_quantile is None else is_inside", "is_inside"),
+            ("() if settings.clip_quantile is None else is_inside", "is_inside"),
             ("        norm = jnp.where(is_finite, norm, 0)", "        norm = norm"),
         ],
     ),
@@ -35,7 +35,7 @@ MUTANTS = [
         [
             ("noise_multiplier=mechanism.noise_multiplier / 2", ""),
             ("return -(-rounds // groups)", "return rounds // groups"),
-            ("(2 if is_cut and most < size else 1)", "1"),
+            ("(2 if is_cut and capacity < size else 1)", "1"),
         ],
     ),
     Mutants(
@@ -126,7 +126,7 @@ MUTANTS = [
                 "squared_distances(updates)\n        nearest",
             ),
             ("jnp.argsort(krum_scores(", "jnp.argsort(-krum_scores("),
-            ("number - taken - num_malicious_clients - 2", "number - 2"),
+            ("number - num_chosen - num_malicious_clients - 2", "number - 2"),
             ("count - 4 * f, 1)", "count - 2 * f, 1)"),
             ("jnp.asarray(optax.tree.norm(apart)), smoothing)", "jnp.ones(()), 1.0)"),
             ("return total.update, moved, {}", "return total.update, center, {}"),
@@ -182,8 +182,8 @@ MUTANTS = [
         "fedfr_jax/federated/aggregation/exact_sum.py",
         "federated/test_exact_sum.py",
         [
-            ("jnp.clip(x, -most, most)", "x"),
-            ("INT32_MAX // most", "2 * INT32_MAX // most"),
+            ("jnp.clip(x, -max_code, max_code)", "x"),
+            ("INT32_MAX // max_code", "2 * INT32_MAX // max_code"),
             ("scale + uniform.astype(x.dtype)", "scale"),
         ],
     ),
@@ -199,7 +199,7 @@ MUTANTS = [
         "fedfr_jax/federated/secure_sum.py",
         "federated/test_exact_sum.py",
         [
-            ("found += -mask if i in survivors else mask", "found += mask"),
+            ("unmasked += -mask if i in survivors else mask", "unmasked += mask"),
             (
                 "codes.astype(np.int32).view(np.uint32) + np.asarray(self_masks)",
                 "codes.astype(np.int32).view(np.uint32) + 0 * np.asarray(self_masks)",
@@ -210,7 +210,7 @@ MUTANTS = [
         "fedfr_jax/federated/aggregation/compress.py",
         f"{AGGREGATION} federated/test_compress.py",
         [
-            ("kept = error if error_feedback", "kept = change if error_feedback"),
+            ("= error if error_feedback", "= change if error_feedback"),
             ("scale = 1 if error_feedback else flat.size / k", "scale = 1"),
             ("turned(change, rotated_back)", "turned(change, rotated)"),
             ("math.ceil(math.log2(max(size, 2)))", "32"),
@@ -291,7 +291,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/algorithms/fedrep.py",
         "tasks/classification/test_rows.py",
-        [("if head_epochs >= least:", "if head_epochs > least:")],
+        [("if head_epochs >= min_epochs:", "if head_epochs > min_epochs:")],
     ),
     Mutants(
         "fedfr_jax/federated/algorithms/fedprox.py",
@@ -397,7 +397,7 @@ MUTANTS = [
         MORE_ROUNDS,
         [
             ("losses * weights[domain_of(batch)]", "losses"),
-            ("jnp.where(is_of, losses", "jnp.where(~is_of, losses"),
+            ("jnp.where(is_in_domain, losses", "jnp.where(~is_in_domain, losses"),
         ],
     ),
     Mutants(
@@ -580,6 +580,6 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/local.py",
         "tasks/classification/test_rows.py::test_frozen_params_stay_under_decay_and_momentum",
-        [("return _packed_like(held, steps), state", "return steps, state")],
+        [("return _pack_like(steps, masked), state", "return steps, state")],
     ),
 ]

@@ -59,7 +59,10 @@ MUTANTS = [
         f"{ALGORITHMS}/host_batches.py",
         "federated/test_ordered.py",
         [
-            ("own = positions[client.cohort_index]", "own = positions[0]"),
+            (
+                "client_positions = positions[client.cohort_index]",
+                "client_positions = positions[0]",
+            ),
             ("order(client, cohort.round)", "order(client, 0)"),
         ],
     ),
@@ -67,7 +70,7 @@ MUTANTS = [
         f"{ALGORITHMS}/cdw.py",
         GOLDEN,
         [
-            ("jnp.where((number < client.num_classes)[None], found, 0)", "found"),
+            ("jnp.where((number < client.num_classes)[None], outputs, 0)", "outputs"),
             ("turned + FALLBACK * client", "turned + 0.0 * client"),
             ("zip((start, end)", "zip((end, end)"),
         ],

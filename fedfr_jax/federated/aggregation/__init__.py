@@ -69,15 +69,15 @@ AGGREGATORS = {
 
 
 def build_links(
-    section: str, given: str | Mapping | Sequence = ()
+    section: str, links: str | Mapping | Sequence = ()
 ) -> tuple[Aggregator, ...]:
     """Build the links of a config's `aggregation`.
 
     Args:
       section: of the key, such as "methods.fedavg.aggregation".
-      given: a name of AGGREGATORS, {"name": ..., settings}, or a list of those.
+      links: a name of AGGREGATORS, {"name": ..., settings}, or a list of those.
     """
-    each = (given,) if isinstance(given, str | Mapping) else given
+    each = (links,) if isinstance(links, str | Mapping) else links
     named = [{"name": one} if isinstance(one, str) else one for one in each]
     return tuple(choose(section, AGGREGATORS, one) for one in named)
 

@@ -75,15 +75,15 @@ def softmax_mean() -> Aggregator:
 
     def summarize(key, state, update, weight):
         del key, state
-        each = [LogScaled(one.log, weighted(update, one.tree[0])) for one in weight]
-        return Summary(each, weight), {}
+        summed = [LogScaled(x.log, weighted(update, x.tree[0])) for x in weight]
+        return Summary(summed, weight), {}
 
     def finish(key, state, total):
         del key
         parts = []
-        for change, one in zip(total.update, total.weight, strict=True):
-            counts, ones = one.tree
-            parts.append(trees.divide((change.tree, counts), ones))
+        for update, weight in zip(total.update, total.weight, strict=True):
+            counts, ones = weight.tree
+            parts.append(trees.divide((update.tree, counts), ones))
         change, counts = jax.tree.map(lambda *x: sum(x), *parts)
         return trees.divide(change, counts), state, {}
 

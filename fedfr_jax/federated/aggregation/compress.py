@@ -169,8 +169,8 @@ def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Agg
             change = [x + e.astype(x.dtype) for x, e in errors]
         sent = compress(key, change)
         error = [x - y for x, y in zip(change, sent, strict=True)]
-        kept = error if error_feedback else ()
-        return Summary(join(sent, statistics), weight, personal=kept), {}
+        client_state = error if error_feedback else ()
+        return Summary(join(sent, statistics), weight, personal=client_state), {}
 
     return Aggregator(
         no_state,
@@ -210,9 +210,9 @@ def count_dense(message: Message, *, bits: int | None, each: int) -> Message:
             "aggregation must have sign, rotate and stochastic_quantize before top_k "
             "or random_k, got one after, which would fill the zeros. Change the order."
         )
-    own = message.bits if bits is None else (bits,) * len(message.sizes)
+    entry_bits = message.bits if bits is None else (bits,) * len(message.sizes)
     extra = message.extra_bits + each * len(message.sizes)
-    return message._replace(bits=own, extra_bits=extra)
+    return message._replace(bits=entry_bits, extra_bits=extra)
 
 
 def to_levels(key: jax.Array, x: jax.Array, bits: int) -> jax.Array:

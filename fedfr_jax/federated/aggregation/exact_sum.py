@@ -38,7 +38,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
       levels: whole numbers from -levels / 2 to levels / 2; K clients fit while
         K levels / 2 < 2^31.
     """
-    scale, most = levels / (2 * range), math.ceil(levels / 2)
+    scale, max_code = levels / (2 * range), math.ceil(levels / 2)
 
     def summarize(key, state, update, weight):
         del state
@@ -55,7 +55,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
             for k, x in zip(keys, leaves, strict=False)
         ]
         # float32 may round above the last level, which the largest cohort counts on.
-        codes = [jnp.clip(x, -most, most) for x in codes]
+        codes = [jnp.clip(x, -max_code, max_code) for x in codes]
         outside = sum((jnp.abs(x) > range).sum() for x in leaves)
         number = max(sum(x.size for x in leaves), 1)
         metrics = {"clipped_share": outside.astype(jnp.float32) / number}
@@ -70,7 +70,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         summarize,
         finish,
         SUM,
-        max_clients=INT32_MAX // most,
+        max_clients=INT32_MAX // max_code,
         compress=_as_int32,
     )
 

@@ -67,12 +67,12 @@ def scale_weight(weight: PyTree, factor: jax.Array) -> PyTree:
     """Multiply a client's weight, of any algorithm, by `factor` []."""
     times = lambda x: x.astype(factor.dtype) * factor
 
-    def one(x):
+    def scale(x):
         if is_scaled(x):
             return x._replace(tree=jax.tree.map(times, x.tree))
         return times(x)
 
-    return jax.tree.map(one, weight, is_leaf=is_scaled)
+    return jax.tree.map(scale, weight, is_leaf=is_scaled)
 
 
 def wide(x: jax.Array) -> jax.Array:

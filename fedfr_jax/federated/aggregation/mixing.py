@@ -98,8 +98,8 @@ def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
     return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
 
 
-def _mixing(mix, **facts) -> Aggregator:
-    return Aggregator(no_state, hand_on, keep, mix=mix, **facts)
+def _mixing(mix, **bounds) -> Aggregator:
+    return Aggregator(no_state, hand_on, keep, mix=mix, **bounds)
 
 
 def average(is_in: jax.Array, updates):

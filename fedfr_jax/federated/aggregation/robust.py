@@ -121,9 +121,9 @@ def krum(
         last = jnp.minimum(count, num_clients_to_keep)
         return jax.tree.map(lambda x: mean_between(x[best], 0, last), updates)
 
-    least = max(2 * num_malicious_clients + 3, num_clients_to_keep)
+    min_clients = max(2 * num_malicious_clients + 3, num_clients_to_keep)
     bound = lambda number: num_malicious_clients
-    return of_all_updates(combine, min_clients=least, max_malicious=bound)
+    return of_all_updates(combine, min_clients=min_clients, max_malicious=bound)
 
 
 @checked
@@ -139,12 +139,12 @@ def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
     f = num_malicious_clients
 
     def combine(updates, weights):
-        most = len(weights) - 2 * f
+        max_picked = len(weights) - 2 * f
         is_kept = finite_clients(updates)
         count, updates = is_kept.sum(), masked(is_kept, updates)
         distances = push_apart(squared_distances(updates), ~is_kept)
-        picked = choose_one_by_one(distances, most, f, count)
-        is_picked = jnp.arange(most) < jnp.maximum(count - 2 * f, 1)
+        picked = choose_one_by_one(distances, max_picked, f, count)
+        is_picked = jnp.arange(max_picked) < jnp.maximum(count - 2 * f, 1)
         number = jnp.maximum(count - 4 * f, 1)
         near = lambda x: near_median(x[picked], is_picked, number)
         return jax.tree.map(near, updates)
@@ -222,9 +222,9 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
 def krum_scores(distances: jax.Array, count) -> jax.Array:
     """Krum scores [K]: sums of the `count` smallest distances [K, K] to others."""
     number = len(distances)
-    others = jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances)
+    to_others = jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances)
     is_near = jnp.arange(number) < count
-    return jnp.where(is_near, jnp.sort(others, axis=1), 0).sum(axis=1)
+    return jnp.where(is_near, jnp.sort(to_others, axis=1), 0).sum(axis=1)
 
 
 def choose_one_by_one(
@@ -236,8 +236,8 @@ def choose_one_by_one(
       number: how many of the clients of `distances` [K, K] there are; None is all.
     """
     number, chosen = len(distances) if number is None else number, []
-    for taken in range(count):
-        nearest = jnp.maximum(number - taken - num_malicious_clients - 2, 1)
+    for num_chosen in range(count):
+        nearest = jnp.maximum(number - num_chosen - num_malicious_clients - 2, 1)
         best = jnp.argmin(krum_scores(distances, nearest))
         chosen.append(best)
         distances = push_apart(distances, jnp.arange(len(distances)) == best)
@@ -272,10 +272,10 @@ def finite_clients(updates: PyTree) -> jax.Array:
 def masked(is_kept: jax.Array, updates: PyTree, value: float = 0) -> PyTree:
     """`updates` [K, ...] with `value` for clients that are not kept."""
 
-    def one(x):
+    def mask(x):
         return jnp.where(is_kept.reshape(-1, *[1] * (x.ndim - 1)), x, value)
 
-    return jax.tree.map(one, updates)
+    return jax.tree.map(mask, updates)
 
 
 def mean_between(x: jax.Array, first, last) -> jax.Array:

@@ -41,8 +41,8 @@ def with_update_checks(
     Raises:
       ValueError: for an algorithm whose clients send no update.
     """
-    own = algorithm.aggregator
-    if own is None:
+    aggregator = algorithm.aggregator
+    if aggregator is None:
         raise ValueError(
             "on_bad_update needs an algorithm whose updates are summed, got "
             f"{algorithm}."
@@ -55,12 +55,12 @@ def with_update_checks(
             norm = jnp.asarray(optax.tree.norm(split(update)[0]))
             is_bad |= norm > max_norm
         sent = trees.where(is_bad, sums.zero_sums(sent), sent)
-        summary, metrics = own.summarize(key, state, *sent)
+        summary, metrics = aggregator.summarize(key, state, *sent)
         dropped = jnp.where(is_bad, 1.0, metrics.get("dropped", 0.0))
         summary = trees.where(is_bad, sums.zero_sums(summary), summary)
         return summary, {**metrics, "dropped": dropped}
 
     return algorithm._replace(
-        aggregator=own._replace(summarize=summarize),
+        aggregator=aggregator._replace(summarize=summarize),
         min_kept=1.0 if on_bad_update == STOP else min_kept,
     )

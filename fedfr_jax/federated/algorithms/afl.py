@@ -56,12 +56,12 @@ def losses_by_domain(
 
     def sums(variables, batch, key):
         domains = jnp.arange(num_domains, dtype=jnp.int32)
-        is_of = domain_of(batch)[:, None] == domains[None]
-        is_of &= batch.is_valid[:, None]
+        is_in_domain = domain_of(batch)[:, None] == domains[None]
+        is_in_domain &= batch.is_valid[:, None]
         losses = example_losses(loss_fn, variables, batch, key)
-        of_batch = jnp.where(is_of, losses[:, None], 0).sum(0), is_of.sum(0)
+        totals = jnp.where(is_in_domain, losses[:, None], 0).sum(0), is_in_domain.sum(0)
         size = jnp.maximum(batch.is_valid.sum(), 1).astype(losses.dtype)
-        return jax.tree.map(lambda x: x.astype(losses.dtype) / size, of_batch)
+        return jax.tree.map(lambda x: x.astype(losses.dtype) / size, totals)
 
     return sums
 
@@ -97,11 +97,11 @@ def afl(
     train = build_local_training(
         local._replace(loss=weight_by_domain(loss_fn, domain_of))
     )
-    of_domains = losses_by_domain(loss_fn, domain_of, num_classes)
+    domain_losses = losses_by_domain(loss_fn, domain_of, num_classes)
 
     def client_update(key, server, personal, client):
         received = variable_split.merge_personal_variables(server.variables)
-        shares = over_examples(lambda b: of_domains(received, b, key), client)
+        shares = over_examples(lambda b: domain_losses(received, b, key), client)
         number = client.num_examples.astype(shares[1].dtype)
         loss, counts = jax.tree.map(lambda x: x * number, shares)
         alpha = server.share / jnp.maximum(server.counts.mean(0), 1)

@@ -21,7 +21,7 @@ from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
-def mix(own: PyTree, other: PyTree) -> PyTree:
+def mix(personal: PyTree, other: PyTree) -> PyTree:
     """Mix alpha v + (1 - alpha) y, of own {"v", "alpha"} and other = y.
 
     Leaves that y lacks, because they stay with the client, are those of v.
@@ -30,10 +30,10 @@ def mix(own: PyTree, other: PyTree) -> PyTree:
     def blend(y, v):
         if y is None:
             return v
-        alpha = own["alpha"].astype(v.dtype)
+        alpha = personal["alpha"].astype(v.dtype)
         return alpha * v + (1 - alpha) * y
 
-    return jax.tree.map(blend, other, own["v"], is_leaf=lambda x: x is None)
+    return jax.tree.map(blend, other, personal["v"], is_leaf=lambda x: x is None)
 
 
 @checked
@@ -66,7 +66,7 @@ def apfl(
         start = variable_split.merge_personal_variables(server.variables)
         return {**start, "params": {"v": start["params"], "alpha": share}}
 
-    def client_update(key, server, own, client):
+    def client_update(key, server, personal, client):
         def body(step, carry):
             y, v = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
@@ -82,15 +82,16 @@ def apfl(
             return (y, v), {**metrics, "alpha": share}
 
         received = variable_split.merge_personal_variables(server.variables)
-        start = init_state(local, received, client), init_state(mixed, own, client)
+        start = init_state(local, received, client), init_state(mixed, personal, client)
         (y, v), metrics = run_steps(body, start, client)
         end = variable_split.split_paths(y.variables, server.variables)
         return variable_split.client_output(
             server.variables, end, weight(client), v.variables, metrics
         )
 
-    def personalize(server, own):
-        return {**own, "params": mix(own["params"], server.variables["params"])}
+    def personalize(server, personal):
+        params = mix(personal["params"], server.variables["params"])
+        return {**personal, "params": params}
 
     return global_part._replace(
         init_personal=init_personal,

@@ -30,10 +30,10 @@ def with_batch_stats(
     """
     if mode == "average":
         return algorithm
-    kept = with_personal_layers(algorithm, batch_stats_mask)
+    personal = with_personal_layers(algorithm, batch_stats_mask)
     if mode == "local":
-        return kept
-    return from_random_client(kept)._replace(
+        return personal
+    return from_random_client(personal)._replace(
         has_global_model=algorithm.has_global_model
     )
 

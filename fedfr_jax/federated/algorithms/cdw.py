@@ -58,9 +58,9 @@ def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
         def logits(variables, key):
             network = variable_split.merge_personal_variables(variables)
             key = key if train_mode else None
-            found, _ = model.apply(network, batch.model_inputs, train_mode, key=key)
-            number = jnp.arange(found.shape[1], dtype=jnp.int32)
-            return jnp.where((number < client.num_classes)[None], found, 0)
+            outputs, _ = model.apply(network, batch.model_inputs, train_mode, key=key)
+            number = jnp.arange(outputs.shape[1], dtype=jnp.int32)
+            return jnp.where((number < client.num_classes)[None], outputs, 0)
 
         pair = zip((start, end), jax.random.split(key), strict=True)
         turned = cosine_distance(*(logits(*one) for one in pair))

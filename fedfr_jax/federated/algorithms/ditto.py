@@ -36,13 +36,13 @@ def ditto(
     global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
     train_own = build_local_training(proximal(local, lam))
 
-    def client_update(key, server, own, client):
+    def client_update(key, server, personal, client):
         nothing = global_part.init_personal(key, server)
         output = global_part.client_update(key, server, nothing, client)
         anchor = server.variables["params"]
-        own, metrics = train_own(key, own, client, anchor=anchor)
+        personal, metrics = train_own(key, personal, client, anchor=anchor)
         metrics = {**output.metrics, "personal_loss": metrics["loss"]}
-        return output._replace(personal=own, metrics=metrics)
+        return output._replace(personal=personal, metrics=metrics)
 
     return global_part._replace(
         init_personal=variable_split.received_variables,

@@ -51,9 +51,9 @@ def fedaws(
         return kernel - lam * server_learning_rate * gradient(kernel)
 
     def init(variables):
-        found = _select_classes(select, variables)
-        if len(found) != 1 or found[0].ndim != 2:
-            shapes = [x.shape for x in found]
+        leaves = _select_classes(select, variables)
+        if len(leaves) != 1 or leaves[0].ndim != 2:
+            shapes = [x.shape for x in leaves]
             raise ValueError(
                 f"classes must match exactly one leaf [D, M], got {shapes}."
             )

@@ -40,8 +40,12 @@ def feddane(
     gradient = cohort_gradient(local)
 
     def train(key, variables, client):
-        own = over_examples(lambda batch: gradient(variables, batch, key), client)
-        correction = jax.tree.map(jnp.subtract, client.shared.value, own)
+
+        def batch_gradient(batch):
+            return gradient(variables, batch, key)
+
+        client_gradient = over_examples(batch_gradient, client)
+        correction = jax.tree.map(jnp.subtract, client.shared.value, client_gradient)
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 

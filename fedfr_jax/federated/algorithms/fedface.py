@@ -59,9 +59,9 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         return SpreadServer(server, heads, jnp.zeros(num_clients, bool))
 
     def client_update(key, server, personal, client):
-        own = personal.leaves["params"]["head"]
-        head = jnp.where(server.is_known[client.id], server.heads[client.id], own)
-        params = {**personal.leaves["params"], "head": head}
+        params, client_id = personal.leaves["params"], client.id
+        is_known, known_head = server.is_known[client_id], server.heads[client_id]
+        params = {**params, "head": jnp.where(is_known, known_head, params["head"])}
         leaves = {**personal.leaves, "params": params}
         personal = personal._replace(leaves=leaves)
         output = inside.client_update(key, server, personal, client)

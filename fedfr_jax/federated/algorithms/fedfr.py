@@ -166,13 +166,16 @@ def build_adaptation(
             teacher_head=params["head"],
         )
         end = {**end, "params": {**whole["params"], **end["params"]}}
-        own = variable_split.personal_variables(
+        personal = variable_split.personal_variables(
             variable_split.split_paths(end, server.variables)
         )
-        nothing = jax.tree.map(jnp.zeros_like, variable_split.shared(server.variables))
-        one = jnp.float32(1)
+        shared_variables = variable_split.shared(server.variables)
         return ClientOutput(
-            nothing, one, backbone_of(end), metrics, personal_variables=own
+            update=jax.tree.map(jnp.zeros_like, shared_variables),
+            weight=jnp.float32(1),
+            personal=backbone_of(end),
+            metrics=metrics,
+            personal_variables=personal,
         )
 
     return algorithm._replace(client_update=client_update, prepare=None)

@@ -106,8 +106,8 @@ def fedmargin(
         aggregate = server.prototypes
         if context.cohort.round == 0:
             run = mean_values(context.batching, context.mesh)
-            where = context.dataset, context.population, context.cohort
-            first = prototypes.prototype_of_class(*run(server.variables, *where))
+            inputs = context.dataset, context.population, context.cohort
+            first = prototypes.prototype_of_class(*run(server.variables, *inputs))
             aggregate = _like(aggregate, first)
         sent = Broadcast(aggregate)
         return empty_prepared(len(context.cohort.ids))._replace(shared=sent)
@@ -128,11 +128,11 @@ def fedmargin(
 
     def server_update(server, result):
         variables = trees.add(server.variables, result.aggregate)
-        seen = _like(server.prototypes, prototypes.prototype_of_class(*result.sums))
-        moved = prototypes.update_prototypes(
-            server.prototypes, seen, prototype_momentum
+        of_round = prototypes.prototype_of_class(*result.sums)
+        new_prototypes = prototypes.update_prototypes(
+            server.prototypes, _like(server.prototypes, of_round), prototype_momentum
         )
-        return Server(variables, moved)
+        return Server(variables, new_prototypes)
 
     def report(server, result):
         share = cohort_attention(result.weights)
@@ -157,9 +157,9 @@ def _like(a: Prototypes, b: Prototypes) -> Prototypes:
 
 def _round_metrics(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
     """Metrics of the round, repeated for each client."""
-    facts = {
+    metrics = {
         "attention_entropy": jax.scipy.special.entr(share).sum(),
         "amm": aggregate_mean_margin(prototypes),
         "num_prototypes": (prototypes.count > 0).sum().astype(share.dtype),
     }
-    return {name: jnp.broadcast_to(x, share.shape) for name, x in facts.items()}
+    return {name: jnp.broadcast_to(x, share.shape) for name, x in metrics.items()}

@@ -34,10 +34,10 @@ def fedrep(
     """
     body = f"^(?!.*(?:{head}))"
     train = phased_training(local, phases=((head, 0), (body, head_epochs)))
-    kept = with_personal_layers(fedavg(train, weighting=weighting), head)
+    algorithm = with_personal_layers(fedavg(train, weighting=weighting), head)
 
     def init(variables):
-        server = kept.init(variables)
+        server = algorithm.init(variables)
         _, is_head = scanned_blocks.split_stacks(variables, trees.matching(head))
         if all(jax.tree.leaves(is_head["params"])):
             raise ValueError(
@@ -46,11 +46,11 @@ def fedrep(
             )
         return server
 
-    def check_epochs(least):
-        if head_epochs >= least:
+    def check_epochs(min_epochs):
+        if head_epochs >= min_epochs:
             raise ValueError(
-                f"head_epochs must be below the {least} local epochs of a round, "
+                f"head_epochs must be below the {min_epochs} local epochs of a round, "
                 f"so that the body trains, got {head_epochs}."
             )
 
-    return kept._replace(init=init, check_epochs=check_epochs)
+    return algorithm._replace(init=init, check_epochs=check_epochs)

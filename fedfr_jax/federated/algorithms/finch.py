@@ -40,10 +40,10 @@ def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.A
     """
     unit = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
     cosines = jnp.matmul(unit, unit.T, precision=MAX_PRECISION)
-    others = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)
+    similarity = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)
     if is_received is not None:
-        others = jnp.where(is_received[None], others, -jnp.inf)
-    return jnp.argmax(others, axis=1).astype(jnp.int32)
+        similarity = jnp.where(is_received[None], similarity, -jnp.inf)
+    return jnp.argmax(similarity, axis=1).astype(jnp.int32)
 
 
 def first_neighbor_links(neighbors: jax.Array) -> jax.Array:
@@ -104,24 +104,24 @@ def finch(
         del models
         return empty_prepared(len(context.cohort.ids))._replace(shared=shared.images)
 
-    def client_update(key, models, known, client):
+    def client_update(key, models, cluster, client):
         start = cluster_model(models, client.id)
         end, metrics = train(key, start, client)
         share = weight(jax.random.fold_in(key, 1), start, end, client)
         network, step = variable_split.merge_personal_variables(end), jnp.int32(0)
-        seen = look(network, client.shared, client.round, step, key).reshape(-1)
+        features = look(network, client.shared, client.round, step, key).reshape(-1)
         return ClientOutput(
             update=(),
             weight=share,
             personal=client.id,
             metrics=metrics,
-            per_client=(client.id, variable_split.shared(end), seen),
+            per_client=(client.id, variable_split.shared(end), features),
             personal_variables=variable_split.personal_variables(end),
         )
 
     def server_update(models, result):
-        ids, ends, seen = result.per_client
-        group = clusters(seen, result.is_received)
+        ids, ends, features = result.per_client
+        group = clusters(features, result.is_received)
         share = jnp.where(group[:, None] == group[None], result.weights[None], 0)
         total = share.sum(axis=1, keepdims=True)
         if result.is_received is not None:  # ids of the others are nobody's
@@ -140,9 +140,9 @@ def finch(
         mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
         return {**models, **mean}
 
-    def personalize(models, known):
-        own, everybody = cluster_model(models, jnp.maximum(known, 0)), network(models)
-        return jax.tree.map(lambda a, b: jnp.where(known >= 0, a, b), own, everybody)
+    def personalize(models, client):
+        cluster, mean = cluster_model(models, jnp.maximum(client, 0)), network(models)
+        return jax.tree.map(lambda a, b: jnp.where(client >= 0, a, b), cluster, mean)
 
     def report(models, result):
         group = clusters(result.per_client[2], result.is_received)

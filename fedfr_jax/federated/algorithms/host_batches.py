@@ -42,8 +42,8 @@ def with_host_batches(algorithm: Algorithm, order: Callable) -> Algorithm:
 
     def client_update(key, server, personal, client):
         inner, positions = client.shared
-        own = positions[client.cohort_index]
-        batch = lambda step: client.batch_at(step, own[step])
+        client_positions = positions[client.cohort_index]
+        batch = lambda step: client.batch_at(step, client_positions[step])
         client = client._replace(batch=batch, shared=inner)
         return algorithm.client_update(key, server, personal, client)
 

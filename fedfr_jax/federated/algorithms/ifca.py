@@ -38,8 +38,8 @@ def count_clusters(models: PyTree) -> int:
 
 def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
     """Server model `group` [] of `models` [J, ...], with the personal leaves."""
-    one = jax.tree.map(lambda x: x[group], variable_split.shared(models))
-    return {**models, **one}
+    model = jax.tree.map(lambda x: x[group], variable_split.shared(models))
+    return {**models, **model}
 
 
 def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
@@ -130,7 +130,7 @@ def ifca(
 
     def client_update(key, models, group, client):
         del group
-        every = jnp.arange(count_clusters(models), dtype=jnp.int32)
+        clusters = jnp.arange(count_clusters(models), dtype=jnp.int32)
 
         def losses_of(batch):
             def loss_of(j):
@@ -138,7 +138,7 @@ def ifca(
                 network = variable_split.merge_personal_variables(model)
                 return loss_fn(network, batch, key)[0]
 
-            return jax.lax.map(loss_of, every)
+            return jax.lax.map(loss_of, clusters)
 
         group = jnp.argmin(over_examples(losses_of, client)).astype(jnp.int32)
         end, metrics = train(key, cluster_model(models, group), client)

@@ -54,8 +54,8 @@ def build_distillation(
         key = jax.random.fold_in(jax.random.key(shared.seed + 1), round)
         network = fill_features(model, {"params": params, "batch_stats": stats})
         step_key = jax.random.fold_in(key, step)
-        _, found, moved = model.apply_with_features(network, x, True, key=step_key)
-        value = feature_distance(found, target, is_valid)
+        _, features, moved = model.apply_with_features(network, x, True, key=step_key)
+        value = feature_distance(features, target, is_valid)
         return value, variable_split.select_like(stats, moved)
 
     gradient = jax.grad(loss_of, has_aux=True)
@@ -63,8 +63,8 @@ def build_distillation(
     def learn(variables: PyTree, images, targets, round) -> PyTree:
         def body(step, carry):
             params, stats, opt_state = carry
-            given = images, targets[step], round, step
-            grads, stats = gradient(params, stats, *given)
+            inputs = images, targets[step], round, step
+            grads, stats = gradient(params, stats, *inputs)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), stats, opt_state
 
@@ -135,11 +135,11 @@ def kd(
         def all_steps():
             number = jnp.arange(shared.num_batches, dtype=jnp.int32)
             network = variable_split.merge_personal_variables(end)
-            given = network, client.shared, client.round
-            return jax.lax.map(lambda i: look(*given, i, key), number)
+            inputs = network, client.shared, client.round
+            return jax.lax.map(lambda i: look(*inputs, i, key), number)
 
-        found = jax.eval_shape(all_steps)
-        nothing = lambda: jnp.zeros(found.shape, found.dtype)
+        shapes = jax.eval_shape(all_steps)
+        nothing = lambda: jnp.zeros(shapes.shape, shapes.dtype)
         return jax.lax.cond(is_due(client.round), all_steps, nothing)
 
     def client_update(key, server, personal, client):

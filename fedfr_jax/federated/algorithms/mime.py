@@ -73,11 +73,15 @@ def frozen_momentum(
     def client_update(key, server, personal, client):
         start = server.variables
         end, metrics = push(key, server, client)
-        own = over_examples(lambda batch: gradient(start, batch, key), client)
+
+        def batch_gradient(batch):
+            return gradient(start, batch, key)
+
+        client_gradient = over_examples(batch_gradient, client)
         output = variable_split.client_output(
             start, end, weight(client), personal, metrics
         )
-        return output._replace(update=(output.update, own))
+        return output._replace(update=(output.update, client_gradient))
 
     def server_update(server, result):
         change, mean = result.aggregate

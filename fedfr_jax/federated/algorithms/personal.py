@@ -82,13 +82,13 @@ def with_personal_layers(
                 "personal needs an algorithm whose ClientOutput has "
                 "personal_variables=variable_split.personal_variables(end), got ()."
             )
-        mine = scanned_blocks.unstack_like(row.leaves, output.personal_variables)
-        own = scanned_blocks.unstack_like(
-            variable_split.select_like(mine, output.personal_variables), row.leaves
-        )
-        others = variable_split.drop_like(mine, output.personal_variables)
+        trained = output.personal_variables
+        old = scanned_blocks.unstack_like(row.leaves, trained)
+        leaves = variable_split.select_like(old, trained)
+        leaves = scanned_blocks.unstack_like(leaves, row.leaves)
         return output._replace(
-            personal=PersonalState(output.personal, own), personal_variables=others
+            personal=PersonalState(output.personal, leaves),
+            personal_variables=variable_split.drop_like(old, trained),
         )
 
     def personalize(server, row):
@@ -128,10 +128,10 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
 
 def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
     """Leaves of `variables` at the paths of `leaves`; others may be missing."""
-    found = jax.tree_util.tree_leaves_with_path(
+    leaves_with_path = jax.tree_util.tree_leaves_with_path(
         scanned_blocks.unstack_like(variables, leaves)
     )
-    named = {trees.path_name(path): x for path, x in found}
+    named = {trees.path_name(path): x for path, x in leaves_with_path}
 
     def pick(path, leaf):
         name = trees.path_name(path)

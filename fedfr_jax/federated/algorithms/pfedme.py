@@ -54,8 +54,8 @@ def pfedme(
     inner_local = proximal(local, lam)._replace(learning_rate=personal_learning_rate)
     inner_step = local_step(inner_local)
 
-    def client_update(key, server, own, client):
-        del own  # theta starts at w in every round
+    def client_update(key, server, previous, client):
+        del previous  # theta starts at w in every round
 
         def body(step, carry):
             theta, u = carry

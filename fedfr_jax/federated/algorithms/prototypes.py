@@ -38,15 +38,16 @@ def empty_prototypes(model: Model) -> Prototypes:
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """Shape of a model's features of one image, [1, D] or [1, h, w, D]."""
     image = input_structs(model.input_shape)
-    of = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
-    return jax.eval_shape(of, jax.random.key(0), image)
+    features = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
+    return jax.eval_shape(features, jax.random.key(0), image)
 
 
 def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
     """Moving average momentum old + (1 - momentum) new, where both are there."""
-    kept = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
+    old_share = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
     is_new = new.count > 0
-    mean = jnp.where(is_new[:, None], kept * old.mean + (1 - kept) * new.mean, old.mean)
+    moved = old_share * old.mean + (1 - old_share) * new.mean
+    mean = jnp.where(is_new[:, None], moved, old.mean)
     return Prototypes(mean, jnp.where(is_new, new.count, old.count))
 
 
@@ -124,10 +125,10 @@ def client_prototypes(
     values: Callable, variables: PyTree, client: Client
 ) -> Prototypes:
     """Prototypes of all examples of a client, without random augmentation."""
-    of_batch = lambda batch: values(variables, batch, None)
-    found = prototype_of_class(*over_examples(of_batch, client))
-    examples = (client.num_examples + client.num_added).astype(found.count.dtype)
-    return found._replace(count=found.count * examples)
+    batch_value = lambda batch: values(variables, batch, None)
+    prototypes = prototype_of_class(*over_examples(batch_value, client))
+    examples = (client.num_examples + client.num_added).astype(prototypes.count.dtype)
+    return prototypes._replace(count=prototypes.count * examples)
 
 
 def distances(p: jax.Array, q: jax.Array) -> jax.Array:
@@ -146,15 +147,15 @@ def margins(
       relative: divide by the sum of the two distances, for values in [-1, 1] as in
         generalized LVQ (Sato & Yamada 1995).
     """
-    apart = distances(p.mean, q.mean)
-    is_other = (q.count > 0)[None] & ~jnp.eye(len(apart), dtype=bool)
+    pairs = distances(p.mean, q.mean)
+    is_other = (q.count > 0)[None] & ~jnp.eye(len(pairs), dtype=bool)
     is_defined = (p.count > 0) & (q.count > 0) & is_other.any(1)
-    other = jnp.where(is_other, apart, jnp.inf).min(1)
-    other = jnp.where(is_defined, other, 0)
-    own = jnp.where(is_defined, jnp.diag(apart), 0)
-    margin = other - own
+    to_other = jnp.where(is_other, pairs, jnp.inf).min(1)
+    to_other = jnp.where(is_defined, to_other, 0)
+    to_own = jnp.where(is_defined, jnp.diag(pairs), 0)
+    margin = to_other - to_own
     if relative:
-        margin = margin / jnp.maximum(other + own, TINY)
+        margin = margin / jnp.maximum(to_other + to_own, TINY)
     return margin, is_defined
 
 

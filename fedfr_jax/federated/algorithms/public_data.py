@@ -82,10 +82,10 @@ def features_of_images(
     def features(variables: PyTree, images, round, step, key):
         x, _ = shared.batch(images, round, step)
         key = jax.random.fold_in(key, step) if train_mode else None
-        _, found, _ = model.apply_with_features(variables, x, train_mode, key=key)
+        _, values, _ = model.apply_with_features(variables, x, train_mode, key=key)
         if normalize:
-            length = jnp.linalg.norm(found, axis=-1, keepdims=True)
-            found = found / jnp.maximum(length, TINY)
-        return found
+            length = jnp.linalg.norm(values, axis=-1, keepdims=True)
+            values = values / jnp.maximum(length, TINY)
+        return values
 
     return features

@@ -66,8 +66,8 @@ def scaffold(
             return jnp.where(travel > 0, gradient - mean_control, 0)
 
         gain = jax.tree.map(gain_of, change["params"], server.control)
-        own = jax.tree.map(jnp.add, control, gain)
-        return output._replace(update=(change, gain), personal=own)
+        new_control = jax.tree.map(jnp.add, control, gain)
+        return output._replace(update=(change, gain), personal=new_control)
 
     def server_update(server, result):
         change, gain = result.aggregate

@@ -127,7 +127,7 @@ def check_bound(
 def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
     """Poison a client's own examples if it is an attacker (`is_bad`, [] bool)."""
 
-    def of(batch):
+    def poisoned(batch):
         is_own = is_bad & batch.is_valid & ~batch.is_added
         pick = lambda bad, x: jnp.where(is_own.reshape(-1, *[1] * (x.ndim - 1)), bad, x)
         bad = poison(batch)
@@ -138,9 +138,9 @@ def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
         return batch._replace(inputs=inputs, targets=targets)
 
     return client._replace(
-        batch=lambda step: of(client.batch(step)),
-        batch_at=lambda step, positions: of(client.batch_at(step, positions)),
-        batch_from=lambda start, view: of(client.batch_from(start, view)),
+        batch=lambda step: poisoned(client.batch(step)),
+        batch_at=lambda step, positions: poisoned(client.batch_at(step, positions)),
+        batch_from=lambda start, view: poisoned(client.batch_from(start, view)),
     )
 
 

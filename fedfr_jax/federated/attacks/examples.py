@@ -80,6 +80,6 @@ def backdoor_rate(
       apply: (variables, images [T, H, W, C]) -> logits [T, M].
     """
     stamped = stamp(jnp.asarray(images), pattern_size)
-    found = apply(variables, stamped).argmax(axis=1)
+    predicted = apply(variables, stamped).argmax(axis=1)
     is_other = jnp.asarray(labels) != target
-    return float((is_other & (found == target)).sum() / is_other.sum())
+    return float((is_other & (predicted == target)).sum() / is_other.sum())

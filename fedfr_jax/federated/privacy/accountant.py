@@ -13,7 +13,7 @@ them in a round, and noise of `noise_multiplier` z times the clip norm on their 
     shuffle  no amplification: ceil(T / floor(N / K)) Gaussians, as often as a client
              takes part at most
 
-Sampling amplifies only what nobody but the server sees: who took part.
+Sampling amplifies privacy only if the cohorts are known to the server alone.
 """
 
 import functools
@@ -30,7 +30,7 @@ from fedfr_jax.ranges import Count, Positive
 from fedfr_jax.schema import checked
 
 GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
-LEAST_NOISE = 0.3  # of loss distributions, which take minutes and gigabytes below it
+MIN_NOISE = 0.3  # of loss distributions, which take minutes and gigabytes below it
 ORDERS = [*range(2, 65), 96, 128]  # of Renyi divergences
 EXACT_ROUNDS, STEP = 16, 1.05  # of `epsilon_bound`
 
@@ -53,17 +53,17 @@ class Accountant(NamedTuple):
     mechanism: Mechanism
     budget: float  # of epsilon, which no round exceeds
     epsilon: Callable[[int], float]  # after that many rounds, 0 before the first
-    # An upper bound within a few percent of it: much cheaper for each of many rounds.
+    # An upper bound within a few percent of epsilon: cheaper for each of many rounds.
     epsilon_bound: Callable[[int], float]
 
-    def rounds_within_budget(self, most: int) -> int:
-        """Number of rounds, at most `most`, within the privacy budget."""
+    def rounds_within_budget(self, max_rounds: int) -> int:
+        """Number of rounds, at most `max_rounds`, within the privacy budget."""
         if self.mechanism.strategy:
-            most = min(most, self.mechanism.strategy.rounds)
+            max_rounds = min(max_rounds, self.mechanism.strategy.rounds)
         if self.budget == math.inf:
-            return most
-        low, high = 0, most + 1  # rounds within the budget, and beyond it
-        middle = most  # all of them, as a rule
+            return max_rounds
+        low, high = 0, max_rounds + 1  # rounds within the budget, and beyond it
+        middle = max_rounds  # all of them, as a rule
         while high - low > 1:
             is_within = self.epsilon(middle) <= self.budget
             low, high = (middle, high) if is_within else (low, middle)
@@ -75,19 +75,19 @@ class Accountant(NamedTuple):
 def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
     """Build the accountant of a mechanism; cached."""
     check_mechanism(mechanism)
-    after, known = _of_mechanism(mechanism), {0: 0.0}
+    epsilon_after, epsilons = _epsilon_of(mechanism), {0: 0.0}
 
     def epsilon(rounds):
-        if rounds not in known:
-            known[rounds] = float(after(rounds))
-        return known[rounds]
+        if rounds not in epsilons:
+            epsilons[rounds] = float(epsilon_after(rounds))
+        return epsilons[rounds]
 
     def bound(rounds):
         if not _is_slow(mechanism):
             return epsilon(rounds)
         limit = _next_on_grid(rounds)
-        epsilon(min((x for x in known if rounds <= x <= limit), default=limit))
-        return min(known[x] for x in known if rounds <= x <= limit)
+        epsilon(min((x for x in epsilons if rounds <= x <= limit), default=limit))
+        return min(epsilons[x] for x in epsilons if rounds <= x <= limit)
 
     return Accountant(mechanism, budget, epsilon, bound)
 
@@ -99,8 +99,8 @@ def check_round(accountant: Accountant | None, round: int) -> None:
     budget, strategy = accountant.budget, accountant.mechanism.strategy
     if strategy and round >= strategy.rounds:
         raise ValueError(
-            f"privacy.noise must be built for all rounds, got it for {strategy.rounds} "
-            f"before round {round + 1}."
+            f"privacy.noise must be built for all rounds, got noise for "
+            f"{strategy.rounds} rounds before round {round + 1}."
         )
     if budget == math.inf or accountant.epsilon_bound(round + 1) <= budget:
         return
@@ -113,7 +113,7 @@ def check_round(accountant: Accountant | None, round: int) -> None:
 
 
 def affordable_rounds(accountant: Accountant | None, num_rounds: int) -> int:
-    """How many of the rounds the privacy budget allows; says so when they are fewer."""
+    """Number of the rounds within the privacy budget; prints when they are fewer."""
     if accountant is None:
         return num_rounds
     check_round(accountant, 0)
@@ -165,39 +165,36 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
     """Smallest noise multiplier, to a thousandth, for `rounds` within `epsilon`.
 
     Args:
-      mechanism: its noise multiplier is not looked at.
+      mechanism: its noise multiplier is ignored.
       epsilon: > 0, after the last round.
     """
     check_mechanism(mechanism)
 
-    def excess(noise_multiplier, of=_of_mechanism):
-        mine = mechanism._replace(noise_multiplier=noise_multiplier)
-        return of(mine)(rounds) - epsilon
+    def excess(noise_multiplier):
+        candidate = mechanism._replace(noise_multiplier=noise_multiplier)
+        return _epsilon_of(candidate)(rounds) - epsilon
+
+    def quick_excess(noise_multiplier):
+        candidate = mechanism._replace(noise_multiplier=noise_multiplier)
+        return _renyi_poisson(candidate, is_cut=False)(rounds) - epsilon
 
     low, high = 1.0, 1.0
     if _is_slow(mechanism):  # the Renyi bound needs up to a third more noise
-        uncut = functools.partial(_renyi_poisson, is_cut=False)
-        quick = functools.partial(excess, of=uncut)
-        high = _least(quick, *_bracket(quick, 1.0, 1.0))
+        high = _smallest_noise(quick_excess, 1.0, 1.0)
         low = high / 1.5
-    return _least(excess, *_bracket(excess, low, high))
+    return _smallest_noise(excess, low, high)
 
 
-def _bracket(excess, low, high):
-    """Find noise that spends too much, and noise that does not."""
+def _smallest_noise(excess: Callable, low: float, high: float) -> float:
+    """Find the root of a falling function near [low, high], from above, to 0.001."""
     while excess(high) > 0:
         low, high = high, 1.5 * high
     while excess(low) <= 0:
         low, high = low / 1.5, low
-    return low, high
-
-
-def _least(excess, low, high):
-    """Find the root in this bracket to a thousandth, rounded to the safe side."""
-    found = optimize.brentq(excess, low, high, rtol=2e-4)
-    while excess(found) > 0:
-        found *= 1.0003
-    return float(found)
+    root = optimize.brentq(excess, low, high, rtol=2e-4)
+    while excess(root) > 0:
+        root *= 1.0003
+    return float(root)
 
 
 def _is_slow(mechanism: Mechanism) -> bool:
@@ -211,16 +208,16 @@ def _is_released_once(strategy: Strategy | None) -> bool:
     return strategy is not None and not strategy.is_banded
 
 
-def _of_mechanism(mechanism: Mechanism) -> Callable[[int], float]:
+def _epsilon_of(mechanism: Mechanism) -> Callable[[int], float]:
     """Build rounds (at least 1) -> epsilon for a mechanism."""
     if not mechanism.noise_multiplier:
         return lambda rounds: math.inf
     if mechanism.is_local:
-        return _replacing(mechanism)  # nobody else's update hides it
+        return _replacing(mechanism)  # a single update is not hidden in a sum
     if _is_released_once(mechanism.strategy):
         return _single_release(mechanism)
     if _is_slow(mechanism):
-        is_small = mechanism.noise_multiplier < LEAST_NOISE
+        is_small = mechanism.noise_multiplier < MIN_NOISE
         return (_renyi_poisson if is_small else _poisson)(mechanism)
     if mechanism.sampling.name != "fixed":
         return _repeated(mechanism)
@@ -266,8 +263,8 @@ def _poisson(mechanism: Mechanism) -> Callable[[int], float]:
     """Epsilon by composing the loss distribution of one round, on an adaptive grid."""
     delta = mechanism.delta
     uncut = _loss_distribution(mechanism, 5e-3, is_cut=False)
-    least = uncut.get_epsilon_for_delta(delta)  # of one round, for its order
-    whole = _loss_distribution(mechanism, float(np.clip(least / 150, *GRIDS)))
+    first_epsilon = uncut.get_epsilon_for_delta(delta)  # of one round, for its order
+    whole = _loss_distribution(mechanism, float(np.clip(first_epsilon / 150, *GRIDS)))
 
     def epsilon(rounds):
         composed = whole.self_compose(_compositions(mechanism, rounds))
@@ -296,16 +293,16 @@ def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
     """Privacy loss distribution of a subsampled Gaussian, truncated at the capacity."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
-    size, most = _sizes(mechanism)
+    size, capacity = _sizes(mechanism)
     noise, chance = mechanism.noise_multiplier, _chance(mechanism)
-    if most == size or not is_cut:
+    if capacity == size or not is_cut:
         return losses.from_gaussian_mechanism(
             noise, sampling_prob=chance, value_discretization_interval=grid
         )
     return losses.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=size,
         sampling_probability=chance,
-        truncated_batch_size=most,
+        truncated_batch_size=capacity,
         noise_multiplier=noise,
         value_discretization_interval=grid,
     )
@@ -315,10 +312,10 @@ def _renyi(event, delta: float, **options) -> Callable[[int], float]:
     """Epsilon by Renyi accounting of `event` once per round."""
     from dp_accounting import rdp
 
-    one = rdp.RdpAccountant(ORDERS, **options).compose(event)
+    accountant = rdp.RdpAccountant(ORDERS, **options).compose(event)
 
     def epsilon(times):
-        return rdp.compute_epsilon(one.orders, times * one.rdp, delta)[0]
+        return rdp.compute_epsilon(accountant.orders, times * accountant.rdp, delta)[0]
 
     return epsilon
 
@@ -346,8 +343,8 @@ def _renyi_poisson(
     """
     import dp_accounting
 
-    size, most = _sizes(mechanism)
-    noise = mechanism.noise_multiplier / (2 if is_cut and most < size else 1)
+    size, capacity = _sizes(mechanism)
+    noise = mechanism.noise_multiplier / (2 if is_cut and capacity < size else 1)
     gaussian = dp_accounting.GaussianDpEvent(noise)
     event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
     each = _renyi(event, mechanism.delta)

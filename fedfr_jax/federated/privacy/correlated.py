@@ -94,10 +94,10 @@ def blt_noise(*, rounds: Count, min_separation: Count = 1) -> Strategy:
     """
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
-    most = -(-rounds // min_separation)
+    max_participations = -(-rounds // min_separation)
     with _plain_float64():
         blt = buffered_toeplitz.optimize(
-            n=rounds, min_sep=min_separation, max_participations=most
+            n=rounds, min_sep=min_separation, max_participations=max_participations
         )
         coef = np.asarray(blt.toeplitz_coefs(rounds))
     return blt_strategy(blt, coef, min_separation)

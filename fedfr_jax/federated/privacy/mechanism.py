@@ -5,9 +5,9 @@ clients count equally, the sum is divided by a constant, and Gaussian noise is a
 it once. The clip norm may follow a quantile of the updates' norms (Andrew et al. 2021,
 arXiv:1905.03871).
 
-What a client sends beside its update would leave the mechanism, and is refused when the
-round is traced, see `check_covered`. Metrics of single clients are what a simulation
-looks up: they are not private.
+What a client sends besides its update would bypass the mechanism, and is refused when
+the round is traced, see `check_covered`. Metrics of single clients exist in a
+simulation only: they are not private.
 """
 
 import math
@@ -97,8 +97,8 @@ def private(
 ) -> Algorithm:
     """Add user-level differential privacy to an algorithm.
 
-    The clients' weights are not looked at. Personal leaves are not sent, and need no
-    noise: `private` may go inside or outside of `with_personal_layers`.
+    The clients' weights are ignored. Personal leaves are not sent, and need no noise:
+    `private` may go inside or outside of `with_personal_layers`.
 
     Args:
       clip_norm: C > 0, largest L2 norm of all leaves that a client sends together,
@@ -122,7 +122,7 @@ def private(
       ValueError: for an algorithm that sends no plain mean, or settings that exclude
         each other.
     """
-    given = Privacy(
+    settings = Privacy(
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
         cohort_size=cohort_size,
@@ -135,14 +135,14 @@ def private(
         is_local=is_local,
         strategy=noise,
     )
-    return with_mechanism(algorithm, given)
+    return with_mechanism(algorithm, settings)
 
 
-def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
+def with_mechanism(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     """`private` with its settings in one tuple."""
-    check_privacy(given)
-    own = algorithm.aggregator
-    if own is None or own.role != MEAN:
+    check_privacy(settings)
+    aggregator = algorithm.aggregator
+    if aggregator is None or aggregator.role != MEAN:
         raise ValueError(
             "privacy needs an algorithm that aggregates by a plain mean, got "
             f"{algorithm}. Choose an algorithm like fedavg, and remove the key "
@@ -150,49 +150,49 @@ def with_mechanism(algorithm: Algorithm, given: Privacy) -> Algorithm:
         )
 
     def server_update(server, result):
-        # Nothing but the aggregate; of K clients, however many took part.
+        # The algorithm sees the aggregate only, as of K clients, whoever took part.
         mean = result._replace(
             metrics={},
             per_client=(),
             sums=(),
             is_received=None,
-            weights=jnp.ones(given.cohort_size),
+            weights=jnp.ones(settings.cohort_size),
         )
         return algorithm.server_update(server, mean)
 
     def check_cohort(number):
         algorithm.check_cohort(number)
-        if number != given.cohort_size:
+        if number != settings.cohort_size:
             raise ValueError(
                 "federation.cohort_size must equal that of privacy, "
-                f"{given.cohort_size}, by which the sum is divided, got {number}."
+                f"{settings.cohort_size}, by which the sum is divided, got {number}."
             )
 
     covered = algorithm._replace(
-        server_update=server_update, check_cohort=check_cohort, privacy=given
+        server_update=server_update, check_cohort=check_cohort, privacy=settings
     )
-    return with_aggregation(covered, private_mean(given))
+    return with_aggregation(covered, private_mean(settings))
 
 
-def check_privacy(given: Privacy) -> None:
+def check_privacy(settings: Privacy) -> None:
     """Raise ValueError for settings that exclude each other."""
-    if given.is_local and (given.strategy or given.noise_cohort_size):
+    if settings.is_local and (settings.strategy or settings.noise_cohort_size):
         raise ValueError(
             "privacy.is_local needs independent noise, got correlated noise or a "
             "noise_cohort_size. Remove them."
         )
-    if given.clip_quantile is None:
+    if settings.clip_quantile is None:
         return
-    if given.noise_multiplier >= 2 * given.count_std:
+    if settings.noise_multiplier >= 2 * settings.count_std:
         raise ValueError(
             "privacy.clip_count_std must be above half the noise multiplier of "
-            f"{given.noise_multiplier:.4g}, got {given.count_std:.4g}: the count of "
-            "updates that were not clipped takes its share of the noise."
+            f"{settings.noise_multiplier:.4g}, got {settings.count_std:.4g}: the count "
+            "of updates that were not clipped takes its share of the noise."
         )
-    if given.strategy or given.is_local:
+    if settings.strategy or settings.is_local:
         raise ValueError(
             "privacy.clip_quantile needs independent noise of the server, got "
-            f"{'local' if given.is_local else given.strategy.name!r} noise."
+            f"{'local' if settings.is_local else settings.strategy.name!r} noise."
         )
 
 
@@ -203,18 +203,18 @@ class MechanismState(NamedTuple):
     noise: PyTree  # of the strategy: () of independent noise
 
 
-def private_mean(given: Privacy) -> Aggregator:
+def private_mean(settings: Privacy) -> Aggregator:
     """Sum of clipped updates plus noise, divided by K, in place of the mean.
 
     The noise is a function of (seed, round), the same on any devices.
     """
     from jax_privacy import clipping  # of the extra [privacy]
 
-    noise_std = given.noise_std  # a number, before anything is traced
-    add_noise, init_noise = _noise(given, noise_std)
+    noise_std = settings.noise_std  # a number, before anything is traced
+    add_noise, init_noise = _noise(settings, noise_std)
 
     def init(like):
-        clip_norm = jnp.asarray(given.clip_norm, jnp.result_type(float))
+        clip_norm = jnp.asarray(settings.clip_norm, jnp.result_type(float))
         return MechanismState(clip_norm, init_noise(jax.tree.map(wide, like)))
 
     def summarize(key, state, update, weight):
@@ -224,40 +224,42 @@ def private_mean(given: Privacy) -> Aggregator:
         clipped, norm = clipping.clip_pytree(update, state.clip_norm, nan_safe=False)
         is_finite = jnp.isfinite(norm)
         clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
-        norm = jnp.where(is_finite, norm, 0)  # as an update of nothing
-        if given.is_local:
+        norm = jnp.where(is_finite, norm, 0)  # as of an update of zeros
+        if settings.is_local:
             clipped = gaussian(key, clipped, noise_std * state.clip_norm)
         norm = norm.astype(state.clip_norm.dtype)
         is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
         dropped = jnp.where(is_finite, 0.0, 1.0)
         metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
-        # A norm that the clip norm does not follow is not sent.
-        count = () if given.clip_quantile is None else is_inside - 0.5
+        # With a constant clip norm the count is not sent.
+        count = () if settings.clip_quantile is None else is_inside - 0.5
         return Summary(clipped, jnp.float32(1), count), metrics
 
     def finish(key, state, total):
         noise_key, count_key = jax.random.split(key)
         noisy, noise = add_noise(noise_key, total.update, state)
-        mean = jax.tree.map(lambda x: x / given.cohort_size, noisy)
+        mean = jax.tree.map(lambda x: x / settings.cohort_size, noisy)
         clip_norm = state.clip_norm
-        if given.clip_quantile is not None:
-            drawn = given.count_std * jax.random.normal(count_key)
-            clip_norm = next_clip_norm(clip_norm, total.extra + drawn, given)
-        # The norm that the round was clipped to.
+        if settings.clip_quantile is not None:
+            count_noise = settings.count_std * jax.random.normal(count_key)
+            clip_norm = next_clip_norm(clip_norm, total.extra + count_noise, settings)
+        # The metric is the norm that this round was clipped to.
         return mean, MechanismState(clip_norm, noise), {CLIP_NORM: state.clip_norm}
 
-    # Nobody need be there: that nobody was is private too.
+    # An empty cohort is no exception: that it is empty is private too.
     return Aggregator(init, summarize, finish, role=LAST, min_clients=0)
 
 
-def _noise(given: Privacy, noise_std: float) -> tuple[Callable, Callable]:
+def _noise(settings: Privacy, noise_std: float) -> tuple[Callable, Callable]:
     """Build ((key, sum, state) -> (noisy sum, state), init of the state)."""
     from jax_privacy import noise_addition
     from jax_privacy.matrix_factorization import streaming_matrix
 
-    if given.is_local:
+    if settings.is_local:
         return lambda key, total, state: (total, ()), no_state
-    noising = given.strategy.noising if given.strategy else streaming_matrix.identity()
+    noising = (
+        settings.strategy.noising if settings.strategy else streaming_matrix.identity()
+    )
 
     def privatizer(std):
         return noise_addition.matrix_factorization_privatizer(
@@ -265,7 +267,7 @@ def _noise(given: Privacy, noise_std: float) -> tuple[Callable, Callable]:
         )
 
     def add(key, total, state):
-        # Its state is (key, what the strategy keeps): ours comes from the round.
+        # jax_privacy's state is (key, noise of the strategy); the key is the round's.
         update = privatizer(noise_std * state.clip_norm).update
         with jax.numpy_rank_promotion("allow"):  # jax_privacy's buffers broadcast
             noisy, (_, noise) = update(total, (key, state.noise))
@@ -283,7 +285,7 @@ def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
 
 
 def next_clip_norm(
-    clip_norm: jax.Array, centered_count: jax.Array, given: Privacy
+    clip_norm: jax.Array, centered_count: jax.Array, settings: Privacy
 ) -> jax.Array:
     """Update the clip norm: C exp(-eta (b - quantile)), b the unclipped share.
 
@@ -291,23 +293,23 @@ def next_clip_norm(
       centered_count: noisy sum over clients of 1/2 where the update was not clipped
         and -1/2 where it was, which is of sensitivity 1/2.
     """
-    share = centered_count / given.cohort_size + 0.5
-    rate = given.clip_learning_rate
-    return clip_norm * jnp.exp(-rate * (share - given.clip_quantile))
+    share = centered_count / settings.cohort_size + 0.5
+    rate = settings.clip_learning_rate
+    return clip_norm * jnp.exp(-rate * (share - settings.clip_quantile))
 
 
-def mechanism_of(given: Privacy, sampling: Sampling, num_clients: int) -> Mechanism:
+def mechanism_of(settings: Privacy, sampling: Sampling, num_clients: int) -> Mechanism:
     """Mechanism to account for, in a population of N clients."""
-    cohort_size = given.noise_cohort_size or given.cohort_size
-    scale = cohort_size / given.cohort_size
+    cohort_size = settings.noise_cohort_size or settings.cohort_size
+    scale = cohort_size / settings.cohort_size
     return Mechanism(
         num_clients=num_clients,
         cohort_size=cohort_size,
-        noise_multiplier=given.noise_multiplier,
-        delta=given.delta,
+        noise_multiplier=settings.noise_multiplier,
+        delta=settings.delta,
         sampling=sampling._replace(capacity=int(sampling.capacity * scale)),
-        is_local=given.is_local,
-        strategy=given.strategy,
+        is_local=settings.is_local,
+        strategy=settings.strategy,
     )
 
 
@@ -315,10 +317,10 @@ def accountant_of(
     algorithm: Algorithm, sampling: Sampling, num_clients: int
 ) -> Accountant | None:
     """Accountant of the algorithm's privacy; None without."""
-    if (given := algorithm.privacy) is None:
+    if (settings := algorithm.privacy) is None:
         return None
-    mechanism = mechanism_of(given, sampling, num_clients)
-    return build_accountant(mechanism, given.epsilon)
+    mechanism = mechanism_of(settings, sampling, num_clients)
+    return build_accountant(mechanism, settings.epsilon)
 
 
 def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) -> None:
@@ -335,14 +337,14 @@ def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) ->
         return
     is_sent = lambda x: isinstance(x, Broadcast)
     sent = [x for x in jax.tree.leaves(shared, is_leaf=is_sent) if is_sent(x)]
-    for what, tree in {
+    for description, tree in {
         "what the server prepares of the clients' examples and sends to all": sent,
         "numbers that each client uploads for itself": output.per_client,
         "sums beside the update, such as running statistics of one client": output.sums,
     }.items():
         if jax.tree.leaves(tree):
             raise ValueError(
-                f"privacy must cover everything that clients send, got {what} of "
-                f"{algorithm}, which bypass the mechanism. Choose an algorithm that "
-                "only sends its update."
+                "privacy must cover everything that clients send, got "
+                f"{description} of {algorithm}, which bypass the mechanism. Choose an "
+                "algorithm that only sends its update."
             )

@@ -140,11 +140,9 @@ def with_versions(algorithm: Algorithm, settings: Asynchronous) -> Algorithm:
         scale, update = since**-settings.staleness_exponent, output.update
         if settings.mixing is not None:
             scale = settings.mixing * scale
-            own, now = (
-                variable_split.shared(algorithm.global_model(x))
-                for x in (start, server.inner)
-            )
-            update = jax.tree.map(lambda d, a, b: d + (a - b), update, own, now)
+            old = variable_split.shared(algorithm.global_model(start))
+            new = variable_split.shared(algorithm.global_model(server.inner))
+            update = jax.tree.map(lambda d, a, b: d + (a - b), update, old, new)
         scaled = jax.tree.map(lambda x: x * scale.astype(x.dtype), update)
         return output._replace(update=scaled)
 
@@ -201,8 +199,8 @@ def next_buffer(
     staleness = np.array([buffer[client] for client in ids.tolist()])
     buffer.clear()  # the server has taken its step
     start(round + 1)
-    everybody = np.ones(len(ids), bool)
-    part = Participation(everybody, everybody, staleness=staleness)
+    all_clients = np.ones(len(ids), bool)
+    part = Participation(all_clients, all_clients, staleness=staleness)
     return Cohort(ids, round, part), _world_of(queue, clock, count)
 
 

@@ -89,8 +89,9 @@ def with_edge_servers(
         weight = result.weights.sum(axis=0)
 
         def step(server, aggregate, weight):
-            own = result._replace(aggregate=aggregate)
-            return trees.where(weight > 0, algorithm.server_update(server, own), server)
+            edge_result = result._replace(aggregate=aggregate)
+            new_server = algorithm.server_update(server, edge_result)
+            return trees.where(weight > 0, new_server, server)
 
         servers = jax.vmap(step)(edges.servers, result.aggregate, weight)
         edges = Edges(servers, edges.weight + weight)
@@ -107,8 +108,8 @@ def with_edge_servers(
         return trees.where(is_heard, again, edges)
 
     def personalize(edges, row):
-        own = jax.tree.map(lambda x: x[jnp.maximum(row.edge, 0)], edges.servers)
-        server = trees.where(row.edge >= 0, own, mean_server(edges))
+        edge_server = jax.tree.map(lambda x: x[jnp.maximum(row.edge, 0)], edges.servers)
+        server = trees.where(row.edge >= 0, edge_server, mean_server(edges))
         return algorithm.personalize(server, row.inner)
 
     def prepare(edges, context):

@@ -74,10 +74,10 @@ def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
 
     One for each client, numbered from 0, in any order.
     """
-    found = np.full((num_clients, 3), math.nan)
+    speeds = np.full((num_clients, 3), math.nan)
     for line, row in read_lines(path, COLUMNS, num_clients):
         client, *numbers = row
-        if not np.isnan(found[client, 0]):
+        if not np.isnan(speeds[client, 0]):
             raise ValueError(
                 f"{path} must have one line for each client, got client {client} "
                 f"again in line {line}. Remove one of its lines."
@@ -86,9 +86,9 @@ def read_profiles(path: str | os.PathLike, num_clients: int) -> Profiles:
             raise ValueError(
                 f"{path} must have positive numbers, got {min(numbers)} in line {line}."
             )
-        found[client] = numbers
-    check_complete(path, ~np.isnan(found[:, 0]))
-    gflops, download, upload = found.T
+        speeds[client] = numbers
+    check_complete(path, ~np.isnan(speeds[:, 0]))
+    gflops, download, upload = speeds.T
     return Profiles(gflops * GIGA, download * MEGABIT, upload * MEGABIT)
 
 

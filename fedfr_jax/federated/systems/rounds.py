@@ -95,10 +95,10 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
             raise ValueError(f"systems.{name} needs systems.profiles, got None.")
     if systems.partial_work and not systems.deadline:
         raise ValueError("systems.partial_work needs systems.deadline, got none.")
-    most = num_clients / cohort_size
-    if not 1 <= systems.over_selection <= most:
+    upper = num_clients / cohort_size
+    if not 1 <= systems.over_selection <= upper:
         raise ValueError(
-            f"systems.over_selection must be in [1, {most:g}], so that at most "
+            f"systems.over_selection must be in [1, {upper:g}], so that at most "
             f"{num_clients} clients are asked, got {systems.over_selection}."
         )
     if systems.profiles is not None and len(systems.profiles.flops) != num_clients:
@@ -120,12 +120,12 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
 
 def _check_without_rounds(systems: Systems) -> None:
     """Raise ValueError for settings that only synchronous rounds have."""
-    others = {
+    synchronous_only = {
         "over_selection": systems.over_selection != 1,
         "deadline": systems.deadline != 0,
         "sampling": systems.sampling is not None,
     }
-    for name, is_used in others.items():
+    for name, is_used in synchronous_only.items():
         if is_used:
             raise ValueError(
                 f"systems.{name} needs synchronous rounds, got systems.asynchronous."
@@ -204,25 +204,25 @@ def next_cohort(
 
 def _ask(systems, world, round, time, number, seed, population, steps_of):
     """Time at which clients are available, and ids of those asked, ascending."""
-    everybody = there = np.arange(population.num_clients)
+    all_clients = available = np.arange(population.num_clients)
     if systems.availability is not None:
         wait = systems.availability.wait(time)
         if wait.min() > 0:  # until the first one comes
             time += wait.min()
             wait = systems.availability.wait(time + 1e-3)
-        there = np.flatnonzero(wait == 0)
+        available = np.flatnonzero(wait == 0)
     elif systems.sampling is None:
-        return time, sample_cohort(seed, round, len(everybody), number)
-    known = None
+        return time, sample_cohort(seed, round, len(all_clients), number)
+    client_facts = None
     if systems.sampling is not None:
-        seconds = np.zeros(len(everybody))
+        seconds = np.zeros(len(all_clients))
         if systems.profiles is not None:
-            steps = steps_of(everybody, round)
-            seconds = seconds_of(systems.profiles, systems.work, everybody, steps)
-        sizes = population.sizes(everybody)
-        known = Known(sizes, world.loss, world.last_round, seconds)
+            steps = steps_of(all_clients, round)
+            seconds = seconds_of(systems.profiles, systems.work, all_clients, steps)
+        sizes = population.sizes(all_clients)
+        client_facts = Known(sizes, world.loss, world.last_round, seconds)
     rng = np.random.default_rng((seed, round, 4))
-    return time, choose(systems.sampling, rng, there, number, known, round)
+    return time, choose(systems.sampling, rng, available, number, client_facts, round)
 
 
 def _until_enough(systems, ids, part, cohort_size):
@@ -230,9 +230,9 @@ def _until_enough(systems, ids, part, cohort_size):
     steps, profiles, work = part.max_steps, systems.profiles, systems.work
     is_present = part.is_present
     if systems.deadline:
-        most = steps_before(systems.deadline, profiles, work, ids)
-        is_late = most < (np.minimum(steps, 1) if systems.partial_work else steps)
-        steps, is_present = np.minimum(steps, most), is_present & ~is_late
+        max_steps = steps_before(systems.deadline, profiles, work, ids)
+        is_late = max_steps < (np.minimum(steps, 1) if systems.partial_work else steps)
+        steps, is_present = np.minimum(steps, max_steps), is_present & ~is_late
     seconds = seconds_of(profiles, work, ids, steps)
     arrives = is_present & part.is_received
     first = np.flatnonzero(arrives)
@@ -301,6 +301,6 @@ def after_round(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> 
     """Record the losses [K] and the round of clients `ids` [K] in the systems state."""
     if not len(world.loss):
         return world
-    known, last = np.array(world.loss), np.array(world.last_round)
-    known[ids], last[ids] = loss, round
-    return world._replace(loss=known, last_round=last)
+    losses, last_rounds = np.array(world.loss), np.array(world.last_round)
+    losses[ids], last_rounds[ids] = loss, round
+    return world._replace(loss=losses, last_round=last_rounds)

@@ -63,60 +63,62 @@ def choose(
     rng: np.random.Generator,
     ids: np.ndarray,
     number: int,
-    known: Known,
+    history: Known,
     round: int,
 ) -> np.ndarray:
     """Choose `number` of the available clients `ids` [n], or all of them, ascending."""
     number = min(number, len(ids))
     if isinstance(sampling, PowerOfChoice):
-        chosen = _by_loss(sampling, rng, ids, number, known)
+        chosen = _by_loss(sampling, rng, ids, number, history)
     elif isinstance(sampling, Oort):
-        chosen = _by_utility(sampling, rng, ids, number, known, round)
+        chosen = _by_utility(sampling, rng, ids, number, history, round)
     else:
         chosen = rng.choice(ids, number, replace=False)
     return np.sort(chosen)
 
 
-def _by_loss(sampling: PowerOfChoice, rng, ids, number, known):
-    share = known.num_examples[ids] / known.num_examples[ids].sum()
+def _by_loss(sampling: PowerOfChoice, rng, ids, number, history):
+    share = history.num_examples[ids] / history.num_examples[ids].sum()
     count = min(sampling.num_candidates, len(ids))
     candidates = rng.choice(ids, count, replace=False, p=share)  # in random order
-    loss = known.loss[candidates]
-    loss = np.where(known.last_round[candidates] == NEVER, np.inf, loss)
+    loss = history.loss[candidates]
+    loss = np.where(history.last_round[candidates] == NEVER, np.inf, loss)
     return candidates[np.argsort(-loss, kind="stable")[:number]]
 
 
-def _by_utility(sampling: Oort, rng, ids, number, known, round):
-    is_new = known.last_round[ids] == NEVER
+def _by_utility(sampling: Oort, rng, ids, number, history, round):
+    is_new = history.last_round[ids] == NEVER
     old, new = ids[~is_new], ids[is_new]
     share = sampling.exploration * sampling.exploration_decay**round
     explored = round_up(max(share, sampling.min_exploration) * number)
     explored = min(max(explored, number - len(old)), len(new))
-    useful = _exploit(sampling, rng, old, number - explored, known, round)
-    speed = 1 / np.maximum(known.seconds[new], 1e-9)
+    useful = _exploit(sampling, rng, old, number - explored, history, round)
+    speed = 1 / np.maximum(history.seconds[new], 1e-9)
     p = speed / speed.sum() if len(new) else None
     return np.concatenate([useful, rng.choice(new, explored, replace=False, p=p)])
 
 
-def _exploit(sampling: Oort, rng, ids, number, known, round):
+def _exploit(sampling: Oort, rng, ids, number, history, round):
     """Sample `number` of `ids` by utility, among those near the best."""
     if not number:
         return ids[:0]
-    utility = utilities(sampling, ids, known, round)
+    utility = utilities(sampling, ids, history, round)
     utility = np.minimum(utility, np.quantile(utility, 0.95))  # no outlier rules
-    least = np.sort(utility)[-number]
-    is_near = utility >= sampling.cutoff * least
+    threshold = np.sort(utility)[-number]
+    is_near = utility >= sampling.cutoff * threshold
     weight = np.maximum(utility[is_near], 1e-12)
     return rng.choice(ids[is_near], number, replace=False, p=weight / weight.sum())
 
 
-def utilities(sampling: Oort, ids: np.ndarray, known: Known, round: int) -> np.ndarray:
+def utilities(
+    sampling: Oort, ids: np.ndarray, history: Known, round: int
+) -> np.ndarray:
     """Oort's utility of clients `ids` [n] that have been trained before."""
-    statistical = known.num_examples[ids] * known.loss[ids]
-    since = known.last_round[ids] + 1  # rounds count from 1
+    statistical = history.num_examples[ids] * history.loss[ids]
+    since = history.last_round[ids] + 1  # rounds count from 1
     statistical = statistical + np.sqrt(0.1 * np.log(round + 1) / since)
-    preferred = np.quantile(known.seconds, sampling.preferred_quantile)
-    slower = np.maximum(known.seconds[ids], 1e-9) / max(preferred, 1e-9)
+    preferred = np.quantile(history.seconds, sampling.preferred_quantile)
+    slower = np.maximum(history.seconds[ids], 1e-9) / max(preferred, 1e-9)
     penalty = np.where(slower > 1, slower**-sampling.straggler_penalty, 1.0)
     return statistical * penalty
 

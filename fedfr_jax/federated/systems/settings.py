@@ -70,8 +70,8 @@ def _systems(
     sampling: Mapping | None = None,
     asynchronous: Mapping | None = None,
 ) -> Systems:
-    def part(name, family, given, *args):
-        return given and choose(f"{SECTION}.{name}", family, given, *args)
+    def part(name, family, settings, *args):
+        return settings and choose(f"{SECTION}.{name}", family, settings, *args)
 
     systems = Systems(
         dropout=call(f"{SECTION}.dropout", Dropout, dropout or {}),
