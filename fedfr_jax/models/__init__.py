@@ -16,7 +16,7 @@ Args:
   dtype: of the convolutions, such as "bfloat16"; None for that of the parameters.
     Normalization and linear layers compute in at least float32.
   scan_blocks: run stacks of equal blocks by a scan; False unrolls them.
-  remat: training keeps the input of every block only, and computes it again.
+  remat: training keeps only the input of every block, and computes the rest again.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,10 @@
 """Scan over equal residual blocks, so that one block is compiled for all.
 
-In a linen module a stage has a block "first" and a stack "blocks", since first values
-are drawn by these names; outside they are block1 and block[2:n + 1].
+In a linen module a stage has a block "first" and a stack "blocks", because initial
+values depend on these names; outside they are block1 and block[2:n + 1].
 
-A block's vectors of one shape (of its normalizations and activations) go through the
-scan as one array: XLA:CPU compiles a kernel for every array that goes in or comes out.
+A block's vectors of one shape (of its normalizations and activations) are one array in
+the scan: XLA:CPU compiles a kernel for every input and output of a scan.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from jax import lax
 from fedfr_jax.scanned_blocks import gather_stacks, stack_blocks, stack_key
 from fedfr_jax.types import PyTree
 
-# Up to here an unrolled stack compiles as fast as a scan and runs faster.
+# Up to this length an unrolled stack compiles as fast as a scan and runs faster.
 MAX_UNROLLED = 2
 
 
@@ -28,7 +28,7 @@ def run_stack(
     *,
     length: int,
     scan: bool,
-    again: Callable | None = None,
+    remat: Callable | None = None,
 ) -> jax.Array:
     """Apply `length` blocks (x, train) -> x in turn, each with its parameters.
 
@@ -36,29 +36,30 @@ def run_stack(
     (more than MAX_UNROLLED blocks and `scan`) or unrolled.
 
     Args:
-      again: see `recomputed`; a leaf that is a `StackedPath` is then
-        gathered a block at a time, and again for its gradients.
+      remat: of `rematerialization`; a leaf that is a `StackedPath` is then gathered a
+        block at a time, and again for its gradients.
     """
     if block.is_initializing():
         return _initial(block, x, train, length)
     module = block.clone(parent=None, name=None)
-    # The statistics of a batch come out of training; none go in.
-    given = {"params": block.variables["params"]} if train else block.variables
-    given = given if again else gather_stacks(given, is_stack=True)
-    rows, unpack = _packed(given, ndim=2)
+    # Training returns statistics of the batch and needs no running ones.
+    variables = {"params": block.variables["params"]} if train else block.variables
+    variables = variables if remat else gather_stacks(variables, is_stack=True)
+    rows, unpack = _bundle(variables, ndim=2)
     unpack_stats = None
 
-    def one(x, row):
+    def apply_block(x, row):
         nonlocal unpack_stats
         variables = gather_stacks(unpack(row))
         if not train:
             return module.apply(variables, x, train), None
         x, new = module.apply(variables, x, train, mutable=["batch_stats"])
-        stats, unpack_stats = _packed(new, ndim=1)
+        stats, unpack_stats = _bundle(new, ndim=1)
         return x, stats
 
     unroll = 1 if scan and length > MAX_UNROLLED else length
-    x, stats = lax.scan(again(one) if again else one, x, rows, unroll=unroll)
+    body = remat(apply_block) if remat else apply_block
+    x, stats = lax.scan(body, x, rows, unroll=unroll)
     if train:
         for name, value in unpack_stats(stats).get("batch_stats", {}).items():
             block.put_variable("batch_stats", name, value)
@@ -76,30 +77,29 @@ def _initial(block, x, train, length):
     return run(block, x, None)[0]
 
 
-def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+def _bundle(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """Stack leaves of `ndim` axes, equal in shape and dtype, to [..., G, C].
 
-    They are joined end to end before an axis moves: XLA makes neighboring slices of a
-    bundle one slice.
+    They are concatenated before an axis moves, so that XLA merges neighboring slices.
 
     Returns:
-      (the arrays, the way back, from arrays with any other leading axes).
+      (the arrays, the inverse, which takes arrays with any other leading axes).
     """
     leaves, structure = jax.tree.flatten(tree)
-    groups, others = {}, {}
+    groups, single = {}, {}
     for i, x in enumerate(leaves):
         if x.ndim == ndim:
             groups.setdefault(f"{x.dtype}{x.shape}", []).append(i)
         else:
-            others[i] = x
+            single[i] = x
 
     def join(ids):
         joined = jnp.concatenate([leaves[i].ravel() for i in ids])
         return jnp.moveaxis(joined.reshape(len(ids), *leaves[ids[0]].shape), 0, -2)
 
     def unpack(packed):
-        joined, others = packed
-        parts = dict(others)
+        joined, single = packed
+        parts = dict(single)
         for key, ids in groups.items():
             whole = jnp.moveaxis(joined[key], -2, 0)
             pieces = lax.split(whole.ravel(), [whole[0].size] * len(ids))
@@ -107,7 +107,7 @@ def _packed(tree: PyTree, ndim: int) -> tuple[PyTree, Callable[[PyTree], PyTree]
             parts.update(zip(ids, pieces, strict=True))
         return structure.unflatten(parts[i] for i in range(structure.num_leaves))
 
-    return ({key: join(ids) for key, ids in groups.items()}, others), unpack
+    return ({key: join(ids) for key, ids in groups.items()}, single), unpack
 
 
 def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
@@ -116,8 +116,10 @@ def named_stages(tree: PyTree, stages: Mapping[str, int]) -> PyTree:
     def named(stage, count):
         blocks = {stack_key(1, 2): stage["first"]}
         if count > 1:
-            one = lambda x: x[0] if count == 2 else x
-            blocks[stack_key(2, count + 1)] = jax.tree.map(one, stage["blocks"])
+            rest = stage["blocks"]
+            if count == 2:
+                rest = jax.tree.map(lambda x: x[0], rest)
+            blocks[stack_key(2, count + 1)] = rest
         return blocks
 
     return {k: named(x, stages[k]) if k in stages else x for k, x in tree.items()}

@@ -21,6 +21,7 @@ from flax import linen as nn
 
 from fedfr_jax.models.block_scan import named_stages, stacked_stages
 from fedfr_jax.models.conv import convolve
+from fedfr_jax.models.heads import HEADS
 from fedfr_jax.models.norm import EPSILON, per_channel
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model, PyTree
@@ -99,23 +100,22 @@ def fold_iresnet(
     folded = {"stem": _stem(params["stem"], stats["stem"])}
     size = tuple(input_shape[:2])
     for stage in stages:
-        first, *others = ("first", "blocks")[: min(stages[stage], 2)]
-        strides = (2, 1) if module.stride_on == "first" else (1, 2)
-        own = params[stage], stats[stage]
-        folded[stage] = {
-            first: fold_block(*(x[first] for x in own), level, size, strides[0])
-        }
-        size = tuple(-(-n // 2) for n in size)
-        for name in others:
-            folded[stage][name] = fold_block(*(x[name] for x in own), level, size, 1)
+        stride = 2 if module.stride_on == "first" else 1  # of its first convolution
+        folded[stage] = {}
+        for name in params[stage]:  # "first", and "blocks" where there are more
+            folded[stage][name] = fold_block(
+                params[stage][name], stats[stage][name], level, size, stride
+            )
+            if name == "first":
+                size, stride = tuple(-(-n // 2) for n in size), 1
     folded |= _head(module.head, params, stats)
-    own = module.clone(fold=level)
+    folded_module = module.clone(settings=module.settings._replace(fold=level))
 
     def apply(folded: PyTree, x: jax.Array) -> jax.Array:
         chex.assert_shape(x, (None, *input_shape))
-        given = {"params": stacked_stages(folded["params"], stages)}
-        x = x.astype(jax.tree.leaves(given)[0].dtype)
-        return own.apply(given, x, train=False)
+        variables = {"params": stacked_stages(folded["params"], stages)}
+        x = x.astype(jax.tree.leaves(variables)[0].dtype)
+        return folded_module.apply(variables, x, train=False)
 
     return apply, {"params": named_stages(folded, stages)}
 
@@ -142,20 +142,22 @@ def fold_block(
         folded["bn1"] = {"scale": first.a, "shift": first.c}
         folded["conv1"] = fold_after(conv1, second)
     else:
-        seen = lambda kernel, c: _constant_output(kernel, c, size, stride)
+
+        def shift_map(kernel, c):
+            return _constant_output(kernel, c, size, stride)
+
         for _ in range(conv1["kernel"].ndim - 4):  # a stack
-            seen = jax.vmap(seen)
-        added = seen(conv1["kernel"], first.c)
+            shift_map = jax.vmap(shift_map)
+        shift = shift_map(conv1["kernel"], first.c)
         kernel = conv1["kernel"] * first.a[..., None, None, :, None]
         folded["conv1"] = {"kernel": fold_after({"kernel": kernel}, second)["kernel"]}
-        wide = lambda x: x[..., None, None, :]
-        folded["border"] = {"map": wide(second.a) * added + wide(second.c)}
+        a, c = (x[..., None, None, :] for x in second)
+        folded["border"] = {"map": a * shift + c}
     folded["conv2"] = fold_after(params["conv2"], third)
     if "shortcut" in params:
-        own, seen = params["shortcut"], stats["shortcut"]
-        folded["shortcut"] = {
-            "conv": fold_after(own["conv"], affine_of_norm(own["bn"], seen["bn"]))
-        }
+        shortcut = params["shortcut"]
+        norm = affine_of_norm(shortcut["bn"], stats["shortcut"]["bn"])
+        folded["shortcut"] = {"conv": fold_after(shortcut["conv"], norm)}
     return folded
 
 
@@ -163,26 +165,29 @@ def _constant_output(kernel, c, size, stride):
     """Output [h, w, O] of a 3x3 convolution for an image of c [I] everywhere."""
     image = jnp.broadcast_to(c, (1, *size, len(c)))
     with jax.default_matmul_precision("highest"):
-        return convolve(image, kernel, stride=stride, padding=1, implementation="xla")[
-            0
-        ]
+        (output,) = convolve(
+            image, kernel, stride=stride, padding=1, implementation="xla"
+        )
+    return output
 
 
 def _head(head, params, stats):
     """Folded parameters of a head of `heads.py`."""
-    shift = lambda name: affine_of_norm(params[name], stats[name])
     if head == "moe":
-        each = ("masked", "plain", "gate")
-        inner = lambda name: affine_of_norm(params[name]["bn"], stats[name]["bn"])
-        return {
-            name: {"fc": fold_before(inner(name), params[name]["fc"])} for name in each
-        }
+        folded = {}
+        for name in HEADS["moe"]:
+            norm = affine_of_norm(params[name]["bn"], stats[name]["bn"])
+            folded[name] = {"fc": fold_before(norm, params[name]["fc"])}
+        return folded
+    bn = affine_of_norm(params["bn"], stats["bn"])
+    if head == "F":
+        return {"fc": fold_before(bn, params["fc"])}
+    bn_out = affine_of_norm(params["bn_out"], stats["bn_out"])
     if head == "GDC":
-        bn, pixels = shift("bn"), params["pixels"]["kernel"]
-        folded = {"pixels": {"kernel": pixels * bn.a[None, None], "bias": bn.c}}
-        return folded | {"fc": fold_after(params["fc"], shift("bn_out"))}
-    fc = fold_before(shift("bn"), params["fc"])
-    return {"fc": fc if head == "F" else fold_after(fc, shift("bn_out"))}
+        kernel = params["pixels"]["kernel"] * bn.a[None, None]
+        fc = fold_after(params["fc"], bn_out)
+        return {"pixels": {"kernel": kernel, "bias": bn.c}, "fc": fc}
+    return {"fc": fold_after(fold_before(bn, params["fc"]), bn_out)}
 
 
 class Affine(nn.Module):

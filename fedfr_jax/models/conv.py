@@ -26,7 +26,7 @@ Elsewhere "auto" is XLA's.
 
 import functools
 import math
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,13 @@ from fedfr_jax.schema import checked
 
 AUTO = "auto"
 Implementation = Literal["auto", "xla", "im2col", "winograd"]
+
+
+class ConvSettings(NamedTuple):
+    """Settings of all convolutions of a network."""
+
+    conv_implementation: str = AUTO
+    dtype: Any = None  # of the computation; None: the kernel's
 
 
 # Traced once for each shape, as a network has many of one.

@@ -78,45 +78,45 @@ def from_torch(
     """
     template, head = _template(model_name, input_shape, settings)
     blocks = jax.eval_shape(by_block_name, template)
-    given = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
-    found = _convert_leaves(model_name, given, _leaves(blocks), head)
-    return unstack_like(jax.tree.unflatten(jax.tree.structure(blocks), found), template)
+    tensors = {k: np.asarray(v) for k, v in state_dict.items() if not _is_counter(k)}
+    arrays = _convert_tensors(model_name, tensors, list(_leaves(blocks)), head)
+    tree = jax.tree.unflatten(jax.tree.structure(blocks), arrays)
+    return unstack_like(tree, template)
 
 
-def _convert_leaves(model_name, given, leaves, head=None):
-    """Arrays of ours for (path, leaf) of a model, from PyTorch's by name."""
-    leaves = list(leaves)
+def _convert_tensors(model_name, tensors, leaves, head=None):
+    """Arrays for the (path, leaf) pairs of a model, from PyTorch's tensors by name."""
     names = [_torch_name(model_name, path) for path, _ in leaves]
-    _check_names(given, names, _FROZEN[model_name])
-    for (_, leaf), name in zip(leaves, names, strict=True):
-        if given[name].shape != (expected := _torch_shape(leaf.shape)):
+    _check_names(tensors, names, _FROZEN[model_name])
+    arrays = []
+    for (path, leaf), name in zip(leaves, names, strict=True):
+        if tensors[name].shape != (expected := _torch_shape(leaf.shape)):
             raise ValueError(
-                f"Tensor shapes must fit the model, got {name} {given[name].shape} "
+                f"Tensor shapes must fit the model, got {name} {tensors[name].shape} "
                 f"instead of {expected}."
             )
-    pairs = zip(leaves, names, strict=True)
-    return [_to_jax(given[name], path, head) for (path, _), name in pairs]
+        arrays.append(_to_jax(tensors[name], path, head))
+    return arrays
 
 
 def fill_resnet(variables: PyTree, state_dict: Mapping[str, np.ndarray]) -> PyTree:
     """Replace the ResNet in `variables`, as of `reid`, by torchvision's weights.
 
     Args:
-      variables: {"params", "batch_stats"}, where what is neither "stem" nor a "stage"
-        stays as it is.
-      state_dict: tensor name -> array; its own last layer, "fc", is left out.
+      variables: {"params", "batch_stats"}; only "stem" and each "stage" are replaced.
+      state_dict: tensor name -> array; its last layer, "fc", is ignored.
     """
-    keep = lambda k: not _is_counter(k) and not k.startswith("fc.")
-    given = {k: np.asarray(v) for k, v in state_dict.items() if keep(k)}
-    paths, leaves = zip(*_leaves(variables), strict=True)
-    is_trunk = [path[0].startswith(("stem", "stage")) for path in paths]
-    trunk = itertools.compress(zip(paths, leaves, strict=True), is_trunk)
-    found = iter(_convert_leaves("resnet", given, trunk))
-    whole = [
-        next(found).astype(leaf.dtype) if inside else leaf
-        for leaf, inside in zip(leaves, is_trunk, strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(variables), whole)
+    tensors = {
+        name: np.asarray(x)
+        for name, x in state_dict.items()
+        if not _is_counter(name) and not name.startswith("fc.")
+    }
+    leaves = dict(_leaves(variables))
+    trunk = {p: x for p, x in leaves.items() if p[0].startswith(("stem", "stage"))}
+    arrays = _convert_tensors("resnet", tensors, [*trunk.items()])
+    for (path, leaf), array in zip(trunk.items(), arrays, strict=True):
+        leaves[path] = array.astype(leaf.dtype)
+    return jax.tree.unflatten(jax.tree.structure(variables), leaves.values())
 
 
 def to_torch(
@@ -126,10 +126,11 @@ def to_torch(
     template, head = _template(model_name, input_shape, settings)
     blocks = by_block_name(jax.tree.map(np.asarray, variables))
     shapes = jax.eval_shape(by_block_name, template)
-    of = lambda tree: jax.tree.map(np.shape, tree)
-    if of(blocks) != of(shapes):
-        found = trees.difference(shapes, blocks)
-        raise ValueError(f"variables must be those of this {model_name}, got {found}.")
+    if jax.tree.map(np.shape, blocks) != jax.tree.map(np.shape, shapes):
+        difference = trees.difference(shapes, blocks)
+        raise ValueError(
+            f"variables must be those of this {model_name}, got {difference}."
+        )
     state_dict = {}
     for path, leaf in _leaves(blocks):
         state_dict[_torch_name(model_name, path)] = _to_numpy(leaf, path, head)
@@ -218,10 +219,10 @@ def _is_counter(name):
     return name.endswith("num_batches_tracked")
 
 
-def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
-    wanted = {*wanted, *frozen}
-    missing = sorted(wanted - given.keys())
-    unknown = sorted(given.keys() - wanted)
+def _check_names(tensors: Mapping, names: Iterable[str], frozen: Iterable[str]):
+    expected = {*names, *frozen}
+    missing = sorted(expected - tensors.keys())
+    unknown = sorted(tensors.keys() - expected)
     if missing or unknown:
         raise ValueError(
             "Tensors must be those of the model, got missing: "
@@ -229,10 +230,11 @@ def _check_names(given: Mapping, wanted: Iterable[str], frozen: Iterable[str]):
             "Check `model` in the config."
         )
     for name in frozen:
-        if not np.all(given[name] == 1):
-            other = given[name][given[name] != 1][0]
+        scale = tensors[name]
+        if not np.all(scale == 1):
             raise ValueError(
-                f"{name} must be all ones (that scale is frozen), got {other}."
+                f"{name} must be all ones (that scale is frozen), got "
+                f"{scale[scale != 1][0]}."
             )
 
 
@@ -306,12 +308,12 @@ def _check_model(weights: Weights, model: Mapping, input_shape: Sequence[int]) -
     """Raise ValueError if the model is too large for the file, before it is built."""
     count = len(weights.arrays)
     for name in ("blocks",) if "blocks" in model else DEPTHS:
-        if has_kind(int | Sequence[int], of := model.get(name, 0)):
-            if (blocks := int(np.sum(of))) > count:
-                raise ValueError(
-                    f"model.{name} must be at most {count}, the number of the file's "
-                    f"arrays, got {blocks} blocks."
-                )
+        blocks = model.get(name, 0)
+        if has_kind(int | Sequence[int], blocks) and int(np.sum(blocks)) > count:
+            raise ValueError(
+                f"model.{name} must be at most {count}, the number of the file's "
+                f"arrays, got {int(np.sum(blocks))} blocks."
+            )
     if isinstance(input_shape, Mapping):
         for shape in input_shape.values():
             _check_model(weights, model, shape)
@@ -354,7 +356,10 @@ def from_ir(arrays: Arrays) -> dict[str, np.ndarray]:
 def _places(arrays) -> dict[int, str]:
     """InsightFace's name of each block of `body`; new widths begin a stage."""
     numbers = sorted({*_numbers(arrays, r"body\.(\d+)\.")})
-    width = lambda i: arrays[f"body.{i}.res_layer.1.weight"].shape[0]
+
+    def width(number):
+        return arrays[f"body.{number}.res_layer.1.weight"].shape[0]
+
     stages = [list(run) for _, run in itertools.groupby(numbers, key=width)]
     return {
         number: f"layer{stage}.{place}"
@@ -384,32 +389,34 @@ def _with_unit_scale(arrays):
 
 def fitted(arrays: Arrays, template: PyTree) -> PyTree:
     """Arrange arrays, named as ours, like the pytree `template` of arrays or shapes."""
-    shapes = jax.eval_shape(by_block_name, template)
-    wanted = {
+    structs = jax.eval_shape(by_block_name, template)
+    expected = {
         trees.path_name(path): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(structs)
     }
-    found = {name: x.shape for name, x in arrays.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
+    actual = {name: x.shape for name, x in arrays.items()}
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
             raise ValueError(
                 f"weights must fit the network: {name} must be "
-                f"{wanted.get(name, 'absent')}, got {found.get(name, 'none')}."
+                f"{expected.get(name, 'absent')}, got {actual.get(name, 'none')}."
             )
-    leaf = lambda path, _: arrays[trees.path_name(path)]
-    return unstack_like(jax.tree_util.tree_map_with_path(leaf, shapes), template)
+    # Leaves in the order of `structs`, whose names `expected` has.
+    tree = jax.tree.unflatten(jax.tree.structure(structs), map(arrays.get, expected))
+    return unstack_like(tree, template)
 
 
 def _blocks(arrays) -> dict[int, int]:
     """Number of blocks of each stage."""
     stages = sorted({*_numbers(arrays, r"layer(\d+)\.")})
-    count = lambda i: 1 + max(_numbers(arrays, rf"layer{i}\.(\d+)\."), default=0)
-    return {i: count(i) for i in stages}
+    return {
+        i: 1 + max(_numbers(arrays, rf"layer{i}\.(\d+)\."), default=0) for i in stages
+    }
 
 
 def _numbers(arrays, pattern) -> list[int]:
-    found = [re.match(pattern, name) for name in arrays]
-    return [int(match[1]) for match in found if match]
+    matches = [re.match(pattern, name) for name in arrays]
+    return [int(match[1]) for match in matches if match]
 
 
 def _face_network(name, arrays, blocks, first, more=MappingProxyType({})):
@@ -424,7 +431,7 @@ def _face_network(name, arrays, blocks, first, more=MappingProxyType({})):
     settings = {"blocks": [*blocks.values()], "widths": widths, "embedding_dim": dim}
     stem = "conv1.weight" if "conv1.weight" in arrays else first.format(1)
     shape = (features // widths[-1], len(blocks), arrays[stem].shape[1])
-    return {"name": name, **settings, **more}, _image_shape(*shape)
+    return {"name": name, **settings, **more}, _infer_input_shape(*shape)
 
 
 def _resnet(arrays, blocks):
@@ -441,7 +448,7 @@ def _resnet(arrays, blocks):
     return {"name": "resnet", **settings}, (size, size, arrays["conv1.weight"].shape[1])
 
 
-def _image_shape(pixels, num_stages, channels):
+def _infer_input_shape(pixels, num_stages, channels):
     """Input shape, square or 112 x 96, from the number of the last map's pixels."""
     side = math.isqrt(pixels)
     height, width = (side, side) if side * side == pixels else (7, 6)

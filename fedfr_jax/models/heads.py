@@ -1,23 +1,21 @@
 """Heads: from the last feature map to an embedding, and MOON's projection.
 
-Projection between a network's features and its classifier, as in MOON (Li, He, Song
-2021, arXiv:2103.16257, section 3.2): two linear layers with a ReLU between
-them; their output is what the contrastive term compares and what the classifier sees.
-Linear layers start as PyTorch's do.
+All linear layers start as PyTorch's.
 
-Parameters, beside those of the network, whose last block is the classifier:
-projection/hidden/kernel [D, D], bias [D], projection/out/kernel [D, P], bias [P]; the
-classifier's kernel is [P, M].
+MOON's projection is between a network's features and its classifier (Li, He, Song 2021,
+arXiv:2103.16257, section 3.2): two linear layers with a ReLU between them, whose output
+the contrastive term compares and the classifier takes. Parameters besides those of the
+network, whose last block is the classifier: projection/hidden/kernel [D, D], bias [D],
+projection/out/kernel [D, P], bias [P]; the classifier's kernel is [P, M].
 
-Heads of a face network, from its last map to the embedding. The names are those of
-ArcFace's released code; E is the paper's choice, section 3.1 of arXiv:1801.07698.
-Linear layers start as PyTorch's. Parameters, C = channels of the map, D = embedding; bn
-is {scale, bias} [C], bn_out {bias} [D] with its scale frozen at 1:
+The names of the heads of a face network are those of ArcFace's released code; E is the
+paper's choice, section 3.1 of arXiv:1801.07698. Parameters, C = channels of the map,
+D = embedding; bn is {scale, bias} [C], bn_out {bias} [D] with its scale frozen at 1:
   E    bn, dropout, fc/kernel [h w C, D], fc/bias, bn_out
   F    bn, dropout, fc
   GAP  bn, the mean over pixels, fc/kernel [C, D], fc/bias, bn_out
-  GDC  pixels/kernel [h, w, C], one number for every pixel and channel, whose sum over
-       pixels goes on (MobileFaceNets, arXiv:1804.07573, section 3.1); bn, fc, bn_out
+  GDC  pixels/kernel [h, w, C], the weights of a sum over pixels for each channel
+       (MobileFaceNets, arXiv:1804.07573, section 3.1); bn, fc, bn_out
   moe  masked/{bn, fc}, plain/{bn, fc} and gate/{bn, fc [h w C, 2]}
 
 moe is the first round's network of BigFace (the challenge's report, section 2): p of
@@ -28,6 +26,7 @@ compares them with whether a mask was put on (`gate_weight` of central training)
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +64,11 @@ def with_projection(model: Model, *, projection: Width) -> Model:
     def features(variables, x, train=False, key=None):
         params = dict(variables["params"])
         added, head = params.pop(NAME), params.pop(top)
-        # The network's own classifier is not looked at, and so not computed.
+        # The output of the network's own classifier is unused, and so not computed.
         unused = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[top])
         inner = {**variables, "params": {**params, top: unused}}
-        _, seen, stats = model.apply_with_features(inner, x, train, key=key)
-        hidden = jax.nn.relu(through(added["hidden"], seen))
+        _, inputs, stats = model.apply_with_features(inner, x, train, key=key)
+        hidden = jax.nn.relu(through(added["hidden"], inputs))
         projected = through(added["out"], hidden)
         return through(head, projected), projected, stats
 
@@ -127,9 +126,10 @@ def embed(
       is_folded: the head is without batch normalizations, see `bn_folding`.
     """
     head = module.head
-    norm = lambda x, name, **settings: (
-        x if is_folded else BatchNorm(name=name, **settings)(x, train)
-    )
+
+    def norm(x, name, **settings):
+        return x if is_folded else BatchNorm(name=name, **settings)(x, train)
+
     if head == "moe":
         return _experts(module, x, train, is_folded)
     if head == "GDC":
@@ -181,7 +181,25 @@ class Pixels(nn.Module):
         return y
 
 
-def linear(num_outputs: int, num_inputs: int, name: str) -> nn.Module:
+def linear(
+    num_outputs: int, num_inputs: int, name: str, dtype: Any = None
+) -> nn.Module:
     """Linear layer initialized as PyTorch's: uniform within 1 / sqrt(num_inputs)."""
     init = uniform(1 / math.sqrt(num_inputs))
-    return nn.Dense(num_outputs, kernel_init=init, bias_init=init, name=name)
+    return nn.Dense(
+        num_outputs, kernel_init=init, bias_init=init, dtype=dtype, name=name
+    )
+
+
+def mean_logits(
+    module: nn.Module, x: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Logits [B, M] by the layer "fc" of the mean over pixels of a map [B, h, w, C].
+
+    Args:
+      module: within its call, with the attribute `num_classes`; its features are the
+        means.
+      dtype: of the means.
+    """
+    x = sow_features(module, jnp.mean(x.astype(dtype), (1, 2)))
+    return linear(module.num_classes, x.shape[-1], "fc")(x)

@@ -33,7 +33,7 @@ from fedfr_jax.models.linen import (
     check_remat,
     from_linen,
     normal,
-    recomputed,
+    rematerialization,
     saved_names,
     stage_blocks,
     with_remat,
@@ -116,12 +116,10 @@ def iresnet(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
+        settings=LayerSettings(conv_implementation, dtype, shortcut),
         dropout=dropout,
         stride_on=stride_on,
-        shortcut=shortcut,
         head=head,
-        conv_implementation=conv_implementation,
-        dtype=dtype,
         scan_blocks=scan_blocks,
         remat=remat,
     )
@@ -138,23 +136,17 @@ class IResNet(nn.Module):
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     embedding_dim: int
+    settings: LayerSettings = LayerSettings()
     dropout: float = 0.0
     stride_on: str = "second"
-    shortcut: str = "conv"
     head: str = "E"
-    conv_implementation: str = "auto"
-    dtype: Any = None
     scan_blocks: bool = True
     remat: bool | str = False
-    fold: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
-        param_dtype = x.dtype
-        settings = LayerSettings(
-            self.conv_implementation, self.dtype, self.shortcut, self.fold
-        )
+        param_dtype, settings = x.dtype, self.settings
         x = Stem(self.widths[0], settings, name="stem")(x, train)
         for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
             stage = Stage(
@@ -167,7 +159,7 @@ class IResNet(nn.Module):
                 name=f"stage{i + 1}",
             )
             x = stage(x, train)
-        is_folded = self.fold is not None
+        is_folded = settings.fold is not None
         return embed(self, x.astype(param_dtype), train, is_folded=is_folded)
 
 
@@ -208,7 +200,7 @@ class Stage(nn.Module):
             train,
             length=self.num_blocks - 1,
             scan=self.scan_blocks,
-            again=recomputed(self.remat),
+            remat=rematerialization(self.remat),
         )
 
 
@@ -268,7 +260,7 @@ def _conv(width, settings, *, name, size=3, stride=1):
         stride=stride,
         padding=size // 2,
         kernel_init=normal(0.1),
-        # What follows conv1 in a fully folded network is added by its border.
+        # In a fully folded network the border adds the bias of conv1.
         use_bias=settings.fold is not None and (settings.fold, name) != (FULL, "conv1"),
         dtype=settings.dtype,
         implementation=settings.conv_implementation,

@@ -1,26 +1,24 @@
 """FedPer's ablation: a linear layer replaces all blocks but the last.
 
-FedPer's ablation (Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4): the base is
-one linear layer, the personalization part keeps a block and the classifier (K_P = 2).
-The paper does not give the layer's shape: here it maps the flattened image to the
-block's input.
+Arivazhagan et al. 2019, arXiv:1912.00818, section 4.4: the base is one linear layer,
+the personalization part keeps a block and the classifier (K_P = 2). The paper does not
+give the layer's shape: here it maps the flattened image to the block's input.
 
 Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `resnet` or
 `mobilenet`; fc/kernel [D, M], bias [M].
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models import mobilenet, resnet
 from fedfr_jax.models.conv import Implementation
-from fedfr_jax.models.linen import from_linen, sow_features, uniform
-from fedfr_jax.models.resnet import Norm
+from fedfr_jax.models.heads import linear, mean_logits
+from fedfr_jax.models.linen import from_linen
+from fedfr_jax.models.resnet import LayerSettings, Norm
 from fedfr_jax.ranges import Count, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -51,8 +49,8 @@ def linear_base(
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
     """
-    settings = norm, norm_groups, conv_implementation, dtype
-    module = LinearBase(num_classes, block, width, side, *settings)
+    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
+    module = LinearBase(num_classes, block, width, side, settings)
     names = ["base", "block1", "fc"]
     return from_linen(module, input_shape, num_classes, blocks=names)
 
@@ -64,32 +62,19 @@ class LinearBase(nn.Module):
     block: str
     width: int
     side: int
-    norm: str
-    norm_groups: int
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
-        shape, param_dtype = (len(x), self.side, self.side, self.width), x.dtype
-        flat = x.reshape(x.shape[0], -1)
-        x = _dense(math.prod(shape[1:]), flat, "base", self.dtype)
-        x = self._block()(x.reshape(shape), train)
-        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
-        return _dense(self.num_classes, x, "fc")
+        flat = x.reshape(len(x), -1)
+        num_outputs = self.side * self.side * self.width
+        y = linear(num_outputs, flat.shape[1], "base", self.settings.dtype)(flat)
+        y = self._block()(y.reshape(len(x), self.side, self.side, self.width), train)
+        return mean_logits(self, y, x.dtype)
 
     def _block(self):
-        shared = (self.norm, self.norm_groups, self.conv_implementation, self.dtype)
         if self.block == "mobilenet":
-            settings = mobilenet.LayerSettings(*shared)
-            return mobilenet.Block(self.width, 1, settings, name="block1")
-        settings = resnet.LayerSettings(*shared)
-        return resnet.Block(resnet.basic(self.width, 1), settings, name="block1")
-
-
-def _dense(features, x, name, dtype=None):
-    """Linear layer initialized as PyTorch's."""
-    init = uniform(1 / math.sqrt(x.shape[-1]))
-    start = {"kernel_init": init, "bias_init": init}
-    return nn.Dense(features, dtype=dtype, name=name, **start)(x)
+            return mobilenet.Block(self.width, 1, self.settings, name="block1")
+        convolutions = resnet.basic(self.width, 1)
+        return resnet.Block(convolutions, self.settings, name="block1")

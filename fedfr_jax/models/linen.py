@@ -72,7 +72,7 @@ def xavier_uniform() -> Callable[..., jax.Array]:
 
 
 Remat = bool | Literal["convolutions", "offload"]
-SOWN = "intermediates"  # where linen keeps what a module sows
+SOWN = "intermediates"  # linen's collection of sown values
 
 
 def from_linen(
@@ -85,18 +85,18 @@ def from_linen(
 ) -> Model:
     """Convert a linen module, (x [B, H, W, C], train) -> [B, D], to a `Model`.
 
-    `Model.features` are what the module has handed to `sow_features`, its output where
-    it has not: an embedding.
+    The model's features are what the module passes to `sow_features`; without a call
+    they are its output, an embedding.
 
     The computation runs in the dtype of the parameters unless the module says
     otherwise. Variables always hold "params" and "batch_stats" (empty without
-    batch normalization); in training the statistics that the module leaves are a
-    batch's, and the running ones move towards them here. Blocks may be stacked in any
-    way, see `scanned_blocks`; the statistics come back as they are given.
+    batch normalization); in training the module gives statistics of the batch, with
+    which the running ones are updated here. Blocks may be stacked in any way, see
+    `scanned_blocks`; the statistics are returned in the same stacks.
 
     Args:
-      module: its convolutions take their `implementation`, where it has one, from an
-        attribute of that name; operations are counted with "xla".
+      module: its convolutions are computed as its `settings.conv_implementation`, where
+        it has `settings`, says; FLOPs are counted with "xla".
       input_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
         {name: [B, ...]}.
       embedding_dim: D.
@@ -111,11 +111,11 @@ def from_linen(
                 "input_shape must be (H, W, C), or (D,) for vectors, all positive, got "
                 f"{input_shape}."
             )
-    one_image = input_structs(input_shape)
+    inputs = input_structs(input_shape)  # of one example
 
     def draw(key):
         # lazy_init draws the parameters without running the network.
-        return {"batch_stats": {}, **module.lazy_init(key, one_image, train=False)}
+        return {"batch_stats": {}, **module.lazy_init(key, inputs, train=False)}
 
     # Compiled, because drawing the numbers leaf by leaf takes three times longer.
     @jax.jit
@@ -124,18 +124,21 @@ def from_linen(
 
     def features(variables, x, train=False, key=None):
         dtype = jax.tree.leaves(variables["params"])[0].dtype
-        check = lambda a, one: chex.assert_shape(a, (None, *one.shape[1:]))
-        jax.tree.map(check, x, one_image)
-        x = jax.tree.map(lambda a: a.astype(dtype), x)
-        given = variables["batch_stats"]
+
+        def to_dtype(array, struct):
+            chex.assert_shape(array, (None, *struct.shape[1:]))
+            return array.astype(dtype)
+
+        x = jax.tree.map(to_dtype, x, inputs)
+        old_stats = variables["batch_stats"]
         variables = {k: stacked_stages(tree, stages) for k, tree in variables.items()}
-        # In the order of what is given: parts of one vector stay together.
+        # In the order of `old_stats`: parts of one vector stay together.
         stats = named_stages(variables["batch_stats"], stages)
         if not train:
             if stats:
                 variables[INVERSE] = stacked_stages(inverses(stats), stages)
             output, sown = module.apply(variables, x, train=False, mutable=[SOWN])
-            return output, _intermediate_features(sown, output), given
+            return output, _intermediate_features(sown, output), old_stats
         output, updated = module.apply(
             {"params": variables["params"]},
             x,
@@ -146,7 +149,7 @@ def from_linen(
         if not stats:
             return output, _intermediate_features(updated, output), {}
         stats = moved(stats, named_stages(updated["batch_stats"], stages))
-        stats = unstack_like(stats, given)
+        stats = unstack_like(stats, old_stats)
         return output, _intermediate_features(updated, output), stats
 
     def apply(variables, x, train=False, key=None):
@@ -155,15 +158,22 @@ def from_linen(
 
     @functools.cache
     def count():
-        plain = module
-        if hasattr(module, "conv_implementation"):
-            plain = module.clone(conv_implementation="xla")
+        counted = module
+        if hasattr(module, "settings"):
+            settings = module.settings._replace(conv_implementation="xla")
+            counted = module.clone(settings=settings)
         variables = jax.eval_shape(draw, jax.random.key(0))
-        forward = functools.partial(plain.apply, train=False)
-        return count_flops(forward, variables, one_image)
+        forward = functools.partial(counted.apply, train=False)
+        return count_flops(forward, variables, inputs)
 
     return Model(
-        init, apply, input_shape, embedding_dim, tuple(blocks), count, features
+        init=init,
+        apply=apply,
+        input_shape=input_shape,
+        embedding_dim=embedding_dim,
+        blocks=tuple(blocks),
+        count_flops=count,
+        apply_with_features=features,
     )
 
 
@@ -175,8 +185,8 @@ def sow_features(module: nn.Module, x: jax.Array) -> jax.Array:
 
 def _intermediate_features(collections, output):
     """The features that were recorded by `sow_features`, else the output."""
-    (found,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
-    return found
+    (features,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
+    return features
 
 
 def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
@@ -187,13 +197,13 @@ def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Modu
     the two computations equal unless they are in a scan, and saves no memory there.
 
     Args:
-      remat: True keeps x alone, a name of REMAT what it says.
+      remat: True keeps x alone; a name of REMAT is a policy for what else is kept.
     """
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
 
 
-def recomputed(remat: bool | str) -> Callable | None:
+def rematerialization(remat: bool | str) -> Callable | None:
     """`jax.checkpoint` with the policy of `remat`; None if it is False."""
     policy = REMAT[remat]() if isinstance(remat, str) else None
     return functools.partial(jax.checkpoint, policy=policy) if remat else None
@@ -227,7 +237,7 @@ def _offload():
 
 
 KEPT, HOST = "convolution", "pinned_host"
-# What a block keeps beside its input: its convolutions, on the device or the host.
+# Policies: a block keeps its convolutions too, on the device or in the host's memory.
 REMAT = {"convolutions": _convolutions, "offload": _offload}
 
 

@@ -18,13 +18,13 @@ Parameters, every bn is {scale, bias}, with batch_stats {mean, var} at the same 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, Depthwise, Implementation
+from fedfr_jax.models.conv import Conv, ConvSettings, Depthwise, Implementation
 from fedfr_jax.models.heads import Pixels
 from fedfr_jax.models.linen import (
     block_names,
@@ -41,13 +41,6 @@ from fedfr_jax.types import Model
 STEM, TOP = 64, 512
 # Channels of a stage, those inside its first block, those inside its others.
 STAGES = ((64, 128, 128), (128, 256, 256), (128, 512, 256))
-
-
-class LayerSettings(NamedTuple):
-    """Settings shared by all layers; see `mobilefacenet`."""
-
-    conv_implementation: str
-    dtype: Any
 
 
 @checked
@@ -78,8 +71,7 @@ def mobilefacenet(
         blocks=tuple(blocks),
         scale=scale,
         embedding_dim=embedding_dim,
-        conv_implementation=conv_implementation,
-        dtype=dtype,
+        settings=ConvSettings(conv_implementation, dtype),
         scan_blocks=scan_blocks,
         remat=remat,
     )
@@ -95,28 +87,26 @@ class MobileFaceNet(nn.Module):
     blocks: tuple[int, ...]
     scale: int
     embedding_dim: int
-    conv_implementation: str = "auto"
-    dtype: Any = None
-    scan_blocks: bool = True
-    remat: bool = False
+    settings: ConvSettings
+    scan_blocks: bool
+    remat: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
-        param_dtype = x.dtype
-        settings = LayerSettings(self.conv_implementation, self.dtype)
+        param_dtype, settings = x.dtype, self.settings
         x = Unit(STEM * self.scale, settings, size=3, stride=2, name="stem")(x, train)
         x = ByChannel(settings, name="stem2")(x, train)
-        for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True)):
-            width, first, others = sizes
+        for i, (num, sizes) in enumerate(zip(self.blocks, STAGES, strict=True), 1):
+            width, *inside = sizes
             stage = Stage(
                 width * self.scale,
-                (first, others),
+                tuple(inside),
                 num,
                 scan_blocks=self.scan_blocks,
                 remat=self.remat,
                 settings=settings,
-                name=f"stage{i + 1}",
+                name=f"stage{i}",
             )
             x = stage(x, train)
         x = Unit(TOP, settings, name="top")(x, train).astype(param_dtype)
@@ -134,17 +124,18 @@ class Stage(nn.Module):
     num_blocks: int  # without the first
     scan_blocks: bool
     remat: bool
-    settings: LayerSettings
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
         block = with_remat(Block) if self.remat else Block
-        first, others = self.inside
-        x = block(self.width, first, self.settings, stride=2, name="first")(x, train)
+        inside_first, inside_rest = self.inside
+        first = block(self.width, inside_first, self.settings, stride=2, name="first")
+        x = first(x, train)
         if not self.num_blocks:
             return x
-        stack = block(self.width, others, self.settings, name="blocks")
+        stack = block(self.width, inside_rest, self.settings, name="blocks")
         return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan_blocks)
 
 
@@ -153,7 +144,7 @@ class Block(nn.Module):
 
     width: int
     inside: int
-    settings: LayerSettings
+    settings: ConvSettings
     stride: int = 1
 
     @nn.compact
@@ -170,7 +161,7 @@ class Unit(nn.Module):
     """Convolution, BN and, unless `is_linear`, PReLU."""
 
     width: int
-    settings: LayerSettings
+    settings: ConvSettings
     size: int = 1
     stride: int = 1
     is_linear: bool = False
@@ -195,12 +186,15 @@ class Unit(nn.Module):
 class ByChannel(nn.Module):
     """Depthwise 3x3 convolution, BN, PReLU."""
 
-    settings: LayerSettings
+    settings: ConvSettings
     stride: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H / stride, W / stride, C], rounded up."""
-        implementation, dtype = self.settings
-        x = Depthwise(self.stride, dtype, implementation, name="conv")(x)
+        settings = self.settings
+        conv = Depthwise(
+            self.stride, settings.dtype, settings.conv_implementation, name="conv"
+        )
+        x = conv(x)
         return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))

@@ -5,8 +5,8 @@ Applications", arXiv:1704.04861, table 1. A block is a 3x3 depthwise and a 1x1
 convolution, each with normalization and ReLU. Convolutions start as He normal of the
 fan-out. Deviations: the "cifar" stem has stride 1, as images of 32 pixels need; fewer
 than 13 blocks leave out some of the five that keep 512 channels. FedPer
-(arXiv:1912.00818) tells of 11 blocks and not which: that they are 13 without two of
-those five is ours.
+(arXiv:1912.00818) has 11 blocks without a list of them: here two of those five are left
+out.
 
 Parameters, C = channels of the block; every bn (gn with group normalization) is {scale,
 bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
@@ -15,16 +15,15 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
   fc/kernel [C, M], bias [M]
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.conv import Depthwise, Implementation
-from fedfr_jax.models.linen import from_linen, sow_features, uniform, with_remat
+from fedfr_jax.models.heads import mean_logits
+from fedfr_jax.models.linen import from_linen, with_remat
 from fedfr_jax.models.resnet import (
     Convolution,
     LayerSettings,
@@ -40,7 +39,7 @@ from fedfr_jax.types import Model
 STEM = 32  # channels of the stem
 # (channels, stride) of the blocks before and after those that keep 512 channels
 BEFORE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2))
-MIDDLE, MOST_MIDDLE = (512, 1), 5
+MIDDLE, MAX_MIDDLE = (512, 1), 5
 AFTER = ((1024, 2), (1024, 1))
 MIN_BLOCKS = len(BEFORE) + len(AFTER)
 Layer = tuple[int, int]  # channels and stride
@@ -73,19 +72,18 @@ def mobilenet(
       norm_groups: of group normalization.
     """
     layers = parse_layers(num_blocks, width, stem)
-    module = MobileNet(
-        layers, num_classes, norm, norm_groups, conv_implementation, dtype, remat
-    )
+    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
+    module = MobileNet(layers, num_classes, settings, remat)
     names = [*block_names_of(layers), "fc"]
     return from_linen(module, input_shape, num_classes, blocks=names)
 
 
 def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
     """Layers (channels, stride): the stem, then the blocks."""
-    most = MIN_BLOCKS + MOST_MIDDLE
-    if not MIN_BLOCKS <= num_blocks <= most:
+    max_blocks = MIN_BLOCKS + MAX_MIDDLE
+    if not MIN_BLOCKS <= num_blocks <= max_blocks:
         raise ValueError(
-            f"num_blocks must be in [{MIN_BLOCKS}, {most}], got {num_blocks}."
+            f"num_blocks must be in [{MIN_BLOCKS}, {max_blocks}], got {num_blocks}."
         )
     if not 0 < width * STEM < 2**20 or round(width * STEM) < 1:
         raise ValueError(
@@ -117,7 +115,7 @@ def block_maps(
     for name, (channels, stride) in zip(block_names_of(layers), layers, strict=True):
         layer = block if maps else Stem
         x = layer(channels, stride, settings, name=name)(x, train)
-        # A map of the size of the one before takes its place.
+        # It replaces the last map if both have the same size.
         maps = [*(maps if stride > 1 else maps[:-1]), x]
     return maps
 
@@ -127,24 +125,14 @@ class MobileNet(nn.Module):
 
     layers: tuple[Layer, ...]  # of the stem and the blocks
     num_classes: int
-    norm: str = "batch"
-    norm_groups: int = 32
-    conv_implementation: str = "auto"
-    dtype: Any = None
-    remat: bool = False
+    settings: LayerSettings
+    remat: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
-        param_dtype = x.dtype
-        settings = LayerSettings(
-            self.norm, self.norm_groups, self.conv_implementation, self.dtype
-        )
-        x = block_maps(self.layers, settings, x, train, self.remat)[-1]
-        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
-        init = uniform(1 / math.sqrt(x.shape[-1]))
-        fc = nn.Dense(self.num_classes, kernel_init=init, bias_init=init, name="fc")
-        return fc(x)
+        maps = block_maps(self.layers, self.settings, x, train, self.remat)
+        return mean_logits(self, maps[-1], x.dtype)
 
 
 class Stem(nn.Module):

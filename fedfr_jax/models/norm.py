@@ -1,12 +1,12 @@
 """Batch and group normalization and PReLU with PyTorch's numerics.
 
-Batch normalization: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, on
-purpose and as in PyTorch: the batch is normalized with the biased variance, the running
-average takes the unbiased one. Its derivative is the closed form (ibid., section 3),
-with two sums over the batch where automatic differentiation takes three and keeps
-another copy of the activations. On GPUs mean and variance are of one pass over the
-batch (shifted data of Chan, Golub and LeVeque 1983,
-doi:10.1080/00031305.1983.10483115): three kernels fewer of each normalization. Group
+Batch normalization: Ioffe and Szegedy, arXiv:1502.03167, algorithm 1. Deviation, as in
+PyTorch: the batch is normalized with the biased variance, the running average takes the
+unbiased one. Its derivative is the closed form (ibid., section 3), with two sums over
+the batch where automatic differentiation takes three and keeps another copy of the
+activations. On GPUs mean and variance are computed in one pass over the batch (shifted
+data of Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115), which saves
+three kernels for each normalization. Group
 normalization: Wu and He, arXiv:1803.08494, section 3.1. PReLU: He et al.,
 arXiv:1502.01852, equation 1.
 """
@@ -45,8 +45,8 @@ def sum_dtype(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
 class StatsGroup(NamedTuple):
     """Devices that share batch statistics, as in synchronized batch normalization."""
 
-    size: int = 1  # of them
-    mean: Callable = lambda x: x  # x [C] of a device -> its mean over them
+    size: int = 1  # number of devices
+    mean: Callable = lambda x: x  # x [C] of a device -> its mean over the group
 
 
 def in_two_passes(z: jax.Array, pool: StatsGroup) -> tuple[jax.Array, ...]:
@@ -58,22 +58,22 @@ def in_two_passes(z: jax.Array, pool: StatsGroup) -> tuple[jax.Array, ...]:
 
 
 def in_one_pass(z: jax.Array, pool: StatsGroup) -> tuple[jax.Array, ...]:
-    """The same from sums of a single pass, of what is left without the first value.
+    """`in_two_passes` from sums of one pass, over z shifted by its first value.
 
     Without a shift the sums of squares of numbers far from 0 would hide their variance.
     """
     axes = tuple(range(z.ndim - 1))
     first = z[(0,) * len(axes)]
-    rest = z - per_channel(first, z)
-    step, square = jnp.mean(rest, axes), jnp.mean(jnp.square(rest), axes)
-    own = first + step
-    mean = pool.mean(own)
-    var = jnp.maximum(square - jnp.square(step), 0) + jnp.square(own - mean)
+    shifted = z - per_channel(first, z)
+    step, square = jnp.mean(shifted, axes), jnp.mean(jnp.square(shifted), axes)
+    device_mean = first + step
+    mean = pool.mean(device_mean)
+    var = jnp.maximum(square - jnp.square(step), 0) + jnp.square(device_mean - mean)
     return mean, pool.mean(var), z - per_channel(mean, z)
 
 
 NO_GROUP = StatsGroup()
-# The pool of the network that is traced just now, see `stats_over_group`.
+# The group of the network that is being traced, see `stats_over_group`.
 _POOL = contextvars.ContextVar("pool", default=NO_GROUP)
 
 
@@ -108,11 +108,10 @@ def normalize(
 ):
     """Normalize z [..., C] by its own statistics over all axes but the last.
 
-    Derivatives in reverse mode only; the statistics count as constants where they are
-    used beside y.
+    Derivatives in reverse mode only; the returned statistics are constants to them.
 
     Args:
-      pool: the devices that z is a part on.
+      pool: the devices over which z is sharded.
       moments: as `in_two_passes`.
 
     Returns:
@@ -131,9 +130,9 @@ def _normalize(z, scale, bias, epsilon, pool, moments):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _normalize_backward(epsilon, pool, moments, kept, cotangents):
+def _normalize_backward(epsilon, pool, moments, residuals, cotangents):
     del moments
-    z, scale, mean, inverse = kept
+    z, scale, mean, inverse = residuals
     dy, axes = cotangents[0], tuple(range(z.ndim - 1))
     unit = (z - per_channel(mean, z)) * per_channel(inverse, z)
     dbias, dscale = dy.sum(axes), (dy * unit).sum(axes)
@@ -151,8 +150,8 @@ class BatchNorm(nn.Module):
     """Batch normalization over all axes but the last; statistics in float32 or more.
 
     Params scale [C] and bias [C], unless they are frozen; batch_stats mean, var [C].
-    Training leaves the batch's own mean and unbiased variance in batch_stats, for
-    `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` where it is given.
+    Training returns the batch's mean and unbiased variance as batch_stats, for
+    `moved`. Evaluation takes 1 / sqrt(var + EPSILON) from `inverses` if it is given.
     """
 
     use_scale: bool = True  # False freezes the scale at 1
@@ -203,8 +202,8 @@ class BatchNorm(nn.Module):
 class GroupNorm(nn.Module):
     """Group normalization of each image, in float32.
 
-    Params scale [C] and bias [C]. It does in training what it does in evaluation, so
-    there are no statistics to average over clients.
+    Params scale [C] and bias [C]. Training and evaluation are the same, so there are no
+    statistics to average over clients.
     """
 
     groups: int = 32
@@ -232,7 +231,7 @@ class GroupNorm(nn.Module):
 def moved(running: PyTree, batch: PyTree) -> PyTree:
     """Update running statistics, all of one dtype, by a batch's with MOMENTUM.
 
-    All of a network at once, not one by one: a kernel, not one for each.
+    All of a network in one vector, which is one kernel.
     """
     chex.assert_trees_all_equal_shapes(running, batch)
     old, named = ravel_pytree(running)
@@ -244,11 +243,10 @@ def moved(running: PyTree, batch: PyTree) -> PyTree:
 def inverses(running: PyTree) -> PyTree:
     """Replace each "var" of the running statistics by 1 / sqrt(var + EPSILON).
 
-    Like `moved`, all at once, with a number of no use in the place of every "mean": the
-    statistics' own slices then serve both.
+    All in one vector, as in `moved`; the entries in the places of "mean" are unused.
     """
-    least = lambda x: x.astype(sum_dtype(x.dtype))
-    x, named = ravel_pytree(jax.tree.map(least, running))
+    wide = jax.tree.map(lambda x: x.astype(sum_dtype(x.dtype)), running)
+    x, named = ravel_pytree(wide)
     leaves = jax.tree_util.tree_leaves_with_path(running)
     is_var = [np.full(leaf.size, path[-1].key == "var") for path, leaf in leaves]
     return named(lax.rsqrt(jnp.where(np.concatenate(is_var), x, 1) + EPSILON))
@@ -263,8 +261,8 @@ def prelu(x: jax.Array, slope: jax.Array) -> jax.Array:
     return jnp.where(x > 0, x, per_channel(slope, x) * x)
 
 
-def _prelu_backward(kept, dy):
-    x, slope = kept
+def _prelu_backward(residuals, dy):
+    x, slope = residuals
     dx = jnp.where(x > 0, dy, per_channel(slope, x) * dy)
     below = jnp.where(x > 0, 0, x * dy)
     return dx, below.sum(tuple(range(x.ndim - 1)))

@@ -6,7 +6,7 @@ and classifier a linear layer, batch normalization and dropout ("linear" below).
 al. 2019, "Bag of Tricks", arXiv:1903.07071, section 3.5, has batch normalization alone,
 whose bias stays 0, and a classifier without bias ("bnneck").
 
-Parameters: those of `residual`, and
+Parameters: those of `resnet` without fc, and
   linear: neck/fc/{kernel [C, D], bias [D]}, neck/bn/{scale, bias} [D],
     classifier/{kernel [D, M], bias [M]}
   bnneck: neck/bn/scale [C], classifier/kernel [C, M]
@@ -57,13 +57,13 @@ def reid(
 ) -> Model:
     """ResNet with identity logits; `apply_with_features` gives the retrieval features.
 
-    In training of a "bnneck" they are what a metric loss compares, which is the pooled
-    feature before its normalization.
+    In training of a "bnneck" they are the pooled features before normalization, which a
+    metric loss compares.
 
     Args:
       input_shape: (H, W, C), of people usually twice as high as wide.
-      num_classes: M identities, of the client that has most.
-      depth, blocks, widths, stem, conv_implementation, dtype, remat: as of `resnet`.
+      num_classes: M identities, of the client with the most.
+      depth, blocks, widths, stem, conv_implementation, dtype, remat: see `resnet`.
       last_stride: of the last stage, 2, or 1 for a map twice as large.
       neck: a name of NECKS.
       neck_dim: D of a linear neck.
@@ -73,7 +73,8 @@ def reid(
     trunk = build_trunk(depth, blocks, widths, stem, remat)
     trunk = trunk._replace(last_stride=last_stride)
     dim = neck_dim if neck == "linear" else 0
-    module = ReID(trunk, num_classes, dim, dropout, conv_implementation, dtype)
+    settings = LayerSettings(conv_implementation=conv_implementation, dtype=dtype)
+    module = ReID(trunk, num_classes, dim, dropout, settings)
     names = [*trunk.names, "neck", "classifier"]
     return from_linen(module, input_shape, num_classes, blocks=names)
 
@@ -84,16 +85,14 @@ class ReID(nn.Module):
     trunk: Trunk
     num_classes: int
     neck_dim: int  # 0 for a "bnneck"
-    dropout: float = 0.0
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    dropout: float
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
         param_dtype = x.dtype
-        settings = LayerSettings("batch", 1, self.conv_implementation, self.dtype)
-        x = stage_maps(self.trunk, settings, x, train)[-1]
+        x = stage_maps(self.trunk, self.settings, x, train)[-1]
         pooled = jnp.mean(x.astype(param_dtype), (1, 2))
         neck = Neck(self.neck_dim, self.dropout, name="neck")
         feature = neck(pooled, train)

@@ -20,7 +20,6 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -29,13 +28,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.heads import mean_logits
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
     he_normal,
-    sow_features,
     stage_blocks,
-    uniform,
     with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, GroupNorm
@@ -87,10 +85,10 @@ def build_trunk(
 class LayerSettings(NamedTuple):
     """Settings shared by all layers; see `resnet`."""
 
-    norm: str
-    norm_groups: int
-    conv_implementation: str
-    dtype: Any
+    norm: str = "batch"
+    norm_groups: int = 32
+    conv_implementation: str = "auto"
+    dtype: Any = None
 
 
 class Convolution(NamedTuple):
@@ -127,9 +125,10 @@ def stage_maps(
     x = Stem(trunk.widths[0], trunk.stem, settings, name="stem")(x, train)
     maps = []
     for i, (width, num) in enumerate(zip(trunk.widths, trunk.blocks, strict=True)):
-        is_last = i == len(trunk.blocks) - 1
-        first = 1 if i == 0 else trunk.last_stride if is_last else 2
-        strides = [first] + [1] * (num - 1)
+        first_stride = 1 if i == 0 else 2
+        if 0 < i == len(trunk.blocks) - 1:
+            first_stride = trunk.last_stride
+        strides = [first_stride] + [1] * (num - 1)
         convolutions = tuple(layers(width, stride) for stride in strides)
         stage = Stage(block, convolutions, settings, name=f"stage{i + 1}")
         x = stage(x, train)
@@ -258,7 +257,7 @@ def resnet(
 
     Args:
       input_shape: (H, W, C); every stage but the first halves H and W, rounding up.
-      depth: a key of `residual.DEPTHS`; with `blocks`, bottlenecks from 50 on.
+      depth: a key of DEPTHS; with `blocks`, bottlenecks from 50 on.
       blocks: residual blocks of every stage, instead of those of `depth`.
       widths: channels of every stage; a bottleneck ends in four times as many.
       stem: "cifar", a 3x3 convolution, or "imagenet", 7x7 at stride 2 and max pooling.
@@ -266,7 +265,8 @@ def resnet(
       norm_groups: of group normalization.
     """
     trunk = build_trunk(depth, blocks, widths, stem, remat)
-    module = ResNet(trunk, num_classes, norm, norm_groups, conv_implementation, dtype)
+    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
+    module = ResNet(trunk, num_classes, settings)
     blocks = [*trunk.names, "fc"]
     return from_linen(module, input_shape, num_classes, blocks=blocks)
 
@@ -276,20 +276,10 @@ class ResNet(nn.Module):
 
     trunk: Trunk
     num_classes: int
-    norm: str = "batch"
-    norm_groups: int = 32
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, M]."""
-        param_dtype = x.dtype
-        settings = LayerSettings(
-            self.norm, self.norm_groups, self.conv_implementation, self.dtype
-        )
-        x = stage_maps(self.trunk, settings, x, train)[-1]
-        x = sow_features(self, jnp.mean(x.astype(param_dtype), (1, 2)))
-        init = uniform(1 / math.sqrt(x.shape[-1]))
-        fc = nn.Dense(self.num_classes, kernel_init=init, bias_init=init, name="fc")
-        return fc(x)
+        maps = stage_maps(self.trunk, self.settings, x, train)
+        return mean_logits(self, maps[-1], x.dtype)

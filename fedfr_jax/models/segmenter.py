@@ -109,12 +109,11 @@ def segmenter(
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
     """
-    made = choose("model.encoder", ENCODERS, encoder)
-    module = Segmenter(
-        made, num_classes, width, norm, norm_groups, conv_implementation, dtype
-    )
-    steps = [step_name(i) for i in reversed(range(made.num_maps - 1))]
-    blocks = [*made.blocks, *steps, "classifier"]
+    encoder = choose("model.encoder", ENCODERS, encoder)
+    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
+    module = Segmenter(encoder, num_classes, width, settings)
+    steps = [step_name(i) for i in reversed(range(encoder.num_maps - 1))]
+    blocks = [*encoder.blocks, *steps, "classifier"]
     return from_linen(module, input_shape, num_classes, blocks=blocks)
 
 
@@ -129,28 +128,22 @@ class Segmenter(nn.Module):
     encoder: Encoder
     num_classes: int
     width: int
-    norm: str = "batch"
-    norm_groups: int = 32
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> logits [B, H, W, M]."""
         size, param_dtype = x.shape[1:3], x.dtype
-        settings = LayerSettings(
-            self.norm, self.norm_groups, self.conv_implementation, self.dtype
-        )
-        *others, y = self.encoder.maps(settings, x, train)
+        *skips, y = self.encoder.maps(self.settings, x, train)
         sow_features(self, y.astype(param_dtype))
-        for i in reversed(range(len(others))):
-            step = Up(self.width, settings, name=step_name(i))
-            y = step(y, others[i], train)
+        for i in reversed(range(len(skips))):
+            step = Up(self.width, self.settings, name=step_name(i))
+            y = step(y, skips[i], train)
         last = Conv(
             self.num_classes,
             kernel_size=1,
             use_bias=True,
-            implementation=self.conv_implementation,
+            implementation=self.settings.conv_implementation,
             name="classifier",
         )
         return upsample(last(y.astype(param_dtype)), size)

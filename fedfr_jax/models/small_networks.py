@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
 from fedfr_jax.models.linen import from_linen, sow_features, xavier_uniform
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.ranges import Count, Width, Widths
@@ -65,9 +65,8 @@ def cnn(
             f"input_shape must be at least {smallest} pixels high and wide for "
             f"{len(widths)} convolutions, got {tuple(input_shape)}."
         )
-    module = SmallCNN(
-        tuple(widths), embedding_dim, num_classes, conv_implementation, dtype
-    )
+    settings = ConvSettings(conv_implementation, dtype)
+    module = SmallCNN(tuple(widths), embedding_dim, num_classes, settings)
     convolutions = [f"conv{i + 1}" for i in range(len(widths))]
     return _cnn_model(module, input_shape, convolutions, embedding_dim, num_classes)
 
@@ -101,9 +100,8 @@ class SmallCNN(nn.Module):
 
     widths: tuple[int, ...]
     embedding_dim: int
-    num_classes: int | None = None
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    num_classes: int | None
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -114,8 +112,8 @@ class SmallCNN(nn.Module):
             conv = Conv(
                 width,
                 use_bias=True,
-                implementation=self.conv_implementation,
-                dtype=self.dtype,
+                implementation=self.settings.conv_implementation,
+                dtype=self.settings.dtype,
                 name=f"conv{i + 1}",
             )
             x = nn.relu(conv(x))
@@ -127,8 +125,8 @@ class SmallMLP(nn.Module):
     """Flatten, linear, ReLU; see `mlp` for its attributes."""
 
     hidden_dim: int
-    num_classes: int | None = None
-    dtype: Any = None
+    num_classes: int | None
+    dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -150,14 +148,11 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 def _top(module, hidden, x, dtype=None):
     """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
-    init = xavier_uniform()
-    dense = nn.Dense(hidden, dtype=dtype, kernel_init=init, name="fc")
+    dense = _linear(hidden, "fc", dtype)
     x = nn.relu(dense(x.reshape(x.shape[0], -1))).astype(x.dtype)
     if module.num_classes is None:
         return x
-    init = xavier_uniform()
-    top = nn.Dense(module.num_classes, kernel_init=init, name="classifier")
-    return top(sow_features(module, x))
+    return _linear(module.num_classes, "classifier")(sow_features(module, x))
 
 
 @checked
@@ -177,7 +172,14 @@ def leaf_celeba(
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
     """
-    module = LeafCNN(num_classes, tuple(widths), 3, True, 0, conv_implementation, dtype)
+    module = LeafCNN(
+        num_classes,
+        tuple(widths),
+        kernel_size=3,
+        has_norm=True,
+        hidden_dim=0,
+        settings=ConvSettings(conv_implementation, dtype),
+    )
     return _leaf_model(input_shape, module)
 
 
@@ -196,8 +198,14 @@ def leaf_femnist(
     Args:
       hidden_dim: its units; the others as for `leaf_celeba`.
     """
-    settings = 5, False, hidden_dim, conv_implementation, dtype
-    module = LeafCNN(num_classes, tuple(widths), *settings)
+    module = LeafCNN(
+        num_classes,
+        tuple(widths),
+        kernel_size=5,
+        has_norm=False,
+        hidden_dim=hidden_dim,
+        settings=ConvSettings(conv_implementation, dtype),
+    )
     return _leaf_model(input_shape, module)
 
 
@@ -208,10 +216,10 @@ def _leaf_model(input_shape, module):
             f"input_shape must be at least {smallest} pixels high and wide for "
             f"{len(module.widths)} poolings, got {tuple(input_shape)}."
         )
-    numbers = range(1, len(module.widths) + 1)
-    kinds = ("conv", "bn") if module.has_norm else ("conv",)
-    blocks = [f"{kind}{i}" for i in numbers for kind in kinds]
-    blocks += ["fc"] * bool(module.hidden_dim) + ["classifier"]
+    blocks = []
+    for i in range(1, len(module.widths) + 1):
+        blocks += [f"conv{i}", f"bn{i}"] if module.has_norm else [f"conv{i}"]
+    blocks += ["fc", "classifier"] if module.hidden_dim else ["classifier"]
     return from_linen(module, input_shape, module.num_classes, blocks=blocks)
 
 
@@ -223,8 +231,7 @@ class LeafCNN(nn.Module):
     kernel_size: int
     has_norm: bool
     hidden_dim: int  # 0 for none
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -237,12 +244,10 @@ class LeafCNN(nn.Module):
             x = nn.relu(_max_pool(x))
         x = x.reshape(x.shape[0], -1)
         if self.hidden_dim:
-            init = xavier_uniform()
-            settings = {"dtype": self.dtype, "kernel_init": init, "name": "fc"}
-            x = nn.relu(nn.Dense(self.hidden_dim, **settings)(x))
-        init = xavier_uniform()
-        top = nn.Dense(self.num_classes, kernel_init=init, name="classifier")
-        return top(sow_features(self, x.astype(param_dtype)))
+            fc = _linear(self.hidden_dim, "fc", self.settings.dtype)
+            x = nn.relu(fc(x))
+        x = sow_features(self, x.astype(param_dtype))
+        return _linear(self.num_classes, "classifier")(x)
 
     def _conv(self, width, number):
         return Conv(
@@ -250,8 +255,8 @@ class LeafCNN(nn.Module):
             kernel_size=self.kernel_size,
             padding=self.kernel_size // 2,
             use_bias=True,
-            implementation=self.conv_implementation,
-            dtype=self.dtype,
+            implementation=self.settings.conv_implementation,
+            dtype=self.settings.dtype,
             name=f"conv{number}",
         )
 
@@ -285,13 +290,16 @@ class Logistic(nn.Module):
     """Flax module; see `logistic` for its attributes."""
 
     num_classes: int
-    dtype: Any = None
+    dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, ...] -> [B, M]."""
         del train
-        init = xavier_uniform()
-        settings = {"dtype": self.dtype, "kernel_init": init, "name": "classifier"}
-        layer = nn.Dense(self.num_classes, **settings)
+        layer = _linear(self.num_classes, "classifier", self.dtype)
         return layer(x.reshape(x.shape[0], -1)).astype(x.dtype)
+
+
+def _linear(num_outputs: int, name: str, dtype: Any = None) -> nn.Module:
+    """Linear layer with Xavier's initialization."""
+    return nn.Dense(num_outputs, dtype=dtype, kernel_init=xavier_uniform(), name=name)

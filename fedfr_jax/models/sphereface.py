@@ -20,7 +20,7 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
 from fedfr_jax.models.linen import (
     block_names,
     from_linen,
@@ -62,8 +62,7 @@ def sphereface(
         blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),
         widths=tuple(widths),
         embedding_dim=embedding_dim,
-        conv_implementation=conv_implementation,
-        dtype=dtype,
+        settings=ConvSettings(conv_implementation, dtype),
         scan_blocks=scan_blocks,
         remat=remat,
     )
@@ -78,8 +77,7 @@ class SphereFace(nn.Module):
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     embedding_dim: int
-    conv_implementation: str = "auto"
-    dtype: Any = None
+    settings: ConvSettings = ConvSettings()
     scan_blocks: bool = True
     remat: bool = False
 
@@ -87,10 +85,14 @@ class SphereFace(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, D]."""
         param_dtype = x.dtype
-        settings = {"implementation": self.conv_implementation, "dtype": self.dtype}
-        for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
+        for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True), 1):
             stage = Stage(
-                width, num, self.scan_blocks, self.remat, settings, name=f"stage{i + 1}"
+                width,
+                num,
+                self.scan_blocks,
+                self.remat,
+                self.settings,
+                name=f"stage{i}",
             )
             x = stage(x, train)
         x = x.reshape(x.shape[0], -1).astype(param_dtype)
@@ -105,7 +107,7 @@ class Stage(nn.Module):
     num_blocks: int
     scan_blocks: bool
     remat: bool
-    settings: dict[str, Any]  # of the convolutions
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -124,7 +126,7 @@ class First(nn.Module):
     """Strided convolution with PReLU, the first layer of a stage."""
 
     width: int
-    settings: dict[str, Any]
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -135,8 +137,9 @@ class First(nn.Module):
             stride=2,
             padding=1,
             use_bias=True,
+            dtype=self.settings.dtype,
+            implementation=self.settings.conv_implementation,
             name="conv",
-            **self.settings,
         )
         return PReLU(name="prelu")(conv(x))
 
@@ -145,7 +148,7 @@ class Block(nn.Module):
     """x + PReLU(conv(PReLU(conv(x))))."""
 
     width: int
-    settings: dict[str, Any]
+    settings: ConvSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -157,8 +160,9 @@ class Block(nn.Module):
                 self.width,
                 padding=1,
                 kernel_init=normal(0.01),
+                dtype=self.settings.dtype,
+                implementation=self.settings.conv_implementation,
                 name=f"conv{i}",
-                **self.settings,
             )
             y = PReLU(name=f"prelu{i}")(conv(y))
         return x + y

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
 from fedfr_jax.models.linen import block_names, from_linen, normal, uniform, with_remat
 from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
 from fedfr_jax.ranges import BelowOne, Depth, Width
@@ -60,7 +60,7 @@ def vit(
     """Vision transformer for face recognition.
 
     Args:
-      input_shape: (H, W, C); pixels beyond the last whole patch are not looked at.
+      input_shape: (H, W, C); pixels beyond the last whole patch are ignored.
       size: a key of SIZES.
       width: E, instead of the size's; a multiple of `num_heads`.
       depth: number of blocks, instead of the size's.
@@ -82,13 +82,12 @@ def vit(
         patch_size=patch_size,
         mask_ratio=mask_ratio,
         embedding_dim=embedding_dim,
-        conv_implementation=conv_implementation,
-        dtype=dtype,
+        settings=ConvSettings(conv_implementation, dtype),
         scan_blocks=scan_blocks,
         remat=remat,
     )
     stages = {"encoder": depth}
-    first = ["patches", "positions", *["mask_token"] * bool(mask_ratio)]
+    first = ["patches", "positions"] + (["mask_token"] if mask_ratio else [])
     units = [*first, *block_names(stages), "norm", "fc1", "bn1", "fc2", "bn2"]
     return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
@@ -112,10 +111,9 @@ class ViT(nn.Module):
     patch_size: int
     mask_ratio: float
     embedding_dim: int
-    conv_implementation: str = "auto"
-    dtype: Any = None
-    scan_blocks: bool = True
-    remat: bool = False
+    settings: ConvSettings
+    scan_blocks: bool
+    remat: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -126,15 +124,16 @@ class ViT(nn.Module):
         if self.mask_ratio:
             token = Vector(self.width, name="mask_token")(x.dtype)
             if train:
-                x, mask = self._kept(x)
-        x = Encoder(
+                x, mask = self._drop_tokens(x)
+        encoder = Encoder(
             self.depth,
             self.num_heads,
-            self.dtype,
+            self.settings.dtype,
             self.scan_blocks,
             self.remat,
             name="encoder",
-        )(x, train)
+        )
+        x = encoder(x, train)
         x = LayerNorm(name="norm")(x).astype(param_dtype)
         if mask is not None:
             x = _put_back(x, mask, token.astype(param_dtype))
@@ -152,15 +151,15 @@ class ViT(nn.Module):
             stride=self.patch_size,
             use_bias=True,
             kernel_init=init,
-            dtype=self.dtype,
-            implementation=self.conv_implementation,
+            dtype=self.settings.dtype,
+            implementation=self.settings.conv_implementation,
             name="patches",
         )
         x = conv(x)
         x = x.reshape(len(x), -1, self.width)
         return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
 
-    def _kept(self, x):
+    def _drop_tokens(self, x):
         """Sample the unmasked tokens of each image; return them and their positions."""
         count = x.shape[1]
         num_kept = max(int(count * (1 - self.mask_ratio)), 1)
@@ -172,9 +171,8 @@ class ViT(nn.Module):
 def _put_back(x, mask, token):
     """Tokens [B, K, E] at their positions, the mask token elsewhere: [B, P, E]."""
     place, count = mask
-    everywhere = jnp.broadcast_to(token, (len(x), count, len(token)))
-    put = lambda row, place, tokens: row.at[place].set(tokens)
-    return jax.vmap(put)(everywhere, place, x)
+    masked = jnp.broadcast_to(token, (len(x), count, len(token)))
+    return jax.vmap(lambda image, i, tokens: image.at[i].set(tokens))(masked, place, x)
 
 
 class Encoder(nn.Module):

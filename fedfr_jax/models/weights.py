@@ -59,7 +59,7 @@ def read_weights(path: str | os.PathLike, key: str = "") -> Weights:
     with naming(path):
         try:
             tree, about = READERS[suffix](path)
-        except OSError as error:  # from a place that a damaged file names
+        except OSError as error:  # of an offset that a damaged file contains
             raise ValueError(
                 f"{path} must be a complete, undamaged file, got {error}."
             ) from error
@@ -112,8 +112,8 @@ def _read_npz(path) -> tuple[dict, dict[str, str]]:
     check_archive(path)
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
-    if others := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
-        raise ValueError(f"{path} must hold only arrays, got the members {others}.")
+    if members := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
+        raise ValueError(f"{path} must hold only arrays, got the members {members}.")
     return arrays, {}
 
 
@@ -122,18 +122,17 @@ def _read_torch(path) -> tuple[dict, dict[str, str]]:
     torch = _torch(path)
     check_archive(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} must hold only tensors and plain values, got objects that "
             "torch.load refuses with weights_only=True. Save model.state_dict() alone."
         ) from error
-    most = os.path.getsize(path)
-    found = _with_arrays(found, torch, most)
-    if not isinstance(found, Mapping):
-        kind = type(found).__name__
+    saved = _with_arrays(saved, torch, max_bytes=os.path.getsize(path))
+    if not isinstance(saved, Mapping):
+        kind = type(saved).__name__
         raise ValueError(f"{path} must hold a state dict, got a {kind}.")
-    return found, {}
+    return saved, {}
 
 
 READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
@@ -148,13 +147,13 @@ def _torch(path):
     return torch
 
 
-def _with_arrays(value: Any, torch, most: int) -> Any:
-    """Tensors in dicts as arrays, each at most as large as the file."""
+def _with_arrays(value: Any, torch, max_bytes: int) -> Any:
+    """Convert tensors in dicts to arrays, each at most as large as the file."""
     if isinstance(value, Mapping):
-        return {str(k): _with_arrays(x, torch, most) for k, x in value.items()}
+        return {str(k): _with_arrays(x, torch, max_bytes) for k, x in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
-    check_bytes(value.numel() * value.element_size(), "a tensor", most)
+    check_bytes(value.numel() * value.element_size(), "a tensor", max_bytes)
     value = value.detach()
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
@@ -168,14 +167,18 @@ def _write_safetensors(path, arrays, about):
 def _part(tree: Mapping, key: str) -> Mapping:
     """Subtree of `tree` at the path `key`; see `read_weights`."""
     for word in filter(None, key.split("/")):
-        found = tree.get(word)
-        if not isinstance(found, Mapping):
-            begin = f"{word}."
-            found = {k[len(begin) :]: x for k, x in tree.items() if k.startswith(begin)}
-        if not found:
-            known = sorted({name.partition(".")[0] for name in tree})
-            raise ValueError(f"--key must be one of {known}, got {word!r}.")
-        tree = found
+        subtree = tree.get(word)
+        if not isinstance(subtree, Mapping):
+            prefix = f"{word}."
+            subtree = {
+                name.removeprefix(prefix): x
+                for name, x in tree.items()
+                if name.startswith(prefix)
+            }
+        if not subtree:
+            keys = sorted({name.partition(".")[0] for name in tree})
+            raise ValueError(f"--key must be one of {keys}, got {word!r}.")
+        tree = subtree
     return tree
 
 
@@ -188,8 +191,8 @@ def _state_dict(saved: Mapping, path) -> dict[str, np.ndarray]:
             f"{sorted(inside) or sorted(saved)}. Choose one with `fedfr convert "
             "--key=NAME`."
         )
-    found = saved if _has_any(saved) else next(iter(inside.values()))
-    return {_strip_prefix(k): v for k, v in found.items() if isinstance(v, np.ndarray)}
+    state = saved if _has_any(saved) else next(iter(inside.values()))
+    return {_strip_prefix(k): v for k, v in state.items() if isinstance(v, np.ndarray)}
 
 
 def _has_any(tree: Mapping) -> bool:

@@ -8,10 +8,10 @@ multiplications remain. Deviation: other points for m = 4, of half the rounding 
 float32 sums of 1,000 products are off by about 4e-7 (m = 2) and 1e-6 (m = 4) of their
 size, where the plain sum is off by 2e-7.
 
-Along an axis, one matrix takes all pixels to all tiles: most of it is zero, and up to
-LARGEST pixels it is faster than tiles that are cut out and padded, which are copies,
-and compiles to fewer kernels. The derivative is written down, so that tiles are made
-again in the backward pass, not stored.
+Along an axis, one matrix transforms all pixels to all tiles: most of it is zero, but up
+to MAX_PIXELS pixels it is faster than tiles that are sliced and padded, which are
+copies, and compiles to fewer kernels. The derivative is explicit, so that tiles are
+computed again in the backward pass, not stored.
 """
 
 import functools
@@ -28,10 +28,10 @@ from fedfr_jax.models.norm import sum_dtype
 def _transforms(m, points):
     """Toom-Cook matrices (B' [m + 2, m + 2], G [m + 2, 3], A' [m, m + 2])."""
     points = np.array(points)
-    others = [np.delete(points, i) for i in range(m + 1)]
-    scale = [np.prod(point - rest) for point, rest in zip(points, others, strict=True)]
+    rests = [np.delete(points, i) for i in range(m + 1)]  # all points but one
+    scale = [np.prod(point - rest) for point, rest in zip(points, rests, strict=True)]
     b = np.zeros((m + 2, m + 2))
-    b[:-1, :-1] = [np.poly(rest)[::-1] for rest in others]
+    b[:-1, :-1] = [np.poly(rest)[::-1] for rest in rests]
     b[-1] = np.poly(points)[::-1]
     g, a = (np.zeros((m + 2, size)) for size in (3, m))
     g[:-1] = np.vander(points, 3, increasing=True) / np.reshape(scale, (-1, 1))
@@ -47,9 +47,9 @@ TRANSFORMS = {
 }
 
 
-# Most outputs of a part along an axis: matrices over more pixels are slower than to cut
-# the image (measured with 28, 56 and 112 pixels).
-LARGEST = 32
+# Outputs along an axis from which cutting the image is faster than larger matrices
+# (measured with 28, 56 and 112 pixels).
+MAX_PIXELS = 32
 
 
 class Tiling(NamedTuple):
@@ -76,13 +76,13 @@ def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, I] with [3, 3, I, O] at stride 1.
 
     Transforms and sums are float32 at least. Derivatives in reverse mode only. A number
-    that is not finite makes all outputs of its image nan (of its part, beyond LARGEST).
+    that is not finite makes all outputs of its image nan, or of its part of it.
 
     Returns:
       [B, H + 2 padding - 2, W + 2 padding - 2, O] of x's dtype.
     """
     height, width = (n + 2 * padding - 2 for n in x.shape[1:3])
-    if max(height, width) <= LARGEST:
+    if max(height, width) <= MAX_PIXELS:
         return _convolve(x, kernel, padding)
     x = _parts(_parts(x, height, padding).swapaxes(1, 2), width, padding)
     y = _convolve(x.swapaxes(1, 2), kernel, 0)
@@ -91,7 +91,7 @@ def convolve_3x3(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
 
 def _parts(x, size, padding):
     """Cut x [B, H, W, C] along H into overlapping parts [parts B, part + 2, W, C]."""
-    count = -(-size // LARGEST)
+    count = -(-size // MAX_PIXELS)
     part = -(-size // count)
     x = jnp.pad(x, ((0, 0), (padding, padding + count * part - size), (0, 0), (0, 0)))
     x = sliding_windows(x, 1, part + 2, part, to=0).swapaxes(0, 2)
@@ -100,7 +100,7 @@ def _parts(x, size, padding):
 
 def _join(y, size):
     """Concatenate the outputs of parts [parts B, part, W, C]: -> [B, size, W, C]."""
-    y = y.reshape(-(-size // LARGEST), -1, *y.shape[1:]).swapaxes(0, 1)
+    y = y.reshape(-(-size // MAX_PIXELS), -1, *y.shape[1:]).swapaxes(0, 1)
     return y.reshape(len(y), -1, *y.shape[3:])[:, :size]
 
 
@@ -119,9 +119,9 @@ def _forward(x, kernel, padding):
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for each shape
-def _backward(padding, kept, dy):
+def _backward(padding, residuals, dy):
     """Gradients with respect to image and kernel, by the transposed transforms."""
-    x, kernel = kept
+    x, kernel = residuals
     t = tiling(*dy.shape[:3])
     b, g, a = TRANSFORMS[t.m]
     dy = _to_tiles(_over_tiles(a.T, t, dy.shape[1:3]), dy, t.m)
@@ -161,8 +161,8 @@ def _on_both_axes(matrix, x):
 def _over_tiles(matrix, t, sizes, padding=0):
     """Block matrices [a rows, H] and [a columns, W] that apply [a, n] to every tile.
 
-    Tiles begin at every m-th pixel, the first one `padding` before the image; what
-    would multiply the zeros around it is left out.
+    Tiles begin at every m-th pixel, the first one `padding` before the image; columns
+    for the zeros around it are left out.
     """
     n = matrix.shape[1]
     matrices = []
@@ -177,8 +177,8 @@ def _over_tiles(matrix, t, sizes, padding=0):
 def _to_tiles(matrices, x, m):
     """Apply [a rows, H] and [a columns, W] to x [B, H, W, C]: -> [a^2, tiles, C].
 
-    Rows while columns lead, then the other way round, so that all that lies behind is
-    one long axis of the products.
+    First along rows, with the columns as leading axis, then along columns, so that each
+    product has one long axis at the end.
     """
     of_rows, of_columns = matrices
     height, width, channels = x.shape[1:]

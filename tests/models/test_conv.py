@@ -142,7 +142,7 @@ LARGE = {((70, 9), 0), ((9, 70), 1), ((70, 131), 2)}  # each size and padding
 )
 def test_winograd_of_large_images_goes_part_by_part(size, padding):
     x, kernel, options = _arrays((3, 1, padding, *size))
-    assert max(size) - 2 > winograd.LARGEST
+    assert max(size) - 2 > winograd.MAX_PIXELS
     found = _of_each(x, kernel, options, ("xla", "winograd"))
     close = lambda a, b: np.testing.assert_allclose(
         a, b, rtol=1e-4, atol=4e-5 * abs(b).max()

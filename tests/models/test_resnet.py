@@ -8,7 +8,15 @@ import pytest
 from jax import lax
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.resnet import Block, ResNet, Stage, Stem, Trunk, _max_pool
+from fedfr_jax.models.resnet import (
+    Block,
+    LayerSettings,
+    ResNet,
+    Stage,
+    Stem,
+    Trunk,
+    _max_pool,
+)
 from fedfr_jax.trees import path_name
 
 SHAPE = (16, 14, 3)
@@ -102,7 +110,7 @@ def test_initial_values_are_he_normal_and_those_of_a_linear_layer():
 def _outputs(input_shape, kinds, is_bottleneck=False, stem="cifar", **settings):
     """Shape and dtype of the outputs of modules of these kinds: {path: struct}."""
     trunk = Trunk((1, 1, 1, 1), (8, 8, 8, 8), is_bottleneck, stem, remat=False)
-    module = ResNet(trunk, 5, **settings)
+    module = ResNet(trunk, 5, LayerSettings(**settings))
     x = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
 
     def run(x):

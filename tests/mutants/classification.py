@@ -36,7 +36,7 @@ MUTANTS = [
         PASSES,
         [
             ("nn.relu(_max_pool(x))", "_max_pool(x)"),
-            ("nn.relu(nn.Dense(", "(nn.Dense("),
+            ("nn.relu(fc(x))", "fc(x)"),
             ("rows[:, :, 0:width:2], rows", "rows[:, :, 1:width:2], rows"),
         ],
     ),

@@ -18,7 +18,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/models/small_networks.py",
         "models/test_models.py",
-        [("nn.Dense(hidden, dtype=dtype,", "nn.Dense(hidden,")],
+        [('_linear(hidden, "fc", dtype)', '_linear(hidden, "fc")')],
     ),
     Mutants(
         "fedfr_jax/tasks/local_training.py",
@@ -98,8 +98,8 @@ MUTANTS = [
         "fedfr_jax/models/segmenter.py",
         "models/test_segmenter.py",
         [
-            ("[*made.blocks, *steps,", "[*steps, *made.blocks,"),
-            ("sow_features(self, y.astype", "sow_features(self, others[0].astype"),
+            ("[*encoder.blocks, *steps,", "[*steps, *encoder.blocks,"),
+            ("sow_features(self, y.astype", "sow_features(self, skips[0].astype"),
         ],
     ),
     Mutants(
