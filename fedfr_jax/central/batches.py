@@ -75,9 +75,9 @@ class EpochOrder(NamedTuple):
         devices = np.arange(self.num_devices)[:, None, None] * self.part
         steps = first + np.arange(count)[:, None]
         places = devices + np.arange(self.part)
-        # Steps behind the epoch's last are filled up; they are not trained on.
-        most = self.num_rows if listed is None else listed.size
-        position = np.minimum(steps * self.batch_size + places, most - 1)
+        # Steps after the epoch's last repeat a row; they are not trained on.
+        num_listed = self.num_rows if listed is None else listed.size
+        position = np.minimum(steps * self.batch_size + places, num_listed - 1)
         if listed is None:
             row = permute_on_host(word, position.ravel(), self.num_rows)
         else:
@@ -106,14 +106,22 @@ def chunk_shapes(table: Dataset | Stream, order: EpochOrder, mesh: Mesh) -> Chun
     """A chunk of `epoch_chunks` as ShapeDtypeStructs with shardings."""
     _, size = _count_and_steps(table, order)
     length, cut = order.batch_size * size, meshes.over_clients(mesh)
-    of = lambda *shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=cut)
+
+    def rows_of(example):
+        shape = length, *example.shape
+        return jax.ShapeDtypeStruct(shape, example.dtype, sharding=cut)
+
     if isinstance(table, Stream):
-        one = lambda x: of(length, *x.shape, dtype=x.dtype)
-        examples = jax.tree.map(one, table.example)
+        example = table.example
     else:
-        one = lambda x: of(length, *x.shape[1:], dtype=x.dtype)
-        examples = jax.tree.map(one, table)
-    return Chunk(of(length, dtype=np.int32), examples, np.int32(0), np.int32(size))
+        example_struct = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        example = jax.tree.map(example_struct, table)
+    return Chunk(
+        rows=rows_of(np.int32(0)),
+        examples=jax.tree.map(rows_of, example),
+        is_first=np.int32(0),
+        is_last=np.int32(size),
+    )
 
 
 def _count_and_steps(table, order):
@@ -128,8 +136,8 @@ def build_batch(
 ) -> Callable:
     """Build batch(chunk, key, step) -> `Batch` of [B], augmented and sharded.
 
-    All examples count as added by a server, for a loss that tells them from a client's:
-    their labels are classes of all.
+    All examples count as added by a server, for losses that treat those and a client's
+    own examples differently: their labels are global classes.
 
     Args:
       mark: see `CentralTrainer.mark`.
@@ -157,4 +165,6 @@ def build_batch(
     cut = P(meshes.CLIENTS)
     specs = Chunk(cut, cut, P(), P()), P(), P()
     batch = meshes.over_client_devices(mesh, of_part, specs, TO_SHARD)
-    return batch if mark is None else lambda *given: mark(batch(*given))
+    if mark is None:
+        return batch
+    return lambda chunk, key, step: mark(batch(chunk, key, step))

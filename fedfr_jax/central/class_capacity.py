@@ -23,31 +23,32 @@ def explain_memory(trainer: CentralTrainer, mesh: Mesh) -> Iterator[None]:
     """Context of a training that explains errors about device memory.
 
     Raises:
-      ValueError: when classes alone are more than a device has free, and when one runs
-        out of memory: says which settings help, and how many classes fit.
+      ValueError: when the classes alone need more memory than is free, and when a
+        device runs out of memory: with settings that help and the classes that fit.
     """
-    found = _classes(trainer, mesh)
-    if trainer.sharded_classes and found and found[0] > found[1]:
+    classes = _classes(trainer, mesh)
+    if trainer.sharded_classes and classes and classes[0] > classes[1]:
         raise ValueError(
-            f"the number of classes must be at most {found[1]}, whose class vectors, "
+            f"the number of classes must be at most {classes[1]}, whose class vectors, "
             f"optimizer state, gradients and logits fit the free memory of {mesh.size} "
-            f"devices, got {found[0]}: {_advice(trainer)}."
+            f"devices, got {classes[0]}: {_advice(trainer)}."
         )
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        number, most = found or (0, 0)
-        fitting = (
-            f", and {number} classes, of which {most} fit without the network's "
-            "activations"
-        )
+        fitting = ""
+        if classes:
+            fitting = (
+                f", and {classes[0]} classes, of which {classes[1]} fit without the "
+                "network's activations"
+            )
         raise ValueError(
             "central training must fit the devices' memory, got "
             f"batch_size {trainer.settings.batch_size} in "
-            f"{trainer.settings.gradient_accumulation_steps} micro_batches"
-            f"{fitting if found else ''}: {_advice(trainer)}."
+            f"{trainer.settings.gradient_accumulation_steps} micro_batches{fitting}: "
+            f"{_advice(trainer)}."
         ) from error
 
 
@@ -73,8 +74,8 @@ def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> f
     settings = trainer.settings
     optimizer = build_optimizer(settings, trainer.num_rows)
     rate = max(settings.class_rates) if trainer.sharded_classes else 1.0
-    kept = _row((shapes, jax.eval_shape(optimizer.init, shapes)), path)
-    rows = kept + rate * _row(shapes, path)
+    stored = _row((shapes, jax.eval_shape(optimizer.init, shapes)), path)
+    rows = stored + rate * _row(shapes, path)
     logits = 0 if settings.class_chunk_size else 4 * rate
     images = settings.batch_size / settings.gradient_accumulation_steps / mesh.size
     return rows / (mesh.size if trainer.sharded_classes else 1) + logits * images
@@ -82,18 +83,15 @@ def bytes_per_class(trainer: CentralTrainer, shapes, path: str, mesh: Mesh) -> f
 
 def _row(tree, path) -> int:
     """Bytes of one class in all leaves whose path ends in `path`."""
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    is_row = lambda name: f"/{name}".endswith(f"/{path}")
-    rows = [x for where, x in found if is_row(trees.path_name(where))]
-    return sum(x.size // x.shape[0] * x.dtype.itemsize for x in rows)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    tables = [x for p, x in leaves if f"/{trees.path_name(p)}".endswith(f"/{path}")]
+    return sum(x.size // x.shape[0] * x.dtype.itemsize for x in tables)
 
 
 def _advice(trainer: CentralTrainer) -> str:
-    settings, words = trainer.settings, []
-    if not settings.class_parallel:
-        words = ["class_parallel=True"]
-    elif not settings.class_chunk_size:
-        words = ["a class_chunk_size"]
-    return "set " + ", ".join(
-        [*words, "a smaller batch_size or more gradient_accumulation_steps"]
-    )
+    advice = "a smaller batch_size or more gradient_accumulation_steps"
+    if not trainer.settings.class_parallel:
+        advice = f"class_parallel=True, {advice}"
+    elif not trainer.settings.class_chunk_size:
+        advice = f"a class_chunk_size, {advice}"
+    return f"set {advice}"

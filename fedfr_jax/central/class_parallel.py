@@ -2,22 +2,20 @@
 
 The loss of an example is log(1 + exp(L - t)): t is the logit of its own class, L the
 logarithm of the sum of exp over all other classes. Each device sums over the classes
-whose rows it holds, a chunk at a time (online softmax, Milakov and Gimelshein 2018,
+whose rows it has, a chunk at a time (online softmax, Milakov and Gimelshein 2018,
 arXiv:1805.02867), for the examples of all devices; the backward pass computes a chunk's
 logits again. Deng et al. 2019, arXiv:1801.07698, section 2.3 (parallel acceleration);
-An et al. 2022, arXiv:2203.15565.
+An et al. 2022, arXiv:2203.15565. Deviation: the released codes bound a probability from
+below by 1e-30, and so a loss from above by 69.08; here nothing is bounded.
 
-Deviation: the released codes bound a probability from below by 1e-30, and so a loss
-from above by 69.08; here nothing is bounded.
-
-All functions run on one device of a shard_map over the mesh, and are differentiated
-there: the gradient of a row is complete, that of a feature is back on its device.
+The functions of the loss run on one device of a shard_map over the mesh, and are
+differentiated there: gradients of rows are summed over all examples, and those of
+features are on the device of the example.
 
 PartialFC (An et al. 2022, arXiv:2203.15565, section 3): each device samples among its
 classes, so all have the same number of rows; class vectors that are not sampled stay
-unchanged, and so does their optimizer state. Deviation: labels come on top of the
-chosen number of classes, not out of it, because a compiled step has as many rows every
-time.
+unchanged, and so does their optimizer state. Deviation: the labels of a batch are added
+to the sampled classes, not among their number, so that the number of rows is constant.
 
 Sparse updates: between `gather_rows` and `scatter_rows` the class matrix has the
 sampled rows only, so there is no gradient of the size of the matrix, and a row that is
@@ -53,9 +51,9 @@ class SampledClasses(NamedTuple):
 class ClassSoftmax(NamedTuple):
     """Margin loss and numerics of the class-parallel softmax.
 
-    `margin(cosine, norm)`, of [B] cosines with the own class and [B] lengths of the
-    features, gives (t [B], others, aux): others maps cosines [B, m] with some classes
-    to their logits, where the entry of the own class is not used.
+    `margin(cosine, norm)`, of [B] cosines with the example's class and [B] lengths of
+    the features, gives (t [B], logits_of, aux): logits_of maps cosines [B, m] with some
+    classes to logits, of which the entry of the example's class is not used.
     """
 
     margin: Callable
@@ -73,10 +71,10 @@ def rows_per_device(num_classes: int, num_devices: int, chunk: int = 0) -> int:
 
 def all_rows(num_classes: int, num_rows: int) -> SampledClasses:
     """All classes of a device, of `num_rows` rows each."""
-    own = jnp.arange(num_rows, dtype=jnp.int32)
-    ids = jax.lax.axis_index(meshes.CLIENTS) * num_rows + own
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    ids = jax.lax.axis_index(meshes.CLIENTS) * num_rows + rows
     is_class = ids < num_classes
-    return SampledClasses(jnp.where(is_class, ids, -1), jnp.where(is_class, own, -1))
+    return SampledClasses(jnp.where(is_class, ids, -1), jnp.where(is_class, rows, -1))
 
 
 def gather_losses(x: jax.Array) -> jax.Array:
@@ -89,29 +87,29 @@ def class_losses(
     rows: jax.Array,
     labels: jax.Array,
     sampled: SampledClasses,
-    of: ClassSoftmax,
+    softmax: ClassSoftmax,
 ) -> tuple[jax.Array, Any]:
     """Cross entropy of a device's examples against the classes of all devices.
 
     Args:
       features: [b, D] of the device's part of the batch.
       rows: [R, D] embeddings of the classes `sampled`, any length.
-      labels: [b] int32 in [0, M), as all devices count; each must be of one device. Any
-        other, such as -1, has no class: its loss must not count.
+      labels: [b] int32 in [0, M) over all devices. The loss of any other, such as -1,
+        is undefined.
 
     Returns:
-      (losses [b], not bounded, what `of.margin` gives beside the logits).
+      (losses [b], not bounded, aux of `softmax.margin`).
     """
     chex.assert_rank([features, rows, labels], [2, 2, 1])
     gathered = gather_losses(features.astype(jnp.float32))
     labels = gather_losses(labels)
-    unit = of.unit(gathered)
-    # Not the root of a square, which overflows for the features of a new network.
+    unit = softmax.unit(gathered)
+    # Not the root of a sum of squares, which overflows for an untrained network.
     norm = jnp.sum(gathered * jax.lax.stop_gradient(unit), axis=1)
-    rows, own = _with_sampled(rows, _local_row(labels, sampled))
-    cosine = _target_cosine(unit, of.unit(own), labels, sampled)
-    target, others, aux = of.margin(cosine, norm)
-    rest = _log_sum_of_others(unit, rows, labels, sampled.ids, others, of)
+    rows, class_rows = _with_sampled(rows, _local_row(labels, sampled))
+    cosine = _target_cosine(unit, softmax.unit(class_rows), labels, sampled)
+    target, logits_of, aux = softmax.margin(cosine, norm)
+    rest = _log_sum_of_others(unit, rows, labels, sampled.ids, logits_of, softmax)
     first = jax.lax.axis_index(meshes.CLIENTS) * len(features)
     losses = jax.nn.softplus(rest - target)
     return jax.lax.dynamic_slice_in_dim(losses, first, len(features)), aux
@@ -130,12 +128,12 @@ def _local_row(labels, sampled):
     return jnp.where(is_own, jnp.maximum(sampled.row[place], 0), 0)
 
 
-def _target_cosine(unit, own, labels, sampled):
+def _target_cosine(unit, class_rows, labels, sampled):
     """Cosine of every example with its class, [B], the same on all devices."""
     place, is_own = _place(labels, sampled)
     is_there = is_own & (sampled.row[place] >= 0)
-    found = jnp.where(is_there, jnp.sum(unit * own, axis=1), 0)
-    return jax.lax.psum(found, meshes.CLIENTS)
+    cosine = jnp.where(is_there, jnp.sum(unit * class_rows, axis=1), 0)
+    return jax.lax.psum(cosine, meshes.CLIENTS)
 
 
 @jax.custom_vjp
@@ -145,8 +143,8 @@ def _with_sampled(rows, index):
 
 
 def _with_sampled_backward(index, cotangents):
-    whole, taken = cotangents
-    return whole.at[index].add(taken), None
+    whole, picked = cotangents
+    return whole.at[index].add(picked), None
 
 
 _with_sampled.defvjp(
@@ -154,29 +152,29 @@ _with_sampled.defvjp(
 )
 
 
-def _log_sum_of_others(unit, rows, labels, ids, others, of):
+def _log_sum_of_others(unit, rows, labels, ids, logits_of, softmax):
     """Logarithm of the sum of exp(logit) over all classes but the label, [B]."""
 
-    def one(carry, chunk):
-        most, total = carry
+    def add_chunk(carry, chunk):
+        largest, total = carry
         rows, ids = chunk
-        logits = others(_cosines(unit, of.unit(rows), of.dtype))
+        logits = logits_of(_cosines(unit, softmax.unit(rows), softmax.dtype))
         counts = (ids >= 0)[None] & (ids[None] != labels[:, None])
         logits = jnp.where(counts, logits, LOWEST_LOGIT)
-        top = jnp.maximum(most, jax.lax.stop_gradient(logits.max(1)))
-        total = total * jnp.exp(most - top) + jnp.exp(logits - top[:, None]).sum(1)
+        top = jnp.maximum(largest, jax.lax.stop_gradient(logits.max(1)))
+        total = total * jnp.exp(largest - top) + jnp.exp(logits - top[:, None]).sum(1)
         return (top, total), None
 
     start = jnp.full(len(unit), LOWEST_LOGIT), jnp.zeros(len(unit))
-    chunk = of.chunk or len(rows)
+    chunk = softmax.chunk or len(rows)
     if chunk >= len(rows):
-        (most, total), _ = one(start, (rows, ids))
+        (largest, total), _ = add_chunk(start, (rows, ids))
     else:
         chunks = _chunks(rows, chunk, 0), _chunks(ids, chunk, -1)
-        again = jax.checkpoint(one, prevent_cse=False)
-        (most, total), _ = jax.lax.scan(again, start, chunks)
-    top = jax.lax.pmax(jax.lax.stop_gradient(most), meshes.CLIENTS)
-    total = jax.lax.psum(total * jnp.exp(most - top), meshes.CLIENTS)
+        body = jax.checkpoint(add_chunk, prevent_cse=False)
+        (largest, total), _ = jax.lax.scan(body, start, chunks)
+    top = jax.lax.pmax(jax.lax.stop_gradient(largest), meshes.CLIENTS)
+    total = jax.lax.psum(total * jnp.exp(largest - top), meshes.CLIENTS)
     return top + jnp.log(total)  # about LOWEST when there is one class
 
 
@@ -216,10 +214,10 @@ def sample_classes(
     num_real = jnp.clip(num_classes - start, 0, num_rows)
     word = jax.random.bits(jax.random.fold_in(key, device), dtype=jnp.uint32)
     number = jnp.arange(count, dtype=jnp.int32)
-    others = permute(word, number, jnp.maximum(num_real, 1))
-    place = jnp.concatenate([others, labels - start])
+    sampled = permute(word, number, jnp.maximum(num_real, 1))
+    place = jnp.concatenate([sampled, labels - start])
     is_own = (place >= 0) & (place < num_real)
-    # Of a class that is there more than once the last row counts.
+    # Of a class with several rows the last one counts.
     rows = jnp.arange(len(place), dtype=jnp.int32)
     row = jnp.full(num_rows, -1, jnp.int32)
     row = row.at[jnp.where(is_own, place, num_rows)].max(rows, mode="drop")
@@ -271,12 +269,12 @@ def sampled_rows(
     num_rows = len(table) // mesh.shape[meshes.CLIENTS]
     count = num_sampled(num_rows, spread.class_rate)
 
-    def of_part(labels, key):
+    def on_device(labels, key):
         labels = jax.lax.all_gather(labels, meshes.CLIENTS, tiled=True)
         key = jax.random.fold_in(key, SAMPLED)
         return sample_classes(key, labels, spread.num_classes, num_rows, count)
 
-    draw = meshes.over_client_devices(mesh, of_part, (CUT, P()), CUT)
+    draw = meshes.over_client_devices(mesh, on_device, (CUT, P()), CUT)
     return draw(batch.labels, key)
 
 

@@ -29,11 +29,11 @@ from fedfr_jax.data.batching import Batching
 class Epochs(NamedTuple):
     """Compiled epochs: `init` gives a State, `run` trains an epoch from it.
 
-    What `init` is given may be a function that makes the variables: it then runs where
-    they are to lie, so that no device ever holds them whole.
+    `init` takes variables, or a function that makes them: it is then compiled with
+    sharded outputs, so that no device ever has all of them.
     The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
-    over the steps. The state that is handed over is used up.
-    lower(variables, table) gives the program of the first epoch's pieces, from shapes.
+    over the steps. The state that is passed is donated.
+    lower(variables, table) lowers the program of the first epoch's chunks, from shapes.
     """
 
     init: Callable
@@ -73,8 +73,8 @@ def build_epochs(
     batch = build_batch(feed, order, mesh, mark)
 
     def trainer_at(rate):
-        own = spread._replace(class_rate=rate)
-        step = build_step(loss_fn, optimizer, mesh, own)
+        step_sharding = spread._replace(class_rate=rate)
+        step = build_step(loss_fn, optimizer, mesh, step_sharding)
         return _chunk_trainer(step, batch, order)
 
     trainers = {rate: trainer_at(rate) for rate in set(class_rates)}
@@ -93,13 +93,13 @@ def build_epochs(
         return program(state, 0).lower(state, chunk_shapes(table, order, mesh), 0)
 
     def run(state, table, epoch):
-        train, found = program(state, epoch), []
-        for piece in epoch_chunks(table, order, epoch, mesh):
-            state, sums = train(state, piece, epoch)
-            found.append(jax.device_get(sums))  # waits: two pieces exist, not more
+        train, chunk_sums = program(state, epoch), []
+        for chunk in epoch_chunks(table, order, epoch, mesh):
+            state, sums = train(state, chunk, epoch)
+            chunk_sums.append(jax.device_get(sums))  # so that at most two chunks exist
         return state, {
-            name: float(sum(sums[name] for sums in found)) / order.num_steps
-            for name in found[0]
+            name: float(sum(sums[name] for sums in chunk_sums)) / order.num_steps
+            for name in chunk_sums[0]
         }
 
     return Epochs(init, run, lower, order.num_steps)
@@ -142,25 +142,25 @@ def state_shapes(variables, optimizer, mesh, spread) -> State:
 def _chunk_trainer(step: Callable, batch: Callable, order: EpochOrder) -> Callable:
     """Build train(state, chunk, epoch) -> (state, sums of metrics over its steps).
 
-    One call for many steps: a call costs a tiny network more than a step.
+    One call for many steps, because the call costs more than a step of a small network.
     """
 
-    def train(state, piece, epoch):
+    def train(state, chunk, epoch):
         key = order.key(epoch)
         augment_key, loss_key = (jax.random.fold_in(key, i) for i in (2, 0))
 
         @jax.jit(inline=True)  # traced once, for shapes and for the loop
-        def one(i, state):
+        def train_step(i, state):
             step_key = jax.random.fold_in(loss_key, i)
-            return step(state, batch(piece, augment_key, i), step_key)
+            return step(state, batch(chunk, augment_key, i), step_key)
 
         def body(i, carry):
             state, sums = carry
-            state, metrics = one(i, state)
+            state, metrics = train_step(i, state)
             return state, jax.tree.map(jnp.add, sums, metrics)
 
-        _, metrics = jax.eval_shape(one, piece.is_first, state)
+        _, metrics = jax.eval_shape(train_step, chunk.is_first, state)
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-        return jax.lax.fori_loop(piece.is_first, piece.is_last, body, (state, sums))
+        return jax.lax.fori_loop(chunk.is_first, chunk.is_last, body, (state, sums))
 
     return train

@@ -1,10 +1,10 @@
 """Optimizers of central training: (rate or schedule, weight decay) -> optax.
 
-LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888, as optax and TensorFlow have it:
-decay, trust ratio, rate, momentum. Deviations: the paper adds the norms of gradient and
-decay, here it is the norm of their sum; vectors (scales, slopes, biases) have neither
-decay nor ratio; each block of a stack has a ratio of its own, and so has each class of
-the table, whose rows may lie on several devices, among rows of padding or of no class.
+LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888, in the order of optax and
+TensorFlow: decay, trust ratio, rate, momentum. Deviations: the paper adds the norms of
+gradient and decay, here it is the norm of their sum; vectors (scales, slopes, biases)
+have neither decay nor ratio; each block of a stack has its own ratio, and so has each
+class of the table, whose rows may be on several devices and padded.
 """
 
 import jax
@@ -46,21 +46,21 @@ def _layerwise(decay):
     """Weight decay and trust ratio per layer; updates of vectors are unchanged."""
     ratio = optax.scale_by_trust_ratio(trust_coefficient=TRUST)
 
-    def one(update, weight):
+    def update_layer(update, weight):
         update = update + decay * weight
         return ratio.update(update, optax.ScaleByTrustRatioState(), weight)[0]
 
-    def of_leaf(path, update, weight):
+    def update_leaf(path, update, weight):
         axes = sum(_is_stack(key) for key in path)
         if update.ndim - axes < 2:
             return update
-        function = one
+        function = update_layer
         for _ in range(axes + _is_table(path)):
             function = jax.vmap(function)
         return function(update, weight)
 
     def move(updates, state, params):
-        return jax.tree_util.tree_map_with_path(of_leaf, updates, params), state
+        return jax.tree_util.tree_map_with_path(update_leaf, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), move)
 

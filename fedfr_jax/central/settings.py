@@ -147,9 +147,9 @@ def build_schedule(
     if not milestones:
         return optax.warmup_cosine_decay_schedule(begin, learning_rate, warm, total)
     drops = {round(m * total) - warm: 0.1 for m in milestones}
-    after = optax.piecewise_constant_schedule(learning_rate, drops)
-    before = optax.linear_schedule(begin, learning_rate, warm)
-    return optax.join_schedules([before, after], [warm])
+    drops_schedule = optax.piecewise_constant_schedule(learning_rate, drops)
+    warmup = optax.linear_schedule(begin, learning_rate, warm)
+    return optax.join_schedules([warmup, drops_schedule], [warm])
 
 
 def epoch_schedule(schedule: optax.Schedule, steps: int) -> optax.Schedule:
@@ -176,9 +176,9 @@ def build_step_sharding(
     Args:
       table: pattern of the table of classes, with class_parallel.
     """
-    own = ((table, CLASSES),) if settings.class_parallel else ()
+    class_rule = ((table, CLASSES),) if settings.class_parallel else ()
     return StepSharding(
-        rules=(*own, *map(tuple, settings.sharding)),
+        rules=(*class_rule, *map(tuple, settings.sharding)),
         micro_batches=settings.gradient_accumulation_steps,
         reduce_dtype=settings.reduce_dtype,
         num_classes=num_classes,

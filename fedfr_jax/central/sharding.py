@@ -44,8 +44,8 @@ def group_mean(size: int, num_devices: int) -> Callable:
     return lambda x: jax.lax.psum(x, meshes.CLIENTS, axis_index_groups=groups) / size
 
 
-# What is sharded: nothing; the optimizer's state; gradients too; parameters too, which
-# are gathered where the loss is computed, block by block.
+# Sharded are: nothing; the optimizer's state; gradients too; parameters too, which are
+# gathered where the loss is computed, block by block.
 Rule = Literal["whole", "zero1", "zero2", "zero3"]
 CLASSES = "classes"  # rows of a table of classes: cut everywhere, gathered nowhere
 SMALLEST = 2**12  # elements; cutting a smaller leaf costs more than it frees
@@ -72,10 +72,10 @@ class LeafSharding(NamedTuple):
         """Mask of the leaves that are class matrices."""
         return jax.tree.map(lambda rule: rule == CLASSES, self.rule)
 
-    def specs(self, of: Sequence[str]) -> PyTree:
-        """PartitionSpecs: sharded for leaves with a rule in `of`, else replicated."""
+    def specs(self, rules: Sequence[str]) -> PyTree:
+        """PartitionSpecs: sharded for leaves with one of `rules`, else replicated."""
         return jax.tree.map(
-            lambda rule, cut: cut if rule in of else P(), self.rule, self.cut
+            lambda rule, cut: cut if rule in rules else P(), self.rule, self.cut
         )
 
     @property
@@ -103,15 +103,18 @@ def leaf_sharding(
     rules: Sequence[tuple[str, str]], params: PyTree, mesh: Mesh
 ) -> LeafSharding:
     """Apply the rules to parameters (arrays or ShapeDtypeStructs)."""
-    found = [trees.matching(pattern)(params) for pattern, _ in rules]
+    masks = [trees.matching(pattern)(params) for pattern, _ in rules]
     names = [rule for _, rule in rules]
 
-    def rule_of(_, *is_found):
-        return next((r for r, f in zip(names, is_found, strict=True) if f), "whole")
+    def first_rule(_, *is_match):
+        matches = zip(names, is_match, strict=True)
+        return next((rule for rule, is_found in matches if is_found), "whole")
 
-    rule = jax.tree.map(rule_of, params, *found)
-    cut = lambda *leaf: _shard_spec(mesh, *leaf)
-    return LeafSharding(rule, jax.tree.map(cut, rule, params, are_stacked(params)))
+    def spec(rule, x, is_stacked):
+        return _shard_spec(mesh, rule, x, is_stacked)
+
+    rule = jax.tree.map(first_rule, params, *masks)
+    return LeafSharding(rule, jax.tree.map(spec, rule, params, are_stacked(params)))
 
 
 def _shard_spec(mesh, rule, x, is_stacked):
@@ -121,8 +124,8 @@ def _shard_spec(mesh, rule, x, is_stacked):
     if rule == "whole":
         return P()
     shape = x.shape[1:] if is_stacked else x.shape  # every block is cut alike
-    found = meshes.longest_sharded_axis(shape, meshes.CLIENTS, num_devices, SMALLEST)
-    return P(None, *found) if is_stacked and found else found
+    spec = meshes.longest_sharded_axis(shape, meshes.CLIENTS, num_devices, SMALLEST)
+    return P(None, *spec) if is_stacked and spec else spec
 
 
 def state_layout(
@@ -158,18 +161,20 @@ def place(mesh: Mesh, tree: PyTree, specs: PyTree) -> PyTree:
 def unshard(params: PyTree, layout: LeafSharding, dtype: str | None) -> PyTree:
     """All-gather the leaves with rule zero3, on one device of a shard_map.
 
-    Those of a stack are a `StackedPath`: its network gathers a block where it runs it.
-    The gradient of a gathered leaf comes back summed over the devices and cut.
+    Stacked leaves become a `StackedPath`, of which the network gathers one block at a
+    time. The gradient of a gathered leaf is summed over the devices and sharded.
     """
 
-    def one(x, rule, cut, is_stacked):
+    def gather_leaf(x, rule, cut, is_stacked):
         if rule != "zero3" or _axis(cut) is None:
             return x
         if is_stacked:
             return StackedPath(x, _gather(_axis(cut) - 1, dtype))
         return _gather(_axis(cut), dtype)(x)
 
-    return jax.tree.map(one, params, layout.rule, layout.cut, are_stacked(params))
+    return jax.tree.map(
+        gather_leaf, params, layout.rule, layout.cut, are_stacked(params)
+    )
 
 
 def reduce_gradients(
@@ -179,16 +184,16 @@ def reduce_gradients(
     leaves, structure = jax.tree.flatten(grads)
     kinds = [x if dtype is None else x.astype(dtype) for x in leaves]
     rules, cuts = map(structure.flatten_up_to, (layout.rule, layout.cut))
-    found, plain = list(leaves), []
+    reduced, plain = list(leaves), []
     for i, (rule, axis) in enumerate(zip(rules, map(_axis, cuts), strict=True)):
         if rule == "zero2" and axis is not None:
-            found[i] = _scatter(kinds[i], axis).astype(leaves[i].dtype)
+            reduced[i] = _scatter(kinds[i], axis).astype(leaves[i].dtype)
         elif rule != CLASSES and (rule != "zero3" or axis is None):
-            plain.append(i)  # what is left out was summed on its way back
+            plain.append(i)  # other gradients were summed in the backward pass
     sums = meshes.sum_over_clients(mesh, [kinds[i] for i in plain])  # in one go
     for i, x in zip(plain, sums, strict=True):
-        found[i] = x.astype(leaves[i].dtype)
-    return structure.unflatten(found)
+        reduced[i] = x.astype(leaves[i].dtype)
+    return structure.unflatten(reduced)
 
 
 def _axis(spec) -> int | None:
@@ -200,7 +205,7 @@ def _scatter(x, axis):
     return jax.lax.psum_scatter(x, meshes.CLIENTS, scatter_dimension=axis, tiled=True)
 
 
-@functools.cache  # a part is of the same kind in every trace
+@functools.cache  # so that every trace has the same function
 def _gather(axis: int, dtype: str | None) -> Callable:
     """All-gather of a leaf, whose gradient is summed in `dtype` (None: its own)."""
 

@@ -3,9 +3,9 @@
 Batch statistics are those of a micro-batch (ghost batch normalization, Hoffer et al.
 2017, arXiv:1705.08741); each one updates the running statistics.
 
-The batch is sharded over the devices, the state as `sharding` says. Each device
+The batch is sharded over the devices, the state by the rules of `sharding`. Each device
 computes the loss, gradients and batch statistics of its shard, and their means update
-the state: sharding by XLA alone would turn BatchNorm into SyncBN.
+the state: automatic sharding by XLA would turn BatchNorm into SyncBN.
 """
 
 from collections.abc import Callable
@@ -45,16 +45,16 @@ def accumulate_gradients(
         (loss, (stats, metrics)), grads = gradient(params, stats, batch, key)
         return grads, stats, {"loss": loss, **metrics}
 
-    def one(carry, part):
+    def add_part(carry, part):
         sums, stats = carry
         number, batch = part
-        own = jax.random.fold_in(key, number)
-        (loss, (stats, metrics)), grads = gradient(params, stats, batch, own)
+        part_key = jax.random.fold_in(key, number)
+        (loss, (stats, metrics)), grads = gradient(params, stats, batch, part_key)
         return (jax.tree.map(jnp.add, sums, grads), stats), {"loss": loss, **metrics}
 
     start = jax.tree.map(jnp.zeros_like, params), stats
     parts = jnp.arange(count, dtype=jnp.int32), _micro_batches(batch, count)
-    (sums, stats), metrics = jax.lax.scan(one, start, parts)
+    (sums, stats), metrics = jax.lax.scan(add_part, start, parts)
     grads = jax.tree.map(lambda x: x / count, sums)
     return grads, stats, jax.tree.map(lambda x: x.mean(0), metrics)
 
@@ -86,8 +86,8 @@ def build_step(
     """Build step(state, batch, key) -> (state, metrics with the `loss` before it).
 
     Args:
-      loss_fn: as of `LocalTraining`; draws with a key of its own on each device. With a
-        table of classes it is given `held` and the rows of one device.
+      loss_fn: as of `LocalTraining`, with a different key on each device. With a table
+        of classes it takes the keyword `held`, `SampledClasses` of the device's rows.
       optimizer: with its learning rate.
     """
 
@@ -97,8 +97,8 @@ def build_step(
         sampled = sampled_rows(mesh, spread, layout, tables[0], batch, key)
         params, opt_state = gather_rows(mesh, optimizer, layout, tables, sampled)
         gradients = mean_gradients(loss_fn, mesh, layout, spread)
-        given = {**state.variables, "params": params}
-        grads, stats, metrics = gradients(given, batch, key, sampled)
+        variables = {**state.variables, "params": params}
+        grads, stats, metrics = gradients(variables, batch, key, sampled)
         moved = _apply_gradients(optimizer, mesh, layout, grads, opt_state, params)
         params, opt_state = scatter_rows(
             mesh, optimizer, layout, tables, moved, sampled
@@ -130,7 +130,7 @@ def mean_gradients(
 
     Args:
       loss_fn: as of `LocalTraining`.
-      layout: of the parameters, whose gradients lie as it says.
+      layout: sharding of the parameters and their gradients.
     """
     loss_fn, num_devices = as_aux_loss(loss_fn), mesh.shape[meshes.CLIENTS]
     dtype = spread.reduce_dtype
@@ -138,14 +138,14 @@ def mean_gradients(
     def of_part(variables, batch, key, sampled):
         key = jax.random.fold_in(key, jax.lax.axis_index(meshes.CLIENTS))
         table = table_of(layout, variables["params"])
-        more = {}
+        loss_args = {}
         if table is not None:
-            more["held"] = sampled or all_rows(spread.num_classes, len(table))
+            loss_args["held"] = sampled or all_rows(spread.num_classes, len(table))
 
         def loss_of(params, stats, batch, key):
             params = sharding.unshard(params, layout, dtype)
-            given = {**variables, "params": params, "batch_stats": stats}
-            return loss_fn(given, batch, key, **more)
+            network = {**variables, "params": params, "batch_stats": stats}
+            return loss_fn(network, batch, key, **loss_args)
 
         grads, stats, metrics = accumulate_gradients(
             jax.value_and_grad(loss_of, has_aux=True),

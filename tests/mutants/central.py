@@ -12,11 +12,11 @@ MUTANTS = [
         "fedfr_jax/central/class_parallel.py",
         "central/test_class_parallel.py",
         [
-            ("whole.at[index].add(taken)", "whole.at[index].set(taken)"),
+            ("whole.at[index].add(picked)", "whole.at[index].set(picked)"),
             ("jnp.where(is_class, ids, -1)", "ids"),
-            ("jnp.where(is_class, own, -1)", "own"),
-            ("total * jnp.exp(most - top) +", "total +"),
-            ("psum(found, meshes.CLIENTS)", "pmax(found, meshes.CLIENTS)"),
+            ("jnp.where(is_class, rows, -1)", "rows"),
+            ("total * jnp.exp(largest - top) +", "total +"),
+            ("psum(cosine, meshes.CLIENTS)", "pmax(cosine, meshes.CLIENTS)"),
         ],
     ),
     Mutants(
@@ -55,7 +55,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/central/step.py",
         "central/test_micro_batches.py",
-        [("own = jax.random.fold_in(key, number)", "own = key")],
+        [("part_key = jax.random.fold_in(key, number)", "part_key = key")],
     ),
     Mutants(
         "fedfr_jax/central/step.py",
