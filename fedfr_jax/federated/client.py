@@ -222,8 +222,6 @@ def client_view(
     extra,
     examples: DeviceExamples,
     round,
-    *,
-    shard=(0, 1),
 ) -> Client:
     """Build the `Client` of an algorithm: numbers, and functions that return batches.
 
@@ -232,11 +230,9 @@ def client_view(
       max_local: static bound on the examples of a client, without added ones.
       key: a function of (seed, round, client).
       slot, extra, examples, round: inputs of the engine's lane.
-      shard: (i, n): batches are the i-th of n equal parts, for a client that is
-        trained data parallel.
     """
     count, staleness = slot.num_examples + slot.num_added, slot.staleness
-    part = feed.batch_size // shard[1]
+    places = jnp.arange(feed.batch_size, dtype=jnp.int32)  # in a batch
     bound = max_local + extra.added_rows.shape[1]
     per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
     shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
@@ -267,27 +263,25 @@ def client_view(
             view_index=jnp.zeros_like(position),
         )
 
-    def numbers():  # places [B] of a step's examples in the whole batch
-        return shard[0] * part + jnp.arange(part, dtype=jnp.int32)
-
     def batch(step):
-        position = lax.rem(step, per_epoch) * feed.batch_size + numbers()
+        position = lax.rem(step, per_epoch) * feed.batch_size + places
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
-            position = _shuffled(epoch_key, position, count)
-        return augmented(step, stored_at(position))
+            word = jax.random.bits(epoch_key, dtype=jnp.uint32)
+            position = permute(word, position, jnp.maximum(count, 1))
+        return augment(step, stored_at(position))
 
-    def chosen(step, positions):
-        return augmented(step, stored_at(positions[numbers()]))
+    def batch_at(step, positions):
+        return augment(step, stored_at(positions[places]))
 
-    def augmented(step, stored):
+    def augment(step, stored):
         inputs, targets, view = feed.augment_batch(
-            augment_key, step, numbers(), stored.inputs, stored.targets
+            augment_key, step, places, stored.inputs, stored.targets
         )
         return stored._replace(inputs=inputs, targets=targets, view_index=view)
 
-    def span(start, view):
-        position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
+    def batch_from(start, view):
+        position = start + places
         stored = stored_at(position)
         inputs = feed.with_deterministic(view, stored.inputs)
         return stored._replace(inputs=inputs, view_index=jnp.full_like(position, view))
@@ -303,16 +297,10 @@ def client_view(
         num_steps=slot.num_steps,
         step_to_epoch=lambda step: lax.div(step, per_epoch),
         batch=batch,
-        batch_at=chosen,
-        batch_from=span,
+        batch_at=batch_at,
+        batch_from=batch_from,
         max_positions=feed.batch_size * -(-bound // feed.batch_size),
         num_views=feed.num_views,
         shared=extra.shared,
         staleness=0 if staleness is None else staleness,
     )
-
-
-def _shuffled(key, position, count):
-    """Indices of positions [B] in an epoch's order of `count` examples."""
-    word = jax.random.bits(key, dtype=jnp.uint32)
-    return permute(word, position, jnp.maximum(count, 1))

@@ -1,13 +1,12 @@
 """Communication cost per client and round.
 
-Found by tracing an algorithm's `client_update` on shapes. A leaf of the server's
-state, or of a `Broadcast`, is sent down when the client computes with it; a client
-sends up what is summed (`update`, `sums`) and what is kept of it (`per_client`), an
-array that is in several places once. Of an update that links compress the bits of the
-message count, see `types.Message`, rounded up to bytes.
-Single numbers that go along, such as weights, are not counted, nor is what clients send
-for a `prepare`: FedDANE's gradients, which are one model more. Nor are examples that a
-`prepare` adds: they are of a public set that every client has, as in FedFR.
+An algorithm's `client_update` is traced on shapes. A leaf of the server's state, or of
+a `Broadcast`, is sent down if the client computes with it; a client sends up `update`,
+`sums` and `per_client`, and an array in several places once. For an update that links
+compress it is the size of the message, see `types.Message`, rounded up to bytes.
+Scalars such as weights are not counted, nor is what clients send for a `prepare`:
+FedDANE's gradients, which are one model more. Nor are examples that a `prepare` adds:
+they are of a public set that every client has, as in FedFR.
 """
 
 import math
@@ -94,9 +93,15 @@ def _trace(sim, server, row) -> ClientTrace | None:
     extra = _extra(sim, server)
     if extra is None:
         return None
-    algorithm, largest = sim.inner_algorithm or sim.algorithm, int(sim.largest[0])
-    inputs = server, row, extra, _table(sim)
-    return trace_client(algorithm, sim.batching, largest, *inputs)
+    return trace_client(
+        sim.inner_algorithm or sim.algorithm,
+        sim.batching,
+        int(sim.largest[0]),
+        server,
+        row,
+        extra,
+        _table(sim),
+    )
 
 
 def trace_client(
@@ -113,35 +118,35 @@ def trace_client(
     Args:
       max_local: examples of the largest client.
       server, row, extra: arrays or shapes; `row` is of one client.
-      table: examples [T, ...], of which only what follows the first axis is looked at.
+      table: examples [T, ...], whose number does not matter.
     """
 
-    def first(x):
+    def first_row(x):
         return jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
 
-    arguments = trees.shapes((server, extra.shared, row)), jax.tree.map(first, table)
+    states = trees.shapes((server, extra.shared, row))
 
-    def client(given, dataset):
-        server, shared, row = given
-        none = jnp.zeros(extra.added_rows.shape, jnp.int32)
-        prepared = Prepared(shared, none, none.sum(axis=1, dtype=jnp.int32))
+    def client(states, dataset):
+        server, shared, row = states
+        rows = jnp.zeros(extra.added_rows.shape, jnp.int32)
+        prepared = Prepared(shared, rows, rows.sum(axis=1, dtype=jnp.int32))
         view = _first_client(batching, max_local, dataset, prepared)
         key, summary = jax.random.key(0), None
         output = algorithm.client_update(key, server, row, view)
-        if algorithm.aggregator:  # a link may read its state, which goes down
+        if algorithm.aggregator:  # a link may read its state, which is then sent down
             state = state_at_client(algorithm, server, row)
             summary, _ = algorithm.aggregator.summarize(
                 key, state, output.update, output.weight
             )
         return (output.update, output.per_client, output.sums), output, summary
 
-    program, found = jax.make_jaxpr(client, return_shape=True)(*arguments)
-    sent, output, summary = found
+    trace = jax.make_jaxpr(client, return_shape=True)
+    program, (sent, output, summary) = trace(states, jax.tree.map(first_row, table))
     check_covered(algorithm, output, extra.shared)
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
-    parts = [{"server": arguments[0][0]}]  # they come first among the arguments
+    parts = [{"server": states[0]}]  # in the order of the arguments
     if isinstance(extra.shared, Broadcast):
-        parts.append({"broadcast": arguments[0][1].value})
+        parts.append({"broadcast": states[1].value})
     named = jax.tree_util.tree_leaves_with_path(parts)
     pairs = zip(named, program.jaxpr.invars, strict=False)
     read = [leaf for leaf, variable in pairs if id(variable) in used]
@@ -150,8 +155,9 @@ def trace_client(
     up = {id(x): x.aval for x in program.jaxpr.outvars[:number]}  # each goes once
     size = _bytes(up.values()) - _saved_bytes(algorithm, output.update)
     down = _bytes([x for _, x in received])
-    found = output, summary, received, Communication(size, down)
-    return ClientTrace(*found, program.jaxpr)
+    return ClientTrace(
+        output, summary, received, Communication(size, down), program.jaxpr
+    )
 
 
 def _first_client(batching, max_local, dataset, extra):
@@ -182,11 +188,7 @@ def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
     if sim.data.is_streamed:
         return None
     cohort = Cohort(np.arange(sim.num_places, dtype=np.int32), 0)
-    try:
-        extra = extra_shapes(algorithm.prepare, server, sim.context(cohort))
-    except jax.errors.JAXTypeError:  # it asks for values
-        return None
-    return extra
+    return extra_shapes(algorithm.prepare, server, sim.context(cohort))
 
 
 def _table(sim: Simulation) -> Dataset:

@@ -1,10 +1,10 @@
 """Disclosure: what leaves a client, who can see it, and what protects it.
 
-It is computed from the traced round of a client, not from an algorithm's own claims.
+It is computed from the traced round of a client, not declared by an algorithm.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,14 +52,17 @@ def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosur
       row: personal state of one client, arrays or shapes.
     """
     output, summary = trace.output, trace.summary
-    update = _named({"update": output.update}) if summary is not None else []
-    is_seen = summary is not None and bool(sums.without_kept(summary)[1])
+    summed = _named({"sums": output.sums})
+    per_client = _named({"per_client": output.per_client})
+    if summary is not None:
+        update = _named({"update": output.update})
+        if bool(sums.without_kept(summary)[1]):
+            per_client = [*update, *per_client]
+        else:
+            summed = [*update, *summed]
     return Disclosure(
-        summed=(*([] if is_seen else update), *_named({"sums": output.sums})),
-        per_client=(
-            *(update if is_seen else []),
-            *_named({"per_client": output.per_client}),
-        ),
+        summed=tuple(summed),
+        per_client=tuple(per_client),
         received=tuple(_array(name, x) for name, x in trace.received),
         kept=tuple(_named({"personal": row})),
         metrics=tuple(sorted(output.metrics)),
@@ -81,16 +84,17 @@ def _covered(privacy: Any) -> str:
 
 def format_disclosure(method: str, disclosure: Disclosure) -> str:
     """Format a disclosure as text, by who sees what."""
-    sees = (
-        "each client's update, as its rule or links need all of them"
-        if any(x.name.startswith("update") for x in disclosure.per_client)
-        else "the sum over the cohort; a secure sum can hide single updates"
-        if disclosure.is_exact
-        else "each client's update, of which it needs the sum alone: with the link "
-        "`quantize` a secure sum can hide single ones"
-    )
     if not (disclosure.summed or disclosure.per_client):
         sees = "nothing"
+    elif any(x.name.startswith("update") for x in disclosure.per_client):
+        sees = "each client's update, as its rule or links need all of them"
+    elif disclosure.is_exact:
+        sees = "the sum over the cohort; a secure sum can hide single updates"
+    else:
+        sees = (
+            "each client's update, of which it needs the sum alone: with the link "
+            "`quantize` a secure sum can hide single ones"
+        )
     up, down = disclosure.communication
     lines = [
         f"{method}",
@@ -120,7 +124,7 @@ def _listed(title: str, arrays: Sequence[SentArray], max_lines: int = 8) -> list
     return lines + ([f"      and {rest} more"] if rest > 0 else [])
 
 
-def _named(tree: PyTree) -> Iterable[SentArray]:
+def _named(tree: PyTree) -> list[SentArray]:
     return [
         _array(trees.path_name(path), x)
         for path, x in jax.tree_util.tree_leaves_with_path(tree)

@@ -32,17 +32,17 @@ def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, int | str]:
 
 
 class Program:
-    """A jitted function that runs rounds, with facts about its compilation.
+    """A jitted function that runs rounds, with the state of its memory checks.
 
     Args:
-      function: what `jax.jit` gives, or anything with its `lower`.
+      function: of `jax.jit`.
     """
 
     def __init__(self, function: Callable):
         self._function = function
-        self.needs = {}  # {shapes of its arguments: what it needs}, let through
-        self.fitting = set()  # {lanes and shapes of personal rows}, let through
-        self.is_begun = False  # compiled beside a preparation, or that cannot be
+        self.needs = {}  # {shapes of arguments: memory analysis}, checked
+        self.fitting = set()  # {lanes and shapes of personal rows}, checked
+        self.is_begun = False  # whether `compile_in_background` has been tried
 
     def __call__(self, *arguments):
         return self._function(*arguments)
@@ -56,7 +56,7 @@ class Program:
         return self._function._cache_size()
 
 
-_COLLECTOR = threading.Lock()  # held by the thread that has put it to rest
+_COLLECTOR = threading.Lock()  # of the thread that has disabled garbage collection
 
 
 def lowered(run, *arguments) -> jax.stages.Lowered:

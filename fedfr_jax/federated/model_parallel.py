@@ -7,10 +7,11 @@ equal to FSDP). `clients` is cut by hand (shard_map), `model` by XLA from the fe
 constraints below (GSPMD, Xu et al. 2021, arXiv:2105.04663), so batch statistics are
 those of the whole batch.
 
-Clients on other devices take other numbers of steps, so a loop must hold no operation
-that waits for all devices. Gathers and sums wait for the client's own devices only; a
-collective-permute of XLA:CPU waits for all. It comes with arithmetic on cut channels
-or classes, hence everything but the batch is whole where a loss or network is computed.
+Clients on other devices take other numbers of steps, so a loop must have no operation
+that waits for all devices. Gathers and sums wait for the client's own devices only, but
+a collective-permute of XLA:CPU waits for all. XLA inserts it for arithmetic on sharded
+channels or classes, hence only the batch is sharded where losses and networks are
+computed.
 """
 
 from collections.abc import Callable
@@ -30,13 +31,13 @@ def placement(mesh: Mesh, tree: PyTree, *leading: str | None) -> PyTree:
     """Shardings over `model` for each large leaf of `tree`, arrays or shapes.
 
     Args:
-      leading: what cuts the axes before a leaf's own, each None or the mesh's axis.
+      leading: mesh axes of the axes before a leaf's own, or None.
     """
 
     def leaf_sharding(x):
-        spec_own = _spec(mesh, x.shape[len(leading) :])
-        # Not P(None) for P(): a call compiles once for each way to say whole.
-        spec = P(*leading, *spec_own) if spec_own or any(leading) else P()
+        spec = _spec(mesh, x.shape[len(leading) :])
+        # P() and P(None) are equivalent, but a call would compile for each of them.
+        spec = P(*leading, *spec) if spec or any(leading) else P()
         return NamedSharding(mesh, spec)
 
     return jax.tree.map(leaf_sharding, tree)
@@ -98,29 +99,34 @@ def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
 
 
 def _shard_leaf(mesh, algorithm):
-    # Inside the engine's shard_map only `model` is left to cut; where shapes alone are
-    # asked for there is no mesh.
-    def hold(tree):
-        cut = lambda x, spec: with_sharding_constraint(x, spec) if spec else x
-        of = lambda x: cut(x, _spec(mesh, x.shape))
-        return jax.tree.map(of, tree) if _is_sharded() else tree
+    # Inside the engine's shard_map only `model` is left to shard; `eval_shape` has no
+    # mesh.
+    def constrain(tree):
+        def leaf(x):
+            spec = _spec(mesh, x.shape)
+            return with_sharding_constraint(x, spec) if spec else x
 
-    def cut_batch(batch):
-        cut = lambda x: with_sharding_constraint(x, P(meshes.MODEL)) if x.ndim else x
-        return jax.tree.map(cut, batch) if _is_sharded() else batch
+        return jax.tree.map(leaf, tree) if _is_sharded() else tree
+
+    def shard_batch(batch):
+        def leaf(x):
+            return with_sharding_constraint(x, P(meshes.MODEL)) if x.ndim else x
+
+        return jax.tree.map(leaf, batch) if _is_sharded() else batch
 
     def client_update(key, server, personal, client):
-        batch, span = client.batch, client.batch_from
+        batch, batch_from = client.batch, client.batch_from
         client = client._replace(
-            batch=lambda step: cut_batch(batch(step)),
-            batch_from=lambda *where: cut_batch(span(*where)),
+            batch=lambda step: shard_batch(batch(step)),
+            batch_from=lambda start, view: shard_batch(batch_from(start, view)),
         )
-        output = algorithm.client_update(key, hold(server), hold(personal), client)
+        server, personal = constrain((server, personal))
+        output = algorithm.client_update(key, server, personal, client)
         return output._replace(
-            update=hold(output.update),
-            sums=hold(output.sums),
-            personal=hold(output.personal),
-            personal_variables=hold(output.personal_variables),
+            update=constrain(output.update),
+            sums=constrain(output.sums),
+            personal=constrain(output.personal),
+            personal_variables=constrain(output.personal_variables),
         )
 
     def server_update(server, result):

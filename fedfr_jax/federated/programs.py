@@ -1,14 +1,14 @@
 """Programs of a round: lowering from shapes, and device memory checks.
 
-Before the first compile only the least that a round can need is known: its client
-states, and a model for each lane. The compiler then reports what else a round takes;
+Before the first compile only a lower bound of a round's memory is known: its client
+states, and a model for each lane. The compiler then reports what else a round needs;
 what is on the device already (server, examples, arguments) is not counted again. The
 devices of a CPU share the machine's free memory, and so do the processes of a run on
-one machine. All processes check together, and what one of them lacks is an error in
-all: else the others would wait for it forever.
+one machine. All processes check together, and a lack in one of them is an error in all,
+because the others would wait for it forever.
 
 Shapes do not depend on what the server prepares for a cohort, so the first round is
-compiled on a thread of its own meanwhile.
+compiled on another thread during the preparation.
 """
 
 import contextlib
@@ -36,9 +36,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
-    """Raise MemoryError if a round cannot fit.
-
-    What was let through before, lanes and shapes of rows, is not asked for again.
+    """Raise MemoryError if a round cannot fit; once for each shape of rows and lanes.
 
     Args:
       sim: its table and `server` are on the devices already.
@@ -47,17 +45,17 @@ def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
     fitting = sim.programs.run_whole.fitting
     shapes = sim.clients_per_device, *(x.shape for x in jax.tree.leaves(rows))
     if shapes not in fitting:
-        _check_least(sim, server, rows)
+        _check_lower_bound(sim, server, rows)
         fitting.add(shapes)
 
 
-def _check_least(sim, server, rows):
+def _check_lower_bound(sim, server, rows):
     free = free_bytes(sim.mesh)
     if free is None:
         return
-    # A stream's rows come and go with its segments.
-    fixed = trees.num_bytes(rows) / len(sim.mesh.local_devices)
-    fixed = 0 if sim.data.is_streamed else fixed
+    fixed = 0.0
+    if not sim.data.is_streamed:  # there the rows of one segment are on the devices
+        fixed = trees.num_bytes(rows) / len(sim.mesh.local_devices)
     if fixed > free:
         raise MemoryError(
             f"cohort_size must fit the devices' memory, got {sim.cohort_size}: the "
@@ -93,7 +91,7 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
         nonlocal needed
         shapes = tuple(x.shape for x in jax.tree.leaves(arguments))
         needed = run.needs.get(shapes)
-        if needed is None:  # compiled here, for the call below too
+        if needed is None:  # the call below uses this compiled program
             needed = lowered(run, *arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
             if None not in (needed, free) and sum(_after_collection(needed)) > free:
@@ -106,7 +104,7 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # The others of a run may be elsewhere, and cannot be asked what they have.
+        # Other processes may not have this error, and would not answer.
         free = free_bytes(sim.mesh) if jax.process_count() == 1 else None
         raise MemoryError(_memory_message(sim, needed, free)) from error
 
@@ -122,20 +120,20 @@ def _memory_message(sim, needed, free) -> str:
     if needed is None:
         return f"{_advice(sim)}."
     results, working = _after_collection(needed)
-    says = (
+    text = (
         f"{_advice(sim)}: a round needs {_gib(needed.argument_size_in_bytes)} for its "
         f"arguments, {_gib(results)} for its results and {_gib(working)} to train"
     )
     if free is None:
-        return f"{says}."
-    # What lanes share counts for each of them here, so that one lane needs no less.
+        return f"{text}."
+    # Memory that lanes share is divided among them, which underestimates one lane's.
     fits = int(sim.clients_per_device * max(free - results, 0) / max(working, 1))
     fitting = _max_fitting(
         "about",
         min(fits, sim.clients_per_device - 1),
         results + working / sim.clients_per_device,
     )
-    return f"{says}, {_gib(free)} are free after the arguments: {fitting}"
+    return f"{text}, {_gib(free)} are free after the arguments: {fitting}"
 
 
 def _advice(sim) -> str:
@@ -160,15 +158,15 @@ def _gib(size: float) -> str:
 
 
 @contextlib.contextmanager
-def compiled_beside(
+def compile_in_background(
     sim: Simulation, server: PyTree, store: Store, cohort: Cohort
 ) -> Iterator[None]:
     """Compile the round of `sim` while the block prepares `cohort`.
 
     Only for the first block, which ends when both are done, even if it fails. Nothing
-    is compiled where the server prepares nothing or what JAX cannot trace, for a
-    stream, whose shapes are known as it is read, and in a run of several processes.
-    A compiler error is raised again, and reported, when the round is called.
+    is compiled without a `prepare` that JAX can trace, for a stream, whose shapes are
+    known when it is read, and in a run of several processes. A compiler error is
+    raised when the round is called.
     """
     arguments = _arguments(sim, server, store, cohort)
     if arguments is None:
@@ -176,7 +174,7 @@ def compiled_beside(
         return
     check_memory(sim, server, arguments[1])
     sim.programs.run_whole.is_begun = True
-    # Before the preparation, for this takes longest and XLA's passes a single core.
+    # First, as it takes longer than the preparation, and XLA's passes use one core.
     program = lowered(sim.programs.run_whole, *arguments)
     with ThreadPoolExecutor(1, "compile") as thread:
         thread.submit(program.compile)
@@ -188,9 +186,8 @@ def _arguments(sim, server, store, cohort):
     is_known = sim.programs.run_whole.is_begun or sim.data.is_streamed
     if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
         return None
-    try:
-        extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
-    except jax.errors.JAXTypeError:  # it asks for values
+    extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
+    if extra is None:
         sim.programs.run_whole.is_begun = True
         return None
     return round_arguments(
@@ -208,18 +205,23 @@ def _arguments(sim, server, store, cohort):
     )
 
 
-def extra_shapes(prepare: Callable, server: PyTree, context: RoundContext) -> Prepared:
-    """`Prepared` of a cohort's clients as ShapeDtypeStructs on the mesh.
+def extra_shapes(
+    prepare: Callable, server: PyTree, context: RoundContext
+) -> Prepared | None:
+    """`Prepared` of a cohort as ShapeDtypeStructs on the mesh; None if it needs values.
 
     Args:
       prepare: of an `Algorithm`.
       server: arrays or shapes, like the resident data set of `context`.
     """
 
-    def of_arrays(server, dataset):
+    def prepare_traced(server, dataset):
         return prepare(server, context._replace(dataset=dataset))
 
-    extra = jax.eval_shape(of_arrays, server, context.dataset)
+    try:
+        extra = jax.eval_shape(prepare_traced, server, context.dataset)
+    except jax.errors.JAXTypeError:
+        return None
     return on_mesh(context.mesh, extra)
 
 
@@ -265,7 +267,7 @@ def round_arguments(
     rows, slots = trees.shapes((row, columns), devices, waves, lanes)
     order = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    extra = extra._replace(num_added=())  # the slots say it
+    extra = extra._replace(num_added=())  # it is in the slots
     return (
         server,
         placed(rows, model_parallel.row_placement(mesh, rows)),

@@ -34,7 +34,7 @@ from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import (
     check_memory,
     check_memory_on_call,
-    compiled_beside,
+    compile_in_background,
 )
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.schedule import (
@@ -470,7 +470,7 @@ def run_cohort(
     sim.data.input_wait()  # forgets what was waited for before this round
     if sim.num_partial_sums is not None:
         cohort = sort_cohort(cohort)
-    with compiled_beside(sim, server, store, cohort):
+    with compile_in_background(sim, server, store, cohort):
         work = assign(sim, server, store, cohort)
     server, rows, metrics = train_cohort(sim, server, work, cohort.round)
     min_kept = sim.algorithm.min_kept

@@ -35,11 +35,11 @@ class Simulation(NamedTuple):
     programs: Round
     key: jax.Array  # [] key of the seed, on the mesh
     stragglers: Stragglers
-    hyper: PyTree  # what `programs` hand to the algorithm's factory, on the mesh
+    hyper: PyTree  # argument of the algorithm's factory in `programs`, on the mesh
     systems: Systems = Systems()
     sampling: Sampling = Sampling()
     accountant: Accountant | None = None  # of the algorithm's privacy
-    # `algorithm` without the world that its clients live in, see `systems/state.py`
+    # `algorithm` without the systems state, see `systems/state.py`
     inner_algorithm: Algorithm | None = None
     steps_per_loop: tuple[int, ...] = ()  # of local training, see `local.run_steps`
 
@@ -51,8 +51,8 @@ class Simulation(NamedTuple):
     @property
     def num_places(self) -> int:
         """Largest number of clients in a round, over-selection included."""
-        asked = self.systems.num_asked(self.cohort_size)
-        return self.sampling.max_cohort(self.population.num_clients, asked)
+        cohort_size = self.systems.num_asked(self.cohort_size)
+        return self.sampling.max_cohort(self.population.num_clients, cohort_size)
 
     @property
     def largest(self) -> np.ndarray:

@@ -72,8 +72,8 @@ def without_kept(summary: PyTree) -> tuple[PyTree, list]:
 def with_kept(total: PyTree, contents: list) -> PyTree:
     """Inverse of `without_kept`, for sums and trees of [K, ...]."""
     trees = iter(contents)
-    one = lambda x: PerClient(next(trees)) if _is_kept(x) else x
-    return jax.tree.map(one, total, is_leaf=_is_kept)
+    restore = lambda x: PerClient(next(trees)) if _is_kept(x) else x
+    return jax.tree.map(restore, total, is_leaf=_is_kept)
 
 
 def _is_kept(x) -> bool:

@@ -157,7 +157,6 @@ class BatchNorm(nn.Module):
     use_scale: bool = True  # False freezes the scale at 1
     use_bias: bool = True  # False freezes the bias at 0
     scale_init: nn.initializers.Initializer = nn.initializers.ones
-    unbiased: bool = True  # the running variance averages n / (n - 1) times the batch's
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -196,7 +195,7 @@ class BatchNorm(nn.Module):
                 "BatchNorm needs at least 2 values per channel in a training batch, "
                 f"got an input of shape {z.shape}. Use a larger batch_size."
             )
-        return var * (num / (num - 1)) if self.unbiased else var
+        return var * (num / (num - 1))
 
 
 class GroupNorm(nn.Module):

@@ -36,25 +36,23 @@ def dataset(count=COUNT):
     return Dataset({"image": images}, targets)
 
 
-def of_client(feed, take, shard=(0, 1)):
+def of_client(feed, take):
     """What `take` takes of a client that owns all rows of `dataset`, in one program."""
 
     @jax.jit
     def run(table):
         slot = jax.tree.map(jnp.int32, SlotInputs(0, 0, 0, 0, COUNT, 0, 2, 4))
         key, extra, start = jax.random.key(0), empty_prepared(1), jnp.int32(0)
-        held = all_rows(table)
-        return take(
-            client_view(feed, COUNT, key, slot, extra, held, start, shard=shard)
-        )
+        return take(client_view(feed, COUNT, key, slot, extra, all_rows(table), start))
 
     return jax.device_get(run(dataset()))
 
 
-def batches(feed, *steps, shard=(0, 1)):
+def batches(feed, *steps):
     """The batches of these steps."""
-    of = lambda client: [client.batch(jnp.int32(step)) for step in steps]
-    return of_client(feed, of, shard)
+    return of_client(
+        feed, lambda client: [client.batch(jnp.int32(step)) for step in steps]
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,11 +112,20 @@ def test_views_that_are_not_counted_are_drawn_alike():
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
     feed = Batching(BATCH, horizontal_flip())
-    whole, again = batches(feed, 2, 3)
-    parts = [batches(feed, 2, shard=(i, 2))[0] for i in range(2)]
-    together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
-    np.testing.assert_array_equal(together["image"], whole.images)
-    assert not np.array_equal(again.view_index, whole.view_index)
+    table = dataset(BATCH)
+
+    @jax.jit
+    def augment(step, places):
+        part = jax.tree.map(lambda x: x[places], tuple(table))
+        key = jax.random.key(0)
+        inputs, _, views = feed.augment_batch(key, jnp.int32(step), places, *part)
+        return inputs["image"], views
+
+    places = np.arange(BATCH, dtype=np.int32)
+    whole, views = augment(2, places)
+    parts = [augment(2, half)[0] for half in np.split(places, 2)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert not np.array_equal(augment(3, places)[1], views)
 
 
 @pytest.mark.parametrize("augment", [None, normalize()])

@@ -40,11 +40,6 @@ def test_running_variance_takes_the_unbiased_variance_and_the_batch_the_biased_o
     np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * 14 / 3, 0.9], rtol=1e-6)
 
 
-def test_biased_running_variance_is_an_option():
-    _, stats, _ = _train(BatchNorm(unbiased=False), X)
-    np.testing.assert_allclose(stats["var"], [0.9 + 0.1 * 14 / 4, 0.9], rtol=1e-6)
-
-
 def test_a_constant_channel_gives_zero_and_finite_gradients():
     module = BatchNorm()
     y, _, variables = _train(module, X)

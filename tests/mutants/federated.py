@@ -414,7 +414,7 @@ MUTANTS = [
         ROUNDS,
         [
             (
-                "personalize=lambda server, own: own,",
+                "personalize=lambda server, personal: personal,",
                 "personalize=global_part.personalize,",
             )
         ],

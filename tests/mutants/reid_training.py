@@ -71,8 +71,8 @@ MUTANTS = [
         GOLDEN,
         [
             ("jnp.where((number < client.num_classes)[None], outputs, 0)", "outputs"),
-            ("turned + FALLBACK * client", "turned + 0.0 * client"),
-            ("zip((start, end)", "zip((end, end)"),
+            ("weight + FALLBACK * client", "weight + 0.0 * client"),
+            ("cosine_distance(logits(start,", "cosine_distance(logits(end,"),
         ],
     ),
     Mutants(

@@ -138,10 +138,10 @@ MUTANTS = [
         "fedfr_jax/federated/algorithms/fedmargin.py",
         FEDMARGIN,
         [
-            ("measured(after, before)", "measured(before, before)"),
-            ("_like(after, client.shared.value)", "before"),
+            ("measure_fn(new, old)", "measure_fn(old, old)"),
+            ("_like(new, client.shared.value)", "old"),
             ("context.cohort.round == 0", "True"),
-            ("after.mean * after.count[:, None]", "after.mean"),
+            ("new.mean * new.count[:, None]", "new.mean"),
         ],
     ),
     Mutants(

@@ -77,9 +77,9 @@ def build_links(
       section: of the key, such as "methods.fedavg.aggregation".
       links: a name of AGGREGATORS, {"name": ..., settings}, or a list of those.
     """
-    each = (links,) if isinstance(links, str | Mapping) else links
-    named = [{"name": one} if isinstance(one, str) else one for one in each]
-    return tuple(choose(section, AGGREGATORS, one) for one in named)
+    links = (links,) if isinstance(links, str | Mapping) else links
+    named = [{"name": link} if isinstance(link, str) else link for link in links]
+    return tuple(choose(section, AGGREGATORS, settings) for settings in named)
 
 
 def register_aggregator(name: str, factory: Callable) -> None:

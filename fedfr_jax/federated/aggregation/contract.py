@@ -3,16 +3,16 @@
     chain(clip_by_global_norm(1.0), stochastic_quantize(bits=8), weighted_mean())
 
 A client's update goes through `summarize` of the links from the first to the last, and
-what the last one gives is summed over the cohort. The sum comes back through `finish`
-from the last link to the first: weighted_mean divides it by the weights, centered_clip
-adds its center to the mean. So a link after weighted_mean sees weighted updates and
-their sum, one before it updates and their mean.
+the last summary is added up over the cohort. The sum goes through `finish` from the
+last link to the first: weighted_mean divides it by the weights, centered_clip adds its
+center to the mean. So a link after weighted_mean sees weighted updates and their sum,
+one before it updates and their mean.
 
-A link with `mix` needs all updates at once: it and the links behind it run on the
+A link with `mix` needs all updates at once: it and the links after it run on the
 server, over the rows that it makes of the updates.
 
-Links change params and whatever else is trained; running statistics, below a key
-"batch_stats", they hand on, see `split`.
+Links change params and whatever else is trained, but not running statistics, which are
+below a key "batch_stats", see `split`.
 """
 
 import functools
@@ -80,35 +80,37 @@ def chain(*links: Aggregator) -> Aggregator:
         )
 
     def summarize(key, state, update, weight):
-        extra, metrics, kept = [], {}, []
+        extra, personal, metrics = [], [], {}
         states = _link_states(links, state)
         for i, link in enumerate(links):
-            given = jax.random.fold_in(key, i), states[i]
-            summary, found = link.summarize(*given, update, weight)
+            link_key = jax.random.fold_in(key, i)
+            summary, link_metrics = link.summarize(link_key, states[i], update, weight)
             update, weight = summary.update, summary.weight
             extra.append(summary.extra)
-            kept.append(summary.personal)
-            metrics = {**found, **metrics}
-        return Summary(update, weight, tuple(extra), tuple(kept)), metrics
+            personal.append(summary.personal)
+            metrics = {**link_metrics, **metrics}
+        return Summary(update, weight, tuple(extra), tuple(personal)), metrics
 
     def finish(key, state, total):
-        aggregate, after, metrics = total.update, [*state], {}
+        states, new_states = state or [()] * len(links), [*state]
+        aggregate, metrics = total.update, {}
         for i, link in reversed([*enumerate(links)]):
-            own = total._replace(update=aggregate, extra=total.extra[i])
-            given = jax.random.fold_in(key, i), state[i] if state else ()
-            aggregate, new, found = link.finish(*given, own)
-            after[i : i + 1] = [new] if state else []
-            metrics = {**found, **metrics}
-        return aggregate, tuple(after), metrics
+            link_key = jax.random.fold_in(key, i)
+            link_total = total._replace(update=aggregate, extra=total.extra[i])
+            aggregate, new, link_metrics = link.finish(link_key, states[i], link_total)
+            if state:
+                new_states[i] = new
+            metrics = {**link_metrics, **metrics}
+        return aggregate, tuple(new_states), metrics
 
     def compress(message):
         for link in links:
-            message = link.compress(message) if link.compress else message
+            if link.compress:
+                message = link.compress(message)
         return message
 
-    # A mean with links around it is no plain one that another may take the place of.
     role = SUM if any(link.role == SUM for link in links) else LINK
-    if roles:
+    if roles:  # a mean with links around it cannot be replaced by another one
         role = LAST if len(links) > 1 else roles[0]
     return Aggregator(
         no_state if all(link.init is no_state for link in links) else init,
@@ -118,7 +120,7 @@ def chain(*links: Aggregator) -> Aggregator:
         min_clients=max((link.min_clients for link in links), default=1),
         max_clients=min(filter(None, (x.max_clients for x in links)), default=None),
         init_personal=init_personal if any(x.init_personal for x in links) else None,
-        max_malicious=_least_bound([link.max_malicious for link in links]),
+        max_malicious=_smallest_bound([link.max_malicious for link in links]),
         compress=compress if any(link.compress for link in links) else None,
     )
 
@@ -133,10 +135,10 @@ def _link_states(links, state) -> list:
     ]
 
 
-def _least_bound(bounds: Sequence) -> Callable | None:
+def _smallest_bound(bounds: Sequence) -> Callable | None:
     """Combine several `Aggregator.max_malicious` to their minimum."""
-    known = [bound for bound in bounds if bound]
-    return (lambda number: min(bound(number) for bound in known)) if known else None
+    bounds = [bound for bound in bounds if bound]
+    return (lambda number: min(bound(number) for bound in bounds)) if bounds else None
 
 
 def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
@@ -155,8 +157,8 @@ def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
 def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
     """Apply `link.mix` to all clients' updates, then aggregate by `rest`.
 
-    All of it happens on the server, at the price of K updates of memory; the links of
-    `rest` draw by (seed, round, row).
+    On the server, with K updates in memory; random numbers of the links of `rest` are
+    functions of (seed, round, row).
     """
     if rest.init_personal:
         raise ValueError(
@@ -173,32 +175,33 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
         updates, weights = link.mix(mix_key, total.update.tree, total.extra.tree)
         rows = jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
 
-        def one(row, update, weight):
-            own = jax.random.fold_in(rows_key, row)
-            summary, metrics = rest.summarize(own, state, update, weight)
+        def summarize_row(row, update, weight):
+            row_key = jax.random.fold_in(rows_key, row)
+            summary, metrics = rest.summarize(row_key, state, update, weight)
+            # `PerClient` parts must not be summed over the rows.
             return *sums.without_kept(summary), metrics
 
-        # One row's trees say where `PerClient` is, which vmap does not look into.
-        summary, kept, metrics = jax.vmap(one)(rows, updates, weights)
-        whole = sums.with_kept(sums.over_lanes(summary), kept)
-        aggregate, state, found = rest.finish(rest_key, state, whole)
+        summary, single, metrics = jax.vmap(summarize_row)(rows, updates, weights)
+        total = sums.with_kept(sums.over_lanes(summary), single)
+        aggregate, state, rest_metrics = rest.finish(rest_key, state, total)
         means = {name: x.mean() for name, x in metrics.items() if name != "dropped"}
-        return aggregate, state, {**means, **found}
+        return aggregate, state, {**means, **rest_metrics}
 
-    least, size = max(rest.min_clients, 1), link.clients_per_row
-    of_rows = rest.max_malicious
-    bounds = [
-        link.max_malicious,
-        of_rows and (lambda number: of_rows(-(-number // size))),
-    ]
+    size = link.clients_per_row
+
+    def max_malicious_rows(number):
+        return rest.max_malicious(-(-number // size))
+
+    bounds = [link.max_malicious, rest.max_malicious and max_malicious_rows]
+    min_rows = max(rest.min_clients, 1)
     return Aggregator(
         rest.init,
         summarize,
         finish,
         role=LAST,
-        min_clients=max(link.min_clients, (least - 1) * size + 1),
+        min_clients=max(link.min_clients, (min_rows - 1) * size + 1),
         max_clients=rest.max_clients and rest.max_clients * size,
-        max_malicious=_least_bound(bounds),
+        max_malicious=_smallest_bound(bounds),
         compress=rest.compress,
     )
 
@@ -222,8 +225,7 @@ def drop_non_finite() -> Aggregator:
 def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     """Apply `links` to the updates of an algorithm's clients.
 
-    Its own mean is the last of them, unless one of them is a mean or
-    replaces it.
+    The algorithm's mean comes after them, unless one of them is a mean or replaces it.
 
     Raises:
       ValueError: when the algorithm has no sum of updates, or another than one mean
@@ -232,25 +234,26 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     """
     if not links:
         return algorithm
-    own = algorithm.aggregator
-    if own is None:
+    mean = algorithm.aggregator
+    if mean is None:
         raise ValueError(
             f"aggregation needs an algorithm whose updates are summed, got {algorithm}."
         )
-    if own.init is not no_state:
+    if mean.init is not no_state:
         raise ValueError(
             "aggregation must be one chain, got a second one around a chain with "
             "state. Pass all links to one call of with_aggregation."
         )
     has_mean = any(link.role in (MEAN, LAST) for link in links)
-    if (has_mean or any(link.mix for link in links)) and own.role != MEAN:
+    if (has_mean or any(link.mix for link in links)) and mean.role != MEAN:
         raise ValueError(
             f"aggregation cannot replace the mean of {algorithm}, whose aggregation is "
             "not a plain mean. Remove the link that replaces it."
         )
-    of_sum = [] if has_mean else [link for link in links if link.role == SUM]
-    others = [link for link in links if link not in of_sum]
-    whole = chain(*others, *([] if has_mean else [own]), *of_sum)
+    if not has_mean:  # in front of the links that change the sum
+        before = [link for link in links if link.role != SUM]
+        links = *before, mean, *[link for link in links if link.role == SUM]
+    whole = chain(*links)
     if whole.compress:
         whole.compress(Message((2**20,), (32,)))  # raises for links that do not fit
 
@@ -278,7 +281,7 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
 def _with_personal_state(algorithm: Algorithm) -> Algorithm:
     """Add the client state of the aggregator to an algorithm's personal state.
 
-    The engine puts it there, once the links have seen the update.
+    The engine updates it after `summarize`, see `keep_at_client`.
     """
 
     def init_personal(key, server):
@@ -299,17 +302,20 @@ def _with_personal_state(algorithm: Algorithm) -> Algorithm:
 def state_at_client(algorithm: Algorithm, server: PyTree, personal: PyTree) -> PyTree:
     """State that the aggregator's `summarize` receives at a client."""
     shared = algorithm.link_state(server)
-    is_links = lambda x: isinstance(x, ClientLinks)
-    for one in filter(is_links, jax.tree.leaves(personal, is_leaf=is_links)):
-        return LinkState(shared, one.state)
+    for node in jax.tree.leaves(personal, is_leaf=_is_links):
+        if _is_links(node):
+            return LinkState(shared, node.state)
     return shared
 
 
 def keep_at_client(personal: PyTree, state: PyTree) -> PyTree:
     """Replace the links' state in `personal` by `state`, if they have any."""
-    is_links = lambda x: isinstance(x, ClientLinks)
-    put = lambda x: ClientLinks(state) if is_links(x) else x
-    return jax.tree.map(put, personal, is_leaf=is_links)
+    replace = lambda x: ClientLinks(state) if _is_links(x) else x
+    return jax.tree.map(replace, personal, is_leaf=_is_links)
+
+
+def _is_links(x) -> bool:
+    return isinstance(x, ClientLinks)
 
 
 def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
@@ -344,7 +350,7 @@ def on_inner(algorithm: Algorithm) -> Algorithm:
         return server._replace(inner=algorithm.server_update(server.inner, result))
 
     def inside(function):
-        @functools.wraps(function)  # `Algorithm` goes by its module in errors
+        @functools.wraps(function)  # errors name the module of `Algorithm`'s functions
         def call(server, *args):
             return function(server.inner, *args)
 
@@ -402,16 +408,20 @@ def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
       tree: an update, or what became of it; `LogScaled` and `PerClient` are leaves.
     """
     is_leaf = lambda x: isinstance(x, LogScaled | PerClient)
-    found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    names = [trees.path_name(path).split("/") for path, _ in found]
+    named, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    names = [trees.path_name(path).split("/") for path, _ in named]
     is_change = ["batch_stats" not in name for name in names]
-    leaves = [x for _, x in found]
-
-    def part(kind):
-        return [x for x, is_of in zip(leaves, is_change, strict=True) if is_of == kind]
 
     def join(change, statistics):
-        parts = {True: iter(change), False: iter(statistics)}
-        return structure.unflatten(next(parts[kind]) for kind in is_change)
+        change, statistics = iter(change), iter(statistics)
+        return structure.unflatten(
+            next(change) if is_of_change else next(statistics)
+            for is_of_change in is_change
+        )
 
-    return part(True), part(False), join
+    pairs = [
+        (is_of_change, x) for is_of_change, (_, x) in zip(is_change, named, strict=True)
+    ]
+    change = [x for is_of_change, x in pairs if is_of_change]
+    statistics = [x for is_of_change, x in pairs if not is_of_change]
+    return change, statistics, join

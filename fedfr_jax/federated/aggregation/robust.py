@@ -42,7 +42,7 @@ def of_all_updates(
       combine: (updates, a tree of [K, ...], weights [K]) -> tree of [...]; a client
         that is left out has weight 0 and an update of nan.
       min_clients: the least K that it works with.
-      max_malicious: K -> how many of them may be malicious; None promises nothing.
+      max_malicious: K -> how many of them may be malicious; None: no guarantee.
     """
 
     def summarize(key, state, update, weight):
@@ -297,5 +297,4 @@ def distances_to(center: PyTree, updates: PyTree) -> jax.Array:
 
 def squared_distances(updates: PyTree) -> jax.Array:
     """Squared distances [K, K] between all updates, over all leaves."""
-    one = lambda x: distances_to(x, updates) ** 2
-    return jax.lax.map(one, updates)
+    return jax.lax.map(lambda update: distances_to(update, updates) ** 2, updates)

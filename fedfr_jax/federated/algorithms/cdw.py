@@ -6,10 +6,10 @@ arXiv:2205.12144, equations 1 and 2, of the ACM MM 2020 article arXiv:2008.11560
   d_k = 1 - cos(g_k, g_k'),  p_k = d_k / sum_i d_i,  w+ = sum_k p_k w_k
 
 where g_k are logits of one batch by the received network with the client's own
-classifier, and g_k' by what training made of both. As in the released code d_k is the
-mean over rows of the client's first batch. Deviations: the networks are in evaluation
-mode unless asked (in the released code dropout makes d_k noisy), and where no logit
-turned at all clients count by their examples.
+classifier, and g_k' those after training. As in the released code d_k is the mean over
+rows of the client's first batch. Deviations: the networks are in evaluation mode unless
+`train_mode` is set (in the released code dropout makes d_k noisy), and if no client's
+logits change, clients count by their examples.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from fedfr_jax.types import (
 )
 
 DISTANCE = "distance"
-# An example's weight beside distances: nothing, unless they are all 0.
+# Weight of an example, which matters only if all distances are 0.
 FALLBACK = 1e-20
 TINY = 1e-8  # least length of a row of logits
 
@@ -62,10 +62,10 @@ def update_distance(model: Model, *, train_mode: bool = False) -> Callable:
             number = jnp.arange(outputs.shape[1], dtype=jnp.int32)
             return jnp.where((number < client.num_classes)[None], outputs, 0)
 
-        pair = zip((start, end), jax.random.split(key), strict=True)
-        turned = cosine_distance(*(logits(*one) for one in pair))
-        count = jnp.maximum(batch.is_valid.sum(), 1).astype(turned.dtype)
-        return jnp.where(batch.is_valid, turned, 0).sum() / count
+        keys = jax.random.split(key)
+        distances = cosine_distance(logits(start, keys[0]), logits(end, keys[1]))
+        count = jnp.maximum(batch.is_valid.sum(), 1).astype(distances.dtype)
+        return jnp.where(batch.is_valid, distances, 0).sum() / count
 
     return distance
 
@@ -80,8 +80,8 @@ def training_weight(
     distance = update_distance(model, train_mode=train_mode)
 
     def weight(key, start, end, client):
-        turned = distance(key, start, end, client)
-        return turned + FALLBACK * client.num_examples.astype(turned.dtype)
+        weight = distance(key, start, end, client)
+        return weight + FALLBACK * client.num_examples.astype(weight.dtype)
 
     return weight
 

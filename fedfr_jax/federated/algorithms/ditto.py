@@ -47,5 +47,5 @@ def ditto(
     return global_part._replace(
         init_personal=variable_split.received_variables,
         client_update=client_update,
-        personalize=lambda server, own: own,
+        personalize=lambda server, personal: personal,
     )

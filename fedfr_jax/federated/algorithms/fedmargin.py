@@ -85,13 +85,13 @@ def fedmargin(
       normalize_features: take features at unit length.
       attention: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
       attention_combination: mean or product (normalized) of both attentions; lpm or apm
-      for one.
-      weighting: examples multiplies a client's attention by them, see `fedavg`.
+        for one.
+      weighting: num_examples multiplies a client's attention by them, see `fedavg`.
       prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
     """
     base, train = fedavg(local), build_local_training(local)
     weight = weight_of(weighting)
-    measured = build_measure(measure)
+    measure_fn = build_measure(measure)
     logs_of = logarithms(temperature, attention, attention_combination)
     values = prototypes.class_values(
         model.apply_with_features, model.embedding_dim, normalize_features
@@ -113,15 +113,15 @@ def fedmargin(
         return empty_prepared(len(context.cohort.ids))._replace(shared=sent)
 
     def client_update(key, server, personal, client):
-        before = prototypes.client_prototypes(values, server.variables, client)
+        old = prototypes.client_prototypes(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
-        after = prototypes.client_prototypes(values, end, client)
-        lpm = measured(after, before)
-        apm = measured(after, _like(after, client.shared.value))
+        new = prototypes.client_prototypes(values, end, client)
+        lpm = measure_fn(new, old)
+        apm = measure_fn(new, _like(new, client.shared.value))
         counts = weight(client).astype(lpm.dtype)
         weights = counted_by(counts, logs_of(lpm, apm))
         metrics = {**metrics, "lpm": lpm, "apm": apm}
-        sums = after.mean * after.count[:, None], after.count
+        sums = new.mean * new.count[:, None], new.count
         return client_output(
             server.variables, end, weights, personal, metrics, sums=sums
         )

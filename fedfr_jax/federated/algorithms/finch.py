@@ -15,9 +15,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.cdw import training_weight
-from fedfr_jax.federated.algorithms.ifca import cluster_model
+from fedfr_jax.federated.algorithms.ifca import cluster_model, mean_model
 from fedfr_jax.federated.algorithms.public_data import (
     PublicImages,
     check_public_images,
@@ -87,7 +88,7 @@ def finch(
 
     Args:
       model: with `features`, of [b, D].
-      shared: public images, of which a round's first batch is looked at.
+      shared: public images, of which a round uses the first batch.
       num_clients: N >= 1.
       weighting: distance, see `cdw`, or as of `fedavg`.
       train_mode: of networks that are weighed, see `cdw`.
@@ -124,7 +125,7 @@ def finch(
         group = clusters(features, result.is_received)
         share = jnp.where(group[:, None] == group[None], result.weights[None], 0)
         total = share.sum(axis=1, keepdims=True)
-        if result.is_received is not None:  # ids of the others are nobody's
+        if result.is_received is not None:  # an id out of range writes nothing
             ids = jnp.where(result.is_received, ids, num_clients)
             total = jnp.where(total > 0, total, 1)
         share = share / total
@@ -136,13 +137,9 @@ def finch(
         move = lambda x, end: x.at[ids].set(mean(end))
         return jax.tree.map(move, models, ends)
 
-    def network(models):
-        mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
-        return {**models, **mean}
-
     def personalize(models, client):
-        cluster, mean = cluster_model(models, jnp.maximum(client, 0)), network(models)
-        return jax.tree.map(lambda a, b: jnp.where(client >= 0, a, b), cluster, mean)
+        model = cluster_model(models, jnp.maximum(client, 0))
+        return trees.where(client >= 0, model, mean_model(models))
 
     def report(models, result):
         group = clusters(result.per_client[2], result.is_received)
@@ -155,7 +152,7 @@ def finch(
         aggregator=None,
         server_update=server_update,
         personalize=personalize,
-        global_model=network,
+        global_model=mean_model,
         prepare=prepare,
         cohort_metrics=report,
     )

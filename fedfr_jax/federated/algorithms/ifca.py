@@ -42,6 +42,12 @@ def cluster_model(models: PyTree, group: jax.Array) -> PyTree:
     return {**models, **model}
 
 
+def mean_model(models: PyTree) -> PyTree:
+    """Mean of the server models `models` [J, ...], with the personal leaves."""
+    mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
+    return {**models, **mean}
+
+
 def perturbed_copies(variables: PyTree, num_clusters: int, init_noise: float) -> PyTree:
     """Stack `num_clusters` copies [J, ...] of variables, with noise on the params.
 
@@ -68,10 +74,6 @@ def build_clustered(
     def draw(key, models):
         return jax.random.randint(key, (), 0, count_clusters(models), jnp.int32)
 
-    def network(models):
-        mean = jax.tree.map(lambda x: x.mean(0), variable_split.shared(models))
-        return {**models, **mean}
-
     return Algorithm(
         init=lambda variables: perturbed_copies(variables, num_clusters, init_noise),
         init_personal=draw,
@@ -79,7 +81,7 @@ def build_clustered(
         aggregator=cluster_mean(),
         server_update=lambda models, result: trees.add(models, result.aggregate),
         personalize=cluster_model,
-        global_model=network,
+        global_model=mean_model,
         has_global_model=False,
         update_like=only_one,
     )

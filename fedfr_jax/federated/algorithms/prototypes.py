@@ -85,7 +85,7 @@ def class_means(
     counts = ((labels >= 0) & (labels < num_classes) & is_valid).reshape(-1)
     rows = features.reshape(-1, features.shape[-1])
     rows = jnp.where(counts[:, None], rows, 0)
-    # A product and no scatter, which adds up in no fixed order on a GPU.
+    # A matrix product, as a scatter adds up in no fixed order on a GPU.
     labels = jnp.where(counts, labels.reshape(-1), -1)
     member = jax.nn.one_hot(labels, num_classes, axis=0, dtype=rows.dtype)
     sums = jnp.matmul(member, rows, precision="highest")
@@ -111,12 +111,12 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.merge_personal_variables(variables)
-        _, found, _ = features(network, batch.model_inputs, False)
+        _, rows, _ = features(network, batch.model_inputs, False)
         if normalize:
-            length = jnp.linalg.norm(found, axis=-1, keepdims=True)
-            found = found / jnp.maximum(length, TINY)
+            length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+            rows = rows / jnp.maximum(length, TINY)
         labels = batch.targets.get("mask", batch.targets["label"])
-        return class_means(found, labels, batch.is_valid, num_classes)
+        return class_means(rows, labels, batch.is_valid, num_classes)
 
     return values
 

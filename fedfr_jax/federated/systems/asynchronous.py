@@ -12,12 +12,12 @@ FedAsync: Xie et al. 2019, arXiv:1903.03934: B = 1 and x <- (1 - a_t) x + a_t x_
 mixing s(t), s(t) = (1 + t)^-a.
 
 A round of the engine is one step of the server: its cohort are the clients of a buffer,
-who train as they arrive from versions that are kept in a ring, [R, ...] in the server's
-tree. What happens when is known before anybody trains, because durations are counted
-and not measured; the clients under way lie in the server's tree too, so a run resumes
-to the same bits. Deviations: a client is not asked again while its update is in the
-buffer; one that drops out, before or after it has trained, or whose version is no
-longer in the ring, leaves nothing, not even in its personal state.
+which train when they arrive, from versions of the server in a ring [R, ...] in its
+tree. The order of events is known before training, because durations are computed and
+not measured; the clients in training are in the server's tree too, so a run resumes to
+the same bits. Deviations: a client is not asked again while its update is in the
+buffer; a client that drops out, before or after training, or whose version is no longer
+in the ring, changes nothing, not even its personal state.
 """
 
 import heapq
@@ -41,7 +41,7 @@ class Asynchronous(NamedTuple):
 
     concurrency: int  # M clients that train at any time
     buffer_size: int = 10  # B updates of a step
-    max_staleness: int = 20  # steps; who is later is not counted: R - 1
+    max_staleness: int = 20  # R - 1 steps; later updates are not used
     staleness_exponent: float = 0.5  # s(t) = (1 + t)^-a
     mixing: float | None = None  # of FedAsync; None: FedBuff
 

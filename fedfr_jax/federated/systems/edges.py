@@ -1,10 +1,10 @@
 """Hierarchical federated learning: edge servers, averaged every few rounds.
 
 HierFAVG (Liu et al. 2020, arXiv:1905.06641, algorithm 1): an edge server is a server of
-the algorithm to its own clients; every n rounds the cloud averages the edges, weighted
-by what their clients have weighed since, and hands the average back. Deviations: a
-round has a cohort of all clients, so an edge may have nobody in it and then stays; an
-optimizer's state of the edges is averaged too.
+the algorithm for its own clients; every n rounds the cloud averages the edges, weighted
+by the sums of their clients' weights since the last average, and sends the average to
+them. Deviations: a round's cohort is sampled from all clients, so an edge without a
+client in it stays the same; the edges' optimizer states are averaged too.
 """
 
 from typing import NamedTuple

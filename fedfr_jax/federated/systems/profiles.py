@@ -5,8 +5,8 @@ A round of a client lasts
     download / bandwidth down + operations / speed + upload / bandwidth up
 
 seconds, of counted bytes and operations: nothing is measured, so that a simulated
-second is the same on every machine. What a device does beside (other programs, retries)
-is in the spread of speeds.
+second is the same on every machine. The spread of speeds stands for everything else on
+a device (other programs, retries).
 """
 
 import csv

@@ -1,10 +1,10 @@
 """Synchronous rounds with clients that fail and take time.
 
 The server asks more of the available clients than it needs, and uses the first K
-updates that arrive before the deadline. Late clients are stopped: as those that drop
-out before training, it is as if they had not been asked. What happens is known before
-anybody trains, because durations are counted and not measured: the round that is then
-trained is an ordinary one of those who take part.
+updates that arrive before the deadline. Late clients, like those that drop out before
+training, are treated as if they had not been asked. All of it is known before training,
+because durations are computed and not measured: the round that is then trained is an
+ordinary one of the clients that take part.
 """
 
 from collections.abc import Callable
@@ -53,9 +53,9 @@ class Systems(NamedTuple):
     dropout: Dropout = Dropout()
     profiles: Profiles | None = None  # None: rounds take no time
     availability: Availability | None = None  # None: always
-    over_selection: float = 1.0  # clients that are asked, over those that are counted
-    deadline: NonNegative = 0.0  # seconds until a round ends; 0: when all have come
-    # Whether who would miss the deadline sends what it has until then, or nothing.
+    over_selection: float = 1.0  # clients that are asked, over those that are used
+    deadline: NonNegative = 0.0  # seconds until a round ends; 0: when all have arrived
+    # Whether late clients send an update of fewer steps instead of none.
     partial_work: bool = False
     sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
     asynchronous: Asynchronous | None = None  # None: in rounds

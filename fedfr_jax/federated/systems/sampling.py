@@ -1,8 +1,8 @@
-"""Client selection by what the server knows: power of choice, Oort.
+"""Client selection by earlier losses and durations: power of choice, Oort.
 
 Power of choice: Cho et al. 2020, arXiv:2010.01243, the variant rpow-d (section 4): of d
-candidates, drawn by their numbers of examples, those with the largest losses, a loss
-being the mean of the client's last training; who was never heard of comes first.
+candidates, sampled by their numbers of examples, those with the largest losses. A loss
+is the mean of the client's last training; clients that have not trained come first.
 
 Oort: Lai et al. 2021, arXiv:2010.06081, algorithm 1. Deviations: a client's statistical
 utility is n_i times its mean loss, where the paper has n_i times the root of the mean
@@ -17,16 +17,16 @@ import numpy as np
 from fedfr_jax.ranges import Count, NonNegative, Share
 from fedfr_jax.schema import check_fields
 
-NEVER = -1  # of a client that has not been heard of
+NEVER = -1  # of a client that has not trained
 
 
 class Known(NamedTuple):
-    """What the server knows of N clients before a round."""
+    """Data of the server on N clients before a round."""
 
     num_examples: np.ndarray  # [N]
     loss: np.ndarray  # [N] mean of the last training, NEVER before it
     last_round: np.ndarray  # [N] of the last training, NEVER before it
-    seconds: np.ndarray  # [N] how long a round takes; zeros where there is no time
+    seconds: np.ndarray  # [N] of a round; zeros without profiles
 
 
 class PowerOfChoice(NamedTuple):
