@@ -127,9 +127,9 @@ def load_call(
         fit.
     """
     cohorts, works, layouts = [], [], []
-    for round in range(first, first + count):
-        check_round(sim.accountant, round)
-        cohort = cohort_of_round(sim, round)
+    for number in range(first, first + count):
+        check_round(sim.accountant, number)
+        cohort = cohort_of_round(sim, number)
         if sim.num_partial_sums is not None:
             cohort = sort_cohort(cohort)
         work = schedule_cohort(sim, cohort, empty_prepared(len(cohort.ids)))

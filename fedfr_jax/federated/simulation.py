@@ -334,7 +334,7 @@ def lengths_of_loops(
         return ()
     ids = np.unique(np.linspace(0, population.num_clients - 1, 1024).astype(np.int64))
     per_epoch = feed.steps_per_epoch(population.sizes(ids))
-    epochs = [np.asarray(local_epochs(round)) for round in range(16)]
+    epochs = [np.asarray(local_epochs(number)) for number in range(16)]
     steps = [per_epoch * (x[ids] if x.ndim else x) for x in epochs]
     return choose_steps_per_loop(np.concatenate(steps))
 
