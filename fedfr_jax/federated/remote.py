@@ -28,6 +28,8 @@ from fedfr_jax.federated.client import (
     client_key,
     client_view,
     listed_rows,
+    num_columns,
+    unpack,
 )
 from fedfr_jax.federated.engine import (
     IS_FINITE,
@@ -194,17 +196,14 @@ def client_round(deployment: Deployment) -> Callable:
 def single_slot(data: ClientData, **numbers) -> SlotInputs:
     """Slot inputs of the engine for a single client."""
     values = {
-        **dict.fromkeys(SlotInputs._fields[:-2], 0),
         "num_classes": data.num_classes,
         "offset": data.offset,
         "num_examples": data.dataset.num_examples,
         **numbers,
     }
-    return SlotInputs(
-        **{
-            name: np.bool_(x) if name.startswith("is_") else np.int32(x)
-            for name, x in values.items()
-        }
+    slot = unpack(np.zeros(num_columns(False), np.int32))
+    return slot._replace(
+        **{name: getattr(slot, name).dtype.type(x) for name, x in values.items()}
     )
 
 

@@ -14,7 +14,8 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation.mean import uniform, weighted_mean
+from fedfr_jax.federated.aggregation.mean import uniform
+from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.penalties import with_correction
 from fedfr_jax.federated.local import build_local_training, total_rate
 from fedfr_jax.federated.rates import check_rate
@@ -77,14 +78,11 @@ def scaffold(
         move = lambda c, g: c + share * g.astype(c.dtype)
         return Server(variables, jax.tree.map(move, server.control, gain))
 
-    return Algorithm(
+    return fedavg(local)._replace(
         init=init,
         init_personal=init_personal,
         client_update=client_update,
-        aggregator=weighted_mean(),
         server_update=server_update,
-        personalize=lambda server, control: server.variables,
-        global_model=lambda server: server.variables,
         update_like=lambda server: (
             variable_split.shared(server.variables),
             server.control,
