@@ -35,13 +35,13 @@ class Disclosure(NamedTuple):
     """What one client of a round sends, receives and keeps."""
 
     summed: tuple[SentArray, ...]  # sent, and added up over the cohort
-    per_client: tuple[SentArray, ...]  # sent, and looked at client by client
+    per_client: tuple[SentArray, ...]  # sent, and used for each client alone
     received: tuple[SentArray, ...]  # of the server, that the client computes with
     kept: tuple[SentArray, ...]  # stays with the client
     metrics: tuple[str, ...]  # numbers that a run writes down for every client
     communication: Communication
     is_exact: bool  # the update is summed as whole numbers, as a secure sum does
-    covered: str = ""  # by what differential privacy, "" where there is none
+    covered: str = ""  # description of differential privacy, "" without
 
 
 def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosure:

@@ -2,15 +2,15 @@
 
     shard_map over client devices > scan over waves > vmap over lanes > steps
 
-The engine alone knows axes: an algorithm is written for one client, and the engine
-passes it a `Client` whose batches are gathered from the examples on the device.
+Only the engine has axes of clients: an algorithm is written for one client, and the
+engine passes it a `Client` whose batches are gathered from the examples on the device.
 Weights of padding lanes are selected away, sums over clients are at least float32, and
 a client's randomness is a function of (seed, round, client, step), so neither the
-number of devices nor that of lanes changes who sees what.
+number of devices nor that of lanes changes a client's batches.
 
-A round is divided along its waves into segments, each trained on the examples that it
-needs; the sums of one go on in the next. A data set on the devices needs one segment,
-and the whole round is one compiled call.
+A round is divided along its waves into segments, each trained on its own examples and
+adding to the sums of the one before. A data set on the devices needs one segment, and
+the whole round is one compiled call.
 
 By default each device has one sum over its clients, and one psum adds them. Sums that
 are reproducible on any number of devices have V partial sums instead: each adds its
@@ -285,9 +285,9 @@ class Round(NamedTuple):
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
     w waves on A devices; slots: their packed `SlotInputs` [A, w, L, .]; table: a
-    `Dataset` that lies as its kind says, see `tables`; shared: (extra, round [], key of
-    the seed, hyper); order: [K] int32, each cohort member's place in the outputs, put
-    together along their waves and flattened.
+    `Dataset` sharded by its kind, see `streaming`; shared: (extra, round [], key of the
+    seed, hyper); order: [K] int32, each cohort member's place in the outputs,
+    concatenated along their waves and flattened.
     """
 
     # whole(server, rows, slots, order, table, shared) -> (server, rows, metrics):
@@ -328,7 +328,7 @@ def build_round(
 
 def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
     """Compile the functions of a round; a `total` that is passed is donated."""
-    placed = meshes.over_clients(mesh)  # said, or the first segment compiles on its own
+    placed = meshes.over_clients(mesh)  # explicit, or the first segment compiles alone
     options = {"compiler_options": compiler_options(mesh, shards)}
     run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
     return Round(
@@ -353,10 +353,10 @@ def round_functions(
     """Build the functions of a round; no client has more than `max_local` examples.
 
     Args:
-      make: hyper -> Algorithm, called on traced values, so that whatever a round is
-        handed as `hyper` is an argument of the compiled call and no constant.
-      kind: of the table, see `tables`.
-      shards: V of the canonical reduction; None sums over devices as they come.
+      make: hyper -> Algorithm, called on traced values, so that `hyper` is an argument
+        of the compiled call and no constant.
+      kind: of the table, see `streaming`.
+      shards: V of the canonical reduction; None sums over devices in any order.
       steps_per_loop: of counted local loops, see `local.run_steps`.
     """
     make = model_parallel.shard_leaves(mesh, make, feed.batch_size)

@@ -69,7 +69,7 @@ def check_rows(rows: PyTree, clients: np.ndarray, round: int) -> None:
     """Raise if a client's state in `rows` [n, ...] is not finite.
 
     Args:
-      clients: [n] ids, negative where nobody trained.
+      clients: [n] ids, negative for idle slots.
     """
     for path, x in jax.tree_util.tree_leaves_with_path(rows):
         if not jnp.issubdtype(x.dtype, jnp.inexact):

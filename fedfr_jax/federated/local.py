@@ -251,8 +251,8 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
       moves: see `local_step`.
 
     Returns:
-      train(key, variables, client, **round_args) -> (variables, metrics), where each
-      metric is the mean over steps (0 for a client without a step) beside `steps`.
+      train(key, variables, client, **round_args) -> (variables, metrics): means over
+      steps (0 for a client without a step), and `steps`.
     """
     if callable(local):
         return local
@@ -278,8 +278,7 @@ def run_steps(body: Callable, carry: PyTree, client: Client) -> tuple[PyTree, Py
     They are in loops of `client.steps_per_loop` steps, whose length the compiler knows.
 
     Returns:
-      (carry, metrics), where each metric is the mean over steps (0 for a client without
-      a step) beside `steps`.
+      (carry, metrics): means over steps (0 for a client without a step), and `steps`.
     """
 
     body = jax.jit(body, inline=True)  # traced once, for shapes and for the loop

@@ -84,8 +84,8 @@ def gather(model: Model) -> Model:
 def shard_leaves(mesh: Mesh, make: Callable, batch_size: int) -> Callable:
     """Shard an algorithm's state and batches over `model`; make: hyper -> Algorithm.
 
-    The server of the next round lies as that of this one, or the round would be
-    compiled again.
+    The server after a round has the sharding of the one before, or the next round would
+    be compiled again.
     """
     shards = mesh.shape[meshes.MODEL]
     if shards == 1:

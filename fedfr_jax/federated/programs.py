@@ -82,8 +82,8 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
     """Yield `run`, which raises on its first call if it needs more memory than is free.
 
     Raises:
-      MemoryError: then, and when a device runs out of memory within the block: says
-        what `run` needs and how many lanes would fit.
+      MemoryError: then, and when a device runs out of memory within the block, with
+        the memory that `run` needs and the number of lanes that would fit.
     """
     needed = None
 

@@ -1,13 +1,13 @@
 """A round with remote clients: clients train elsewhere, the server aggregates.
 
 The engine trains a cohort on the devices of one mesh. Here each client trains where its
-examples are, and the server has what the clients send; both exchange arrays by name.
-What a client draws is a function of (seed, round, client), and its step, the links of
-the aggregation and the server's step are the engine's own, so that rounds are those of
-the simulation but for the order of additions.
+examples are, and the server gets what the clients send; both exchange arrays by name. A
+client's random numbers are functions of (seed, round, client), and its training, the
+links of the aggregation and the server's step are the engine's, so that rounds equal
+those of the simulation up to the order of additions.
 
-A client is handed its own key and never the run's: what the server draws, such as the
-noise of a private mean, no client can know.
+A client gets its own key and never the run's, so that it cannot compute the server's
+random numbers, such as the noise of a private mean.
 """
 
 import functools

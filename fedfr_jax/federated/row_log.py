@@ -1,8 +1,9 @@
 """Log of client states: immutable files from which a store can be restored.
 
-A store's rows lie in one large sparse file that changes in place, which a bucket cannot
-hold. The log has a file per checkpoint with the rows that are new since the one before,
-`<round>.rows`. Once the files outgrow what they say, all but the newest become one.
+A store's rows are in one large sparse file that changes in place, which object storage
+does not support. The log has a file per checkpoint, `<round>.rows`, with the rows that
+are new since the one before. When later files outgrow the first, all but the newest are
+merged.
 """
 
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 from fedfr_jax.files import replace_file
 
 FOLDER, SUFFIX = "log", ".rows"
-MAX_FILES = 256  # until they become one, however small they are
+MAX_FILES = 256  # before they are merged, whatever their size
 CHUNK_BYTES = 2**26  # of rows that are in memory together
 
 
@@ -32,7 +33,7 @@ class LoggedRows(NamedTuple):
         """Yield (which rows, their bytes [n, row_bytes] uint8), a chunk at a time.
 
         Raises:
-          ValueError: when the file is shorter than it says.
+          ValueError: when the file is truncated.
         """
         with self.path.open("rb") as file:
             file.seek(self.start)

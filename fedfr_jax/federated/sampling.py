@@ -1,11 +1,11 @@
 """Client sampling in O(K) time and memory.
 
-    shuffle  K of N, nobody twice within an epoch of floor(N / K) rounds
-    fixed    K of N, drawn anew in every round
-    poisson  every client on its own with chance K / N: a cohort of K on average
-    cyclic   groups of N / `cycle` clients in turn, every client of the round's group
-             with chance K `cycle` / N, so that nobody trains again before `cycle`
-             rounds have passed
+    shuffle  K of N, each client at most once in an epoch of floor(N / K) rounds
+    fixed    K of N, independently in every round
+    poisson  each client independently with probability K / N: a cohort of K on average
+    cyclic   groups of N / `cycle` clients in turn, each client of the round's group
+             with probability K `cycle` / N, so that a client's rounds are at least
+             `cycle` rounds apart
 
 A cohort is a function of (seed, round): keyed permutations of the population, and for
 Poisson cohorts a binomial number of how many of its first clients take part.
@@ -27,9 +27,7 @@ class Sampling(NamedTuple):
     """How a round's clients are sampled."""
 
     name: Literal["shuffle", "fixed", "poisson", "cyclic"] = "shuffle"
-    capacity: Whole = (
-        0  # of a Poisson cohort: who is drawn beyond it is left out; 0: auto
-    )
+    capacity: Whole = 0  # of a Poisson cohort; clients beyond are left out; 0: auto
     cycle: Whole = 0  # groups of `cyclic`; 0: as many as cohorts fit the population
 
     @property
@@ -102,7 +100,7 @@ def sample_clients(
     if sampling.name == "fixed":
         return np.sort(ids), None
     groups = sampling.num_groups(population, cohort)
-    if groups > 1:  # who is in which group stays for the whole run
+    if groups > 1:  # the groups are the same in all rounds
         ids = ids + (round % groups) * size
         ids = permute_on_host(_key(seed, 0, 42), ids, population)
     number = np.random.default_rng((seed, round, 43)).binomial(size, cohort / size)

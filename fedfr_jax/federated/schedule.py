@@ -14,16 +14,16 @@ import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
 
-MAX_STEPS_PER_LOOP = 64  # beyond, what the host costs is little beside the steps
-HOST_COST = 0.1  # steps that a GPU loses when it asks the host for another turn
-LEAST_GAIN = 0.02  # of a second length, with which the step is compiled once more
+MAX_STEPS_PER_LOOP = 64  # beyond, the host's time is negligible
+HOST_COST = 0.1  # of an iteration that a GPU waits for, in steps
+MIN_GAIN = 0.02  # of a second length, for which the step is compiled once more
 
 
 def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
     """Sample a round's cohort: ids ascending, [K] int64, in O(K) time and memory.
 
-    Within an epoch of floor(N / K) rounds nobody is drawn twice; each epoch has its
-    own permutation, a function of (seed, epoch).
+    A client is sampled at most once in an epoch of floor(N / K) rounds; each epoch has
+    its own permutation, a function of (seed, epoch).
     """
     if cohort == population:
         return np.arange(population)
@@ -60,7 +60,7 @@ def choose_steps_per_loop(num_steps: np.ndarray) -> tuple[int, ...]:
             executed, turns = count_loops(num_steps, (long, short))
             cost[long - 1, short - 1] = executed + HOST_COST * turns
     single, (long, short) = cost.diagonal(), np.divmod(cost.argmin(), len(lengths))
-    if cost.min() < (1 - LEAST_GAIN) * single.min():
+    if cost.min() < (1 - MIN_GAIN) * single.min():
         return int(long) + 1, int(short) + 1
     best = int(single.argmin()) + 1
     return (best,) if best > 1 else ()
@@ -97,12 +97,12 @@ def build_schedule(
     """Assign clients with `num_steps` [K] to shards and waves.
 
     Every shard has ceil(K / V) places, rounded up to whole waves, so that shapes
-    depend on K alone and a new cohort never compiles anew.
+    depend on K alone and cohorts share a compiled program.
 
     Args:
       shards: V, whatever the devices, each of which runs V / devices of them one after
         the other; idle shards fill up the last device. None takes one per device.
-      ids: [K] who they are: ties are broken by id and not by place.
+      ids: [K] of the clients, by which ties are broken; None: by place.
     """
     count, shards = len(num_steps), shards or num_devices
     ties = np.arange(count) if ids is None else ids

@@ -7,8 +7,8 @@ clients by Shamir's scheme, so that enough survivors reveal the own masks of tho
 codes arrived, and the keys of those whose did not. A client reveals one of the two
 about another, never both.
 
-In numpy, for tests and teaching: keys are of 31 bits and nobody lies. A run's rounds
-need none of it to know what comes out: `aggregation.exact_sum` adds the same numbers.
+In numpy, for tests and teaching: keys have 31 bits and all clients are honest. Runs do
+not need it to simulate the result: `aggregation.exact_sum` adds the same numbers.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def secure_sum(
 
     Args:
       codes: [K, P] int32 of all clients.
-      has_dropped: [K] bool, who is gone after masks are agreed and before codes arrive.
+      has_dropped: [K] bool, of dropouts after masks are agreed and before codes arrive.
       threshold: shares that reveal a secret, at most the survivors.
     """
     number, size = codes.shape
@@ -56,8 +56,7 @@ def secure_sum(
         for i, j in itertools.combinations(range(number), 2)
     }
     masked = mask_codes(codes, [draw_mask(x, size) for x in seeds], pairs)
-    # What is asked of the first survivors: the seeds of those who are there, the keys
-    # of those who are not.
+    # The first survivors reveal the seeds of survivors and the keys of dropouts.
     revealers = survivors[:threshold]
     revealed = lambda shares: recover([shares[i] for i in revealers], revealers + 1)
     self_masks = {

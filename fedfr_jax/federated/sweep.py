@@ -125,7 +125,7 @@ def sweep(
 def vmap_members(functions: Round, mesh: Mesh) -> Round:
     """vmap a round over S members, on the second axis of sharded inputs.
 
-    They share a table, in which the slots say where a member's rows lie.
+    They share a table; a member's slots have the places of its rows.
     """
     shared = (0, None, 0, 0)  # (extra, round, key, hyper)
     segment = 1, 1, None, shared  # rows, slots, table

@@ -95,8 +95,8 @@ def from_linen(
     `scanned_blocks`; the statistics are returned in the same stacks.
 
     Args:
-      module: its convolutions are computed as its `settings.conv_implementation`, where
-        it has `settings`, says; FLOPs are counted with "xla".
+      module: if it has `settings`, its convolutions follow their `conv_implementation`;
+        FLOPs are counted with "xla".
       input_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
         {name: [B, ...]}.
       embedding_dim: D.

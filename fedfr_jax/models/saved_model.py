@@ -1,9 +1,9 @@
 """Saved models: weights.safetensors, and model.json with its metadata.
 
-A stage of a run ends with them, and whoever starts from a trained model, compares with
-one or deploys one reads them and nothing else of the run. model.json says what the
-weights are of ("model", the config's section; "image_shape"; "preprocessing";
-"calibration" and the like) and has checksums of both files.
+A stage of a run ends by writing them; training from a trained model, comparing with one
+and deploying one read nothing else of the run. model.json describes the weights
+("model", the config's section; "image_shape"; "preprocessing"; "calibration" and the
+like) and has checksums of both files.
 """
 
 import json
@@ -38,8 +38,8 @@ def save_model(
     """Write the weights, then the record with their digest.
 
     Args:
-      variables: None where clients alone have models; then there is a record alone.
-      record: values of JSON; what is None is left out.
+      variables: None if only clients have models; then only the record is written.
+      record: values of JSON; None values are left out.
     """
     record = {key: value for key, value in record.items() if value is not None}
     if variables is not None:

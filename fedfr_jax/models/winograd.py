@@ -216,7 +216,7 @@ def sliding_windows(
       x with the axis of windows in place of `axis`, and an axis [size] at `to`.
     """
     count = (x.shape[axis] - size) // stride + 1
-    parts = -(-size // stride)  # a window lies in so many strides
+    parts = -(-size // stride)  # strides that a window spans
     beyond = (count + parts - 1) * stride - x.shape[axis]
     pads = [(0, beyond if i == axis else 0, 0) for i in range(x.ndim)]
     x = lax.pad(x, jnp.zeros((), x.dtype), pads)

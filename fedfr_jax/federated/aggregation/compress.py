@@ -105,8 +105,8 @@ def sign(*, error_feedback: bool = True) -> Aggregator:
 def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggregator:
     """Quantize each leaf to 2^bits levels from its minimum to its maximum.
 
-    Suresh et al. 2017, arXiv:1611.00429, section 2.2 (k-level): a number goes to one of
-    the two levels around it by chance, so that its expectation is the number itself.
+    Suresh et al. 2017, arXiv:1611.00429, section 2.2 (k-level): a number is rounded to
+    one of the two nearest levels at random, so that its expectation is the number.
     The server sees the levels' values. A message has so many bits for every number, and
     64 for the levels of a leaf.
 

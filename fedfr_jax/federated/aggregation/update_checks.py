@@ -29,8 +29,8 @@ def with_update_checks(
 ) -> Algorithm:
     """Check each client's update before aggregation; exclude it or stop.
 
-    It goes around everything else, with_aggregation and with_attack too. What attackers
-    who know the others' updates send is made behind it, so not looked at.
+    It is the outermost wrapper, around with_aggregation and with_attack too. Updates of
+    attackers who collude are computed after it, and not checked.
 
     Args:
       on_bad_update: stop ends the run at the first bad update, exclude leaves it out.

@@ -53,7 +53,7 @@ def check_batch_stats(variables: PyTree) -> None:
 def batch_norms(variables: PyTree) -> PyTree:
     """Mask of FedBN's personal leaves: scale, bias, mean and variance of batch norms.
 
-    A batch norm is where running statistics lie, whatever its name.
+    A batch norm is a module with running statistics, whatever its name.
     """
     check_batch_stats(variables)
     stats = jax.tree_util.tree_leaves_with_path(variables["batch_stats"])

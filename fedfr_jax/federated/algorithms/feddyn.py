@@ -46,7 +46,7 @@ def feddyn(
       num_clients: N >= 1.
       alpha: a > 0.
       mean_examples: of a client; when given, client k pulls with a mean_examples / n_k,
-        as in the authors' code, where the paper has a for everybody.
+        as in the authors' code, where the paper has a for all clients.
     """
     train = build_local_training(proximal(local, alpha))
 

@@ -74,7 +74,7 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         client, heads, num_classes = result.per_client
         place = jnp.arange(heads.shape[1], dtype=jnp.int32)
         mask = place[None] < num_classes[:, None]
-        if result.is_received is not None:  # the others' ids are nobody's
+        if result.is_received is not None:  # an id out of range writes nothing
             client = jnp.where(result.is_received, client, num_clients)
         moved = spread(heads.reshape(-1, heads.shape[2]), class_mask=mask.reshape(-1))
         return inside.server_update(server, result)._replace(

@@ -4,8 +4,9 @@ Zhuang et al. 2022, arXiv:2205.12144, section 5.1 and algorithm 2: each round th
 groups clients by one step of FINCH (Sarfraz et al. 2019, arXiv:1902.11266, equation 1)
 over the features of one public batch, averages inside each cluster, and a client
 starts its next round from its cluster's network. Algorithm 2 prints that sum over all
-clients; here it is over the cluster, as the text says. Clusters are known when all have
-ended, so a round holds K networks, and the server one for each of the N clients.
+clients; here it is over the cluster, as in the text. Clusters are known only after all
+clients have trained, so a round needs the memory of K networks, and the server has one
+for each of the N clients.
 """
 
 import math
@@ -37,7 +38,7 @@ TINY = 1e-12
 def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.Array:
     """Index [n] int32 of each row's first neighbor in x [n, D], by cosine.
 
-    Rows that are not received, [n] bool, are nobody's neighbor.
+    Rows that are not received, [n] bool, are no neighbors.
     """
     unit = x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), TINY)
     cosines = jnp.matmul(unit, unit.T, precision=MAX_PRECISION)

@@ -1,8 +1,8 @@
 """Batches whose order is computed on the host, for any algorithm.
 
 For an order that the device could only find step by step, such as that of batches
-balanced over identities. The lists of a cohort are made before a round and lie beside
-what the algorithm itself has prepared.
+balanced over identities. The lists of a cohort are made before a round, in addition to
+what the algorithm itself prepares.
 """
 
 from collections.abc import Callable

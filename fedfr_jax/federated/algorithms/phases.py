@@ -43,7 +43,7 @@ def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
 
     Args:
       head: regular expression of the leaves that move first.
-      epochs: >= 1, beside those of the round.
+      epochs: >= 1, in addition to those of the round.
     """
     fits = [build_local_training(local, moves) for moves in (head, "")]
 

@@ -30,10 +30,10 @@ from fedfr_jax.federated.aggregation.contract import (
 from fedfr_jax.federated.aggregation.mixing import average
 from fedfr_jax.types import Aggregator, Algorithm, Batch, Client, PyTree
 
-# What goes with an update to the server, where attackers know the others' updates; a
-# client whose numbers were left out on the way has 0.
+# Role that a client sends with its update under colluding attacks; 0 for a client whose
+# update was dropped.
 HONEST, MALICIOUS = 1.0, 2.0
-SALT = 0xA77AC  # draws others than those of a round's cohorts
+SALT = 0xA77AC  # so that attackers are independent of the cohorts
 
 
 class Attack(NamedTuple):
@@ -97,7 +97,7 @@ def attack_algorithm(
 def is_attacker(client, number: int, num_clients: int, seed: int) -> jax.Array:
     """Whether clients [...] int are among the `number` attackers, [...] bool.
 
-    Their place in a permutation that the seed names says so, without a list of them.
+    Computed from their places in a keyed permutation, without a list of attackers.
     """
     word = jnp.uint32((seed * 0x9E3779B9 + SALT) % 2**32)
     place = permute(word, jnp.atleast_1d(client), jnp.int32(num_clients))

@@ -4,7 +4,7 @@ Andrew et al. 2024, arXiv:2302.03098: a canary sends a direction of its own inst
 an update. Half of the canaries are held out and send nothing. In thousands of
 dimensions the directions are almost orthogonal, so that how far the model has moved
 along one of them shows whether its client took part; how well it does so bounds epsilon
-from below (`jax_privacy.auditing`). What lies above the accountant's epsilon would be a
+from below (`jax_privacy.auditing`). A bound above the accountant's epsilon would be a
 fault of the mechanism.
 """
 

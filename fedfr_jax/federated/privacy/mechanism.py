@@ -220,7 +220,7 @@ def private_mean(settings: Privacy) -> Aggregator:
     def summarize(key, state, update, weight):
         del weight
         update = jax.tree.map(wide, update)
-        # One pass for the norm, which says whether all is finite, and one to scale.
+        # One pass for the norm, which is finite if all numbers are, and one to scale.
         clipped, norm = clipping.clip_pytree(update, state.clip_norm, nan_safe=False)
         is_finite = jnp.isfinite(norm)
         clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))

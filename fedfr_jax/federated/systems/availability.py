@@ -27,7 +27,7 @@ class Availability(NamedTuple):
     offsets: np.ndarray  # [N + 1] client i has windows offsets[i]:offsets[i + 1]
     start: np.ndarray  # [.] seconds
     length: np.ndarray  # [.] seconds
-    period: float  # seconds after which everything begins anew
+    period: float  # seconds after which the windows repeat
 
     def wait(self, time: float) -> np.ndarray:
         """Seconds [N] until each client is available, 0 if it is at `time`."""

@@ -163,7 +163,7 @@ def check_together(
 def with_participation(systems: Systems, cohort: Cohort, seed: int) -> Cohort:
     """Add participation to a cohort, for systems without time.
 
-    A function of (seed, round, cohort); the same cohort where nobody drops out.
+    A function of (seed, round, cohort); the same cohort without dropout.
     """
     if not systems.has_participation:
         return cohort
@@ -239,7 +239,7 @@ def _until_enough(systems, ids, part, cohort_size):
     first = first[np.argsort(seconds[first], kind="stable")][:cohort_size]
     if len(first) == cohort_size:
         end = seconds[first[-1]]
-    else:  # until nobody works any more
+    else:  # until all have finished
         end = seconds[is_present].max(initial=0.0)
         is_waited_for = part.is_present & ~is_present
         end = max(end, systems.deadline) if is_waited_for.any() else end

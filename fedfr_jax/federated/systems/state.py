@@ -24,7 +24,7 @@ class World(NamedTuple):
     """Systems state after a synchronous round."""
 
     clock: np.ndarray  # [2] int32, see `as_seconds`
-    loss: np.ndarray  # [N] float32 as of `sampling.Known`; [0] where nobody asks
+    loss: np.ndarray  # [N] float32, see `sampling.Known`; [0] without such sampling
     last_round: np.ndarray  # [N] int32
 
 
