@@ -202,9 +202,8 @@ def single_slot(data: ClientData, **numbers) -> SlotInputs:
         **numbers,
     }
     slot = unpack(np.zeros(num_columns(False), np.int32))
-    return slot._replace(
-        **{name: getattr(slot, name).dtype.type(x) for name, x in values.items()}
-    )
+    types = {name: x.dtype.type for name, x in slot._asdict().items() if x is not None}
+    return slot._replace(**{name: types[name](x) for name, x in values.items()})
 
 
 def host_zeros(shapes: PyTree) -> PyTree:

@@ -1,5 +1,7 @@
 """How a feed augments: keys of the example's place, and views that can be looked up."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,17 +117,18 @@ def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     table = dataset(BATCH)
 
     @jax.jit
-    def augment(step, places):
+    def run(table, step, places):
         part = jax.tree.map(lambda x: x[places], tuple(table))
         key = jax.random.key(0)
-        inputs, _, views = feed.augment_batch(key, jnp.int32(step), places, *part)
+        inputs, _, views = feed.augment_batch(key, step, places, *part)
         return inputs["image"], views
 
+    augment = functools.partial(run, table)
     places = np.arange(BATCH, dtype=np.int32)
-    whole, views = augment(2, places)
-    parts = [augment(2, half)[0] for half in np.split(places, 2)]
+    whole, views = augment(np.int32(2), places)
+    parts = [augment(np.int32(2), half)[0] for half in np.split(places, 2)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert not np.array_equal(augment(3, places)[1], views)
+    assert not np.array_equal(augment(np.int32(3), places)[1], views)
 
 
 @pytest.mark.parametrize("augment", [None, normalize()])
