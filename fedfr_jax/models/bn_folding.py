@@ -165,10 +165,8 @@ def _constant_output(kernel, c, size, stride):
     """Output [h, w, O] of a 3x3 convolution for an image of c [I] everywhere."""
     image = jnp.broadcast_to(c, (1, *size, len(c)))
     with jax.default_matmul_precision("highest"):
-        (output,) = convolve(
-            image, kernel, stride=stride, padding=1, implementation="xla"
-        )
-    return output
+        output = convolve(image, kernel, stride=stride, padding=1, implementation="xla")
+    return output[0]
 
 
 def _head(head, params, stats):
