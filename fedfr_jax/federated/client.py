@@ -222,6 +222,8 @@ def client_view(
     extra,
     examples: DeviceExamples,
     round,
+    *,
+    shard=(0, 1),
 ) -> Client:
     """Build the `Client` of an algorithm: numbers, and functions that return batches.
 
@@ -230,9 +232,11 @@ def client_view(
       max_local: static bound on the examples of a client, without added ones.
       key: a function of (seed, round, client).
       slot, extra, examples, round: inputs of the engine's lane.
+      shard: (i, n): batches are the i-th of n equal parts, for a client that is
+        trained data parallel.
     """
     count, staleness = slot.num_examples + slot.num_added, slot.staleness
-    places = jnp.arange(feed.batch_size, dtype=jnp.int32)  # in a batch
+    part = feed.batch_size // shard[1]
     bound = max_local + extra.added_rows.shape[1]
     per_epoch = jnp.maximum(feed.steps_per_epoch(count), 1)
     shuffle_key, augment_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
@@ -263,8 +267,11 @@ def client_view(
             view_index=jnp.zeros_like(position),
         )
 
+    def places():  # [B] of a step's examples in the whole batch
+        return shard[0] * part + jnp.arange(part, dtype=jnp.int32)
+
     def batch(step):
-        position = lax.rem(step, per_epoch) * feed.batch_size + places
+        position = lax.rem(step, per_epoch) * feed.batch_size + places()
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
             word = jax.random.bits(epoch_key, dtype=jnp.uint32)
@@ -272,16 +279,16 @@ def client_view(
         return augment(step, stored_at(position))
 
     def batch_at(step, positions):
-        return augment(step, stored_at(positions[places]))
+        return augment(step, stored_at(positions[places()]))
 
     def augment(step, stored):
         inputs, targets, view = feed.augment_batch(
-            augment_key, step, places, stored.inputs, stored.targets
+            augment_key, step, places(), stored.inputs, stored.targets
         )
         return stored._replace(inputs=inputs, targets=targets, view_index=view)
 
     def batch_from(start, view):
-        position = start + places
+        position = start + jnp.arange(feed.batch_size, dtype=jnp.int32)
         stored = stored_at(position)
         inputs = feed.with_deterministic(view, stored.inputs)
         return stored._replace(inputs=inputs, view_index=jnp.full_like(position, view))

@@ -1,7 +1,5 @@
 """How a feed augments: keys of the example's place, and views that can be looked up."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,23 +36,25 @@ def dataset(count=COUNT):
     return Dataset({"image": images}, targets)
 
 
-def of_client(feed, take):
+def of_client(feed, take, shard=(0, 1)):
     """What `take` takes of a client that owns all rows of `dataset`, in one program."""
 
     @jax.jit
     def run(table):
         slot = jax.tree.map(jnp.int32, SlotInputs(0, 0, 0, 0, COUNT, 0, 2, 4))
         key, extra, start = jax.random.key(0), empty_prepared(1), jnp.int32(0)
-        return take(client_view(feed, COUNT, key, slot, extra, all_rows(table), start))
+        held = all_rows(table)
+        return take(
+            client_view(feed, COUNT, key, slot, extra, held, start, shard=shard)
+        )
 
     return jax.device_get(run(dataset()))
 
 
-def batches(feed, *steps):
+def batches(feed, *steps, shard=(0, 1)):
     """The batches of these steps."""
-    return of_client(
-        feed, lambda client: [client.batch(jnp.int32(step)) for step in steps]
-    )
+    of = lambda client: [client.batch(jnp.int32(step)) for step in steps]
+    return of_client(feed, of, shard)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,11 @@ def test_views_that_are_not_counted_are_drawn_alike():
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
     feed = Batching(BATCH, horizontal_flip())
-    table = dataset(BATCH)
-
-    @jax.jit
-    def run(table, step, places):
-        part = jax.tree.map(lambda x: x[places], tuple(table))
-        key = jax.random.key(0)
-        inputs, _, views = feed.augment_batch(key, step, places, *part)
-        return inputs["image"], views
-
-    augment = functools.partial(run, table)
-    places = np.arange(BATCH, dtype=np.int32)
-    whole, views = augment(np.int32(2), places)
-    parts = [augment(np.int32(2), half)[0] for half in np.split(places, 2)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert not np.array_equal(augment(np.int32(3), places)[1], views)
+    whole, again = batches(feed, 2, 3)
+    parts = [batches(feed, 2, shard=(i, 2))[0] for i in range(2)]
+    together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
+    np.testing.assert_array_equal(together["image"], whole.images)
+    assert not np.array_equal(again.view_index, whole.view_index)
 
 
 @pytest.mark.parametrize("augment", [None, normalize()])
