@@ -15,7 +15,7 @@ help:
 	@echo "make docs       this documentation as a site in build/site; fails on a broken link"
 	@echo "make test       the fast tests; under ten minutes on 2 cores"
 	@echo "make test-ci    those that train whole runs or compile for many devices; as long again"
-	@echo "make test-slow  the slow ones, which take hours; nightly"
+	@echo "make test-slow  the slow ones, minutes each and hours together; nightly"
 	@echo "make test-flower  with Flower's processes, in an environment of their own; minutes"
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"

@@ -40,15 +40,20 @@ class Noun(NamedTuple):
     text: str
 
 
-def is_regular_expression(text: str) -> bool:
-    """Whether `re` compiles a text."""
+def pattern_error(text: str) -> str:
+    """Why a text is no regular expression, "" for one."""
     try:
         re.compile(text)
-    except re.error:
-        return False
-    return True
+    except re.error as error:
+        return str(error)
+    return ""
 
 
-Pattern = Annotated[str, Predicate(is_regular_expression), Noun("regular expression")]
+def is_pattern(text: str) -> bool:
+    """Whether a text is a regular expression."""
+    return not pattern_error(text)
+
+
+Pattern = Annotated[str, Predicate(is_pattern), Noun("regular expression")]
 
 ByRound = Count | Annotated[tuple[Count, ...], MinLen(1)]  # the last entry stays

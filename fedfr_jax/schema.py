@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Interval, MinLen
 
-from fedfr_jax.ranges import MAX, TINY, Noun
+from fedfr_jax.ranges import MAX, TINY, Noun, pattern_error
 from fedfr_jax.renamed_keys import RENAMED
 
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
@@ -188,7 +188,10 @@ def broken_rule(kind: Any, value: Any) -> str:
     try:
         _adapter(kind).validate_python(_without_arrays(value))
     except ValidationError as error:
-        for one in error.errors(include_url=False, include_input=False):
+        for one in error.errors(include_url=False):
+            if one["type"] == "predicate_failed":
+                reason = pattern_error(one["input"])
+                return f"be {in_words(kind)} ({one['input']!r}: {reason})"
             if one["type"].startswith(("greater_", "less_", "too_")):
                 return _range_rule(kind, one["ctx"], value)
         return f"be {in_words(kind)}"
@@ -366,7 +369,14 @@ def _own_noun(kind: Any) -> str:
 
 def _nouns(kind: Any) -> str:
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else [kind]
-    return " or ".join(f"{_noun(one)}s" for one in kinds)
+    return " or ".join(map(_plural, kinds))
+
+
+def _plural(kind: Any) -> str:
+    inside = get_args(kind)
+    if get_origin(kind) is tuple and inside and inside[-1] is not Ellipsis:
+        return f"lists ({', '.join(map(in_words, inside))})"
+    return f"{_noun(kind)}s"
 
 
 def _noun(kind: Any) -> str:

@@ -70,7 +70,7 @@ SIZES = {  # by the name of a source, of a TensorFlow data set or of a folder
 }
 # Keys of config.evaluation that need files.
 FILES = ("pairs", "identification", "templates", "representation")
-WEIGHTS = ("init", "weights", "init_head_from_class_means")
+WEIGHTS = ("init", "weights")
 
 
 def without_files(settings: Mapping, say=print) -> dict:

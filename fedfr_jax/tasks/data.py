@@ -268,8 +268,8 @@ def should_stream(
 ) -> int | None:
     """Bytes that streamed images may take on a device; None to have them all there.
 
-    As told, or streamed when they do not fit the devices; in a run of several processes
-    they are, each of which reads the images of its own clients.
+    As configured, or streamed when they do not fit the devices, and in a run of several
+    processes, each of which reads the images of its own clients.
 
     Args:
       parts: rows of the source, [n] each, that a run needs.

@@ -22,7 +22,7 @@ from fedfr_jax.schema import (
     kinds_of,
     naming,
 )
-from fedfr_jax.tasks.leaves import check_leaves
+from fedfr_jax.tasks.leaves import BLOCKS, check_leaves
 from fedfr_jax.tasks.local_training import build_local
 from fedfr_jax.tasks.method_algorithm import with_nested
 from fedfr_jax.tasks.methods import algorithm_of, named, refuse_other_loss
@@ -84,6 +84,7 @@ def check_loss(section: str, loss: str | Mapping, task: TaskMethods) -> None:
         else:
             check_choice("loss", chosen, (task.loss_name, *LOSSES))
             added = task.other_loss_kinds
+            check_keys("loss", settings, {**kinds_of(LOSSES[chosen]), **added})
             own = {key: settings.pop(key) for key in added if key in settings}
             check_values("loss.", own, added)
             read_output_loss({"name": chosen, **settings})
@@ -97,7 +98,7 @@ def _check_federated(section: str, options: Mapping, task: TaskMethods) -> None:
     with naming(where):
         build_local(method, loss=None)
         check_leaves("personal", method.personal)
-        check_leaves("frozen", method.frozen)
+        check_leaves("frozen", method.frozen, BLOCKS)
     build_links(f"{section}.aggregation", method.aggregation)
     if method.attack is not None:
         read_attack(section, method.attack)

@@ -1,6 +1,7 @@
 """Parameter selection by blocks, batch norms or patterns."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
@@ -10,22 +11,25 @@ from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.schema import check_settings
 from fedfr_jax.types import Model, PyTree
 
-KINDS = {"blocks": Whole, "all_but_blocks": Count, "batch_norms": bool}
+BLOCKS = {"blocks": Whole, "all_but_blocks": Count}
+KINDS = {**BLOCKS, "batch_norms": bool}
 
 
-def check_leaves(key: str, selection: str | Mapping) -> None:
+def check_leaves(
+    key: str, selection: str | Mapping, kinds: Mapping[str, Any] = KINDS
+) -> None:
     """Check a selection of leaves, but for what the model has.
 
     Args:
       key: of the method, for errors.
-      selection: a pattern, or one of the keys of KINDS with its value.
+      selection: a pattern, or one of the keys of `kinds` with its value.
     """
     if isinstance(selection, str):
         return
-    check_settings(key, selection, KINDS)
+    check_settings(key, selection, kinds)
     if len(selection) != 1:
         raise ValueError(
-            f"{key} must have exactly one key of {(*KINDS,)}, got {dict(selection)}."
+            f"{key} must have exactly one key of {(*kinds,)}, got {dict(selection)}."
         )
 
 
@@ -39,10 +43,10 @@ def leaves_of(
 
     Args:
       at: where the network's params lie below params, such as "backbone/".
-      key: the row's key, for errors.
+      key: of the method, for errors.
 
     Raises:
-      ValueError: for so many blocks.
+      ValueError: for more blocks than the model has.
     """
     if isinstance(selection, str):
         return selection
@@ -76,15 +80,6 @@ def batch_norms_at(at: str) -> Callable:
 
 
 def frozen_pattern(model: Model, selection: str | Mapping, at: str = "") -> str:
-    """Pattern of the key `frozen`: as `leaves_of`, without batch norms.
-
-    Raises:
-      ValueError: for anything else.
-    """
-    pattern = leaves_of(model, selection, at, key="frozen")
-    if not isinstance(pattern, str):
-        raise ValueError(
-            "frozen must have the key blocks or all_but_blocks or be a pattern, got "
-            f"{selection}."
-        )
-    return pattern
+    """Pattern of the key `frozen`: as `leaves_of`, without batch norms."""
+    check_leaves("frozen", selection, BLOCKS)
+    return leaves_of(model, selection, at, key="frozen")

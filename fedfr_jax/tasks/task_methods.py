@@ -14,13 +14,13 @@ from fedfr_jax.tasks.needs import NEEDS
 from fedfr_jax.types import Model
 
 # Keys of `Training` that are of faces only.
-OF_FACES = (
+FACE_ONLY_KEYS = (
     *("class_chunk_size", "class_dtype", "class_parallel", "class_sample_rate"),
     *("distill", "gate_weight", "init", "interclass_filtering_threshold"),
     "sync_batch_norm",
 )
-CENTRAL_KEYS = tuple(key for key in Training._fields if key not in OF_FACES)
-NONE = MappingProxyType({})
+CENTRAL_KEYS = tuple(key for key in Training._fields if key not in FACE_ONLY_KEYS)
+EMPTY = MappingProxyType({})
 
 
 class TaskMethods(NamedTuple):
@@ -33,11 +33,11 @@ class TaskMethods(NamedTuple):
     loss_name: str = ""  # of `loss_of` in a config, where it has others beside it
     # {"name" of LOSSES, settings} -> (model) -> loss; None: the task has one loss
     other_losses: Callable | None = None
-    other_loss_kinds: Mapping[str, Any] = NONE  # of keys that the task adds to those
-    # (the key `loss`) -> what the task reads of it; None: it is `loss_of` or another
+    other_loss_kinds: Mapping[str, Any] = EMPTY  # of keys that the task adds to those
+    # Checks the key `loss`; None: it is settings of `loss_of`, or a loss of LOSSES.
     read_loss: Callable | None = None
     # {need of an algorithm: (model, *, keys below `algorithm`) -> loss in its place}
-    losses: Mapping[str, Callable] = NONE
+    losses: Mapping[str, Callable] = EMPTY
     # {need: (loss_of, model, *, keys below `algorithm`) -> loss with a term more}
     terms: Mapping[str, Callable] = MappingProxyType(
         {"contrastive_loss": with_contrastive_loss}
@@ -45,8 +45,8 @@ class TaskMethods(NamedTuple):
     algorithm: str = "fedavg"  # unless a method names one
     # factory of an algorithm -> {key of it that the task itself reads: annotation}
     terms_of: Callable = lambda factory: {}
-    algorithm_defaults: Mapping = NONE  # of keys that an algorithm knows
-    defaults: Mapping = NONE  # of keys of a federated method
+    algorithm_defaults: Mapping = EMPTY  # of keys that an algorithm knows
+    defaults: Mapping = EMPTY  # of keys of a federated method
     keys: Collection[str] = ()  # of TASK_KEYS of a method, those that the task knows
     central_keys: Collection[str] = CENTRAL_KEYS
 

@@ -73,7 +73,7 @@ def build_trainers(methods: Mapping, context: MethodContext) -> dict[str, Traine
     """Build {method: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
-      ValueError: naming the row, for anything wrong in it.
+      ValueError: naming the method, for anything wrong in it.
     """
     return {
         name: build_trainer(name, options, context) for name, options in methods.items()
@@ -82,8 +82,8 @@ def build_trainers(methods: Mapping, context: MethodContext) -> dict[str, Traine
 
 def remake_of(methods: Mapping, context: MethodContext) -> Callable:
     """Build `Experiment.with_hyperparameters` of these methods."""
-    return lambda row, numbers: build_trainer(
-        row, with_numbers(methods[row], numbers), context
+    return lambda name, numbers: build_trainer(
+        name, with_numbers(methods[name], numbers), context
     )
 
 
@@ -175,7 +175,7 @@ def with_implementations(
     """Add variants of federated trainers, by convolution implementation.
 
     Args:
-      implementations: {implementation: {row: trainer}}.
+      implementations: {implementation: {method: trainer}}.
     """
     return {
         name: trainer

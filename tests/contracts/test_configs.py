@@ -32,7 +32,7 @@ from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.reid.public_data import PublicDataConfig
 from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 from fedfr_jax.tasks.segmentation.stages import EvaluationConfig
-from fedfr_jax.tasks.task_methods import OF_FACES
+from fedfr_jax.tasks.task_methods import FACE_ONLY_KEYS
 
 KEY = jax.random.key(0)
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -177,7 +177,7 @@ def check_method(name, options, default):
 def check_central(name, options, loss, *others):
     """A central method of another task than faces; `loss` is the task's own."""
     settings = {k: v for k, v in options.items() if k not in ("kind", *others)}
-    assert not settings.keys() & {*OF_FACES}, name
+    assert not settings.keys() & {*FACE_ONLY_KEYS}, name
     check(Training, settings, name)
     check_loss(name, options, loss)
 

@@ -1,4 +1,4 @@
-"""Small faults that the fast tests must notice, one at a time.
+"""Small faults that the tests of CI must notice, one at a time.
 
 Each is an edit of one place of the product. The lists are by room; `python -m
 tests.mutants` puts every fault into a copy of the tree and runs the tests named beside

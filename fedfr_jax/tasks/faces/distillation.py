@@ -97,16 +97,15 @@ def distill(
       model: the student.
       weight: lambda, of the distance to the teacher's embeddings.
       teacher: {"weights": a file or the work folder of a run, see `load_weights`,
-        "model": section of its network, which a work folder or a file that tells it
-        needs not}; it runs beside the student in every step, and is a constant of the
-        compiled step: of a teacher with GB of weights keep a `cache` instead, which is
-        as exact, once for every image and view.
-      cache: instead of that, or made of it when the file is missing: embeddings of all
-        images in all views, see `teacher_cache`.
+        "model": section of its network, unless the file or folder says it}. It runs
+        beside the student in every step and is a constant of the compiled step: for a
+        teacher with gigabytes of weights use a `cache`, which is as exact.
+      cache: file of the teacher's embeddings of all images in all views, which are
+        looked up instead of computed; made by the teacher when it is missing.
       teacher_input: "same" as the student, or "clean": without the mask that it sees.
       unlabeled_fraction: share of the images, drawn by their rows, that count as
       unlabeled.
-      unlabeled_source: part of a joined source whose images have no labels, in central
+      unlabeled_source: source of a `concat` whose images have no labels, in central
         training: its public people (whoever each folder is called after) are no
         classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
 
@@ -294,7 +293,7 @@ NUM_CHECKED = (
 )  # say nothing of a view's pixels
 BELONGS_TO = {
     "images": "this source's images",
-    "views": "this row's views",
+    "views": "this method's views",
     "teacher": "this teacher",
 }
 
@@ -331,7 +330,7 @@ def cached_views(settings, teacher_input: str) -> tuple[Batching, str]:
       Them as a feed, and as JSON the settings that an image's views depend on.
 
     Raises:
-      ValueError: when the row's views are not counted, or a mirror follows the masks.
+      ValueError: when the views are not counted, or a mirror follows the masks.
     """
     augments = json.loads(json.dumps(settings.augment))
     names = [entry if isinstance(entry, str) else entry["name"] for entry in augments]
@@ -423,7 +422,7 @@ def read_cache(
 
     Raises:
       ValueError: for a cache of other images, of another embedding size, whose views
-        are not those of the row, or of another teacher.
+        are not those of the method, or of another teacher.
     """
     feed, listed = views
     path = pathlib.Path(path)
@@ -481,7 +480,7 @@ def cache_embeddings(
                 f"{file}, got {opened.cache}."
             )
         with naming(f"config.{section}"):
-            embeddings = _is_valid(
+            embeddings = _cached_embeddings(
                 opened,
                 cached_views(settings, opened.teacher_input),
                 source,
@@ -500,7 +499,7 @@ def cache_embeddings(
     return task._replace(table=table)
 
 
-def _is_valid(
+def _cached_embeddings(
     distill: Distill,
     views: tuple[Batching, str],
     source: Source,

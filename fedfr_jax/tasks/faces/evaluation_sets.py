@@ -618,8 +618,10 @@ def _one_to_many(gallery_files, probe_file: pathlib.Path, ids: Templates, fpirs,
             for x in (probes, gallery)
         )
         search = (
-            *(probe_features, probes.subject_ids),
-            *(gallery_features, gallery.subject_ids),
+            probe_features,
+            probes.subject_ids,
+            gallery_features,
+            gallery.subject_ids,
         )
         tpir = pair_tpir(*search, fpirs=fpirs)
         tpir = flag_unsupported(tpir, "tpir@fpir", fpirs, mates.size)

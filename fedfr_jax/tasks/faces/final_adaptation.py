@@ -57,7 +57,6 @@ def build_face_adaptation(
       learning_rate, momentum, weight_decay: local SGD at a constant rate.
       loss: of fine-tuning, see `face_loss`; distilling uses its scale.
       weight: of the angular term; 9 is BigFace's.
-
     """
     embed = lambda variables, images: model.apply(variables, images, False)[0]
     reference = lambda teacher, client: frozen_features(embed, None, teacher, client)

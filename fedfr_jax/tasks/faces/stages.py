@@ -164,8 +164,8 @@ def plan(settings: Mapping) -> FaceConfig:
     check_training(pretraining, "pretrain", num_public, mesh)
     with naming("config.pretrain"):
         margin_rule(pretraining)
-    told = [pretraining, *(m for m in methods.values() if isinstance(m, FaceMethod))]
-    check_unlabeled([one.distill for one in told])
+    federated = [m for m in methods.values() if isinstance(m, FaceMethod)]
+    check_unlabeled([x.distill for x in (pretraining, *federated)])
     for name, method in methods.items():
         if isinstance(method, Training):
             num_rows = num_public + len(partition.train)
@@ -225,7 +225,7 @@ def check_unlabeled(distillations: Sequence) -> None:
     """Raise ValueError if clients are to train after training on unlabeled images.
 
     Args:
-      distillations: `distill` of pretraining and of all rows of clients.
+      distillations: `distill` of pretraining and of all federated methods.
     """
     distillations = [
         one._asdict() if isinstance(one, Distill) else one or {}
@@ -271,11 +271,11 @@ def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
             stages[name] = Stage(trainer, PRETRAINED)
     facts = report(parts.partition)
 
-    def remake(row, numbers):
-        options = with_numbers(parts.settings["methods"][row], numbers)
+    def remake(name, numbers):
+        options = with_numbers(parts.settings["methods"][name], numbers)
         pretrain = parts.settings["pretrain"]
         method = build_method(
-            row, options, pretrain, model, parts.partition, parts.federation, seed
+            name, options, pretrain, model, parts.partition, parts.federation, seed
         )
         return build_trainer(method, model, embed, task, parts.mesh)
 

@@ -89,7 +89,7 @@ def trainers_of(
     """Build {method: trainer} of config.methods; a central one has no data set yet.
 
     Raises:
-      ValueError: naming the row, for anything wrong in it.
+      ValueError: naming the method, for anything wrong in it.
     """
     network = with_name("reid", settings["model"])
 
@@ -166,7 +166,7 @@ def trainer_of(
     """Build the trainer of a method, by its key `kind`.
 
     Args:
-      clients, central: for federated and for central rows.
+      clients, central: for federated and for central methods.
       parts: see `Parts`.
     """
     options, section = dict(options), f"config.methods.{name}"

@@ -46,8 +46,8 @@ def mean_pixel_loss(
     """Mean loss of pixels over the valid examples, as `LocalTraining.loss`.
 
     Pixels whose number in targets["mask"] [B, H, W] is no class of the model, such as
-    `types.VOID` or -1, count for nothing; a batch without a pixel that counts has the
-    loss 0.
+    `types.IGNORE_INDEX` or -1, count for nothing; a batch without a pixel that counts
+    has the loss 0.
 
     Args:
       model: gives logits [B, H, W, M].

@@ -211,9 +211,8 @@ def build_evaluators(
         evaluation.representation, context.model, context.shapes
     )
     if representation_settings is not None:
-        features_of = context.model, evaluation_set.table, mesh, feed
         evaluators["representation"] = representation(
-            *features_of, **representation_settings
+            context.model, evaluation_set.table, mesh, feed, **representation_settings
         )
     if evaluation.num_visualized:
         colors = source.masks.class_colors

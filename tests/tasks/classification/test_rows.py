@@ -257,7 +257,7 @@ WRONG = [
         "must match a leaf.*got 'kernl'",
     ),
     ({"frozen": "fcc"}, "must match a leaf.*got 'fcc'"),
-    ({"frozen": {"batch_norms": True}}, "frozen must have the key blocks"),
+    ({"frozen": {"batch_norms": True}}, "frozen must have keys of"),
     (
         {"algorithm": {"name": "moon", "contrastive_temperature": 0.0}},
         "contrastive_temperature must be positive",
