@@ -363,7 +363,7 @@ def in_words(kind: Any) -> str:
 
 def _own_noun(kind: Any) -> str:
     """The `Noun` among the metadata of an annotation, "" without one."""
-    metadata = getattr(kind, "__metadata__", ())
+    metadata = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
     return next((x.text for x in metadata if isinstance(x, Noun)), "")
 
 

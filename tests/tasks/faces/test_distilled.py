@@ -280,7 +280,7 @@ def test_a_file_beside_a_new_cache_stays_as_it_is(tmp_path):
 def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
     often = views(probability=0.1, surface_fraction=1.0)  # the same masks, less often
     kept.read_cache(cache, faces(), linear(), often, told().teacher)
-    with pytest.raises(ValueError, match="must belong to this row's views"):
+    with pytest.raises(ValueError, match="must belong to this method's views"):
         kept.read_cache(cache, faces(), linear(), views(seed=1))
     other = d.Teacher(linear(), linear().init(jax.random.key(9)))
     with pytest.raises(
