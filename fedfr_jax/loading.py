@@ -35,7 +35,7 @@ from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.stage_folders import check_stages
-from fedfr_jax.runs.workdir import CONFIG, kept_config
+from fedfr_jax.runs.workdir import CONFIG, stored_config
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice, naming, with_tuples
 from fedfr_jax.tasks.model import with_name
@@ -114,7 +114,7 @@ def client_network(
     if not (workdir / CONFIG).is_file():
         raise ValueError(f"{workdir} must be a run directory, got no {CONFIG} in it.")
     with lock_to_read(workdir):
-        config = kept_config(workdir)
+        config = stored_config(workdir)
         with naming(workdir / CONFIG):
             settings = with_tuples(config)
             model = with_name(settings.get("task", "faces"), settings["model"])

@@ -24,7 +24,7 @@ from importlib import metadata
 import ml_collections
 
 from fedfr_jax import distributed
-from fedfr_jax.cli.flags import define, kept_text, names, new_parser, parse
+from fedfr_jax.cli.flags import config_text, define, names, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.topologies import device_kind, topology
@@ -174,7 +174,7 @@ def saving(values: argparse.Namespace) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with programs_in(folder):
         yield
-    config = json.loads(kept_text(values.config))
+    config = json.loads(config_text(values.config))
     write_stamp(folder, config, mesh.list_devices())
 
 
@@ -187,12 +187,12 @@ def without_images(config: ml_collections.ConfigDict) -> Experiment:
     return TASKS[settings["task"]]({**black, "federation": federation})
 
 
-def config_words(argv: Sequence[str]) -> list[str]:
+def config_flags(argv: Sequence[str]) -> list[str]:
     """Flags of a command that choose its config and stages.
 
-    >>> config_words(["--config", "demo", "--json=x", "--methods=a", "--config.seed=1"])
+    >>> config_flags(["--config", "demo", "--json=x", "--methods=a", "--config.seed=1"])
     ['--config=demo', '--methods=a', '--config.seed=1']
-    >>> config_words(["--workdir=runs/a", "--compile"])
+    >>> config_flags(["--workdir=runs/a", "--compile"])
     ['--workdir=runs/a']
     """
     flags = []

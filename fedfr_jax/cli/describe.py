@@ -233,10 +233,7 @@ VARIANTS = {
         },
         "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
     ),
-    "local": (
-        {"personal": "."},
-        "Clients share nothing: everything is personal.",
-    ),
+    "local": ({"personal": "."}, "Clients share nothing: everything is personal."),
 }
 FAMILIES = ("models", "encoders", "sources", "partitions", "scenarios", "algorithms")
 FAMILIES += ("aggregation", "attacks", "server_optimizers", "losses", "tasks")

@@ -6,11 +6,11 @@ import pathlib
 
 from fedfr_jax.cli.flags import (
     CONFIG_FILE,
+    config_text,
     define,
     define_data_changed,
     define_processes,
     join_processes,
-    kept_text,
     new_parser,
     parse,
     run_location,
@@ -50,7 +50,7 @@ def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
     from fedfr_jax.runs.stage_folders import check_stages
     from fedfr_jax.runs.workdir import check_config
 
-    config = json.loads(kept_text(values.config))
+    config = json.loads(config_text(values.config))
     with lock_to_read(folder):
         check_config(folder, config, but_for="evaluation")
         experiment = build(values.config)

@@ -151,7 +151,7 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     return values
 
 
-def kept_text(config: ConfigDict) -> str:
+def config_text(config: ConfigDict) -> str:
     """The config as JSON, with methods in order and absolute paths."""
     from fedfr_jax.config.build import plain  # which needs JAX
     from fedfr_jax.tasks.places import absolute, paths_in

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     parser = new_parser("fedfr plan", ABOUT)
     add_flags(parser)
     values = parse(parser, argv)
-    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_words
+    from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_flags
     from fedfr_jax.plan.report import format_programs
     from fedfr_jax.plan.topologies import num_devices
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         hard_negatives=values.assume_hard_negatives,
     )
     if values.compile:
-        flags = config_words(argv)
+        flags = config_flags(argv)
         flags += [f"--save={values.save}"] if values.save else []
         is_here = values.device == CPU
         compiled = compile_here(flags) if is_here else compile_for(values.device, flags)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from fedfr_jax.cli.flags import (
     add_switch,
+    config_text,
     define,
     define_data_changed,
-    kept_text,
     new_parser,
     parse,
     workdir,
@@ -114,7 +114,7 @@ def check_same_base(folder: pathlib.Path, config) -> None:
 
     check_contents(folder, sweep.MARK, sweep.FILE)
     folder.mkdir(parents=True, exist_ok=True)
-    path, base = folder / CONFIG_FILE, json.loads(kept_text(config))
+    path, base = folder / CONFIG_FILE, json.loads(config_text(config))
     with lock_to_write(folder, sweep.MARK, waits=True):
         if not path.exists():
             digest_json.write(path, base)
@@ -203,7 +203,7 @@ def claim_run(
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
     experiment = build(run.config)
-    text, stages = kept_text(run.config), experiment.stages
+    text, stages = config_text(run.config), experiment.stages
     check_data = data_check(experiment.task, changed)
     stack.enter_context(
         claim_on_all_processes(path, text, stages, check_data=check_data)

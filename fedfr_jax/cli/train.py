@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import fedfr_jax
 from fedfr_jax.cli.flags import (
     add_switch,
+    config_text,
     define,
     define_data_changed,
     define_processes,
     join_processes,
-    kept_text,
     names,
     new_parser,
     parse,
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
     values = parse(parser, argv)
     values.words = ["train", *argv]
     if values.print_config:
-        return print(kept_text(values.config))
+        return print(config_text(values.config))
     train(values, run_location(values, parser.prog))
 
 
@@ -159,7 +159,7 @@ def compiled(values: argparse.Namespace) -> Iterator:
     from fedfr_jax.runs.compiled_programs import check_stamp, programs_in
 
     folder = pathlib.Path(values.compiled)
-    check_stamp(folder, json.loads(kept_text(values.config)), jax.devices())
+    check_stamp(folder, json.loads(config_text(values.config)), jax.devices())
     with programs_in(folder) as count:
         yield build(values.config)
     if jax.process_index() == 0 and not values.quiet:
@@ -193,7 +193,7 @@ def train_in(
             print(hosts, flush=True)
     check_sinks(sinks)  # a config's file may have registered some
     chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
-    text = kept_text(values.config)
+    text = config_text(values.config)
     folder, copy = run.path, run.mirror and run.mirror.upload
     with (
         claim_on_all_processes(

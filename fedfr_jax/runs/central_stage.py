@@ -35,12 +35,7 @@ from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.terminal import StageSizes
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
-from fedfr_jax.types import (
-    CentralTrainer,
-    FederatedTrainer,
-    PyTree,
-    ShardedClasses,
-)
+from fedfr_jax.types import CentralTrainer, FederatedTrainer, PyTree, ShardedClasses
 
 NAMES = "class_names"
 

@@ -195,7 +195,7 @@ def digest_task(task: Task) -> Digest | None:
     return digest_of(DataUsage(source, {"train": used}))
 
 
-def keep(task: Task, folders: Collection[pathlib.Path]) -> None:
+def record(task: Task, folders: Collection[pathlib.Path]) -> None:
     """Write the digest for stages without a checkpoint, in the first process."""
     fresh = [folder for folder in folders if not is_trained(folder)]
     if fresh and meshes.is_first_process() and (now := digest_task(task)):

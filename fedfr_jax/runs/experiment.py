@@ -42,12 +42,7 @@ from fedfr_jax.runs.stage_setup import (
     start_stage,
 )
 from fedfr_jax.runs.terminal import StageSizes
-from fedfr_jax.runs.trackers import (
-    DEFAULT_LOGGING,
-    Logging,
-    open_sinks,
-    show_at_end,
-)
+from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks, show_at_end
 from fedfr_jax.runs.workdir import ElapsedTime, named_config
 from fedfr_jax.text import printable
 from fedfr_jax.types import (
@@ -231,7 +226,7 @@ def run_stages(
     ends, evaluations = {}, {}
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders)
-    data_digest.keep(experiment.task, folders)
+    data_digest.record(experiment.task, folders)
     start_stages = {stage.init_from_stage for stage in experiment.stages.values()}
     for name, stage in experiment.stages.items():
         is_central = isinstance(stage.trainer, CentralTrainer)

@@ -24,12 +24,7 @@ from fedfr_jax.federated.simulation import (
     simulate_round,
 )
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.sweep import (
-    Sweep,
-    member,
-    run_sweep_round,
-    run_sweep_rounds,
-)
+from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round, run_sweep_rounds
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
@@ -129,24 +124,14 @@ def train(
     """Train rounds first_round..num_rounds-1; return the last server."""
     store, checkpointer = outputs.store, outputs.checkpointer
     max_rounds = outputs.period.longest_call(num_rounds - first_round)
-    first_call = CompileTimer(
-        outputs.sinks,
-        sim.mesh,
-        _stage(checkpointer),
-        server,
-        store.template,
-        sim.batching.batch_size,
-        sim.clients_per_device,
-        max_rounds,
-    )
+    sizes = sim.batching.batch_size, sim.clients_per_device, max_rounds
+    program = _stage(checkpointer), server, store.template, *sizes
+    first_call = CompileTimer(outputs.sinks, sim.mesh, *program)
     for first, end in calls_of_rounds(outputs, first_round, num_rounds):
         started = time.perf_counter()
         if first == first_round:
             first_call.begin()
-        with (
-            _with_round(first, checkpointer),
-            outputs.lifecycle.timed("training"),
-        ):
+        with _with_round(first, checkpointer), outputs.lifecycle.timed("training"):
             if max_rounds == 1:
                 server, log = simulate_round(sim, server, store, first)
                 logs = [log]
@@ -158,14 +143,9 @@ def train(
         first_call.record(seconds)
         for round, outcome in enumerate(logs, first):
             timing = _round_timing(sim, outputs, outcome, seconds / len(logs))
+            last, is_end = num_rounds - 1, round == end - 1
             save_round(
-                outputs,
-                round,
-                num_rounds - 1,
-                server,
-                outcome,
-                timing,
-                is_end_of_call=round == end - 1,
+                outputs, round, last, server, outcome, timing, is_end_of_call=is_end
             )
     return server
 

@@ -65,7 +65,7 @@ def arrange(
       to_train, check_data: as of `workdir.claim`.
     """
     configured = {name: stage_config(name, stages, new) for name in stages}
-    recorded = {name: _kept_settings(workdir, name, stages, old) for name in stages}
+    recorded = {name: _recorded_settings(workdir, name, stages, old) for name in stages}
     changes = _changes(workdir, stages, recorded, configured, {*restart})
     lost, unchanged = changes.trained & changes.anew, changes.trained - changes.anew
     configs = without_places(old or {}), without_places(new)
@@ -173,7 +173,7 @@ def _other_settings(folder, key, trained, configured) -> ValueError:
     )
 
 
-def _kept_settings(workdir, name, stages, old):
+def _recorded_settings(workdir, name, stages, old):
     """Settings that a stage was trained with; None if unknown."""
     settings = read_record(workdir / name).get("settings")
     if settings is None and old is not None:

@@ -120,10 +120,7 @@ def build_stage_simulation(
 
 def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
     """Build the simulation of the final adaptation: all clients, another algorithm."""
-    canonical = {
-        "reproducible_sum": True,
-        "num_partial_sums": sim.num_partial_sums,
-    }
+    canonical = {"reproducible_sum": True, "num_partial_sums": sim.num_partial_sums}
     has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
     return build_simulation(
         on_inner(last.algorithm) if has_world else last.algorithm,

@@ -51,16 +51,17 @@ def train_members(members: Sequence[SweepMember]) -> None:
         if isinstance(stage.trainer, CentralTrainer):
             for member, variables in zip(members, ends, strict=True):
                 reuse_stages(member.experiment, member.folder, member.changed)
-                _keep_data(member, name)
+                _record_data(member, name)
                 variables[name] = _train_central(member, name)
         else:
             starts = [variables.get(stage.init_from_stage) for variables in ends]
             for member in members:
-                _keep_data(member, name)
+                _record_data(member, name)
             train_stage(members, name, starts)
     share = (time.perf_counter() - started) / len(members)
     for member in members:
-        _add_seconds(member.folder / "seconds.json", share)
+        path = member.folder / "seconds.json"
+        write_summary(path, {"seconds": read_seconds(path) + share})
 
 
 def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:
@@ -112,8 +113,8 @@ def check_program(first: Experiment) -> None:
         )
 
 
-def _keep_data(member: SweepMember, name: str) -> None:
-    data_digest.keep(member.experiment.task, [member.folder / name])
+def _record_data(member: SweepMember, name: str) -> None:
+    data_digest.record(member.experiment.task, [member.folder / name])
 
 
 def _train_central(member: SweepMember, name: str) -> PyTree:
@@ -185,26 +186,18 @@ def train_stage(
 def _open_outputs(member, name, sim, run: loop.RestoredRun, is_shown: bool):
     """Open the outputs of a member's rounds; one member shows the progress of all."""
     experiment, folder = member.experiment, member.folder / name
-    federation = experiment.federation
-    with contextlib.ExitStack() as stack:
-        logging = Logging(view="auto" if is_shown else "quiet")
-        title, rounds = f"{name}, together", federation.rounds
-        sinks = stack.enter_context(
-            open_sinks(folder, title, rounds, run.next_round, logging=logging)
-        )
+    trainer, federation = experiment.stages[name].trainer, experiment.federation
+    title, rounds, first = f"{name}, together", federation.rounds, run.next_round
+    logging = Logging(view="auto" if is_shown else "quiet")
+    with (
+        open_sinks(folder, title, rounds, first, logging=logging) as sinks,
+        open_client_log(folder, first) as clients,
+    ):
         yield loop.RunOutputs(
             run.store,
             run.checkpointer,
-            evaluators_during_training(
-                experiment, experiment.stages[name].trainer, sim
-            ),
+            evaluators_during_training(experiment, trainer, sim),
             sinks,
-            stack.enter_context(open_client_log(folder, run.next_round)),
+            clients,
             loop.intervals(federation),
         )
-
-
-def _add_seconds(path: pathlib.Path, seconds: float) -> None:
-    """Add a member's share of the time to its elapsed seconds."""
-    before = read_seconds(path)
-    write_summary(path, {"seconds": before + seconds})

@@ -111,7 +111,7 @@ def claim(
     try:
         if is_fresh:
             _empty(workdir)
-        old, new = kept_config(workdir), json.loads(config)
+        old, new = stored_config(workdir), json.loads(config)
         if stages:
             to_train = stages if to_train is None else to_train
             stage_folders.arrange(
@@ -176,7 +176,7 @@ def _empty(workdir):
             path.unlink()
 
 
-def kept_config(workdir: pathlib.Path) -> dict | None:
+def stored_config(workdir: pathlib.Path) -> dict | None:
     """Config stored in the run directory; None without one."""
     path = workdir / CONFIG
     return digest_json.read(path) if path.exists() else None
@@ -184,13 +184,13 @@ def kept_config(workdir: pathlib.Path) -> dict | None:
 
 def named_config(workdir: pathlib.Path) -> dict[str, str]:
     """{"config_sha256": digest of the stored config}; {} without one."""
-    config = kept_config(workdir)
+    config = stored_config(workdir)
     return {} if config is None else {"config_sha256": digest_json.digest_of(config)}
 
 
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
     """Raise ValueError for the first key in which the stored config differs."""
-    both = without_places(kept_config(workdir)), without_places(config)
+    both = without_places(stored_config(workdir)), without_places(config)
     difference = first_difference(*both, but_for)
     if difference:
         key, before, now = difference

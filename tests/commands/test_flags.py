@@ -420,7 +420,7 @@ def test_methods_keep_the_order_of_the_config(tmp_path):
     methods = {name: {"learning_rate": 0.1} for name in ("zeta", "alpha", "mid")}
     config = ConfigDict({"task": "faces", "methods": methods})
     assert list(plain(config)["methods"]) == ["zeta", "alpha", "mid"]
-    (tmp_path / "config.json").write_text(flags.kept_text(config))
+    (tmp_path / "config.json").write_text(flags.config_text(config))
     again = restore(tmp_path / "config.json")
     assert list(plain(again)["methods"]) == ["zeta", "alpha", "mid"]
 

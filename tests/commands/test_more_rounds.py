@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
 from fedfr_jax.runs.restore import load_models
-from fedfr_jax.runs.workdir import kept_config
+from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 
 CONFIG = '''"""Noise of five classes on three clients, who keep control variates."""
@@ -40,7 +40,7 @@ def train(*words):
 
 def trained(folder):
     """Leaves of the server's network, and lines of metrics.jsonl."""
-    experiment = build(with_tuples(kept_config(folder)))
+    experiment = build(with_tuples(stored_config(folder)))
     found = load_models(experiment, "scaffold", folder).variables
     lines = (folder / "scaffold" / "metrics.jsonl").read_text().splitlines()
     is_clock = lambda name: name == "seconds" or name.endswith("_per_second")

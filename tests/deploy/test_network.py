@@ -24,7 +24,7 @@ from fedfr_jax.runs import experiment as experiment_runs
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.restore import load_models
-from fedfr_jax.runs.workdir import kept_config
+from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.tasks.faces.distillation import DummyTeacher, distill
 from tests.deploy.conftest import MODEL, play, settings
@@ -51,7 +51,7 @@ def test_an_opened_network_is_the_one_that_is_judged(run, experiment, stage, req
 
 def test_a_loaded_model_is_the_runs_own_to_the_bit(run, server):
     """Weights, and embeddings where convolutions are computed alike."""
-    config = with_tuples(kept_config(run))
+    config = with_tuples(stored_config(run))
     config["model"] = {**config["model"], "conv_implementation": "xla"}
     found = load_models(build(config), "fedfr", run)
     variables = jax.device_get(unpack(found.variables))
@@ -189,7 +189,7 @@ def test_what_does_not_exist_is_refused(run, pretrained, own, tmp_path):
 
 def test_an_opened_run_writes_nothing_that_its_config_names(run, tmp_path, monkeypatch):
     """Not its caches, and not its teacher's run, which need not be there."""
-    config = kept_config(run)
+    config = stored_config(run)
     other = str(tmp_path / "other")
     config["pretrain"]["distill"] = {"teacher": {"weights": other}}
     config["partition"]["cache"] = str(tmp_path / "index")

@@ -19,7 +19,7 @@ from fedfr_jax.evaluation.retrieval import (
 )
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.restore import load_models
-from fedfr_jax.runs.workdir import kept_config
+from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 from fedfr_jax.types import Preprocessing
 from tests.deploy.conftest import play, settings
@@ -100,7 +100,7 @@ def retrieval(path, queries, gallery, network, recorded):
 
 def test_a_person_is_found_by_embeddings_as_the_run_evaluates_it(reid):
     path, *parts = reid
-    experiment = build(with_tuples(kept_config(path / "run")))
+    experiment = build(with_tuples(stored_config(path / "run")))
     found = load_models(experiment, "fedavg", path / "run")
     wanted = experiment.task.evaluators["generic"].evaluate(found).metrics
     network = ff.load_model(path / "run")

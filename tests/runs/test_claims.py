@@ -3,7 +3,7 @@
 import pytest
 
 from fedfr_jax.config.files import restore
-from fedfr_jax.runs.workdir import claim, claim_on_all_processes, kept_config
+from fedfr_jax.runs.workdir import claim, claim_on_all_processes, stored_config
 
 
 def test_a_folder_belongs_to_one_config_and_one_process(tmp_path):
@@ -29,14 +29,14 @@ def test_overwrite_takes_nothing_from_a_live_run(tmp_path):
             with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
                 pass
         assert rows.read_text() == "of the live run"
-        assert kept_config(tmp_path) == {"seed": 0}
+        assert stored_config(tmp_path) == {"seed": 0}
     elsewhere = tmp_path.parent / f"{tmp_path.name}-data"
     elsewhere.mkdir()
     (elsewhere / "image").write_text("not of the run")
     (tmp_path / "data").symlink_to(elsewhere)
     with claim_on_all_processes(tmp_path, '{"seed": 1}', is_fresh=True):
         assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "config.json"]
-        assert kept_config(tmp_path) == {"seed": 1}
+        assert stored_config(tmp_path) == {"seed": 1}
         with pytest.raises(ValueError, match="cannot be used by two processes"):
             claim(tmp_path, '{"seed": 1}').close()
     assert (elsewhere / "image").exists()
@@ -79,11 +79,13 @@ def test_a_flipped_bit_of_a_kept_config_is_found(tmp_path):
     claim(tmp_path, '{"seed": 0, "rate": 0.10}').close()
     path = tmp_path / "config.json"
     whole = path.read_text()
-    assert restore(path).to_dict() == kept_config(tmp_path) == {"seed": 0, "rate": 0.1}
+    assert (
+        restore(path).to_dict() == stored_config(tmp_path) == {"seed": 0, "rate": 0.1}
+    )
     path.write_text(whole.replace("0.1", "0.5"))
     says = "config.json must be undamaged .*, but: its digest is not"
     for read in (restore, lambda path: claim(tmp_path, '{"seed": 0, "rate": 0.5}')):
         with pytest.raises(ValueError, match=says):
             read(path)
     path.write_text(whole.replace("\n", " "))  # the same values
-    assert kept_config(tmp_path) == {"seed": 0, "rate": 0.1}
+    assert stored_config(tmp_path) == {"seed": 0, "rate": 0.1}

@@ -88,7 +88,7 @@ def test_a_changed_setting_leaves_the_stages_that_it_does_not_touch(
     text = changed(**change)
     workdir.claim(folder, text, STAGES).close()
     assert kept(folder) == left
-    assert workdir.kept_config(folder) == json.loads(text)
+    assert workdir.stored_config(folder) == json.loads(text)
     lost = [name for name in STAGES if name not in left]
     assert [name for name in STAGES if set_aside(folder, name)] == lost
     says = capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_a_config_that_touches_every_stage_is_another_run(change, rule, folder):
     with pytest.raises(ValueError, match=rule):
         workdir.claim(folder, changed(**change), STAGES).close()
     assert kept(folder) == list(STAGES)
-    assert workdir.kept_config(folder) == CONFIG
+    assert workdir.stored_config(folder) == CONFIG
 
 
 def test_a_correction_before_the_first_checkpoint_is_welcome(tmp_path):
@@ -315,7 +315,7 @@ def test_what_is_said_of_a_damaged_config_keeps_what_is_trained(folder, capsys):
     said = capsys.readouterr().out
     assert "taken to be" not in said  # their records say what they are
     assert kept(folder) == list(STAGES)
-    assert workdir.kept_config(folder) == CONFIG
+    assert workdir.stored_config(folder) == CONFIG
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999])

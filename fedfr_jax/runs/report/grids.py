@@ -56,8 +56,7 @@ def _open(columns, num_lines: int):
     images = next(iter(columns.values()))
     num_rows, height, width = images.shape[:3]
     figure = figures.figure(
-        SIDE * len(columns),
-        SIDE * num_rows * height / width + LEGEND * num_lines + 1,
+        SIDE * len(columns), SIDE * num_rows * height / width + LEGEND * num_lines + 1
     )
     return figure, figure.subplots(num_rows, len(columns), squeeze=False)
 
