@@ -312,20 +312,6 @@ class CallInputs(NamedTuple):
     order: jax.Array  # [n, K] int32, as of a single round
 
 
-def build_round(
-    make: Callable,
-    feed: Batching,
-    mesh: Mesh,
-    *,
-    shards: int | None = None,
-    **options,
-) -> Round:
-    """Build and compile a round: `compile_round(round_functions(...))`."""
-    return compile_round(
-        round_functions(make, feed, mesh, shards=shards, **options), mesh, shards
-    )
-
-
 def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
     """Compile the functions of a round; a `total` that is passed is donated."""
     placed = meshes.over_clients(mesh)  # explicit, or the first segment compiles alone
@@ -388,10 +374,7 @@ def round_functions(
         return jax.tree.map(lambda x: x[None], total), output
 
     run = meshes.over_client_devices(
-        mesh,
-        device,
-        (cut, whole_spec, cut, cut, kind.spec, whole_spec),
-        (cut, cut),
+        mesh, device, (cut, whole_spec, cut, cut, kind.spec, whole_spec), (cut, cut)
     )
     add_up = meshes.over_client_devices(
         mesh,

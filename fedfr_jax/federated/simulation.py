@@ -18,8 +18,9 @@ from fedfr_jax.federated.communication import count_work
 from fedfr_jax.federated.engine import (
     IS_FINITE,
     Round,
-    build_round,
+    compile_round,
     empty_prepared,
+    round_functions,
 )
 from fedfr_jax.federated.finite import (
     check_dropped,
@@ -73,14 +74,7 @@ from fedfr_jax.federated.systems.stragglers import (
 )
 from fedfr_jax.ranges import MAX, Count, Seed, Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import (
-    Algorithm,
-    Cohort,
-    Dataset,
-    Participation,
-    Prepared,
-    PyTree,
-)
+from fedfr_jax.types import Algorithm, Cohort, Dataset, Participation, Prepared, PyTree
 
 region = jax.profiler.TraceAnnotation  # names the host's work in a profile
 
@@ -285,6 +279,15 @@ def build_simulation(
         local_epochs = epochs_by_round(local_epochs)
     source = place_data(mesh, table)
     lengths = lengths_of_loops(steps_per_loop, mesh, feed, population, local_epochs)
+    functions = round_functions(
+        lambda hyper: algorithm,
+        feed,
+        mesh,
+        max_local=int(population.sizes_descending[0]),
+        kind=source,
+        shards=fixed,
+        steps_per_loop=lengths,
+    )
     return Simulation(
         algorithm=algorithm,
         batching=feed,
@@ -296,15 +299,7 @@ def build_simulation(
         clients_per_device=clients_per_device,
         seed=seed,
         num_partial_sums=fixed,
-        programs=build_round(
-            lambda hyper: algorithm,
-            feed,
-            mesh,
-            max_local=int(population.sizes_descending[0]),
-            kind=source,
-            shards=fixed,
-            steps_per_loop=lengths,
-        ),
+        programs=compile_round(functions, mesh, fixed),
         key=meshes.put_global(jax.random.key(seed), meshes.replicated(mesh)),
         stragglers=stragglers,
         hyper=(),

@@ -247,7 +247,7 @@ class StreamedData:
 
     def __init__(self, stream: Stream, mesh: Mesh):
         self.dataset, self.mesh = stream, mesh
-        self.rooms = set()  # for added examples, see `layout.capacity_for`
+        self.rooms = set()  # for added examples, see `capacity_for`
 
     def device_examples(self, table: Dataset, start: jax.Array) -> DeviceExamples:
         """A client's own rows of a segment's table, from `start` on."""

@@ -6,7 +6,7 @@ Deviations from U-Net: images keep their size by padding, a step of the decoder 
 3x3 convolution after a bilinear enlargement, and all of them have one width; logits are
 enlarged bilinearly to the size of the image.
 
-Parameters: those of the encoder under their own names (see `residual`, `mobilenet`);
+Parameters: those of the encoder under their own names (see `resnet`, `mobilenet`);
 for the i-th map of the encoder but the last,
   up<i>/conv/kernel [3, 3, C' + C, width], up<i>/bn (gn with group normalization)
   classifier/kernel [1, 1, width, M], bias [M]

@@ -11,11 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax.federated.aggregation.contract import hand_on, keep, no_state, split
-from fedfr_jax.federated.aggregation.robust import (
-    masked,
-    push_apart,
-    squared_distances,
-)
+from fedfr_jax.federated.aggregation.robust import masked, push_apart, squared_distances
 from fedfr_jax.ranges import Count
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator

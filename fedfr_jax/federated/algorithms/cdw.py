@@ -21,13 +21,7 @@ from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.types import (
-    Algorithm,
-    Client,
-    LocalTraining,
-    Model,
-    PyTree,
-)
+from fedfr_jax.types import Algorithm, Client, LocalTraining, Model, PyTree
 
 DISTANCE = "distance"
 # Weight of an example, which matters only if all distances are 0.

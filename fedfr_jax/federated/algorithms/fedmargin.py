@@ -47,13 +47,7 @@ from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import (
-    Algorithm,
-    Broadcast,
-    LocalTraining,
-    Model,
-    PyTree,
-)
+from fedfr_jax.types import Algorithm, Broadcast, LocalTraining, Model, PyTree
 
 
 class Server(NamedTuple):

@@ -19,10 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.contract import (
-    no_state,
-    with_aggregation,
-)
+from fedfr_jax.federated.aggregation.contract import no_state, with_aggregation
 from fedfr_jax.federated.aggregation.mean import wide
 from fedfr_jax.federated.privacy.accountant import (
     Accountant,

@@ -10,10 +10,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax.federated.systems.profiles import (
-    check_complete,
-    read_lines,
-)
+from fedfr_jax.federated.systems.profiles import check_complete, read_lines
 from fedfr_jax.ranges import NonNegative, Seed
 from fedfr_jax.schema import checked
 

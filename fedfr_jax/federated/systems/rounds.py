@@ -22,10 +22,7 @@ from fedfr_jax.federated.systems.asynchronous import (
     with_versions,
 )
 from fedfr_jax.federated.systems.availability import Availability
-from fedfr_jax.federated.systems.dropout import (
-    Dropout,
-    drop_clients,
-)
+from fedfr_jax.federated.systems.dropout import Dropout, drop_clients
 from fedfr_jax.federated.systems.profiles import (
     Profiles,
     Work,
