@@ -274,8 +274,7 @@ def client_view(
         position = lax.rem(step, per_epoch) * feed.batch_size + places()
         if feed.shuffle:
             epoch_key = jax.random.fold_in(shuffle_key, lax.div(step, per_epoch))
-            word = jax.random.bits(epoch_key, dtype=jnp.uint32)
-            position = permute(word, position, jnp.maximum(count, 1))
+            position = _shuffle(epoch_key, position, count)
         return augment(step, stored_at(position))
 
     def batch_at(step, positions):
@@ -311,3 +310,9 @@ def client_view(
         shared=extra.shared,
         staleness=0 if staleness is None else staleness,
     )
+
+
+def _shuffle(key: jax.Array, position: jax.Array, count: jax.Array) -> jax.Array:
+    """Indices of positions [B] in an epoch's order of `count` examples."""
+    word = jax.random.bits(key, dtype=jnp.uint32)
+    return permute(word, position, jnp.maximum(count, 1))
