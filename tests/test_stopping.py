@@ -19,6 +19,8 @@ from fedfr_jax.cli.main import main
 from fedfr_jax.cli.signals import SIGNALS, describe_interrupt, describe_resume, find_run
 from fedfr_jax.distributed import TERMINAL
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent
 BUSY = "print('begun', flush=True); threading.Event().wait()"
 

@@ -12,6 +12,8 @@ from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 
+pytestmark = pytest.mark.ci
+
 CONFIG = '''"""Noise of five classes on three clients, who keep control variates."""
 
 from fedfr_jax.configs import base

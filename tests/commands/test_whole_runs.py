@@ -19,6 +19,8 @@ import pytest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs import experiment, report
 
+pytestmark = pytest.mark.ci
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 

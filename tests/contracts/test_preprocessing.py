@@ -27,6 +27,8 @@ from fedfr_jax.tasks.segmentation import evaluator as segmentation_judge
 from fedfr_jax.types import Preprocessing, Source, TrainedModels
 from tests.data.recordio_files import write_face_set
 
+pytestmark = pytest.mark.ci
+
 SIZE = (15, 22)  # H, W of the stored pictures, which no network has
 POINTS = np.array([[7, 4], [13, 4], [10, 7], [8, 10], [12, 10]], float)
 IMAGENET = (123.675, 116.28, 103.53)

@@ -13,6 +13,8 @@ import fedfr_jax as ff
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.restore import evaluate_experiment
 
+pytestmark = pytest.mark.ci
+
 PROTECTED = []  # folders in which the hook below refuses every change
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 

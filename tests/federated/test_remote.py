@@ -24,6 +24,8 @@ from fedfr_jax.types import Participation
 from tests.contracts import test_algorithms as contract
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 SIZES, ROUNDS = (6, 9, 6, 9), 3
 DATA = contract.table().take(np.arange(sum(SIZES)))
 POPULATION = Population(np.cumsum([0, *SIZES]), np.full(len(SIZES), 3, np.int32))

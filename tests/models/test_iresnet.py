@@ -10,6 +10,8 @@ import pytest
 from fedfr_jax.models import MODELS
 from tests.models.made import count_of, images_of, model_of, variables_of
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.mark.slow
 def test_the_deepest_iresnet_is_no_longer_a_program_than_iresnet_50():

@@ -14,6 +14,8 @@ from fedfr_jax.scanned_blocks import by_block_name, split_stacks, unstack_like
 from fedfr_jax.trees import matching, num_bytes, path_name
 from tests.federated import toys
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (16, 16, 3)
 TINY = {"blocks": (4,), "widths": (8,)}
 SETTINGS = {

@@ -12,6 +12,8 @@ from fedfr_jax.federated.algorithms.personal import top_blocks
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.conv import depthwise
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (32, 32, 3)
 
 

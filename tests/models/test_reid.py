@@ -9,6 +9,8 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import fill_resnet, from_torch, to_torch
 from fedfr_jax.trees import path_name
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (24, 12, 3)
 TRUNK = {"widths": (2, 3), "blocks": (1, 2), "depth": 50, "stem": "imagenet"}
 EPSILON = 1e-5

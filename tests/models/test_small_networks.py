@@ -10,6 +10,8 @@ import pytest
 from fedfr_jax.models import MODELS
 from tests.models.made import count_of, images_of, model_of
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.mark.parametrize(
     ("name", "depth", "count"),

@@ -8,6 +8,8 @@ from fedfr_jax.runs import report
 from fedfr_jax.runs.report import curves, figures, rounds
 from tests.runs.plotted import FAR, Roc, assert_is_drawn, client_row, legend, titles
 
+pytestmark = pytest.mark.ci
+
 
 def solid(figure, axis=0):
     """Where the labeled lines of a plot are visible, [n] per line."""

@@ -17,6 +17,8 @@ from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
 from fedfr_jax.types import ImageGrid
 from tests.runs.plotted import FAR, Roc, assert_is_drawn, client_row, legend, titles
 
+pytestmark = pytest.mark.ci
+
 
 class Evaluation(NamedTuple):
     metrics: dict[str, float] = {}

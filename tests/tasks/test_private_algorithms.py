@@ -12,6 +12,8 @@ from tests.federated import toys
 from tests.tasks.test_numerics import config
 from tests.tasks.test_privacy import config_of
 
+pytestmark = pytest.mark.ci
+
 PRIVACY = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
 ROWS = {
     "fedavg": {},

@@ -11,6 +11,8 @@ from fedfr_jax.models import iresnet
 from fedfr_jax.plan.aot import stage_programs
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
+pytestmark = pytest.mark.ci
+
 DEVICES, BATCH, CLASSES, DIM = 4, 16, 40, 6  # ten classes a device
 NORMS = 7  # layers of batch normalization
 CUT = {"class_parallel": True}
