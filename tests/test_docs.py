@@ -111,6 +111,7 @@ def as_a_user_has_it(tmp_path, monkeypatch):
             del family[name]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", marked(CODE))
 def test_the_code_of_a_page_runs_from_top_to_bottom(name, as_a_user_has_it):
     names = {}

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.ci
+
 FOLDER = pathlib.Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 
@@ -53,13 +55,11 @@ def test_an_own_algorithm_trains_beside_fedavg():
     assert min(found.values()) > 0.8
 
 
-@pytest.mark.ci
 def test_personal_layers_learn_what_one_model_cannot():
     found = load("personal_layers").main(rounds=4)
     assert found["personal classifier"] > found["fedavg"] + 0.2
 
 
-@pytest.mark.ci
 def test_a_sweep_ends_in_a_scaling_law(capsys):
     best = load("scaling_law").main(widths=(2, 6, 18), rounds=4)
     assert best.coefficients.exponents[0] > 0
