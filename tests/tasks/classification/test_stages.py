@@ -455,7 +455,7 @@ WRONG_SETTINGS = [
     ({**RATE, "personal": 2}, "must be a regular expression or a mapping, got 2"),
     ({**RATE, "personal": {}}, "personal must have exactly one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
-    ({**RATE, "personal": "("}, r"must be a regular expression or a mapping, got '\('"),
+    ({**RATE, "personal": "("}, r"a regular expression or a mapping .*, got '\('"),
     ({**RATE, "init_per_client": True}, "init_per_client needs personal"),
     (
         {**RATE, "init_per_client": None},
