@@ -18,17 +18,25 @@ from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
 ABOUT = """\
 Check what a run needs, and print what to fix: Python and packages, devices, memory and
 disk, the compiler, data sets. The exit code is 1 if something has to be fixed."""
-# Extra: (module, purpose).
+# Extra of the package: (its modules, purpose).
 EXTRAS = {
-    "report": ("vl_convert", "fedfr report and fedfr serve"),
-    "plots": ("matplotlib", "plots as PNG and PDF"),
-    "tensorboard": ("tensorboardX", "TensorBoard"),
-    "export": ("onnx", "export to ONNX"),
-    "detect": ("cv2", "finding faces"),
-    "remote": ("s3fs", "runs in buckets"),
-    "search": ("faiss", "search by FAISS"),
-    "tfds": ("tensorflow_datasets", "TensorFlow Datasets"),
-    "torch": ("torch", "PyTorch checkpoints"),
+    "report": (
+        ("jinja2", "starlette", "uvicorn", "vl_convert"),
+        "fedfr report and fedfr serve",
+    ),
+    "plots": (("matplotlib",), "plots as PNG and PDF"),
+    "privacy": (("dp_accounting", "jax_privacy"), "differential privacy"),
+    "flower": (("flwr",), "real clients"),
+    "export": (("flatbuffers", "onnx", "onnxruntime"), "export to ONNX"),
+    "detect": (("cv2",), "finding faces"),
+    "remote": (("fsspec", "gcsfs", "s3fs"), "runs in buckets"),
+    "search": (("faiss",), "search by FAISS"),
+    "tfds": (("importlib_resources", "tensorflow_datasets"), "TensorFlow Datasets"),
+    "torch": (("torch",), "PyTorch checkpoints"),
+    "tensorboard": (("tensorboardX",), "TensorBoard"),
+    "wandb": (("wandb",), "Weights & Biases"),
+    "mlflow": (("mlflow",), "MLflow"),
+    "trackio": (("trackio",), "Trackio"),
 }
 CORE = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 MIN_FREE_GIB = 2  # of memory and of the disk, below which a run may not fit
@@ -101,8 +109,8 @@ def _packages() -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, (module, purpose) in EXTRAS.items():
-        if util.find_spec(module):
+    for extra, (modules, purpose) in EXTRAS.items():
+        if all(map(util.find_spec, modules)):
             yield Finding("extra", "ok", f"{extra}: {purpose}")
         else:
             fix = f"pip install 'fedfr_jax[{extra}]'"

@@ -52,10 +52,10 @@ def main(argv: list[str]) -> None:
     find = faiss_search() if values.search_backend == "faiss" else search
     gallery = read_gallery(path)
     check_network(gallery, network)
-    threshold = get_threshold(values, gallery.calibration)
+    threshold, source = get_threshold(values, gallery.calibration)
     images = load_images(values, network)
     rows, cosines = find(gallery, images.embed(network), max(values.top_k, 1))
-    print(f"threshold {threshold:.4f}, {len(gallery.names)} people")
+    print(f"threshold {threshold:.4f} ({source}), {len(gallery.names)} people")
     for name, indices, scores in zip(images.names, rows, cosines, strict=True):
         matches = [
             f"{printable(gallery.names[i])} {score:.4f}"

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     first, second = unit_length(images.embed(network))
     cosine = float(first @ second)
     is_given = values.threshold is not None
-    threshold = get_threshold(values, "" if is_given else curve_text(network.roc))
+    curve = "" if is_given else curve_text(network.roc)
+    threshold, source = get_threshold(values, curve)
     verdict = "one person" if cosine >= threshold else "two people"
-    source = "given" if is_given else f"false accept rate {values.far:g}"
     print(f"{verdict}: cosine {cosine:.4f}, threshold {threshold:.4f} ({source})")

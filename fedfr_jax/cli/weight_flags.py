@@ -35,8 +35,11 @@ def define_images(parser: Parser, description: str) -> None:
 
 def define_threshold(parser: Parser) -> None:
     """Add --far and --threshold."""
-    rate = "false accept rate, by the evaluation of the model's run"
-    parser.flag("--far", "RATE", rate, type=float, default=1e-3)
+    rate = (
+        "false accept rate, by the evaluation of the model's run (default 0.001, or "
+        "the smallest one that its pairs can measure)"
+    )
+    parser.flag("--far", "RATE", rate, type=float)
     threshold = "minimum cosine of one person, instead of --far"
     parser.flag("--threshold", "COSINE", threshold, type=float)
 
@@ -83,12 +86,12 @@ def load_images(values: argparse.Namespace, network):
     return images
 
 
-def get_threshold(values: argparse.Namespace, calibration: str) -> float:
-    """Value of --threshold, else the threshold of --far."""
+def get_threshold(values: argparse.Namespace, calibration: str) -> tuple[float, str]:
+    """(value of --threshold, else the threshold of --far; where it comes from)."""
     if values.threshold is not None:
         if not math.isfinite(values.threshold):
             raise ValueError(f"--threshold must be a number, got {values.threshold}.")
-        return values.threshold
+        return values.threshold, "given"
     from fedfr_jax.deploy.calibration import threshold
 
     return threshold(calibration, values.far)

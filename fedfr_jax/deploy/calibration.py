@@ -14,6 +14,7 @@ from fedfr_jax.json_files import parse_json
 from fedfr_jax.schema import naming
 
 CURVE = "calibration"  # key in galleries and files of weights
+DEFAULT_FAR = 1e-3
 
 
 def curve_text(roc: Callable[[], Roc | None] | None) -> str:
@@ -31,11 +32,24 @@ def parse_curve(text: str) -> Roc | None:
         return Roc(**{name: np.asarray(values, float) for name, values in fields})
 
 
-def threshold(text: str, far: float) -> float:
-    """Lowest cosine threshold whose false accept rate does not exceed `far`."""
+def threshold(text: str, far: float | None) -> tuple[float, str]:
+    """(lowest cosine threshold of a false accept rate, that rate in words).
+
+    Args:
+      far: None takes `DEFAULT_FAR`, or the smallest rate that the curve's pairs can
+        measure where that one is larger.
+    """
     curve = parse_curve(text)
     if curve is None:
         raise ValueError(
             "A model without the ROC of a run's evaluation needs --threshold."
         )
-    return threshold_at(curve, far)
+    if far is None and (smallest := curve.far[0]) > DEFAULT_FAR:
+        source = (
+            f"false accept rate {smallest:.3g}, the smallest that the "
+            f"{curve.num_negatives:g} pairs of two people in the run's evaluation can "
+            "measure"
+        )
+        return threshold_at(curve, smallest), source
+    far = DEFAULT_FAR if far is None else far
+    return threshold_at(curve, far), f"false accept rate {far:g}"

@@ -16,7 +16,7 @@ from fedfr_jax.data.partition import PARTITIONS, ClientPartition, drop_clients
 from fedfr_jax.data.partition.client_partition import hold_out_by_name
 from fedfr_jax.data.partition.identity_assignment import IdentityNames
 from fedfr_jax.data.preprocessing import VECTORS
-from fedfr_jax.data.sources import SOURCES, names_from
+from fedfr_jax.data.sources import SOURCES, check_exists, names_from
 from fedfr_jax.data.stream import Stream, fits_devices, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
@@ -37,6 +37,7 @@ from fedfr_jax.types import (
 
 def open_data(settings: Mapping) -> Source:
     """Open the config's data source; errors of its files name them."""
+    check_exists("config.data", settings)
     source = choose("data", SOURCES, settings)
     location = settings.get("path", settings.get("data_dir", "config.data"))
 

@@ -1,13 +1,17 @@
 """Commands beside training: doctor, completion, demo; a config shown or repeated."""
 
 import json
+import pathlib
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
 from fedfr_jax.cli import completion, doctor, train
 from fedfr_jax.cli.main import COMMANDS, main
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_doctor_says_what_there_is_and_what_to_fix(capsys, monkeypatch):
@@ -19,7 +23,12 @@ def test_doctor_says_what_there_is_and_what_to_fix(capsys, monkeypatch):
     for name in ("python", "packages", "devices", "memory", "compiler", "disk"):
         assert by_name[name]["state"] == "ok", by_name[name]
     assert by_name["data sets"]["fix"].startswith("Set FEDFR_DATA")
-    assert "pip install 'fedfr_jax[report]'" in {row["fix"] for row in found}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    of_users = {name: len(extras[name]) for name in extras.keys() - {"docs", "test"}}
+    assert {name: len(x[0]) for name, x in doctor.EXTRAS.items()} == of_users
+    fixes = {row["fix"] for row in found}
+    assert {f"pip install 'fedfr_jax[{name}]'" for name in of_users} <= fixes
 
 
 def test_doctor_ends_with_1_where_something_must_be_fixed(capsys, monkeypatch):

@@ -80,7 +80,14 @@ def test_a_picture_is_its_own_person_and_a_gallery_names_him(
     assert main(["verify", f"--weights={network}", "--far=0.1", *same]) == 0
     says = capsys.readouterr().out
     assert "as in training, pictures are stretched to 12 x 12 pixels" in says
-    assert "one person: cosine 1.0000" in says
+    assert "one person: cosine 1.0000" in says and "(false accept rate 0.1)" in says
+    assert main(["verify", f"--weights={network}", *same]) == 0
+    smallest = (
+        "the smallest that the 360 pairs of two people"  # 5 people, 6 images each
+    )
+    assert f"(false accept rate 0.00278, {smallest}" in capsys.readouterr().out
+    assert main(["verify", f"--weights={network}", "--far=0.001", *same]) == 2
+    assert "FAR must be at least" in capsys.readouterr().err
     gallery = tmp_path / "gallery.npz"
     flags = [f"--weights={network}", f"--gallery={gallery}"]
     assert main(["enroll", *flags, str(people)]) == 0

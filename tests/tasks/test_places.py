@@ -80,6 +80,6 @@ def test_the_place_of_the_data_alone_is_no_part_of_what_a_run_is():
 def test_the_home_folder_is_known_to_sources(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(
-        ValueError, match=f"{pathlib.Path(tmp_path)}/none must be a dir"
+        ValueError, match=f"{pathlib.Path(tmp_path)}/none, which does not"
     ):
         ff.open_source("folder", path="~/none", image_size=4)

@@ -54,6 +54,7 @@ from fedfr_jax.types import Source
 
 __all__ = [
     "SOURCES",
+    "check_exists",
     "inspect",
     "keep_identities",
     "keep_rows",
@@ -144,4 +145,33 @@ def open_source(name: str, **settings) -> Source:
             path = settings[key]
             kind = type(path) if isinstance(path, str) else str
             settings[key] = kind(os.path.expanduser(path))
+    check_exists(f"source {name}", {"name": name, **settings})
     return call_at(f"source {name}", SOURCES[name], settings)
+
+
+def check_exists(where: str, settings: Mapping) -> None:
+    """Raise ValueError if the folder or file that a source reads does not exist.
+
+    Args:
+      settings: of the source, with its name; other mistakes in them are found when it
+        is opened.
+    """
+    if settings.get("name") not in SOURCES:
+        return
+    parameters = signatures.signature(SOURCES[settings["name"]]).parameters
+    for key in ("path", "data_dir"):
+        is_needed = (
+            key in parameters and parameters[key].default is parameters[key].empty
+        )
+        path = settings.get(key)
+        if (
+            is_needed
+            and isinstance(path, str | os.PathLike)
+            and not os.path.exists(path)
+        ):
+            folder = os.environ.get("FEDFR_DATA")
+            raise ValueError(
+                f"{where}.{key} must exist, got {path}, which does not. The library's "
+                "own configs look below the folder FEDFR_DATA, now "
+                f"{folder or '../shared/data, as it is not set'}."
+            )

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.data.sources import SOURCES, check_exists
 from fedfr_jax.data.sources.decoding import check_landmarks
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.data.sources.listed_images import listed_images
@@ -327,6 +327,7 @@ def _open(settings: Mapping, image_shape, key: str) -> Source:
     if settings.get("name") in SOURCES:
         parameters = inspect.signature(SOURCES[settings["name"]]).parameters
         settings = {**{k: v for k, v in size.items() if k in parameters}, **settings}
+    check_exists(f"config.{PAIRS_SECTION}.{key}", settings)
     with naming(f"config.{PAIRS_SECTION}"):
         source = choose(f"{PAIRS_SECTION}.{key}", SOURCES, settings)
     if source.pairs is None or not len(source.pairs.is_same):

@@ -36,7 +36,7 @@ def broken(release, tmp_path_factory):
         ),
         (
             {"pairs": {"source": {"name": "orl", "data_dir": "none"}}},
-            "config.evaluation.pairs.source: none must be a directory",
+            "config.evaluation.pairs.source.data_dir must exist, got none",
         ),
         (
             {"pairs": {"source": {"name": "pairs"}}},
