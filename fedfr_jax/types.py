@@ -373,12 +373,6 @@ class Prepared(NamedTuple):
     num_added: jax.Array  # [K] int32 number of these without padding
 
 
-class Broadcast(NamedTuple):
-    """A value of `Prepared.shared` that a real server would send to clients."""
-
-    value: PyTree
-
-
 class LocalTraining(NamedTuple):
     """Local training of a client, independent of the algorithm.
 
@@ -518,6 +512,7 @@ class Aggregator(NamedTuple):
     # Clients of a cohort -> how many may be malicious; None: no guarantee
     max_malicious: Callable[[int], int] | None = None
     compress: Callable[[Message], Message] | None = None  # None: not compressed
+    has_plain_mean: bool = False  # of a chain: links that change the sum may be added
 
 
 class RoundResult(NamedTuple):
@@ -562,6 +557,9 @@ class Algorithm(NamedTuple):
     needs: tuple[str, ...] = ()
     # (server, context) -> `Prepared`; also traced for its shapes before the first round
     prepare: Callable[[PyTree, RoundContext], Prepared] | None = None
+    # Whether each client can compute its part of `prepare` itself, of its own and of
+    # public examples: it sends nothing for it
+    prepare_is_local: bool = False
     # (server after the round, result) -> {name: [K]}, metrics of the cohort as a whole
     cohort_metrics: Callable[[PyTree, RoundResult], PyTree] | None = None
     # (epochs of the shortest round) raises ValueError when they are too few.

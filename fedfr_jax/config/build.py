@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.data.stream import example_shape
+from fedfr_jax.federated.privacy.mechanism import check_prepare
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
@@ -152,10 +153,11 @@ def _check_rounds(
 def _check_privacy(name: str, experiment: Experiment) -> None:
     """Raise ValueError for a private method whose clients send more than is covered.
 
-    Data that the server computes from values cannot be traced: the round checks them.
+    A round that cannot be traced, as its `prepare` needs values, is checked as it runs.
     """
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, FederatedTrainer) and trainer.algorithm.privacy is not None:
+        check_prepare(trainer.algorithm)
         with contextlib.suppress(jax.errors.JAXTypeError):
             disclose_stage(experiment, name)
 

@@ -1,12 +1,12 @@
 """Communication cost per client and round.
 
 An algorithm's `client_update` is traced on shapes. A leaf of the server's state, or of
-a `Broadcast`, is sent down if the client computes with it; a client sends up `update`,
-`sums` and `per_client`, and an array in several places once. For an update that links
-compress it is the size of the message, see `types.Message`, rounded up to bytes.
-Scalars such as weights are not counted, nor is what clients send for a `prepare`:
-FedDANE's gradients, which are one model more. Nor are examples that a `prepare` adds:
-they are of a public set that every client has, as in FedFR.
+what it prepares, is sent down if the client computes with it; a client sends up
+`update`, `sums` and `per_client`, an array in several places once, and what `prepare`
+takes of it in every round, see `preparation`. For an update that links compress it is
+the size of the message, see `types.Message`, rounded up to bytes. Scalars such as
+weights are not counted, nor are examples that a local `prepare` adds: they are of a
+public set that every client has, as in FedFR.
 """
 
 import math
@@ -22,15 +22,18 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation.contract import split, state_at_client
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.preparation import (
+    PreparedTraffic,
+    prepared_traffic,
+    trace_prepare,
+)
 from fedfr_jax.federated.privacy.mechanism import check_covered
-from fedfr_jax.federated.programs import extra_shapes
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.profiles import Work
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.flops import program_flops
 from fedfr_jax.types import (
     Algorithm,
-    Broadcast,
     ClientOutput,
     Cohort,
     Dataset,
@@ -54,6 +57,7 @@ class ClientTrace(NamedTuple):
     output: ClientOutput
     summary: Summary | None  # of its update, None where the algorithm sums none
     received: tuple  # of (name, shape): what it reads of the server's arrays
+    prepared: PreparedTraffic  # sent and received for the algorithm's `prepare`
     communication: Communication
     program: Jaxpr
 
@@ -90,17 +94,25 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
 def _trace(sim, server, row) -> ClientTrace | None:
     """Run `trace_client` for a simulation; None if `prepare` cannot be traced."""
     server = trees.shapes(plain_server(server))
-    extra = _extra(sim, server)
-    if extra is None:
-        return None
+    algorithm = sim.inner_algorithm or sim.algorithm
+    cohort = Cohort(np.arange(sim.num_places, dtype=np.int32), 0)
+    extra, context = empty_prepared(sim.num_places), sim.context(cohort)
+    if algorithm.prepare:
+        if sim.data.is_streamed:
+            return None
+        try:
+            extra = trace_prepare(algorithm.prepare, server, context).extra
+        except jax.errors.JAXTypeError:
+            return None
     return trace_client(
-        sim.inner_algorithm or sim.algorithm,
+        algorithm,
         sim.batching,
         int(sim.largest[0]),
         server,
         row,
         extra,
         _table(sim),
+        prepared_traffic(algorithm, server, context),
     )
 
 
@@ -112,6 +124,7 @@ def trace_client(
     row: PyTree,
     extra: Prepared,
     table: Dataset,
+    prepared: PreparedTraffic = PreparedTraffic(),  # noqa: B008 (a constant)
 ) -> ClientTrace:
     """Trace a client's round.
 
@@ -119,6 +132,7 @@ def trace_client(
       max_local: examples of the largest client.
       server, row, extra: arrays or shapes; `row` is of one client.
       table: examples [T, ...], whose number does not matter.
+      prepared: traffic of the algorithm's `prepare`.
     """
 
     def first_row(x):
@@ -142,21 +156,23 @@ def trace_client(
 
     trace = jax.make_jaxpr(client, return_shape=True)
     program, (sent, output, summary) = trace(states, jax.tree.map(first_row, table))
-    check_covered(algorithm, output, extra.shared)
+    check_covered(algorithm, output)
     used = {id(x) for step in program.jaxpr.eqns for x in step.invars}
-    parts = [{"server": states[0]}]  # in the order of the arguments
-    if isinstance(extra.shared, Broadcast):
-        parts.append({"broadcast": states[1].value})
+    parts = [{"server": states[0]}, {"prepared": states[1]}]  # as the arguments
     named = jax.tree_util.tree_leaves_with_path(parts)
-    pairs = zip(named, program.jaxpr.invars, strict=False)
-    read = [leaf for leaf, variable in pairs if id(variable) in used]
+    num_shared = len(jax.tree.leaves(states[1]))
+    is_sent = [True] * (len(named) - num_shared)
+    is_sent += prepared.is_received or (False,) * num_shared
+    triples = zip(named, program.jaxpr.invars, is_sent, strict=False)
+    read = [leaf for leaf, variable, sent in triples if sent and id(variable) in used]
     received = tuple((trees.path_name(path[1:]), x) for path, x in read)
     number = len(jax.tree.leaves(sent))
     up = {id(x): x.aval for x in program.jaxpr.outvars[:number]}  # each goes once
     size = _bytes(up.values()) - _saved_bytes(algorithm, output.update)
+    size += _bytes([x for _, x in prepared.sent])
     down = _bytes([x for _, x in received])
     return ClientTrace(
-        output, summary, received, Communication(size, down), program.jaxpr
+        output, summary, received, prepared, Communication(size, down), program.jaxpr
     )
 
 
@@ -178,17 +194,6 @@ def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
     sizes = tuple(x.size for x in change)
     plain = Message(sizes, tuple(8 * x.dtype.itemsize for x in change))
     return _bytes(change) - -(-algorithm.aggregator.compress(plain).num_bits // 8)
-
-
-def _extra(sim: Simulation, server: PyTree) -> Prepared | None:
-    """`Prepared` as shapes; None if `prepare` cannot be traced."""
-    algorithm = sim.inner_algorithm or sim.algorithm
-    if not algorithm.prepare:
-        return empty_prepared(sim.num_places)
-    if sim.data.is_streamed:
-        return None
-    cohort = Cohort(np.arange(sim.num_places, dtype=np.int32), 0)
-    return extra_shapes(algorithm.prepare, server, sim.context(cohort))
 
 
 def _table(sim: Simulation) -> Dataset:

@@ -553,7 +553,7 @@ def train_client(
     update_key = jax.random.fold_in(round_key, 0)
     with jax.named_scope("train"):
         output = algorithm.client_update(update_key, server, personal, client)
-    check_covered(algorithm, output, client.shared)
+    check_covered(algorithm, output)
     aggregator = algorithm.aggregator or weighted_mean()
     with jax.named_scope("aggregate"):
         summary, link_metrics = aggregator.summarize(

@@ -31,7 +31,7 @@ from fedfr_jax.federated.finite import (
 )
 from fedfr_jax.federated.model_parallel import row_placement
 from fedfr_jax.federated.privacy.accountant import check_round
-from fedfr_jax.federated.privacy.mechanism import accountant_of
+from fedfr_jax.federated.privacy.mechanism import accountant_of, check_prepare
 from fedfr_jax.federated.programs import (
     check_memory,
     check_memory_on_call,
@@ -270,6 +270,7 @@ def build_simulation(
     check_sampling(sampling, num_clients, cohort_size)
     check_systems(systems, num_clients, cohort_size)
     check_together(systems, stragglers, sampling, algorithm)
+    check_prepare(algorithm)
     algorithm.check_cohort(num_trained(stragglers, cohort_size))
     places = sampling.max_cohort(num_clients, systems.num_asked(cohort_size))
     population = population._replace(sizes_descending=population.largest(places))

@@ -24,5 +24,5 @@ def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
     shapes = round_shapes(experiment, trainer, batching, start, examples)
     largest = int(population.sizes(np.arange(population.num_clients)).max())
     inputs = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
-    trace = trace_client(trainer.algorithm, batching, largest, *inputs)
+    trace = trace_client(trainer.algorithm, batching, largest, *inputs, shapes.traffic)
     return disclose(trainer.algorithm, trace, shapes.row)

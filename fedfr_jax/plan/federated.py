@@ -5,7 +5,7 @@ for the mean client of every round. All lanes of a device train such clients.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,11 @@ from fedfr_jax.federated.client import (
     num_columns,
 )
 from fedfr_jax.federated.engine import empty_prepared, train_client
+from fedfr_jax.federated.preparation import (
+    PreparedTraffic,
+    prepared_traffic,
+    trace_prepare,
+)
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.federated.settings import build_sampling
@@ -59,6 +64,7 @@ class RoundShapes(NamedTuple):
     table: Dataset
     key: jax.ShapeDtypeStruct
     prepared: ProgramCost | None  # of the algorithm's `prepare`
+    traffic: PreparedTraffic  # of it
 
 
 def federated_needs(
@@ -254,16 +260,17 @@ def round_shapes(
     table = on_mesh(mesh, examples)
     server = placed(server, model_parallel.placement(mesh, server))
     cohort = max_cohort(experiment)
+    context = RoundContext(
+        dataset=table,
+        population=experiment.task.population,
+        cohort=Cohort(np.arange(cohort), 0),
+        batching=batching,
+        mesh=mesh,
+    )
     extra, prepared = empty_prepared(cohort), None
     if algorithm.prepare:
-        context = RoundContext(
-            dataset=table,
-            population=experiment.task.population,
-            cohort=Cohort(np.arange(cohort), 0),
-            batching=batching,
-            mesh=mesh,
-        )
-        extra, prepared = preparation(algorithm.prepare, server, context)
+        extra, program, _ = trace_prepare(algorithm.prepare, server, context)
+        prepared = program_cost(program, num_devices=meshes.device_grid(mesh)[0])
     return RoundShapes(
         server=server,
         row=row,
@@ -271,21 +278,8 @@ def round_shapes(
         table=table,
         key=on_mesh(mesh, jax.eval_shape(jax.random.key, 0)),
         prepared=prepared,
+        traffic=prepared_traffic(algorithm, server, context),
     )
-
-
-def preparation(
-    prepare: Callable, server: PyTree, context: RoundContext
-) -> tuple[Prepared, ProgramCost]:
-    """(results of the algorithm's `prepare` as shapes, their cost)."""
-
-    def prepare_arrays(server, dataset):
-        return prepare(server, context._replace(dataset=dataset))
-
-    program, extra = jax.make_jaxpr(prepare_arrays, return_shape=True)(
-        trees.shapes(server), trees.shapes(context.dataset)
-    )
-    return extra, program_cost(program, num_devices=meshes.device_grid(context.mesh)[0])
 
 
 def client_program(

@@ -1,13 +1,21 @@
 """What leaves a client, as a run says it: never a personal leaf."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.exact_sum import quantize
+from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.communication import trace_client
 from fedfr_jax.federated.disclosure import disclose, format_disclosure
 from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
+from fedfr_jax.mesh import make_mesh
+from fedfr_jax.types import Cohort, RoundContext
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 
@@ -19,25 +27,38 @@ def found_of(name, around=lambda algorithm: algorithm):
     algorithm = around(MEMBERS[name].build())
     server = jax.eval_shape(algorithm.init, MEMBERS[name].variables)
     row = jax.eval_shape(algorithm.init_personal, jax.random.key(0), server)
-    given = server, row, empty_prepared(3), contracts.table()
-    trace = trace_client(algorithm, Batching(4), max(contracts.SIZES), *given)
+    extra, context = empty_prepared(3), context_of(Batching(4))
+    if algorithm.prepare:
+        extra = trace_prepare(algorithm.prepare, server, context).extra
+    trace = trace_client(
+        *(algorithm, Batching(4), max(contracts.SIZES), server, row, extra),
+        *(contracts.table(), prepared_traffic(algorithm, server, context)),
+    )
     return disclose(algorithm, trace, row)
+
+
+def context_of(batching):
+    """What `prepare` gets for the contract's first three clients."""
+    offsets = np.cumsum([0, *contracts.SIZES])
+    population = Population(offsets, np.full(len(contracts.SIZES), 3, np.int32))
+    cohort = Cohort(np.arange(3, dtype=np.int32), 0)
+    return RoundContext(contracts.table(), population, cohort, batching, make_mesh(1))
 
 
 def names(arrays):
     return [x.name for x in arrays]
 
 
-KEEPING = [x for x in contracts.KEEPING if not MEMBERS[x].build().prepare]
-SOME = {(f"personal {x}",) for x in ("fedavg", "fedfr", "fedrep", "scaffold", "ifca")}
+SOME = {(f"personal {x}",) for x in ("fedavg", "fedfr", "fedrep", "mime", "ifca")}
 
 
-@pytest.mark.parametrize("name", toys.others_are_slow(SOME, KEEPING))
+@pytest.mark.parametrize("name", toys.others_are_slow(SOME, contracts.KEEPING))
 def test_a_personal_leaf_never_appears_in_what_is_sent_or_received(name):
     found = found_of(name)
     leaf = "head" if name == "personal fedfr" else "bias"
     assert any(leaf in x for x in names(found.kept))
     moved = names(found.summed) + names(found.per_client) + names(found.received)
+    moved += names(found.prepared) + names(found.prepared_first)
     assert any("body" in x for x in moved)
     assert not [x for x in moved if leaf in x]
     assert leaf not in format_disclosure(name, found).partition("stays with")[0]
@@ -60,9 +81,100 @@ def test_who_sees_what_follows_from_the_aggregation():
     assert {"loss", "steps"} <= {*mean.metrics}
 
 
-def test_what_privacy_covers_is_said():
+def private(algorithm, **settings):
+    """The algorithm with privacy for the contract's cohort."""
     numbers = {"clip_norm": 0.5, "noise_multiplier": 1.1, "cohort_size": 3}
-    made = lambda algorithm: ff.private(algorithm, **numbers, delta=1e-3)
-    text = format_disclosure("private", found_of("fedavg", made))
+    return ff.private(algorithm, **numbers, delta=1e-3, **settings)
+
+
+def test_what_privacy_covers_is_said():
+    found = found_of("fedavg", private)
+    text = format_disclosure("private", found)
     assert "covers all that is summed, clipped to 0.5" in text and "1.1" in text
     assert "covers nothing" in format_disclosure("plain", found_of("fedavg"))
+    follow = lambda x: private(x, clip_quantile=0.5, clip_count_std=2.0)
+    follows = found_of("fedavg", follow)
+    (bit,) = {*names(follows.summed)} - {*names(found.summed)}
+    assert bit.startswith("links") and follows.summed[-1].shape == ()
+    assert "quantile 0.5" in format_disclosure("follows", follows)
+
+
+def test_what_clients_send_before_a_round_is_disclosed():
+    """One gradient for each round of Mime and FedDANE, FedMargin's first prototypes."""
+    change = {x.name: x.shape for x in found_of("fedavg").summed}
+    for name in ("feddane", "mime"):
+        found = found_of(name)
+        gradient = {
+            x.name.replace("prepare/shared", "update/params"): x.shape
+            for x in found.prepared
+        }
+        assert gradient and gradient.items() <= change.items()
+        assert not found.prepared_first
+        assert {f"prepared/{x.removeprefix('update/params/')}" for x in gradient} <= {
+            *names(found.received)
+        }
+        assert "what each client sends for what it" in format_disclosure(name, found)
+    margin = found_of("fedmargin")
+    assert [x.shape for x in margin.prepared_first] == [(3, 4), (3,)]
+    assert not margin.prepared and "the first round only" in format_disclosure(
+        "", margin
+    )
+    public = found_of("kd")  # images that everybody has
+    assert not public.prepared and not public.prepared_first
+    assert not [x for x in names(public.received) if x.startswith("prepared")]
+
+
+def own_prepare(server, context):
+    """A stranger's: an image of the clients, one of their number, one of nobody's."""
+    images = context.dataset.images
+    first, zeros = jax.jit(lambda x: (x[0], jnp.zeros(x.shape[1:])))(images)
+    shared = {"first": first, "zeros": zeros, "model": server.variables["params"]}
+    return empty_prepared(len(context.cohort.ids))._replace(shared=shared)
+
+
+def reading(algorithm):
+    """An algorithm whose clients read what `own_prepare` made."""
+
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server, personal, client)
+        read = client.shared["first"].sum() + client.shared["zeros"].sum()
+        return output._replace(metrics={**output.metrics, "read": read})
+
+    return algorithm._replace(prepare=own_prepare, client_update=client_update)
+
+
+def test_an_own_prepare_is_taken_as_what_it_computes():
+    found = found_of("fedavg", reading)
+    assert names(found.prepared) == ["prepare/shared/first"]
+    received = [x for x in names(found.received) if x.startswith("prepared")]
+    assert received == ["prepared/first"]
+    plain = found_of("fedavg").communication
+    assert np.subtract(found.communication, plain).tolist() == [24, 24]
+
+
+def test_quantize_is_recommended_where_it_is_taken():
+    """As of all that the contract has: by adding it and tracing a client."""
+
+    def taken(algorithm):
+        return with_aggregation(algorithm, quantize())
+
+    advised = {}
+    for name in ("fedavg", "scaffold", "qfedavg", "fedmargin", "ifca", "feddane"):
+        advised[name] = "`quantize`" in format_disclosure(name, found_of(name))
+        try:
+            is_taken = found_of(name, taken).is_exact
+        except ValueError:
+            is_taken = False
+        assert advised[name] == is_taken, name
+    assert advised["fedavg"] and not advised["fedmargin"]
+    for name, is_advised in {
+        "linked clip_by_global_norm": True,
+        "linked stochastic_quantize": True,
+        "linked top_k": False,
+        "linked random_k": False,
+        "linked quantize": False,
+        "finch": False,
+    }.items():
+        text = format_disclosure(name, found_of(name))
+        assert ("`quantize`" in text) == is_advised, name
+    assert "`quantize`" not in format_disclosure("", found_of("fedavg", private))

@@ -93,7 +93,9 @@ CASES = {
     ),
     "fedmargin": ({"model": NETWORK}, (MODEL + PROTOTYPES, MODEL + PROTOTYPES)),
     "mimelite": ({}, (MODEL + PARAMS, MODEL + PARAMS)),
-    "mime": ({}, (MODEL + PARAMS, MODEL + 2 * PARAMS)),
+    # Before a round, the gradient of all examples; before the first, prototypes.
+    "mime": ({}, (MODEL + 2 * PARAMS, MODEL + 2 * PARAMS)),
+    "feddane": ({"mu": 0.1}, (MODEL + PARAMS, MODEL + PARAMS)),
 }
 
 

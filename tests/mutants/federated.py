@@ -21,7 +21,7 @@ MUTANTS = [
     Mutants(
         "fedfr_jax/federated/communication.py",
         "tasks/test_private_algorithms.py",
-        [("    check_covered(algorithm, output, extra.shared)\n", "")],
+        [("    check_covered(algorithm, output)\n", "")],
     ),
     Mutants(
         "fedfr_jax/federated/sweep.py",
@@ -573,7 +573,8 @@ MUTANTS = [
             ("{id(x): x.aval for", "{object(): x.aval for"),
             ("for x in leaves if x.ndim]", "for x in leaves]"),
             ("if id(variable) in used]", "]"),
-            ("if isinstance(extra.shared, Broadcast):", "if False:"),
+            ("[True] * (len(named) - num_shared)", "[True] * len(named)"),
+            ("    size += _bytes([x for _, x in prepared.sent])\n", ""),
             ("up.values()) - _saved_bytes(", "up.values()) - 0 * _saved_bytes("),
         ],
     ),

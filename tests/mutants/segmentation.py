@@ -139,7 +139,7 @@ MUTANTS = [
         FEDMARGIN,
         [
             ("measure_fn(new, old)", "measure_fn(old, old)"),
-            ("_like(new, client.shared.value)", "old"),
+            ("_like(new, client.shared)", "old"),
             ("context.cohort.round == 0", "True"),
             ("new.mean * new.count[:, None]", "new.mean"),
         ],

@@ -122,6 +122,7 @@ def chain(*links: Aggregator) -> Aggregator:
         init_personal=init_personal if any(x.init_personal for x in links) else None,
         max_malicious=_smallest_bound([link.max_malicious for link in links]),
         compress=compress if any(link.compress for link in links) else None,
+        has_plain_mean=any(x.role == MEAN or x.has_plain_mean for x in links),
     )
 
 

@@ -45,7 +45,7 @@ def feddane(
             return gradient(variables, batch, key)
 
         client_gradient = over_examples(batch_gradient, client)
-        correction = jax.tree.map(jnp.subtract, client.shared.value, client_gradient)
+        correction = jax.tree.map(jnp.subtract, client.shared, client_gradient)
         anchor = variables["params"]
         return fit(key, variables, client, anchor=anchor, correction=correction)
 

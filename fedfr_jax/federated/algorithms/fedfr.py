@@ -61,7 +61,8 @@ def fedfr(
       reference_features: (global backbone variables, the client's previous ones,
         client) -> what the loss gets as `reference`, made once before the client
         trains; None gives it None.
-      prepare: see `Algorithm`, or None.
+      prepare: see `Algorithm`, or None: of public examples and, for each client, of its
+        own alone, as by `prepare_features`.
       public_classes_update: average (the paper) or frozen (the official code).
       initial_previous_model: key -> backbone variables a client starts from as its
         previous one; None takes the global backbone.
@@ -118,6 +119,7 @@ def fedfr(
         server_update=server_update,
         personalize=personalize,
         prepare=prepare,
+        prepare_is_local=prepare is not None,
         needs=("identities",),
     )
 

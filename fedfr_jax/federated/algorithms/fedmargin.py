@@ -47,7 +47,7 @@ from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, Broadcast, LocalTraining, Model, PyTree
+from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
 
 
 class Server(NamedTuple):
@@ -103,15 +103,14 @@ def fedmargin(
             inputs = context.dataset, context.population, context.cohort
             first = prototypes.prototype_of_class(*run(server.variables, *inputs))
             aggregate = _like(aggregate, first)
-        sent = Broadcast(aggregate)
-        return empty_prepared(len(context.cohort.ids))._replace(shared=sent)
+        return empty_prepared(len(context.cohort.ids))._replace(shared=aggregate)
 
     def client_update(key, server, personal, client):
         old = prototypes.client_prototypes(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
         new = prototypes.client_prototypes(values, end, client)
         lpm = measure_fn(new, old)
-        apm = measure_fn(new, _like(new, client.shared.value))
+        apm = measure_fn(new, _like(new, client.shared))
         counts = weight(client).astype(lpm.dtype)
         weights = counted_by(counts, logs_of(lpm, apm))
         metrics = {**metrics, "lpm": lpm, "apm": apm}

@@ -155,5 +155,6 @@ def finch(
         personalize=personalize,
         global_model=mean_model,
         prepare=prepare,
+        prepare_is_local=True,
         cohort_metrics=report,
     )

@@ -52,5 +52,8 @@ def with_host_batches(algorithm: Algorithm, order: Callable) -> Algorithm:
         return algorithm.server_update(server, result)
 
     return algorithm._replace(
-        prepare=prepare, client_update=client_update, server_update=server_update
+        prepare=prepare,
+        prepare_is_local=algorithm.prepare is None or algorithm.prepare_is_local,
+        client_update=client_update,
+        server_update=server_update,
     )

@@ -167,5 +167,6 @@ def kd(
         client_update=client_update,
         server_update=server_update,
         prepare=prepare,
+        prepare_is_local=True,
         needs=() if train_mode else ("equal_features",),
     )

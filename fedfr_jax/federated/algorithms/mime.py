@@ -113,7 +113,7 @@ def mime(
     train = build_local_training(with_correction(minus_anchor(local)))
 
     def push(key, server, client):
-        mean, start = client.shared.value, server.variables
+        mean, start = client.shared, server.variables
         add = lambda g, m: g + server_momentum * m.astype(g.dtype)
         correction = jax.tree.map(add, mean, server.momentum)
         fixed = {"correction": correction, "anchor": start["params"]}

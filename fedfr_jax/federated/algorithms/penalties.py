@@ -17,7 +17,6 @@ from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.model_parallel import unshard
 from fedfr_jax.types import (
-    Broadcast,
     LocalTraining,
     Prepared,
     PyTree,
@@ -59,7 +58,7 @@ def prepare_gradient(local: LocalTraining) -> Callable:
     def prepare(server: PyTree, context: RoundContext) -> Prepared:
         cohort, run = context.cohort, build(context.batching, context.mesh)
         mean = run(server.variables, context.dataset, context.population, cohort)
-        return empty_prepared(len(cohort.ids))._replace(shared=Broadcast(mean))
+        return empty_prepared(len(cohort.ids))._replace(shared=mean)
 
     return prepare
 

@@ -35,7 +35,6 @@ from fedfr_jax.types import (
     MEAN,
     Aggregator,
     Algorithm,
-    Broadcast,
     ClientOutput,
     PyTree,
     Summary,
@@ -320,22 +319,35 @@ def accountant_of(
     return build_accountant(mechanism, settings.epsilon)
 
 
-def check_covered(algorithm: Algorithm, output: ClientOutput, shared: PyTree) -> None:
+def check_prepare(algorithm: Algorithm) -> None:
+    """Raise ValueError for a private algorithm that may prepare of clients' examples.
+
+    A trace would not find examples that `prepare` has of a closure: it is declared.
+    """
+    is_covered = algorithm.prepare is None or algorithm.prepare_is_local
+    if algorithm.privacy and not is_covered:
+        raise ValueError(
+            "privacy must cover everything that clients send, got what the server "
+            f"prepares of the clients' examples in {algorithm}, which bypasses the "
+            "mechanism. Choose an algorithm without `prepare`; or, if each client can "
+            "compute its part itself, of its own and public examples, replace "
+            "prepare_is_local by True."
+        )
+
+
+def check_covered(algorithm: Algorithm, output: ClientOutput) -> None:
     """Check that clients send nothing that the mechanism does not cover.
 
     Args:
       output: of one client, arrays or shapes.
-      shared: what `prepare` made for the round.
 
     Raises:
       ValueError: naming what bypasses the mechanism.
     """
+    check_prepare(algorithm)
     if algorithm.privacy is None:
         return
-    is_sent = lambda x: isinstance(x, Broadcast)
-    sent = [x for x in jax.tree.leaves(shared, is_leaf=is_sent) if is_sent(x)]
     for description, tree in {
-        "what the server prepares of the clients' examples and sends to all": sent,
         "numbers that each client uploads for itself": output.per_client,
         "sums beside the update, such as running statistics of one client": output.sums,
     }.items():

@@ -13,6 +13,7 @@ from fedfr_jax.federated.algorithms.mime import mime
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.qfedavg import qfedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.privacy.accountant import (
     Mechanism,
     affordable_rounds,
@@ -217,6 +218,25 @@ def test_what_bypasses_the_mechanism_is_refused_by_name(name):
     make, message = REFUSED[name]
     with jax.enable_x64(True), pytest.raises(ValueError, match=message):
         play_private(make(), clip_norm=1.0)
+
+
+def test_what_a_server_prepares_is_refused_before_it_runs_unless_it_is_local():
+    """Whatever it returns: of a closure's examples no trace would find them."""
+    calls = []
+
+    def prepare(server, context):
+        calls.append(context.cohort.round)
+        mean = np.asarray(context.dataset.images).mean()
+        return empty_prepared(len(context.cohort.ids))._replace(shared=mean)
+
+    algorithm = fedavg_of(norm_loss)._replace(prepare=prepare)
+    covered = private(algorithm, **settings(cohort_size=5))
+    for around in (covered, with_personal_layers(covered, "params/head")):
+        with pytest.raises(ValueError, match="what the server prepares of the clients"):
+            build_simulation(around, feed(), *problem(), mesh=make_mesh(1))
+    covered = covered._replace(prepare_is_local=True)
+    build_simulation(covered, feed(), *problem(), mesh=make_mesh(1))
+    assert not calls
 
 
 def test_statistics_of_a_random_client_are_refused():
