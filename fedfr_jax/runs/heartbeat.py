@@ -47,4 +47,7 @@ def is_beating(fs, path: str) -> bool:
         written = fs.cat_file(path)
     except FileNotFoundError:
         return False
-    return time.time() - float(written or 0) < SILENT
+    try:
+        return time.time() - float(written) < SILENT
+    except ValueError:  # cut off, or not of this library
+        return False

@@ -1,45 +1,58 @@
 """Run directories in a bucket, mirrored by a local copy.
 
 A run works in its copy, a folder of the user's cache. With every checkpoint the changed
-files are uploaded, and after them MANIFEST.json, which lists all files of the run with
+files are uploaded, and after them the manifest, which lists all files of the run with
 their digests: a partial upload is not listed, and is ignored. Readers download what the
 manifest lists, and check it. The large files of a client-state store are not uploaded;
 they are rebuilt from its log, see `federated.row_log`.
 
-Buckets have no locks. The process that starts last writes its name into the manifest;
-an earlier one finds it there and ends at its next checkpoint. While a process trains,
-it writes the time into HEARTBEAT.
+Buckets have no locks. Of several processes the one that started last has the greatest
+claim, see `bucket_manifest`; an earlier one finds it and ends at its next checkpoint.
+While a process trains, it writes the time into HEARTBEAT.
+
+A bucket may be a stranger's: paths, sizes and digests are those of a checked manifest,
+and the copy has only real folders and files, so that nothing is written through a link.
 
 JAX is not needed here, and fsspec is imported where a path is a URL.
 """
 
 import contextlib
-import json
+import itertools
 import os
 import pathlib
 import shutil
+import stat
+import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from fedfr_jax.digest_json import digest_of_file
-from fedfr_jax.json_files import parse_json
-from fedfr_jax.runs import heartbeat, locks
+from fedfr_jax.files import check_bytes
+from fedfr_jax.runs import bucket_manifest, heartbeat, locks
+from fedfr_jax.runs.bucket_manifest import (
+    OBJECTS,
+    Manifest,
+    StoredFile,
+    claim_of,
+    claim_of_upload,
+    is_plain,
+)
 from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
+from fedfr_jax.text import printable
 
-MANIFEST, HEARTBEAT = "MANIFEST.json", "HEARTBEAT"
-CHECK, NEW = ".write-check", f"{MANIFEST}.new"
-LEFT = (CHECK, NEW, HEARTBEAT)  # files that a killed process may leave in the bucket
+HEARTBEAT, CHECK = "HEARTBEAT", ".write-check"
 TRIES = 5  # of a download, while another process writes the run
 DOWNLOADED = ".download"  # folder of a copy for files until they are checked
 MARK = "copy of a run in a bucket\n"  # content of a copy's lock file
 LARGE = ("rows.bin", "stamps.bin")  # of a store
-PARTIAL = (".tmp", "-tmp")  # suffixes of files that are being written
+PARTIAL = (".tmp", "-tmp")  # suffixes of files and folders that are being written
 DEPTH = 3  # levels of folders in which runs are listed
 # Suffixes of the files that pages and tables of runs read.
 REPORTED = (".json", ".jsonl", ".png", ".jpg", ".webp", ".txt")
 MODEL = ("model.json", "weights.safetensors", "config.json")
+Files = Mapping[str, StoredFile]  # by path
 
 
 class Mirror:
@@ -47,8 +60,10 @@ class Mirror:
 
     def __init__(self, url: str, folder: pathlib.Path):
         self.url, self.folder = url, folder
-        self._writer = None  # id of this process, once it has claimed the run
-        self._digests = {}  # {path: (state of the file, its entry in the manifest)}
+        self._claim = None  # of this process, once it has claimed the run
+        self._seen = None  # the newest claim at the last download
+        self._uploads = itertools.count(1)
+        self._entries = {}  # {path: (state of the file, its entry)}
         with explained(url, "opened"):
             import fsspec
 
@@ -57,80 +72,93 @@ class Mirror:
 
     def is_there(self) -> bool:
         """Whether the bucket has a run at the URL."""
-        return self._read_manifest() is not None
+        return self._newest() is not None
 
     def check_writable(self) -> None:
         """Raise OSError if the bucket is not writable, ValueError for other files."""
-        if self._read_manifest() is None:
-            with explained(self.url, "read"):
-                names = self._list_names()
-            if names:
-                raise ValueError(
-                    f"{self.url} must be empty or a run, got a folder with "
-                    f"{', '.join(names[:3])}. Take another --workdir."
-                )
+        names = [x for x in self._list() if x[0] != "." and x != HEARTBEAT]
+        if names and not self.is_there():
+            raise ValueError(
+                f"{self.url} must be empty or a run, got a folder with "
+                f"{', '.join(names[:3])}. Take another --workdir."
+            )
         with explained(self.url, "written"):
-            self._put_bytes(CHECK, b"")
-            self._fs.rm_file(f"{self._root}/{CHECK}")
+            name = f"{CHECK}-{uuid.uuid4().hex}"  # nobody has made a link of this name
+            self._put_bytes(name, b"")
+            self._fs.rm_file(f"{self._root}/{name}")
 
     def download(self, is_wanted: Callable[[str], bool] = lambda path: True) -> None:
         """Download the wanted files to the local copy; delete files not in the bucket.
 
         Raises:
+          ValueError: for a manifest that is not one, or more bytes than the disk has.
           OSError: when the bucket cannot be read, or a file differs from the manifest;
             all others are in the copy then.
         """
         for tries_left in reversed(range(TRIES)):
-            manifest = self._read_manifest() or {}
+            self._seen, files = self._newest(), None
             try:
-                return self._download(manifest, is_wanted)
+                files = self._read_files(self._seen)
+                return self._download(files, is_wanted)
             except OSError:
-                if not tries_left or self._read_manifest() == manifest:
-                    raise  # the run has not changed meanwhile
+                now = self._newest()
+                is_same = now == self._seen and self._read_files(now) == files
+                if is_same or not tries_left:  # the run has not changed meanwhile
+                    raise
 
-    def _download(self, manifest: Mapping[str, Any], is_wanted: Callable) -> None:
-        files, local = manifest.get("files", {}), self.files()
-        missing = [
-            path
+    def _download(self, files: Files, is_wanted: Callable) -> None:
+        _remove_links(self.folder)
+        local = self.files()
+        missing = {
+            path: entry
             for path, entry in files.items()
             if is_wanted(path) and not _is_same(local, path, entry)
-        ]
+        }
+        size = sum(entry.bytes for entry in missing.values())
         with _empty_folder(self.folder / DOWNLOADED) as folder:
+            check_bytes(size, self.url, shutil.disk_usage(folder).free)
             with explained(self.url, "read"):
                 self._get(missing, folder)
-            wrong = [path for path in missing if not self._keep(path, manifest)]
+            for path in local.keys() - files.keys():
+                (self.folder / path).unlink()
+            _remove_empty(self.folder)
+            wrong = [path for path in missing if not self._keep(path, missing[path])]
         if wrong:
+            place = missing[wrong[0]].place(wrong[0])
             raise OSError(
-                f"{self.url}/{wrong[0]} must have its sha256 in {MANIFEST}, got other "
+                f"{self.url}/{place} must have its sha256 in the manifest, got other "
                 "bytes (damaged, or changed by hand). Put back an older version of it, "
                 f"or the file in {self.folder} of the machine that wrote it; all other "
                 "files are in that folder here."
             )
-        for path in local.keys() - files.keys():
-            (self.folder / path).unlink()
-        _remove_empty(self.folder)
 
-    def _keep(self, path: str, manifest: Mapping[str, Any]) -> bool:
-        """Move a downloaded file to its place, if the manifest names its content."""
+    def _keep(self, path: str, entry: StoredFile) -> bool:
+        """Move a downloaded file to its place, if it has the content of its entry."""
         new, place = self.folder / DOWNLOADED / path, self.folder / path
-        entry = self._entry(new)
-        for allowed in _versions(manifest, path):
-            if allowed["sha256"] == entry["sha256"]:
-                os.utime(new, (allowed["modified"],) * 2)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                new.replace(place)
-                return True
-        return False
+        if not new.exists() or self._entry(new).sha256 != entry.sha256:
+            return False
+        os.utime(new, (entry.modified,) * 2)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new.replace(place)
+        return True
 
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
-        self._writer = uuid.uuid4().hex
-        manifest = self._read_manifest()
-        if manifest is None:  # before any file, or what follows would be in its way
-            manifest = {"writer": self._writer, "files": {}}
-            with explained(self.url, "written"):
-                self._write_manifest(manifest)
-        self._upload(manifest)
+        newest = self._newest()
+        self._claim = bucket_manifest.next_claim(newest)
+        begun = Manifest({}) if newest is None else Manifest({}, after=newest)
+        with explained(self.url, "written"):
+            self._write_manifest(begun)
+        self._upload()
+
+    def claim_unchanged(self) -> None:
+        """Upload the local copy, unless another process has written since `download`.
+
+        Raises:
+          OSError: when one has, or the bucket cannot be written.
+        """
+        self._check_newest(self._seen)
+        self.claim()
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
@@ -150,105 +178,156 @@ class Mirror:
           OSError: when another process has begun to write the run, or the bucket cannot
             be written.
         """
-        manifest = self._read_manifest() or {}
-        if manifest.get("writer") != self._writer:
+        self._check_newest(self._claim)
+        self._upload()
+
+    def _check_newest(self, claim: str | None) -> None:
+        if self._newest() != claim:
             raise OSError(
                 f"{self.url} has been taken over by another process, which was started "
                 "later. This one ends; its files stay in "
                 f"{self.folder}."
             )
-        self._upload(manifest)
 
-    def add(self, names: Sequence[str]) -> None:
-        """Upload single files to the bucket, without claiming the run."""
-        manifest, local = self._read_manifest() or {}, self.files()
-        added = {name: local[name] for name in names if name in local}
-        files = manifest["files"] | added
-        self._put_named(manifest, added, {**manifest, "files": files})
+    def _upload(self) -> None:
+        """Upload changed files as new objects, then the manifest of this claim.
 
-    def _upload(self, manifest: Mapping[str, Any]) -> None:
-        uploaded, local = manifest.get("files", {}), self.files()
-        changed = {k: x for k, x in local.items() if not _is_same(uploaded, k, x)}
-        self._put_named(manifest, changed, {"writer": self._writer, "files": local})
-        if gone := [*uploaded.keys() - local.keys()]:
-            with explained(self.url, "written"):
-                self._remove(gone)
-
-    def _put_named(
-        self, before: Mapping[str, Any], files: Mapping[str, dict], after: Mapping
-    ) -> None:
-        """Upload files, and replace the manifest `before` by `after`.
-
-        In between a replaced file may have either content: the manifest lists both, for
-        readers and for a resume after a kill.
+        What no manifest names any more is removed last, and only while the claim is the
+        newest: a later one begins with the files of this manifest.
         """
-        replaced = {k: x for k, x in files.items() if k in before.get("files", {})}
+        listed, local = self._read_files(self._claim), self.files()
+        upload = f"{self._claim}-{next(self._uploads)}"
+        changed = [k for k, entry in local.items() if not _is_same(listed, k, entry)]
+        files = {
+            path: entry._replace(upload=upload) if path in changed else listed[path]
+            for path, entry in local.items()
+        }
         with explained(self.url, "written"):
-            if replaced:
-                either = dict(before.get("replaced", {}))
-                for path, new_entry in replaced.items():
-                    either[path] = [*either.get(path, ()), new_entry]
-                writer = after.get("writer")
-                self._write_manifest({**before, "writer": writer, "replaced": either})
-            self._put([*files])
-            self._write_manifest({k: x for k, x in after.items() if k != "replaced"})
+            self._put({path: files[path] for path in changed})
+            self._write_manifest(Manifest(files))
+        self._check_newest(self._claim)
+        with explained(self.url, "written"):
+            self._remove_unlisted(listed, files)
 
-    def files(self) -> dict[str, dict]:
-        """Return {path: manifest entry} of the local copy's files."""
+    def _remove_unlisted(self, before: Files, files: Files) -> None:
+        """Remove earlier manifests, and objects of this and earlier claims."""
+        uploads = {entry.upload for entry in files.values()}
+        gone, gone_folders = {x.place(path) for path, x in before.items()}, set()
+        for path in self._find(OBJECTS):
+            upload = path.split("/")[1]
+            if (claim := claim_of_upload(upload)) and claim <= self._claim:
+                kept = upload in uploads
+                gone.add(path) if kept else gone_folders.add(f"{OBJECTS}/{upload}")
+        for name in self._list():
+            if (claim := claim_of(name)) is not None and claim < self._claim:
+                gone.add(name)
+        gone -= {entry.place(path) for path, entry in files.items()}
+        gone = {x for x in gone if "/".join(x.split("/")[:2]) not in gone_folders}
+        for paths, recursive in ((gone, False), (gone_folders, True)):
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
+                places = [f"{self._root}/{path}" for path in sorted(paths)]
+                self._fs.rm(places, recursive=recursive)
+
+    def files(self) -> dict[str, StoredFile]:
+        """Return {path: entry} of the local copy's files, without links to others."""
         entries = {}
         for path in sorted(self.folder.rglob("*")):
-            parts = path.relative_to(self.folder).parts
-            hidden = any(part[0] == "." or part.endswith(PARTIAL) for part in parts)
-            if path.is_file() and not hidden and path.name not in LARGE:
-                entries["/".join(parts)] = self._entry(path)
+            inner = path.relative_to(self.folder)
+            partial = any(part.endswith(PARTIAL) for part in inner.parts)
+            name, is_file = inner.as_posix(), path.is_file() and not path.is_symlink()
+            if is_file and is_plain(name) and not partial and path.name not in LARGE:
+                entries[name] = self._entry(path)
         return entries
 
-    def _entry(self, path: pathlib.Path) -> dict:
-        """Manifest entry of a file; its digest is cached until the file changes."""
+    def _entry(self, path: pathlib.Path) -> StoredFile:
+        """Entry of a local file; its digest is cached until the file changes."""
         state = path.stat()
         key = state.st_size, state.st_mtime_ns
-        if self._digests.get(path, (None,))[0] != key:
-            entry = {
-                "bytes": state.st_size,
-                "sha256": digest_of_file(path),
-                "modified": state.st_mtime,
-            }
-            self._digests[path] = key, entry
-        return self._digests[path][1]
+        if self._entries.get(path, (None,))[0] != key:
+            digest = digest_of_file(path)
+            self._entries[path] = (
+                key,
+                StoredFile(state.st_size, digest, state.st_mtime),
+            )
+        return self._entries[path][1]
 
-    def _read_manifest(self) -> dict | None:
-        """Read the bucket's manifest, or None if there is none."""
+    def _newest(self) -> str | None:
+        """The greatest claim in the bucket; None if there is none."""
+        claims = [claim_of(name) for name in self._list()]
+        return max((x for x in claims if x is not None), default=None)
+
+    def _read_files(self, claim: str | None) -> Files:
+        """Files of a claim, or of the one that it is to replace."""
+        while claim is not None:
+            manifest = self._read_manifest(claim)
+            if manifest.after is None:
+                return manifest.files
+            claim = manifest.after
+        return {}
+
+    def _read_manifest(self, claim: str) -> Manifest:
+        name = bucket_manifest.name_of(claim)
+        with explained(self.url, "read"):
+            path = f"{self._root}/{name}"
+            size = self._fs.info(path)["size"]
+        check_bytes(size, f"{self.url}/{name}", bucket_manifest.MAX_BYTES)
+        with explained(self.url, "read"):
+            data = self._fs.cat_file(path)
+        return bucket_manifest.parse(data, claim, f"{self.url}/{name}")
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest of this claim atomically, by renaming."""
+        name = bucket_manifest.name_of(self._claim)
+        self._put_bytes(f".{name}", bucket_manifest.dump(manifest))
+        self._fs.mv(f"{self._root}/.{name}", f"{self._root}/{name}")
+
+    def _list(self) -> list[str]:
+        """Names in the run's own folder.
+
+        Raises:
+          ValueError: for a link, pipe or device, of a bucket that is a folder.
+        """
         with explained(self.url, "read"):
             try:
-                data = self._fs.cat_file(f"{self._root}/{MANIFEST}")
+                found = self._fs.ls(self._root, detail=True, refresh=True)
             except FileNotFoundError:
-                return None
-        return parse_json(data, f"{self.url}/{MANIFEST}")
+                return []
+        names = {entry["name"].rpartition("/")[2]: entry["type"] for entry in found}
+        for name, kind in names.items():
+            if kind not in ("file", "directory"):
+                raise ValueError(
+                    f"{self.url} must have files and folders only, got a link, pipe or "
+                    f"device {name!r}. Remove it."
+                )
+        return [*filter(None, names)]
 
-    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest atomically, by renaming."""
-        self._put_bytes(NEW, json.dumps(manifest, indent=1).encode())
-        self._fs.mv(f"{self._root}/{NEW}", f"{self._root}/{MANIFEST}")
+    def _find(self, place: str = "") -> dict[str, dict]:
+        """{path: what the bucket says} of all objects below a folder of the run."""
+        self._fs.invalidate_cache()
+        found = self._fs.find(f"{self._root}/{place}".rstrip("/"), detail=True)
+        root = self._root.strip("/")
+        return {
+            path.strip("/").removeprefix(root).strip("/"): entry
+            for path, entry in found.items()
+        }
 
-    def _list_names(self) -> list[str]:
-        try:
-            paths = self._fs.ls(self._root, detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
-        names = (name.rpartition("/")[2] for name in paths)
-        return [name for name in names if name not in LEFT]
+    def _get(self, files: Files, folder: pathlib.Path) -> None:
+        """Download the files that have the size of their entries."""
+        found = self._find() if files else {}
+        places = {}
+        for path, entry in files.items():
+            there = found.get(entry.place(path), {})
+            if there.get("type") == "file" and there.get("size") == entry.bytes:
+                places[f"{self._root}/{entry.place(path)}"] = folder / path
+        for path in places.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if places:
+            self._fs.get([*places], [*map(str, places.values())])
 
-    def _get(self, paths: list[str], folder: pathlib.Path) -> None:
-        for path in paths:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        if paths:
-            there = [f"{self._root}/{path}" for path in paths]
-            self._fs.get(there, [str(folder / path) for path in paths])
-
-    def _put(self, paths: list[str]) -> None:
-        if paths:
-            there = [f"{self._root}/{path}" for path in paths]
-            self._fs.put([str(self.folder / path) for path in paths], there)
+    def _put(self, files: Files) -> None:
+        if files:
+            places = [f"{self._root}/{x.place(path)}" for path, x in files.items()]
+            self._fs.put([str(self.folder / path) for path in files], places)
 
     def _put_bytes(self, name: str, data: bytes) -> None:
         """Write bytes through a temporary file, as `pipe_file` makes no folders."""
@@ -257,19 +336,19 @@ class Mirror:
             file.flush()
             self._fs.put_file(file.name, f"{self._root}/{name}")
 
-    def _remove(self, paths: list[str]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # removed by another process
-            self._fs.rm([f"{self._root}/{path}" for path in paths])
 
-
-def _is_same(entries: Mapping[str, dict], path: str, entry: Mapping) -> bool:
+def _is_same(entries: Files, path: str, entry: StoredFile) -> bool:
     """Whether a file's digest is that of `entry`; times may differ."""
-    return path in entries and entries[path]["sha256"] == entry["sha256"]
+    return path in entries and entries[path].sha256 == entry.sha256
 
 
-def _versions(manifest: Mapping[str, Any], path: str) -> list[dict]:
-    """Entries that a file in the bucket may have, several while it is replaced."""
-    return [manifest["files"][path], *manifest.get("replaced", {}).get(path, ())]
+def _remove_links(folder: pathlib.Path) -> None:
+    """Remove all in a copy that is neither a folder nor a file."""
+    for root, folders, files in os.walk(folder):
+        for path in (pathlib.Path(root, name) for name in (*folders, *files)):
+            mode = path.lstat().st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -421,7 +500,7 @@ def _fetch_copy(
 ) -> Mirror:
     mirror = Mirror(url, copy_folder(url, process, use="read"))
     if not mirror.is_there():
-        raise ValueError(f"{url} must be a run, got no {MANIFEST} there.")
+        raise ValueError(f"{url} must be a run, got no manifest there.")
     mirror.folder.mkdir(parents=True, exist_ok=True)
     lock = locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
     with contextlib.closing(lock):
@@ -464,12 +543,14 @@ def fetched_to_evaluate(
         yield pathlib.Path(workdir)
         return
     mirror = _fetch_copy(str(workdir), None, process)
+    if mirror.is_running():
+        raise ValueError(
+            f"{mirror.url} cannot be evaluated while it trains. Wait for its end."
+        )
     before = mirror.files()
     yield mirror.folder
-    now = mirror.files()
-    changed = [path for path in now if not _is_same(before, path, now[path])]
-    if changed and not process:
-        mirror.add(changed)
+    if mirror.files() != before and not process:
+        mirror.claim_unchanged()
 
 
 def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
@@ -488,11 +569,18 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
             if path.parent not in {copy / name for name in names}:
                 shutil.rmtree(path.parent)  # of a run that is gone
         for name in names:
-            mirror = Mirror(f"{url}/{name}" if name else url, copy / name)
-            mirror.folder.mkdir(parents=True, exist_ok=True)
-            mirror.download(is_reported)
-            mark_running(mirror)
+            try:
+                _fetch_reported(f"{url}/{name}" if name else url, copy / name)
+            except (OSError, ValueError) as error:  # the others are listed
+                print(printable(str(error)), file=sys.stderr, flush=True)
     return copy
+
+
+def _fetch_reported(url: str, folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    mirror = Mirror(url, folder)
+    mirror.download(is_reported)
+    mark_running(mirror)
 
 
 def _find_runs(url: str) -> list[str]:
@@ -501,12 +589,13 @@ def _find_runs(url: str) -> list[str]:
         import fsspec
 
         fs, root = fsspec.core.url_to_fs(url)
-    manifests = []
+    found = []
     with explained(url, "read"):
         fs.invalidate_cache()  # or a list stays as it was
         for depth in range(DEPTH + 1):
-            pattern = "/".join([root, *["*"] * depth, MANIFEST])
-            manifests += fs.glob(pattern)
+            found += fs.glob("/".join([root, *["*"] * depth, "MANIFEST*.json"]))
     bare = root.strip("/")
-    inner = (x.strip("/").removeprefix(bare).strip("/") for x in manifests)
-    return [name.removesuffix(MANIFEST).strip("/") for name in inner]
+    inner = (path.strip("/").removeprefix(bare).strip("/") for path in found)
+    folders_and_names = (path.rpartition("/") for path in inner)
+    folders = {x for x, _, name in folders_and_names if claim_of(name) is not None}
+    return sorted(x for x in folders if not x or is_plain(x))

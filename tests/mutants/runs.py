@@ -87,17 +87,23 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/runs/remote.py",
-        "runs/test_remote.py",
+        "runs/test_bucket.py",
         [
+            ("        if self._newest() != claim:\n", "        if False:\n"),
+            ("claim <= self._claim:\n", "True:\n"),
             (
-                '        if manifest.get("writer") != self._writer:\n',
-                "        if False:\n",
+                "self._entry(new).sha256 != entry.sha256:\n",
+                "False:\n",
             ),
-            ("        if gone := [", "        if gone := 0 and ["),
-            (
-                '            if allowed["sha256"] == entry["sha256"]:\n',
-                "            if True:\n",
-            ),
+            ("        _remove_links(self.folder)\n", ""),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/runs/bucket_manifest.py",
+        "runs/test_bucket.py",
+        [
+            ("        if not is_plain(path):\n", "        if False:\n"),
+            ('part[0] != "."', "True"),
         ],
     ),
     Mutants(

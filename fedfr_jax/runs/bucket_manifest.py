@@ -1,0 +1,152 @@
+"""Manifest of a run in a bucket: its files, and the objects that hold them.
+
+Each process that writes the run has a claim, a number and a random id, and writes only
+MANIFEST-<claim>.json and objects below files/<claim>-<number of the upload>/. The
+manifest of the greatest claim counts. So what an earlier process still writes replaces
+nothing of a later one. A claim begins as {"after": the claim before}, and stands for
+the files of that one until its own are uploaded.
+
+A manifest is a stranger's: it is checked here, and nothing else reads it.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedfr_jax.json_files import parse_json
+
+OBJECTS = "files"  # folder of all objects in the bucket
+CLAIM = r"[0-9]{9}-[0-9a-f]{32}"
+UPLOAD = rf"({CLAIM})-[0-9]+"
+NAME = rf"MANIFEST(?:-({CLAIM}))?\.json"  # without a claim: of an earlier version
+MAX_BYTES = 2**26  # of a manifest
+MAX_NAME = 255  # bytes, of file systems
+
+
+class StoredFile(NamedTuple):
+    """A file of a run, and where it lies in the bucket."""
+
+    bytes: int
+    sha256: str
+    modified: float  # seconds since 1970
+    upload: str = ""  # of which claim; "" of an earlier version, which had none
+
+    def place(self, path: str) -> str:
+        """Path of the object that holds the file `path`."""
+        return f"{OBJECTS}/{self.upload}/{path}" if self.upload else path
+
+
+class Manifest(NamedTuple):
+    """Files of a run, or the claim whose files they are."""
+
+    files: dict[str, StoredFile]  # by path in the run's folder
+    after: str | None = None  # None: `files` are this claim's own
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path stays below the folder that it is in, on every machine.
+
+    >>> [is_plain(x) for x in ("a/b.txt", "../a", "/a", "a//b", ".a", "a/..", "C:a")]
+    [True, False, False, False, False, False, False]
+    """
+    return (
+        path.isprintable()
+        and not {*path} & {"\\", ":"}
+        and all(
+            part and part[0] != "." and len(part.encode()) <= MAX_NAME
+            for part in path.split("/")
+        )
+    )
+
+
+def claim_of(name: str) -> str | None:
+    """Claim in the name of a manifest, "" of an earlier version; None for others."""
+    match = re.fullmatch(NAME, name)
+    return match and (match[1] or "")
+
+
+def claim_of_upload(folder: str) -> str | None:
+    """Claim in the name of an upload's folder; None for other folders."""
+    match = re.fullmatch(UPLOAD, folder)
+    return match and match[1]
+
+
+def name_of(claim: str) -> str:
+    """Name of the manifest of a claim."""
+    return f"MANIFEST-{claim}.json" if claim else "MANIFEST.json"
+
+
+def next_claim(newest: str | None) -> str:
+    """A new claim, greater than `newest`."""
+    number = int(newest.partition("-")[0]) if newest else 0
+    return f"{number + 1:09d}-{uuid.uuid4().hex}"
+
+
+def dump(manifest: Manifest) -> bytes:
+    """Text of a manifest."""
+    files = {path: entry._asdict() for path, entry in manifest.files.items()}
+    value = {"files": files} if manifest.after is None else {"after": manifest.after}
+    return json.dumps(value, indent=1).encode()
+
+
+def parse(data: bytes, claim: str, origin: str) -> Manifest:
+    """Check and read the manifest of a claim.
+
+    Raises:
+      ValueError: naming `origin`, the first entry that is not as it must be, and why.
+    """
+    value = parse_json(data, origin)
+    after, files = value.get("after"), value.get("files")
+
+    def refuse(rule: str, got: Any):
+        shown = ascii(got)[:80] if isinstance(got, str) else type(got).__name__
+        raise ValueError(
+            f"{origin} must have {rule}, got {shown}. Nothing was downloaded; if the "
+            "run is yours, put back an older version of this file."
+        )
+
+    if after is not None:
+        is_earlier = after == "" or (_matches(CLAIM, after) and after < claim)
+        return Manifest({}, after) if is_earlier else refuse("an earlier claim", after)
+    if not isinstance(files, dict):
+        refuse("an object of files", files)
+    for path, entry in files.items():
+        if not is_plain(path):
+            refuse("plain paths below the run's folder", path)
+        if any(parent in files for parent in _parents(path)):
+            refuse("no file that is a folder as well", path)
+        if not _is_entry(entry):
+            refuse("bytes, sha256 and modified of every file", path)
+    fields = StoredFile._fields
+    return Manifest(
+        {
+            path: StoredFile(**{k: x for k, x in entry.items() if k in fields})
+            for path, entry in files.items()
+        }
+    )
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a file's entry has the fields of `StoredFile`, of their types."""
+    if not isinstance(entry, Mapping):
+        return False
+    size, modified, upload = (entry.get(k) for k in ("bytes", "modified", "upload"))
+    return (
+        type(size) is int
+        and size >= 0
+        and _matches("[0-9a-f]{64}", entry.get("sha256"))
+        and type(modified) in (int, float)
+        and 0 <= modified < 2**33
+        and (upload is None or upload == "" or _matches(UPLOAD, upload))
+    )
+
+
+def _matches(pattern: str, value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
