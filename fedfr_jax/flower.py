@@ -9,19 +9,28 @@ gets its client id by `--node-config "partition-id=3"`. See docs/how-to/real-cli
 """
 
 import functools
+import hashlib
+import pathlib
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedfr_jax.api import FederatedDataset, check_input, class_labels, inputs_of
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.answers import (
+    Answer,
+    ClientReply,
+    EncodedArray,
+    quote,
+    read_example,
+)
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.remote import (
     ClientData,
-    ClientReply,
     ClientTask,
     Deployment,
     RemoteServer,
@@ -33,12 +42,19 @@ from fedfr_jax.federated.remote import (
 )
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.ranges import BatchSize, ByRound, Count, Seed, Whole
+from fedfr_jax.files import replace_file
+from fedfr_jax.ranges import BatchSize, ByRound, Count, NonNegative, Seed, Whole
+from fedfr_jax.runs.server_folder import ServerFolder
 from fedfr_jax.schema import check_choice, check_values, checked, naming
+from fedfr_jax.text import printable
 from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
 OLDEST, TOO_NEW = (1, 42), (2, 0)  # versions of flwr
-ROUNDS = "num-server-rounds"  # key of a Flower run's config
+ROUNDS, WORKDIR = "num-server-rounds", "workdir"  # keys of a Flower run's config
+MAX_REASON = 400  # characters of an error of Flower
+MAX_SKIPPED = 3  # rounds in a row
+RAW = "raw"  # serialization of arrays that the server reads, see `EncodedArray`
+PERSONAL, STATES = "personal", "state-folder"  # of a node: its record, key of config
 Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
 
 
@@ -69,6 +85,7 @@ def build_deployment(
     cohort_size: Whole = 0,
     seed: Seed = 0,
     sampling: Sampling = Sampling(),  # noqa: B008 (a constant)
+    max_weight: NonNegative = 0.0,
 ) -> Deployment:
     """Build a deployment for real clients, from the arguments of `ff.init`.
 
@@ -78,6 +95,8 @@ def build_deployment(
       variables: {"params": ..., "batch_stats": ...}, or the parameters alone.
       batching: how batches are made; None shuffles and does not change the examples.
       local_epochs, cohort_size, seed, sampling: as of `ff.init`.
+      max_weight: largest weight that a client may claim, of `fedavg` its number of
+        examples; 0 is 100 times the median of its round.
 
     Raises:
       ValueError: for an algorithm that real clients cannot run, or a number out of
@@ -106,6 +125,7 @@ def build_deployment(
         cohort_size=cohort_size,
         seed=seed,
         sampling=sampling,
+        max_weight=max_weight,
     )
     check_deployment(deployment)
     return deployment
@@ -209,11 +229,63 @@ def _from_record(record) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in record.items()}
 
 
+class ClientState(NamedTuple):
+    """A client's personal state after its newest round, and before that.
+
+    The state before counts if the server has not used the newest answer: it came too
+    late, was left out, or the server was killed.
+    """
+
+    run: str = ""  # as of the task
+    rounds: tuple[int, int] = (0, 0)  # after which each was, as `ClientTask.accepted`
+    newest: Mapping[str, np.ndarray] = MappingProxyType({})
+    before: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    def after(self, task: ClientTask) -> Mapping[str, np.ndarray]:
+        """State after the last round in which the server has used an answer."""
+        states = dict(zip(self.rounds, (self.newest, self.before), strict=True))
+        return states.get(task.accepted, {}) if self.run == task.run else {}
+
+    @classmethod
+    def load(cls, context, client: int) -> "ClientState":
+        """Load from the node's `state-folder`, or else from its `Context.state`."""
+        if (path := _state_file(context, client)) is None:
+            arrays = _from_record(context.state.get(PERSONAL, {}))
+        else:
+            arrays = dict(np.load(path)) if path.exists() else {}
+        if not arrays:
+            return cls()
+
+        def part(prefix):
+            names = [name for name in arrays if name.startswith(prefix)]
+            return {name.removeprefix(prefix): arrays[name] for name in names}
+
+        run, rounds = bytes(arrays["run"]).decode(), tuple(arrays["rounds"].tolist())
+        return cls(run, rounds, part("newest/"), part("before/"))
+
+    def save(self, context, client: int) -> None:
+        """Save where `load` reads."""
+        arrays = {f"newest/{name}": x for name, x in self.newest.items()}
+        arrays |= {f"before/{name}": x for name, x in self.before.items()}
+        arrays["run"] = np.frombuffer(self.run.encode(), np.uint8)
+        arrays["rounds"] = np.array(self.rounds)
+        if (path := _state_file(context, client)) is None:
+            context.state[PERSONAL] = _to_record(arrays)
+            return
+        with replace_file(path) as file:
+            np.savez(file, **arrays)
+
+
+def _state_file(context, client: int) -> pathlib.Path | None:
+    folder = context.node_config.get(STATES)
+    return pathlib.Path(folder) / f"client_{client}.npz" if folder else None
+
+
 def client_app(given: Given):
     """Build the `flwr.clientapp.ClientApp` of a deployment.
 
-    A client's personal state is in its SuperNode's `Context.state` during the run; it
-    is never sent.
+    A client's personal state is in its SuperNode's `Context.state` during the run, or
+    with `state-folder="path"` in its --node-config in that folder; it is never sent.
 
     Args:
       given: the deployment; or a function from the run's and the node's config,
@@ -223,7 +295,14 @@ def client_app(given: Given):
       ImportError: without Flower, or with an unsupported version.
     """
     check_library()
-    from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.app import (
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Message,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
@@ -248,15 +327,19 @@ def client_app(given: Given):
     @app.train()
     def train(message, context):
         _, step, client = resolve(context)
-        content, state = message.content, context.state
-        task = _task(content["task"])
-        arrays = _from_record(content["server"])
-        personal = _from_record(state["personal"]) if "personal" in state else {}
-        reply, personal = step(client, task, arrays, personal)
-        state["personal"] = _to_record(personal)
-        update, metrics = _to_record(reply.arrays), MetricRecord(dict(reply.metrics))
-        reply_content = RecordDict({"update": update, "metrics": metrics})
-        return Message(reply_content, reply_to=message)
+        content = message.content
+        task, arrays = _task(content["task"]), _from_record(content["server"])
+        before = ClientState.load(context, client).after(task)
+        reply, personal = step(client, task, arrays, before)
+        rounds = task.round + 1, task.accepted
+        ClientState(task.run, rounds, personal, before).save(context, client)
+        update = {k: Array(*x[:2], RAW, x.data) for k, x in reply.arrays.items()}
+        reply_content = {
+            "task": ConfigRecord({"run": reply.run, "round": reply.round}),
+            "update": ArrayRecord(update),
+            "metrics": MetricRecord(dict(reply.metrics)),
+        }
+        return Message(RecordDict(reply_content), reply_to=message)
 
     return app
 
@@ -267,13 +350,19 @@ def _task(record: Mapping[str, Any]) -> ClientTask:
 
 def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
     """Read the client id of a SuperNode from its config."""
-    client, last = node_config.get("partition-id"), deployment.num_clients - 1
-    if not (isinstance(client, int) and 0 <= client <= last):
-        raise ValueError(
-            f"partition-id of the SuperNode's --node-config must be one of 0 to {last},"
-            f' got {client}. Start it with --node-config "partition-id=0".'
-        )
+    client = node_config.get("partition-id")
+    origin = "partition-id of the SuperNode's --node-config"
+    check_client_id(origin, client, deployment.num_clients)
     return client
+
+
+def check_client_id(origin: str, client, num_clients: int) -> None:
+    """Raise ValueError unless a value is a client id."""
+    if type(client) is not int or not 0 <= client < num_clients:
+        raise ValueError(
+            f"{origin} must be one of 0 to {num_clients - 1}, got {quote(client)}. "
+            'Start it with --node-config "partition-id=0".'
+        )
 
 
 def server_app(
@@ -282,6 +371,7 @@ def server_app(
     rounds: int = 3,
     timeout: float = 3600.0,
     evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
+    workdir: str = "",
 ):
     """Build the `flwr.serverapp.ServerApp` of a deployment.
 
@@ -292,6 +382,8 @@ def server_app(
         have answered. The first round waits as long for all clients to connect.
       evaluate_fn: (round from 1, variables of the global model) -> numbers to print, or
         None, called after every round.
+      workdir: default of `workdir` in the run's config: folder that keeps the server's
+        rounds and who its clients are, from which a new run goes on; "" keeps nothing.
 
     Raises:
       ImportError: as `client_app`.
@@ -306,7 +398,8 @@ def server_app(
         deployment = _resolve(given, _hashable_config(given, context.run_config))
         number = context.run_config.get(ROUNDS, rounds)
         check_values("", {ROUNDS: number}, {ROUNDS: Count})
-        train_rounds(deployment, grid, number, timeout, evaluate_fn)
+        folder = context.run_config.get(WORKDIR, workdir)
+        train_rounds(deployment, grid, number, timeout, evaluate_fn, folder)
 
     return app
 
@@ -317,30 +410,66 @@ def train_rounds(
     rounds: int,
     timeout: float = 3600.0,
     evaluate_fn: Callable[[int, PyTree], Mapping[str, float] | None] | None = None,
+    workdir: str = "",
 ) -> PyTree:
     """Train with the clients of a Flower `Grid`; return the final server state.
 
+    A round without enough usable answers is skipped: the server stays as it was.
+
     Raises:
-      RuntimeError: when no client connects, or none answers in a round.
+      RuntimeError: when no client connects, or MAX_SKIPPED rounds in a row are skipped.
       ValueError: when the first round would exceed the privacy budget; later ones that
         would are not trained.
-      FloatingPointError: when the server's numbers are not finite after a round.
     """
-    nodes = Nodes(grid, deployment.num_clients)
-    nodes.wait(timeout)
-    server = build_server(deployment, nodes.example)
-    state = deployment.algorithm.init(deployment.variables)
-    for number in range(affordable_rounds(server.accountant, rounds)):
-        cohort = server.cohort(number)
-        replies = ask(server, state, nodes, cohort, number, timeout)
-        state, metrics = server.update(state, cohort, replies, number)
-        numbers = {name: float(x.mean()) for name, x in metrics.items() if x.size}
-        if evaluate_fn:
-            variables = deployment.algorithm.global_model(state)
-            numbers |= evaluate_fn(number + 1, variables) or {}
-        text = "".join(f", {name} {x:.4g}" for name, x in numbers.items())
-        say(f"{len(replies)} of {len(cohort.asked)} clients{text}", number, rounds)
+    with ServerFolder(workdir, settings_of(deployment)) as folder:
+        nodes, num_skipped = Nodes(grid, deployment.num_clients, folder), 0
+        nodes.wait(timeout)
+        server = build_server(deployment, nodes.example)
+        start = deployment.algorithm.init(deployment.variables)
+        accepted = np.zeros(deployment.num_clients, np.int32)
+        first, (state, accepted) = folder.restore((start, accepted))
+        accepted = np.array(accepted)  # [N] as of `ClientTask`
+        for number in range(first, affordable_rounds(server.accountant, rounds)):
+            cohort = server.cohort(number)
+            tasks = server.tasks(cohort, number, folder.run, accepted)
+            answers, num_wrong = ask(server, state, nodes, tasks, timeout)
+            try:
+                args = state, cohort, answers, number, num_wrong
+                state, metrics = server.update(*args)
+                accepted[[*answers]], num_skipped = number + 1, 0
+            except FloatingPointError as error:
+                text, num_skipped = f"skipped ({error})", num_skipped + 1
+            else:
+                numbers = {k: float(x.mean()) for k, x in metrics.items() if x.size}
+                variables = deployment.algorithm.global_model(state)
+                numbers |= (evaluate_fn and evaluate_fn(number + 1, variables)) or {}
+                text = f"{len(answers)} of {len(cohort.asked)} clients"
+                text += "".join(f", {name} {x:.4g}" for name, x in numbers.items())
+            folder.save(number + 1, (state, accepted))
+            say(text, number, rounds)
+            if num_skipped == min(MAX_SKIPPED, rounds):
+                raise RuntimeError(
+                    f"No round of the last {num_skipped} had enough usable answers. "
+                    "See the log, and those of the SuperNodes, then `flwr run` again."
+                )
     return state
+
+
+def settings_of(deployment: Deployment) -> dict[str, Any]:
+    """Settings that all rounds of a training must share, in JSON's types."""
+    privacy = deployment.algorithm.privacy
+    if privacy:
+        strategy = privacy.strategy and [privacy.strategy.name, privacy.strategy.rounds]
+        privacy = {**privacy._asdict(), "strategy": strategy}
+        del privacy["epsilon"]  # a limit
+    return {
+        "algorithm": repr(deployment.algorithm),
+        "num_clients": deployment.num_clients,
+        "cohort_size": deployment.cohort_size,
+        "seed": deployment.seed,
+        "sampling": deployment.sampling._asdict(),
+        "privacy": privacy,
+    }
 
 
 def say(text: str, number: int, rounds: int | None = None) -> None:
@@ -350,11 +479,16 @@ def say(text: str, number: int, rounds: int | None = None) -> None:
 
 
 class Nodes:
-    """Connected SuperNodes and their client ids."""
+    """Connected SuperNodes and their client ids.
 
-    def __init__(self, grid, num_clients: int):
-        self.grid, self.num_clients = grid, num_clients
-        self.known: dict[int, int | None] = {}  # node -> client; None: cannot take part
+    What they say is a stranger's: a client id is of the node that claims it first, by
+    its public key, and the examples are what most of the first clients have.
+    """
+
+    def __init__(self, grid, num_clients: int, folder: ServerFolder):
+        self.grid, self.num_clients, self.folder = grid, num_clients, folder
+        # node -> (its client, shapes of an example); None: it cannot take part
+        self.known: dict[int, tuple[int, str] | None] = {}
         self.example = ""  # see `describe_example`
 
     def wait(self, timeout: float) -> None:
@@ -364,105 +498,172 @@ class Nodes:
           RuntimeError: when there is none.
         """
         end = time.monotonic() + timeout
-        while len(list(self.grid.get_node_ids())) < self.num_clients:
+        while len(self.connected(timeout)) < self.num_clients:
             if time.monotonic() > end:
                 break
             time.sleep(1)
-        connected = self.connected(timeout)
-        if not connected:
+        examples = [x[1] for x in self.known.values() if x]
+        if not examples:
             raise RuntimeError(
                 f"No client has connected within {timeout:g} s. Start SuperNodes with "
                 '--node-config "partition-id=0" and so on, then `flwr run` again.'
             )
-        if len(connected) < self.num_clients:
-            print(f"{len(connected)} of {self.num_clients} clients are connected.")
+        self.example = max(sorted(set(examples)), key=examples.count)
+        for node, said in self.known.items():
+            self.known[node] = said and self.checked(*said)
+        if (number := len(self.connected(timeout))) < self.num_clients:
+            print(f"{number} of {self.num_clients} clients are connected.")
 
     def connected(self, timeout: float) -> dict[int, int]:
         """Return {client: node} of connected clients; ask new nodes for their id."""
         from flwr.app import Message, MessageType, RecordDict
 
-        node_ids = list(self.grid.get_node_ids())
+        infos = sorted(
+            self.grid.get_nodes(), key=lambda x: (x.registered_at, x.node_id)
+        )
+        new = {x.node_id: x for x in infos if x.node_id not in self.known}
         query = lambda node: Message(RecordDict(), node, MessageType.QUERY)
-        if new := [query(node) for node in node_ids if node not in self.known]:
-            for reply in self.grid.send_and_receive(new, timeout=timeout):
-                self.learn(reply)
-        return {
-            client: node
-            for node, client in self.known.items()
-            if node in node_ids and client is not None
-        }
+        replies = self.exchange({node: query(node) for node in new}, timeout)
+        for node in [node for node in new if node in replies]:
+            try:
+                self.known[node] = self.learn(replies[node], identity_of(new[node]))
+            except (ValueError, ConnectionError) as error:
+                self.known[node] = None
+                print(f"A client cannot take part: {error}", flush=True)
+        nodes = [info.node_id for info in infos if self.known.get(info.node_id)]
+        return {self.known[node][0]: node for node in nodes}
 
-    def learn(self, reply) -> None:
-        """Record the client id that a node reports."""
-        node = reply.metadata.src_node_id
+    def learn(self, reply, identity: str) -> tuple[int, str] | None:
+        """Read (client, its example) from a node's answer.
+
+        Raises:
+          ConnectionError: for an error, with its reason.
+          ValueError: for any other answer, or a client of another node.
+        """
         if reply.has_error():
-            self.known[node] = None
-            print(f"A client cannot take part: {reason(reply)}", flush=True)
-            return
-        record = reply.content["client"]
-        self.example = self.example or record["example"]
-        if record["example"] != self.example:
-            self.known[node] = None
-            print(
-                f"Client {record['id']} cannot take part: its examples must be "
-                f"{self.example}, got {record['example']}.",
-                flush=True,
+            raise ConnectionError(reason(reply))
+        (record,) = records(reply, {"client": "ConfigRecord"})
+        if record.keys() != {"id", "example"}:
+            raise ValueError(f"it must send id and example, got {quote(record)}.")
+        client, example = record["id"], record["example"]
+        check_client_id("its client id", client, self.num_clients)
+        read_example(example)
+        if not self.folder.claim(client, identity):
+            raise ValueError(
+                f"it must not claim client {client}, which is of another node. If that "
+                "has got a new key, stop the server, remove its line in clients.json "
+                "of the workdir, and start again."
             )
-            return
-        self.known[node] = record["id"]
+        return self.checked(client, example)
+
+    def checked(self, client: int, example: str) -> tuple[int, str] | None:
+        """What a node has said; None, and a line, for other examples than expected."""
+        if self.example in ("", example):
+            return client, example
+        print(
+            f"Client {client} cannot take part: its examples must be {self.example}, "
+            f"got {quote(example)}.",
+            flush=True,
+        )
+        return None
+
+    def exchange(self, messages: Mapping[int, Any], timeout: float) -> dict[int, Any]:
+        """Send a message to each node; return {node: its first reply}."""
+        if not messages:
+            return {}
+        try:
+            found = self.grid.send_and_receive([*messages.values()], timeout=timeout)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            print(f"Answers cannot be read: {quote(str(error))}.", flush=True)
+            return {}
+        node_of, replies = {x.metadata.message_id: k for k, x in messages.items()}, {}
+        for reply in found:
+            node = node_of.get(reply.metadata.reply_to_message_id)
+            is_own = reply.has_error() or reply.metadata.src_node_id == node
+            if node is None or node in replies or not is_own:
+                source = reply.metadata.src_node_id
+                print(f"A second or foreign answer of node {source} is left out.")
+                continue
+            replies[node] = reply
+        return replies
+
+
+def identity_of(node) -> str:
+    """Who a node is: its key, which it has after a restart too; else its number."""
+    key = bytes(node.public_key)
+    return hashlib.sha256(key).hexdigest() if key else str(node.node_id)
 
 
 def reason(reply) -> str:
     """Reason why a client did not answer, in one line."""
     parts = str(reply.error.reason or f"error {reply.error.code}").split()
-    return " ".join(parts)
+    return printable(" ".join(parts))[:MAX_REASON]
+
+
+def records(reply, kinds: Mapping[str, str]) -> list:
+    """Records of an answer by name, of the given kinds.
+
+    Raises:
+      ValueError: for any other content.
+    """
+    content = dict(reply.content) if reply.has_content() else {}
+    actual = {quote(name): type(x).__name__ for name, x in content.items()}
+    if actual != kinds:
+        raise ValueError(f"it must send the records {kinds}, got {quote(actual)}.")
+    return [content[name] for name in kinds]
+
+
+SENT = {"task": "ConfigRecord", "update": "ArrayRecord", "metrics": "MetricRecord"}
+
+
+def read_reply(reply) -> ClientReply:
+    """Read a client's answer from its message, without looking into its arrays.
+
+    Raises:
+      ConnectionError: for an error, with its reason.
+      ValueError: for a message of another app.
+    """
+    if reply.has_error():
+        raise ConnectionError(reason(reply))
+    task, update, metrics = records(reply, SENT)
+    arrays = {
+        name: EncodedArray(x.dtype, tuple(x.shape), x.data)
+        for name, x in update.items()
+    }
+    return ClientReply(task.get("run"), task.get("round"), arrays, metrics)
 
 
 def ask(
-    server: RemoteServer, state: PyTree, nodes: Nodes, cohort, number: int, timeout
-) -> dict:
-    """Let a cohort train; return {client: its reply for `RemoteServer.update`}.
-
-    Raises:
-      RuntimeError: when none of them answers.
-    """
+    server: RemoteServer,
+    state: PyTree,
+    nodes: Nodes,
+    tasks: Mapping[int, ClientTask],
+    timeout: float,
+) -> tuple[dict[int, Answer], int]:
+    """Let clients train; return ({client: answer}, number of wrong answers)."""
     from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
     node_of, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
-    messages, asked = [], set()
-    for client, task in server.tasks(cohort, number).items():
-        if client in node_of:
-            asked.add(client)
-            fields = {**task._asdict(), "key": task.key.tolist()}
-            content = RecordDict({"task": ConfigRecord(fields), "server": arrays})
-            group = {"group_id": str(number + 1)}
-            message = Message(content, node_of[client], MessageType.TRAIN, **group)
-            messages.append(message)
-    replies, results, reasons = [], {}, {}
-    if messages:
-        replies = nodes.grid.send_and_receive(messages, timeout=timeout)
-    for reply in replies:
-        client = nodes.known.get(reply.metadata.src_node_id)  # None: the SuperLink
-        if reply.has_error():
-            reasons[client] = reason(reply)
-            continue
-        content = reply.content
+    messages, lost = {}, dict.fromkeys(tasks, "it is not connected")
+    for client in [client for client in tasks if client in node_of]:
+        task, node = tasks[client], node_of[client]
+        fields = {**task._asdict(), "key": task.key.tolist()}
+        content = RecordDict({"task": ConfigRecord(fields), "server": arrays})
+        group = {"group_id": str(task.round + 1)}
+        messages[node] = Message(content, node, MessageType.TRAIN, **group)
+        lost[client] = f"no answer within {timeout:g} s"
+    replies, sent = nodes.exchange(messages, timeout), {}
+    for client in [client for client in tasks if node_of.get(client) in replies]:
         try:
-            sent = ClientReply(_from_record(content["update"]), content["metrics"])
-            results[client] = server.unpack(client, sent)
-        except (KeyError, ValueError) as error:  # of another app or network
-            reasons[client] = str(error)
-    late = f"no answer within {timeout:g} s"
-    for client in sorted(asked - results.keys()):
-        why = reasons.get(client, reasons.get(None, late))
-        say(
-            f"client {client} is left out ({why}). See its SuperNode's log, and start "
-            "that again if it has ended; the round continues.",
-            number,
-        )
-    if len(cohort.asked) and not results:
-        raise RuntimeError(
-            f"No client of round {number + 1} has answered within {timeout:g} s. See "
-            "the SuperNodes' logs, start them again, then `flwr run` again."
-        )
-    return results
+            sent[client] = read_reply(replies[node_of[client]])
+        except (ValueError, ConnectionError) as error:
+            lost[client] = str(error)
+    answers, wrong = server.accept(sent, tasks)
+    for client, why in (lost | wrong).items():
+        if client not in answers:
+            say(
+                f"client {client} is left out ({why}). See its SuperNode's log, and "
+                "start that again if it has ended; the round continues.",
+                tasks[client].round,
+            )
+    return answers, len(wrong)

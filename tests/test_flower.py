@@ -4,7 +4,9 @@ what needs none of it runs; `make test-flower` has an environment of its own."""
 import contextlib
 import importlib
 import pathlib
+import re
 import subprocess
+import types
 from importlib import metadata
 
 import jax
@@ -50,36 +52,46 @@ def over_the_wire(message):
 class Loopback:
     """A `Grid` whose SuperNodes are in this process; messages are bytes between."""
 
-    def __init__(self, app, num_nodes):
+    def __init__(self, app, num_nodes, **node_config):
         from flwr.app import Context, RecordDict
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
-        self.app, self.gone = app, set()  # {(client, round)} that does not answer
-        self.contexts = {}
+        self.app, self.gone = app, set()  # {(client, round)} whose answer is lost
+        self.contexts, self.keys, self.hostile = {}, {}, {}
         for i in range(num_nodes):
-            node = {"node_id": 100 + i, "node_config": {"partition-id": i}}
+            config = {"partition-id": i, **node_config}
+            node = {"node_id": 100 + i, "node_config": config}
             self.contexts[100 + i] = Context(
                 run_id=1, **node, state=RecordDict(), run_config={}
             )
 
-    def get_node_ids(self):
-        return list(self.contexts)
+    def get_nodes(self):
+        return [
+            types.SimpleNamespace(
+                node_id=node, registered_at="", public_key=self.keys.get(node, b"")
+            )
+            for node in self.contexts
+        ]
 
     def send_and_receive(self, messages, *, timeout):
         from flwr.app import Error, Message
 
         replies = []
         for message in reversed(list(messages)):  # in no order of the clients
-            node = message.metadata.dst_node_id
-            message = over_the_wire(message)
+            node, sent = message.metadata.dst_node_id, over_the_wire(message)
+            message.metadata.__dict__["_message_id"] = sent.metadata.message_id
+            message = sent
             try:
+                reply = self.app(message, self.contexts[node])
                 if (node - 100, message.metadata.group_id) in self.gone:
                     raise ConnectionError("the node is offline")
-                reply = self.app(message, self.contexts[node])
             except Exception as error:  # as a SuperNode does
                 reply = Message(Error(2, str(error)), reply_to=message)
-            replies.append(over_the_wire(reply))
+            if change := self.hostile.get(node - 100):
+                reply = change(reply)
+            for one in reply if isinstance(reply, list) else [reply]:
+                replies.append(over_the_wire(one))
         return replies
 
 
@@ -108,13 +120,192 @@ def test_a_round_that_nobody_answers_and_nodes_that_are_nobody_are_one_line(caps
     given = remotes.deployment(remotes.METHODS["fedavg"])
     grid = Loopback(flower.client_app(given), given.num_clients + 1)
     grid.gone = {(client, "1") for client in range(given.num_clients)}
-    with pytest.raises(RuntimeError, match="^No client of round 1 has answered within"):
+    with pytest.raises(RuntimeError, match="^No round of the last 1 had enough usable"):
         flower.train_rounds(given, grid, 1, timeout=1)
     words = "partition-id of the SuperNode's --node-config must be one of 0 to 3, got 4"
     assert words in capsys.readouterr().out
     grid.contexts.clear()
     with pytest.raises(RuntimeError, match="^No client has connected within 0 s. "):
         flower.train_rounds(given, grid, 1, timeout=0)
+
+
+def loopback(name="fedavg", extra=0, **node_config):
+    """(deployment, its `Loopback`)."""
+    given = remotes.deployment(remotes.METHODS[name])
+    app = flower.client_app(given)
+    return given, Loopback(app, given.num_clients + extra, **node_config)
+
+
+def nodes_of(grid, given, workdir=""):
+    folder = flower.ServerFolder(workdir, {})
+    nodes = flower.Nodes(grid, given.num_clients, folder)
+    nodes.wait(0)
+    return nodes
+
+
+def hostile_messages():
+    """{what a node sends: change of its message, or what is said of it}."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+
+    def with_content(change):
+        def changed(reply):
+            content = change(dict(reply.content))
+            reply.content = RecordDict(content)
+            return reply
+
+        return changed
+
+    def failing(reply):
+        error = Error(2, "\x1b[2J" * 1000)
+        reply.__dict__.update(_content=None, _error=error)
+        return reply
+
+    def of_another_node(reply):
+        reply.metadata.__dict__["_src_node_id"] = 777
+        return reply
+
+    def unasked(reply):
+        reply.metadata.__dict__["_reply_to_message_id"] = "f" * 64
+        return reply
+
+    def as_npy(content):
+        arrays = {
+            k: Array(np.frombuffer(x.data, x.dtype).reshape(x.shape))
+            for k, x in content["update"].items()
+        }
+        return {**content, "update": ArrayRecord(arrays)}
+
+    drop = lambda name: lambda content: {k: content[k] for k in content if k != name}
+    records, late = "it must send the records", "no answer within 1 s"
+    return {
+        "an error": (failing, r"\\x1b\[2J"),
+        "nothing": (with_content(lambda x: {}), records),
+        "no task": (with_content(drop("task")), records),
+        "no update": (with_content(drop("update")), records),
+        "no metrics": (with_content(drop("metrics")), records),
+        "one more": (with_content(lambda x: {**x, "m": ConfigRecord()}), records),
+        "metrics of another kind": (
+            with_content(lambda x: {**x, "metrics": ConfigRecord({"loss": "1"})}),
+            records,
+        ),
+        "arrays of another kind": (
+            with_content(lambda x: {**x, "update": x["metrics"]}),
+            records,
+        ),
+        "an empty task": (
+            with_content(lambda x: {**x, "task": ConfigRecord()}),
+            "it must answer round 1",
+        ),
+        "arrays as files": (with_content(as_npy), "must have dtype, shape and bytes"),
+        "another node's": (of_another_node, late),
+        "not asked for": (unasked, late),
+    }
+
+
+@needs_flower
+def test_hostile_messages_are_left_out_in_one_line_each(capsys):
+    given, grid = loopback()
+    nodes = nodes_of(grid, given)
+    server = flower.build_server(given, nodes.example)
+    state, cohort = given.algorithm.init(given.variables), server.cohort(0)
+    tasks = server.tasks(cohort, 0, nodes.folder.run)
+    bad, *others = tasks
+    for name, (change, words) in hostile_messages().items():
+        grid.hostile = {bad: change}
+        answers, _ = flower.ask(server, state, nodes, tasks, 1)
+        (line,) = re.findall(r"^Round 1: client.*$", capsys.readouterr().out, re.M)
+        assert sorted(answers) == others, name
+        assert f"client {bad} is left out (" in line and re.search(words, line), line
+        assert line.isprintable() and len(line) < 700
+    grid.hostile = {bad: lambda reply: [reply, reply]}
+    answers, _ = flower.ask(server, state, nodes, tasks, 1)
+    assert len(answers) == 3 and "A second or foreign" in capsys.readouterr().out
+
+
+@needs_flower
+def test_a_client_is_the_node_that_claimed_it_first_and_examples_are_what_most_have(
+    tmp_path, capsys
+):
+    """Also after a restart of the server; a node is known by its key, where it has
+    one."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    given, grid = loopback(extra=2)
+    grid.contexts[104].node_config["partition-id"] = 2
+    grid.keys = {102: b"key"}
+    said = lambda **words: {"id": 5, "example": "{}", **words}
+
+    def saying(words):
+        def changed(reply):
+            reply.content = RecordDict({"client": ConfigRecord(words)})
+            return reply
+
+        return changed
+
+    example = flower.describe_example(remotes.DATA)
+    other = example.replace("6", "7")
+    grid.hostile = {0: saying(said(id=0, example=other))}
+    nodes = nodes_of(grid, given, tmp_path)
+    assert nodes.connected(0) == {1: 101, 2: 102, 3: 103} and nodes.example == example
+    printed = capsys.readouterr().out
+    assert "it must not claim client 2, which is of another node" in printed
+    assert "Client 0 cannot take part: its examples must be" in printed
+    nodes.folder.__exit__()
+    grid.contexts[109], grid.keys = grid.contexts.pop(102), {109: b"key"}
+    nodes = nodes_of(grid, given, tmp_path)
+    assert nodes.connected(0)[2] == 109
+    nodes.folder.__exit__()
+    del grid.contexts[109]
+    for words in ({}, {"id": 3}, said(), said(id=True), said(id=0, example="1")):
+        grid.hostile = {3: saying(words)}
+        nodes = nodes_of(grid, given, tmp_path)
+        assert nodes.connected(0) == {0: 100, 1: 101}, words
+        assert "A client cannot take part: " in capsys.readouterr().out
+        nodes.folder.__exit__()
+
+
+@needs_flower
+def test_a_server_that_is_killed_in_a_round_goes_on_as_if_it_was_not(tmp_path):
+    """After the clients have trained, who keep their states; with a new SuperLink."""
+    given, grid = loopback("scaffold")
+    expected = flower.train_rounds(given, grid, 3, timeout=1)
+
+    def kill(number, variables):
+        if number == 2:
+            raise KeyboardInterrupt
+
+    options = {"state-folder": str(tmp_path / "clients")}
+    _, grid = loopback("scaffold", **options)
+    with pytest.raises(KeyboardInterrupt):
+        flower.train_rounds(given, grid, 3, 1, kill, tmp_path / "server")
+    seen = []
+    _, grid = loopback("scaffold", **options)
+    note = lambda number, variables: seen.append(number)
+    found = flower.train_rounds(given, grid, 3, 1, note, tmp_path / "server")
+    assert seen == [2, 3]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    again = flower.train_rounds(given, grid, 3, 1, note, tmp_path / "server")
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
+    other = given._replace(seed=6)
+    with pytest.raises(ValueError, match="^seed must be that of the training in .* 5,"):
+        flower.train_rounds(other, grid, 3, 1, None, tmp_path / "server")
+
+
+@needs_flower
+def test_a_run_stops_after_three_rounds_without_answers_not_before(capsys):
+    given, grid = loopback()
+    start = jax.device_get(given.algorithm.init(given.variables))
+    everyone = lambda *rounds: {(k, str(n)) for k in range(4) for n in rounds}
+    grid.gone = everyone(1, 2, 4, 5)
+    flower.train_rounds(given, grid, 5, timeout=1)
+    assert capsys.readouterr().out.count("of 5: skipped (a round must have") == 4
+    grid.gone = everyone(1, 2, 3)
+    with pytest.raises(RuntimeError, match="^No round of the last 3 had enough"):
+        flower.train_rounds(given, grid, 5, timeout=1)
+    grid.gone = everyone(1)
+    state = flower.train_rounds(given, grid, 2, timeout=1)
+    with pytest.raises(AssertionError):
+        contract.assert_close(jax.device_get(state), start)
 
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"

@@ -12,6 +12,7 @@ random numbers, such as the noise of a private mean.
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,20 @@ import numpy as np
 from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import sums
+from fedfr_jax.federated.answers import (
+    Answer,
+    ClientReply,
+    check_counts,
+    check_is_kept,
+    check_numbers,
+    check_round_of,
+    check_weights,
+    decode,
+    encode,
+    read_example,
+    read_metrics,
+    weights_of,
+)
 from fedfr_jax.federated.client import (
     Population,
     SlotInputs,
@@ -39,7 +54,6 @@ from fedfr_jax.federated.engine import (
     train_client,
 )
 from fedfr_jax.federated.finite import (
-    check_dropped,
     check_metrics,
     check_rows,
     check_state,
@@ -75,6 +89,7 @@ class Deployment(NamedTuple):
     cohort_size: int = 0  # K; 0: all clients
     seed: int = 0  # used by the server only
     sampling: Sampling = Sampling()
+    max_weight: float = 0.0  # of a client's answer; 0: see `answers.MAX_RATIO`
 
     @property
     def num_asked(self) -> int:
@@ -224,17 +239,12 @@ def sent_parts(deployment: Deployment, total: PyTree, lane: LaneOutput) -> PyTre
 class ClientTask(NamedTuple):
     """Inputs of a client for a round, except the server's arrays."""
 
+    run: str  # name of the training, the same in every round
     round: int
+    accepted: int  # 1 + the last round in which the server has used an answer; 0: none
     key: np.ndarray  # uint32 [.]: the client's own, the same in every round
     cohort_index: int
     is_random_client: bool
-
-
-class ClientReply(NamedTuple):
-    """Arrays and metrics that a client sends."""
-
-    arrays: Arrays
-    metrics: Mapping[str, float]  # none of a private algorithm
 
 
 def describe_example(dataset: Dataset) -> str:
@@ -283,8 +293,9 @@ def build_client(deployment: Deployment) -> Callable:
         check_rows(rows, np.array([client]), task.round)
         is_private = deployment.algorithm.privacy is not None
         metrics = {} if is_private else jax.tree.map(float, lane.metrics)
-        sent = to_arrays(sent_parts(deployment, total, lane))
-        return ClientReply(sent, metrics), to_arrays(lane.personal)
+        sent = encode(to_arrays(sent_parts(deployment, total, lane)))
+        reply = ClientReply(task.run, task.round, sent, metrics)
+        return reply, to_arrays(lane.personal)
 
     return train
 
@@ -334,15 +345,34 @@ class RemoteServer(NamedTuple):
             ids, np.full(len(ids), True) if is_drawn is None else is_drawn
         )
 
-    def tasks(self, cohort: RemoteCohort, round: int) -> dict[int, ClientTask]:
-        """Return {client: its `ClientTask`} for the sampled clients."""
+    def tasks(
+        self,
+        cohort: RemoteCohort,
+        round: int,
+        run: str = "",
+        accepted: np.ndarray | None = None,
+    ) -> dict[int, ClientTask]:
+        """Return {client: its `ClientTask`} for the sampled clients.
+
+        Args:
+          accepted: [N] as of the task; None: not known.
+        """
+        if accepted is None:
+            accepted = np.zeros(self.deployment.num_clients, np.int32)
         seed = self.deployment.seed
         random_id = random_client(cohort.asked, seed, round)
         key_of_client = functools.partial(client_key, jax.random.key(seed))
         keys = jax.vmap(key_of_client)(jnp.asarray(cohort.ids))
         key_data = np.asarray(jax.random.key_data(keys))
         tasks = {
-            int(client): ClientTask(round, key_data[i], i, bool(client == random_id))
+            int(client): ClientTask(
+                run=run,
+                round=round,
+                accepted=int(accepted[client]),
+                key=key_data[i],
+                cohort_index=i,
+                is_random_client=bool(client == random_id),
+            )
             for i, client in enumerate(cohort.ids)
         }
         return {client: tasks[client] for client in cohort.asked.tolist()}
@@ -352,59 +382,89 @@ class RemoteServer(NamedTuple):
         arrays = to_arrays(state)
         return {name: arrays[name] for name in self.received}
 
-    def unpack(self, client: int, reply: ClientReply) -> tuple[PyTree, LaneOutput]:
-        """Check a reply and convert it to (terms of the sums, `LaneOutput`).
+    def accept(
+        self, replies: Mapping[int, ClientReply], tasks: Mapping[int, ClientTask]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Check the answers of a round: ({client: `Answer`}, {client: what is wrong}).
+
+        One that is wrong in anything is left out, as if it were lost.
+        """
+        accepted, wrong = {}, {}
+        for client, reply in replies.items():
+            try:
+                check_round_of(reply, tasks[client].run, tasks[client].round)
+                accepted[client] = self.unpack(reply)
+            except ValueError as error:
+                wrong[client] = str(error)
+        too_heavy = check_weights(accepted, self.deployment.max_weight)
+        return {k: x for k, x in accepted.items() if k not in too_heavy}, (
+            wrong | too_heavy
+        )
+
+    def unpack(self, reply: ClientReply) -> Answer:
+        """Read a client's answer.
 
         Raises:
-          ValueError: for one of another algorithm or network, or numbers that are not
-            finite, whatever the client's own flag says.
+          ValueError: for one of another algorithm or network, or numbers that no client
+            can have, whatever its own flags say.
         """
-        shapes = sent_parts(self.deployment, self.total, self.lane)
-        sent = from_arrays(reply.arrays, shapes, f"client {client}")
+        is_private = self.deployment.algorithm.privacy is not None
+        sent = decode(reply.arrays, sent_parts(self.deployment, self.total, self.lane))
+        check_numbers(sent)
+        metrics = read_metrics(reply.metrics, {} if is_private else self.lane.metrics)
         total, lane = sent["sum"], host_zeros(self.lane)._replace(is_finite=np.True_)
-        if "client" in sent:
-            metrics = {
-                name: np.asarray(reply.metrics[name], x.dtype)
-                for name, x in self.lane.metrics.items()
-            }
+        if is_private:
+            check_counts(total[0].extra)
+        else:
             lane = sent["client"]._replace(metrics=metrics)
-        nodes = jax.tree.leaves(total, is_leaf=sums.is_scaled)
-        arrays = [x.tree if sums.is_scaled(x) else x for x in nodes]
-        if not (lane.is_finite and trees.is_finite(arrays)):
-            raise ValueError(
-                f"update of client {client} must be finite, got nan or infinity. Lower "
-                "the learning rate."
-            )
-        return total, lane
+            check_is_kept(lane)
+        return Answer(total, lane, weights_of(total, lane, not is_private))
 
     def update(
         self,
         state: PyTree,
         cohort: RemoteCohort,
-        replies: Mapping[int, tuple[PyTree, LaneOutput]],
+        answers: Mapping[int, Answer],
         round: int,
+        num_wrong: int = 0,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """Aggregate the replies of a round and update the server.
+        """Aggregate the answers of a round and update the server.
 
         Args:
-          replies: of `unpack`, by client; without those that have not answered.
+          answers: of `accept`, by client; without those that have not answered.
+          num_wrong: number of answers that `accept` left out.
 
         Returns:
           the state, and metrics {name: [n]} of the clients that have, by ascending id.
 
         Raises:
-          FloatingPointError: for numbers that are not finite, as in a simulation.
+          FloatingPointError: for too few answers, or a server that would not be
+            finite; nothing has changed then.
         """
+        self.check_enough(cohort, len(answers), num_wrong)
         total, lanes = sums.zero_sums(self.total), []
         for client in cohort.ids.tolist():
-            terms, lane = replies.get(client, (None, host_zeros(self.lane)))
-            total = total if terms is None else add_sums(total, terms)
-            lanes.append(lane._replace(is_received=np.bool_(terms is not None)))
+            is_received, lane = client in answers, host_zeros(self.lane)
+            if is_received:
+                total = add_sums(total, answers[client].total)
+                lane = answers[client].lane
+            lanes.append(lane._replace(is_received=np.bool_(is_received)))
         stacked = jax.tree.map(lambda *x: np.stack(x)[None, :, None], *lanes)
         state, metrics = self.finish(state, total, stacked, np.int32(round))
         is_received = np.array([lane.is_received for lane in lanes])
         metrics = {k: x[is_received] for k, x in jax.device_get(metrics).items()}
         return state, self.checked(state, metrics, cohort.ids[is_received], round)
+
+    def check_enough(self, cohort: RemoteCohort, number: int, num_wrong: int) -> None:
+        """Raise FloatingPointError for too few answers to aggregate."""
+        algorithm = self.deployment.algorithm
+        least = max((algorithm.aggregator.min_clients), min(len(cohort.asked), 1))
+        least = max(least, math.ceil(algorithm.min_kept * (number + num_wrong)))
+        if number < least:
+            raise FloatingPointError(
+                f"a round must have usable answers of at least {least} clients, got "
+                f"{number}"
+            )
 
     def checked(self, state, metrics: dict, ids: np.ndarray, round: int) -> dict:
         """Check metrics [n] and the state of a round, see `store_personal_state`."""
@@ -412,7 +472,6 @@ class RemoteServer(NamedTuple):
         if self.deployment.algorithm.privacy:  # clients have not sent their metrics
             metrics = {k: x for k, x in metrics.items() if k not in self.lane.metrics}
         check_metrics(metrics, ids, round)
-        check_dropped(metrics, ids, round, self.deployment.algorithm.min_kept)
         check_state(state, f"round {round + 1}")
         if self.accountant:
             epsilon = self.accountant.epsilon_bound(round + 1)
@@ -429,9 +488,7 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
     Args:
       example: of `describe_example`, as a client sends it.
     """
-    struct = lambda x: jax.ShapeDtypeStruct((1, *x[0]), x[1])
-    is_leaf = lambda x: isinstance(x, list)
-    table = Dataset(**jax.tree.map(struct, json.loads(example), is_leaf=is_leaf))
+    table = read_example(example)
     state, slot = server_shapes(deployment), single_slot(ClientData(table, 1))
     arguments = state, personal_shapes(deployment), slot, table
     trace = jax.make_jaxpr(client_round(deployment), return_shape=True)

@@ -85,6 +85,12 @@ def is_scaled(x) -> bool:
     return isinstance(x, LogScaled)
 
 
+def arrays_of(tree: PyTree) -> list:
+    """Arrays of a tree, without the logs of `LogScaled` trees."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_scaled)
+    return jax.tree.leaves([x.tree if is_scaled(x) else x for x in nodes])
+
+
 def round_down(x: LogScaled, top: jax.Array) -> PyTree:
     """Rescale the arrays of `x` to log `top`, at least its own; -inf means zero."""
     factor = jnp.exp(jnp.where(x.log == top, 0, x.log - top))

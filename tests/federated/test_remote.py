@@ -1,6 +1,9 @@
 """Clients and a server apart, with nothing but arrays by name between them."""
 
 import functools
+import gzip
+import pickle
+import re
 from typing import NamedTuple
 
 import jax
@@ -10,7 +13,7 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated import remote
+from fedfr_jax.federated import answers, remote
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -119,12 +122,15 @@ def apart(given):
     for number in range(ROUNDS):
         cohort, replies = server.cohort(number), {}
         arrays = server.arrays(state)
-        for client, task in server.tasks(cohort, number).items():
+        tasks = server.tasks(cohort, number)
+        for client, task in tasks.items():
             if client != leaves(cohort, number):
                 own = rows.get(client, {})
                 reply, rows[client] = train(client, task, arrays, own)
-                replies[client] = server.unpack(client, reply)
-        state, metrics = server.update(state, cohort, replies, number)
+                replies[client] = reply
+        answers, wrong = server.accept(replies, tasks)
+        assert not wrong
+        state, metrics = server.update(state, cohort, answers, number)
     return Rounds(server, jax.device_get(state), rows, reply, task, metrics)
 
 
@@ -168,13 +174,15 @@ def test_rounds_apart_are_those_of_the_simulation(name):
     assert not np.array_equal(found.task.key, jax.random.key_data(jax.random.key(5)))
     if name == "private":  # its mechanism covers all that a client sends
         assert all(part.startswith("sum/") for part in found.reply.arrays)
-        assert not found.reply.metrics and found.metrics["epsilon"][0] > 0
+        assert not found.reply.metrics
+        epsilon = found.server.accountant.epsilon
+        assert found.metrics["epsilon"][0] == epsilon(ROUNDS) > epsilon(ROUNDS - 1)
         return
     contract.assert_close(found.metrics["loss"], metrics["loss"])
     if "head" in name or name == "fedper":
         assert not [part for part in found.reply.arrays if "head" in part]
     if name == "quantized":
-        assert found.reply.arrays["sum/0/.update/params/body"].dtype == np.int32
+        assert found.reply.arrays["sum/0/.update/params/body"].dtype == "int32"
 
 
 @pytest.mark.parametrize(
@@ -204,3 +212,209 @@ def test_arrays_of_another_network_are_refused_and_bfloat16_comes_back():
     for wrong in ({}, {"w": arrays["w"][:2]}, {"w": np.ones(3, np.float32)}):
         with pytest.raises(ValueError, match="^w of client 1 must be .3, 'bfloat16'."):
             remote.from_arrays(wrong, template, "client 1")
+
+
+def test_a_private_server_has_the_epsilon_of_its_rounds_and_stops_at_the_budget():
+    """Of a Gaussian for each round, in which all clients are."""
+    import dp_accounting
+
+    def epsilon(rounds):
+        noise = PRIVATE["noise_multiplier"] / np.sqrt(rounds)
+        return dp_accounting.get_epsilon_gaussian(noise, PRIVATE["delta"])
+
+    budget = (epsilon(2) + epsilon(3)) / 2
+    build = lambda: ff.privacy.private(
+        fedavg(), cohort_size=4, epsilon=budget, **PRIVATE
+    )
+    given = deployment(Method(build, cohort_size=4))
+    server, state, answers = first_round(given)
+    for number in range(2):
+        cohort = server.cohort(number)
+        state, metrics = server.update(state, cohort, answers, number)
+        np.testing.assert_allclose(metrics["epsilon"], epsilon(number + 1), rtol=1e-6)
+    with pytest.raises(ValueError, match="^epsilon must stay within .* but round 3"):
+        server.cohort(2)
+    with pytest.raises(ValueError, match="^its count of unclipped updates must be"):
+        remote.check_counts((np.float32(0.5), np.float32(1e9)))
+
+
+def first_round(given):
+    """(server, its first state, answers of all that are asked in round 1)."""
+    server, state, replies, tasks = first_replies(given)
+    answers, wrong = server.accept(replies, tasks)
+    assert not wrong
+    return server, state, answers
+
+
+def first_replies(given):
+    """(server, its first state, replies, tasks) of round 1."""
+    train = remote.build_client(given)
+    example = remote.describe_example(given.client_data(0).dataset)
+    server = remote.build_server(given, example)
+    state = given.algorithm.init(given.variables)
+    tasks, arrays = server.tasks(server.cohort(0), 0, "a"), server.arrays(state)
+    replies = {k: train(k, task, arrays, {})[0] for k, task in tasks.items()}
+    return server, state, replies, tasks
+
+
+BODY, BIAS = "sum/0/.update/params/body", "sum/0/.update/params/bias"
+SUMMED, OWN, IS_FINITE = "sum/0/.weight", "client/.weight", "client/.is_finite"
+
+
+def with_array(name, change):
+    """A reply in which `change` makes another array, or what travels, of one."""
+
+    def changed(reply):
+        sent = reply.arrays[name]
+        made = change(np.frombuffer(sent.data, sent.dtype).reshape(sent.shape))
+        made = made if isinstance(made, tuple) else remote.encode({"": made})[""]
+        return reply._replace(arrays={**reply.arrays, name: made})
+
+    return changed
+
+
+def with_metrics(**metrics):
+    return lambda reply: reply._replace(metrics={**reply.metrics, **metrics})
+
+
+def travelling(dtype, shape, data):
+    """An array of these words and bytes, whatever was there."""
+    return with_array(BIAS, lambda x: answers.EncodedArray(dtype, shape, data))
+
+
+def filled(name, value):
+    return with_array(name, lambda x: np.full_like(x, value))
+
+
+def both_weights(value):
+    first, second = filled(SUMMED, value), filled(OWN, value)
+    return lambda reply: second(first(reply))
+
+
+PICKLE, BOMB = pickle.dumps([print]), gzip.compress(bytes(10**6))
+HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'shape': (282429536481,)}"
+HOSTILE = {
+    "another round's answer": (lambda x: x._replace(round=1), "must answer round 1 of"),
+    "another training's": (lambda x: x._replace(run="b"), "must answer round 1 of"),
+    "no round": (lambda x: x._replace(round=None), "must answer round 1 of"),
+    "a flag for a round": (lambda x: x._replace(round=False), "must answer round 1 of"),
+    "no arrays": (lambda x: x._replace(arrays={}), "arrays must be those of"),
+    "nothing": (lambda x: remote.ClientReply("a", 0, {}, {}), "arrays must be those"),
+    "a missing array": (
+        lambda x: x._replace(arrays={k: v for k, v in x.arrays.items() if k != BODY}),
+        f"{BODY} is missing and nothing is too much",
+    ),
+    "one more array": (
+        lambda x: x._replace(arrays={**x.arrays, "\x1b[2J" * 99: x.arrays[BODY]}),
+        r"nothing is missing and \\x1b\[2J",
+    ),
+    "another dtype": (with_array(BODY, lambda x: x.astype("f8")), "must have dtype"),
+    "whole numbers": (with_array(BODY, lambda x: x.astype("i4")), "must have dtype"),
+    "complex numbers": (with_array(BODY, lambda x: x + 0j), "must have dtype"),
+    "texts": (with_array(BODY, lambda x: x.astype(str)), "must have dtype"),
+    "another shape": (with_array(BODY, lambda x: x.T.copy()), "must have dtype"),
+    "one number": (with_array(BODY, lambda x: x[0, 0]), "must have dtype"),
+    "one row more": (with_array(BODY, lambda x: np.tile(x, (2, 1))), "must have dtype"),
+    "objects": (travelling("object", (3,), PICKLE), "must have dtype"),
+    "a pickle": (travelling("float32", (3,), PICKLE), "must have dtype"),
+    "a compressed bomb": (travelling("float32", (3,), BOMB), "must have dtype"),
+    "a huge header": (travelling("float32", (9**12,), HEADER), "must have dtype"),
+    "a huge shape": (travelling("float32", (9**12,), bytes(12)), "must have dtype"),
+    "too few bytes": (travelling("float32", (3,), bytes(8)), "must have dtype"),
+    "no bytes": (travelling("float32", (3,), b""), "must have dtype"),
+    "nan": (filled(BODY, np.nan), "must be finite, .* got nan"),
+    "infinity": (filled(BIAS, -np.inf), "must be finite, .* got inf"),
+    "numbers that overflow": (filled(BODY, 3e38), "must be finite, .* got 3e.38"),
+    "its own flag": (filled(IS_FINITE, False), "says that it is not"),
+    "a flag of seven": (
+        with_array(IS_FINITE, lambda x: answers.EncodedArray("bool", (), b"\7")),
+        "must be bytes 0 or 1, got 7",
+    ),
+    "a negative weight": (both_weights(-5), "weight must be positive, got -5"),
+    "no weight": (both_weights(0), "weight must be positive, got 0"),
+    "a weight in the sum alone": (filled(SUMMED, -5), "weight must be positive"),
+    "a weight of its own alone": (filled(OWN, -5), "weight must be positive"),
+    "a huge weight": (both_weights(1e9), "weight must be at most 900, got 1e.09"),
+    "a huge weight in the sum": (filled(SUMMED, 1e9), "weight must be at most 900"),
+    "a huge weight of its own": (filled(OWN, 901), "weight must be at most 900"),
+    "nan for a weight": (both_weights(np.nan), "must be finite"),
+    "a flag for a weight": (with_array(OWN, lambda x: x > 0), "must have dtype"),
+    "no metrics": (lambda x: x._replace(metrics={}), "metrics must be those of"),
+    "one more metric": (with_metrics(more=1.0), "nothing is missing and more is too"),
+    "a text for a loss": (with_metrics(loss="1.0"), "loss must be a float32"),
+    "a flag for a loss": (with_metrics(loss=True), "loss must be a float32"),
+    "a list for a loss": (with_metrics(loss=[1.0]), "loss must be a float32"),
+    "nothing for a loss": (with_metrics(loss=None), "loss must be a float32"),
+    "nan for a loss": (with_metrics(loss=np.nan), "loss must be .* got nan"),
+    "infinity for a loss": (with_metrics(loss=-np.inf), "loss must be .* got -inf"),
+    "1e300 for a loss": (with_metrics(loss=1e300), "loss must be .* got 1e.300"),
+    "a huge number": (with_metrics(loss=10**400), "loss must be .* got 1000*[.]{3}"),
+}
+
+
+def test_a_hostile_answer_is_left_out_and_the_round_is_that_of_the_others():
+    """Whatever is wrong, in one line that says what; the server's memory is not asked
+    for what it claims."""
+    server, state, replies, tasks = first_replies(deployment(METHODS["fedavg"]))
+    cohort, (bad, *others) = server.cohort(0), replies
+    rest, wrong = server.accept({k: replies[k] for k in others}, tasks)
+    assert not wrong and len(others) == 2
+    expected, _ = server.update(state, cohort, rest, 0)
+    for name, (change, words) in HOSTILE.items():
+        given = {**replies, bad: change(replies[bad])}
+        found, wrong = server.accept(given, tasks)
+        assert [*found] == others and [*wrong] == [bad], name
+        assert re.search(words, wrong[bad]) and len(wrong[bad]) < 500, wrong
+        assert wrong[bad].isprintable()
+        new, _ = server.update(state, cohort, found, 0, len(wrong))
+        contract.assert_close(jax.device_get(new), jax.device_get(expected))
+    everyone, wrong = server.accept(replies, tasks)
+    assert len(everyone) == 3 and not wrong
+
+
+def test_a_round_without_enough_usable_answers_changes_nothing():
+    """By the robust rule's least clients, or the share of updates that must be kept;
+    of a rule that keeps all updates each copy of a weight counts."""
+    given = deployment(METHODS["median"])
+    server, state, replies, tasks = first_replies(given)
+    kept = "client/.kept/1"
+    first, *_ = replies
+    found, wrong = server.accept(
+        {**replies, first: filled(kept, -5)(replies[first])}, tasks
+    )
+    assert [*wrong] == [first] and "weight must be positive" in wrong[first]
+    few = server._replace(
+        deployment=given._replace(algorithm=given.algorithm._replace(min_kept=0.6))
+    )
+    cohort = server.cohort(0)
+    few.update(state, cohort, found, 0, num_wrong=1)
+    for answered, num_wrong, least in [({}, 0, 1), (found, 2, 3)]:
+        words = f"usable answers of at least {least} clients, got {len(answered)}"
+        with pytest.raises(FloatingPointError, match=words):
+            few.update(state, cohort, answered, 0, num_wrong=num_wrong)
+
+
+def test_weights_are_limited_by_their_median_or_by_the_setting():
+    weighing = lambda *weights: {
+        i: answers.Answer(None, None, (x, 1.0)) for i, x in enumerate(weights)
+    }
+    assert not answers.check_weights(weighing(5, 500))
+    assert [*answers.check_weights(weighing(5, 7, 701, 700))] == [2]
+    assert [*answers.check_weights(weighing(1e9, 5))] == [0]
+    assert [*answers.check_weights(weighing(5, 7, 701), 6)] == [1, 2]
+    assert not answers.check_weights(weighing(5, 701), 701) | answers.check_weights({})
+
+
+def test_examples_of_a_node_are_shapes_and_nothing_else():
+    text = remote.describe_example(DATA)
+    assert answers.read_example(text).images.shape == (1, 6)
+    for bad in (
+        *(None, "", "[]", "{}", "[" * 9999, "1", text + " " * 10_000, text * 2),
+        text.replace("6", "-6"),
+        text.replace("6", "9" * 12),
+        text.replace("float32", "object"),
+        text.replace("inputs", "more"),
+        text.replace("[6]", '"6"'),
+    ):
+        with pytest.raises(ValueError, match="^its examples must be shapes and dtypes"):
+            answers.read_example(bad)
