@@ -438,7 +438,7 @@ def train_rounds(
                 state, metrics = server.update(*args)
                 accepted[[*answers]], num_skipped = number + 1, 0
             except FloatingPointError as error:
-                text, num_skipped = f"skipped ({error})", num_skipped + 1
+                text, num_skipped = f"skipped ({error})", num_skipped + bool(tasks)
             else:
                 numbers = {k: float(x.mean()) for k, x in metrics.items() if x.size}
                 variables = deployment.algorithm.global_model(state)
