@@ -31,6 +31,7 @@ from fedfr_jax.tasks.privacy import check_privacy_settings
 from fedfr_jax.tasks.task_methods import (
     OFFERED,
     TaskMethods,
+    check_no_facts,
     read_federated,
     settings_of,
 )
@@ -114,6 +115,7 @@ def _check_algorithm(
 ) -> None:
     """Check an algorithm's settings, and that the task may offer what it needs."""
     where, kinds = f"config.{section}.algorithm", settings_of(task, name)
+    check_no_facts(section, name, settings)
     possible = dict(kinds)
     # Whether the algorithm needs them is not known yet.
     for factory in (*task.losses.values(), *task.terms.values()):

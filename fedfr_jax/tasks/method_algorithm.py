@@ -29,7 +29,7 @@ from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import Method, named
 from fedfr_jax.tasks.needs import NEEDS, check_needs, needs_of
 from fedfr_jax.tasks.privacy import with_privacy
-from fedfr_jax.tasks.task_methods import loss_of_method
+from fedfr_jax.tasks.task_methods import facts_of, loss_of_method
 from fedfr_jax.tasks.trust import with_trust_keys
 from fedfr_jax.trees import matching
 from fedfr_jax.types import Algorithm, LocalTraining
@@ -119,7 +119,8 @@ def algorithm_maker(
       section: of the method, such as "methods.fedprox".
       name: of a known algorithm, see `algorithm_of`.
       settings: below the key `algorithm`, of which it takes its own.
-      facts: what the task offers, {"num_clients": N, ...}, to factories that ask.
+      facts: what the task offers, {"num_clients": N, ...}, to factories that ask for
+        it by an argument without a default, see `takes_fact`.
       task: its name.
 
     Raises:
@@ -127,7 +128,8 @@ def algorithm_maker(
         does not offer.
     """
     factory, where = ALGORITHMS[name], f"config.{section}.algorithm"
-    parameters = {k: p for k, p in keywords(factory).items() if k not in facts}
+    taken = facts_of(name, facts)
+    parameters = {k: p for k, p in keywords(factory).items() if k not in taken}
     own_settings = {k: v for k, v in settings.items() if k in parameters}
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in own_settings:
@@ -137,7 +139,7 @@ def algorithm_maker(
     own_settings = check_values(
         f"{where}.", with_nested(section, own_settings), kinds_of(factory)
     )
-    own_settings |= {k: v for k, v in facts.items() if k in keywords(factory)}
+    own_settings |= {k: facts[k] for k in taken}
     make = functools.partial(factory, **own_settings)
     check_needs(section, name, needs_of(make), facts, task)
     return make, {*parameters}

@@ -1,5 +1,6 @@
 """Needs of algorithms, and the error for a task that does not offer one."""
 
+import inspect
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -36,6 +37,14 @@ NEEDS = {
     "shared": Need("public data", ("reid",), "Set config.partition.public"),
     "spreadout": CLASS_VECTORS,
 }
+
+
+def takes_fact(parameter: inspect.Parameter) -> bool:
+    """Whether an argument of a factory may be a fact of the task.
+
+    One with a default of its own is a setting, whatever its name.
+    """
+    return parameter.default is parameter.empty or parameter.default is None
 
 
 def needs_of(make: Callable[[LocalTraining], Algorithm]) -> tuple[str, ...]:

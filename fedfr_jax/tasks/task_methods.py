@@ -10,7 +10,7 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.schema import call, keyword_kinds, keywords
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
 from fedfr_jax.tasks.methods import Method, named, read_method, refuse_other_loss
-from fedfr_jax.tasks.needs import NEEDS
+from fedfr_jax.tasks.needs import NEEDS, takes_fact
 from fedfr_jax.types import Model
 
 # Keys of `Training` that are of faces only.
@@ -51,16 +51,33 @@ class TaskMethods(NamedTuple):
     central_keys: Collection[str] = CENTRAL_KEYS
 
 
-# Arguments of algorithms that a task offers, which are no settings.
+# Arguments of algorithms that a task offers, which are no settings unless they have a
+# default, see `takes_fact`.
 OFFERED = {*NEEDS, "begin", "model", "momentum", "num_clients", "prepare"}
 OFFERED |= {"initial_previous_model", "reference_features"}
 
 
 def settings_of(task: TaskMethods, name: str) -> dict[str, Any]:
     """{setting of an algorithm, its own or one that the task reads: annotation}."""
-    kinds = keyword_kinds(ALGORITHMS[name])
-    kinds = {key: x for key, x in kinds.items() if key not in OFFERED}
+    kinds, facts = keyword_kinds(ALGORITHMS[name]), facts_of(name)
+    kinds = {key: x for key, x in kinds.items() if key not in facts}
     return {**kinds, **task.terms_of(ALGORITHMS[name])}
+
+
+def facts_of(name: str, offered: Collection[str] = OFFERED) -> set[str]:
+    """Arguments of an algorithm that are among the facts that a task offers."""
+    arguments = keywords(ALGORITHMS[name]).items()
+    return {key for key, x in arguments if key in offered and takes_fact(x)}
+
+
+def check_no_facts(section: str, name: str, settings: Mapping) -> None:
+    """Raise ValueError for a setting of an algorithm that is a fact of the task."""
+    for key in sorted(facts_of(name) & settings.keys()):
+        source = f"config.{section}.momentum" if key == "momentum" else "the task"
+        raise ValueError(
+            f"config.{section}.algorithm must not set {key}, which {name} takes from "
+            f"{source}, got {settings[key]!r}. Remove it."
+        )
 
 
 def read_federated(

@@ -6,6 +6,7 @@ import pytest
 
 from fedfr_jax.cli import train
 from fedfr_jax.cli.main import main
+from fedfr_jax.federated import algorithms
 
 
 def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
@@ -306,3 +307,50 @@ def test_a_batch_that_no_client_fills_is_refused(config, capsys, tmp_path):
     said = capsys.readouterr().err
     assert "config.federation.batch_size must be at most the examples of the" in said
     assert not (tmp_path / "run").exists()
+
+
+MINE = '''"""A config with an algorithm of its own."""
+
+import fedfr_jax as ff
+from fedfr_jax.configs import base
+
+
+def mine(training, *, num_clients, momentum=0.9):
+    raise ValueError(f"momentum {momentum}, {num_clients} clients")
+
+
+ff.register_algorithm("takes_facts", mine)
+
+
+def get_config():
+    config = base.get_config()
+    config.task = "classification"
+    config.data = {"name": "fake_data", "num_identities": 4, "image_size": 8}
+    config.partition = {"name": "iid", "num_clients": 3}
+    config.model = {"name": "mlp", "hidden_dim": 8}
+    config.federation = {"rounds": 1, "local_epochs": 1, "batch_size": 4}
+    method = {"algorithm": {"name": "takes_facts"}, "momentum": 0.5}
+    config.methods = {"mine": {**method, "learning_rate": 0.1}}
+    return config
+'''
+
+
+def test_a_registered_algorithm_keeps_its_own_momentum(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ["train", f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/run"]
+    own = "--config.methods.mine.algorithm"
+    try:
+        for flags, expected in (
+            ([], "momentum 0.9, 3 clients"),
+            ([f"{own}.momentum=0.2"], "momentum 0.2, 3 clients"),
+            (
+                [f"{own}.num_clients=2"],
+                "config.methods.mine.algorithm must not set num_clients, which "
+                "takes_facts takes from the task, got 2. Remove it.",
+            ),
+        ):
+            assert main([*words, *flags]) == 2
+            error = capsys.readouterr().err
+            assert expected in error, error
+    finally:
+        algorithms.ALGORITHMS.pop("takes_facts", None)

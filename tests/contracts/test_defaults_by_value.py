@@ -56,7 +56,7 @@ EXPECTED = {
         **EQUALLY,
         "prototype_momentum": 0.0,
     },
-    "fednova": {"momentum": 0.0, "mu": 0.0, **EXAMPLES},
+    "fednova": {"momentum": None, "mu": 0.0, **EXAMPLES},
     "fedprox": {**SERVER, **EXAMPLES},
     "fedrep": EXAMPLES,
     "fesem": GROUPS,

@@ -207,6 +207,20 @@ def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
     assert keys == {"server_optimizer", "mu", "weighting"}
 
 
+def test_facts_are_given_to_arguments_without_a_default_only(monkeypatch):
+    def mine(local, *, num_clients, momentum=0.9, classes=None):
+        return ALGORITHMS["fedavg"](local)
+
+    monkeypatch.setitem(ALGORITHMS, "mine", mine)
+    facts = {"num_clients": 4, "momentum": 0.0, "classes": "fc"}
+    make, keys = maker("mine", {}, **facts)
+    assert make.keywords == {"num_clients": 4, "classes": "fc"} and keys == {"momentum"}
+    make, _ = maker("mine", {"momentum": 0.5}, **facts)
+    assert make.keywords["momentum"] == 0.5
+    make, _ = maker("fednova", {}, momentum=0.8)  # what its clients' SGD has
+    assert make.keywords == {"momentum": 0.8}
+
+
 @pytest.mark.parametrize("name", ["fedavgg", {"name": None}, ["fedavg"]])
 def test_a_row_names_a_known_algorithm(name):
     rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"

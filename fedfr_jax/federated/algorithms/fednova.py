@@ -48,7 +48,7 @@ def proximal_norm(shrink: float | jax.Array) -> Callable:
 def fednova(
     local: LocalTraining,
     *,
-    momentum: BelowOne = 0.0,
+    momentum: BelowOne | None = None,
     mu: NonNegative = 0.0,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
@@ -56,11 +56,12 @@ def fednova(
 
     Args:
       local: SGD, whose momentum is set here too: it decides how steps count.
-      momentum: rho in [0, 1).
+      momentum: rho in [0, 1); None is 0, and in a config the method's `momentum`.
       mu: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
         none.
       weighting: see `fedavg`.
     """
+    momentum = momentum or 0.0
     if momentum and mu:
         raise ValueError(f"momentum must be 0 if mu is set, got {momentum}.")
     if mu:
