@@ -24,11 +24,14 @@ from jax.custom_batching import custom_vmap
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.model_parallel import unshard
+from fedfr_jax.federated.optimizer_keys import fold_in_keys
 from fedfr_jax.federated.parameter_packing import PackedVariables, pack, unpack
 from fedfr_jax.federated.rates import check_local, check_state
 from fedfr_jax.ranges import BelowOne, NonNegative
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Client, LocalTraining, PyTree, as_aux_loss
+
+NO_STEP = 2**32 - 1  # folded into a key where steps are, whose numbers are smaller
 
 
 def by_block(make: Callable) -> Callable:
@@ -186,13 +189,21 @@ def optimizer_at(local: LocalTraining, params: PyTree, rate: Callable):
     return local.optimizer(rate().astype(dtype))
 
 
-def init_state(local: LocalTraining, variables: PyTree, client: Client) -> TrainState:
-    """Initial training state: `variables` without "local", a new optimizer state."""
+def init_state(
+    key: jax.Array, local: LocalTraining, variables: PyTree, client: Client
+) -> TrainState:
+    """Initial training state: `variables` without "local", a new optimizer state.
+
+    Args:
+      key: of the local training; random keys in the optimizer's state depend on it.
+    """
     params, first = variables["params"], jnp.int32(0)
     rate = lambda: learning_rate_at(local, client, first)
     state = optimizer_at(local, params, rate).init(params)
     check_state(local, state)
-    return TrainState(variables, state)
+    return TrainState(
+        variables, fold_in_keys(state, jax.random.fold_in(key, NO_STEP))
+    )
 
 
 def local_step(local: LocalTraining, moves: str = "") -> Callable:
@@ -265,8 +276,8 @@ def build_local_training(local: LocalTraining | Callable, moves: str = "") -> Ca
 
         start = variable_split.merge_personal_variables(variables)
         moved, _ = trainable(moves, start["params"])
-        opt_state = init_state(local, {**start, "params": moved}, client).opt_state
-        end, metrics = run_steps(body, TrainState(start, opt_state), client)
+        first = init_state(key, local, {**start, "params": moved}, client)
+        end, metrics = run_steps(body, TrainState(start, first.opt_state), client)
         return variable_split.split_paths(end.variables, variables), metrics
 
     return train

@@ -379,12 +379,12 @@ def test_an_optimizer_sees_shared_and_personal_leaves_together(name, where):
     assert [name for name in kept if kept[name] is not None] == [where[-1]]
 
 
-def rounds_of(algorithm, *, folder=None, numbers=(0, 1, 2), server=None, **options):
-    """Play rounds of three of five clients: (server, rows and is_new of all, metrics).
+def rounds_of(algorithm, *, folder=None, numbers=(0, 1, 2), server=None, cohort_size=3):
+    """Play rounds of some of five clients: (server, rows and is_new of all, metrics).
 
     Numbers that do not begin with 0 go on from `server` and the rows in `folder`.
     """
-    sim = simulated(algorithm, cohort_size=3, **options)
+    sim = simulated(algorithm, cohort_size=cohort_size)
     server = start_simulation(sim, toys.norm_variables()) if server is None else server
     store = open_store(sim, server, folder, resume_round=numbers[0])
     metrics = []
@@ -444,6 +444,46 @@ def test_a_drawn_leaf_is_another_one_for_every_client():
     _, (rows, is_new), _ = rounds_of(STILL)
     scales = rows.leaves["params"]["scale"][~is_new]
     assert len(np.unique(scales, axis=0)) == len(scales) > 3
+
+
+def raw_noise():
+    """Noise from a key that is two numbers."""
+
+    def update(grads, key, params=None):
+        key, now = jax.random.split(key)
+        noise = jax.tree.map(lambda x: jax.random.normal(now, x.shape, x.dtype), grads)
+        return noise, key
+
+    init = lambda params: jax.random.PRNGKey(0)
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize("noise", [optax.add_noise(1.0, 0.0, 0), raw_noise()])
+def test_noise_of_an_optimizer_differs_by_client_and_round(noise):
+    rate_zero = lambda rate: optax.chain(optax.sgd(rate), noise)
+    algorithm = with_personal_layers(fedavg(norm_local(0.0, rate_zero)), "scale")
+
+    def noise_of_rounds(numbers):
+        _, (rows, _), _ = rounds_of(algorithm, cohort_size=5, numbers=numbers)
+        return np.asarray(rows.leaves["params"]["scale"]) - 1  # [5, 16]
+
+    first, both = noise_of_rounds((0,)), noise_of_rounds((0, 1))
+    for values in (first, both - first):
+        assert len(np.unique(values.round(6), axis=0)) == 5
+    assert np.abs(both - 2 * first).min(axis=0).max() > 1e-3
+    np.testing.assert_array_equal(first, noise_of_rounds((0,)))
+
+
+def test_noise_of_a_servers_optimizer_differs_by_round_and_is_resumed():
+    server_optimizer = optax.chain(optax.sgd(1.0), optax.add_noise(1.0, 0.0, 0))
+    algorithm = fedavg(norm_local(0.0), server_optimizer=server_optimizer)
+    scale = lambda server: np.asarray(server.variables["params"]["scale"])
+    ends = [rounds_of(algorithm, numbers=range(n))[0] for n in (1, 2)]
+    first, second = scale(ends[0]) - 1, scale(ends[1]) - scale(ends[0])
+    assert np.abs(first - second).min() > 1e-3
+    stored = jax.tree.map(np.asarray, ends[0])  # as a checkpoint holds it
+    resumed, _, _ = rounds_of(algorithm, numbers=(1,), server=stored)
+    np.testing.assert_array_equal(scale(resumed), scale(ends[1]))
 
 
 def test_clients_that_are_new_after_a_resume_draw_the_same_leaf(tmp_path):

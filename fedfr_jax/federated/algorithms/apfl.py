@@ -15,7 +15,7 @@ import optax
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.local import init_state, local_step, run_steps
+from fedfr_jax.federated.local import NO_STEP, init_state, local_step, run_steps
 from fedfr_jax.ranges import Share
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, PyTree
@@ -82,7 +82,11 @@ def apfl(
             return (y, v), {**metrics, "alpha": share}
 
         received = variable_split.merge_personal_variables(server.variables)
-        start = init_state(local, received, client), init_state(mixed, personal, client)
+        own_key = jax.random.fold_in(key, NO_STEP)
+        start = (
+            init_state(key, local, received, client),
+            init_state(own_key, mixed, personal, client),
+        )
         (y, v), metrics = run_steps(body, start, client)
         end = variable_split.split_paths(y.variables, server.variables)
         return variable_split.client_output(

@@ -15,6 +15,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.optimizer_keys import with_raw_keys
 from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, PyTree
@@ -44,7 +45,7 @@ def fedavg(
       weighting: num_examples, uniform, or client -> weight [].
     """
     train, weight = build_local_training(local), weight_of(weighting)
-    optimizer = server_optimizer or optax.identity()
+    optimizer = with_raw_keys(server_optimizer or optax.identity())
 
     def init(variables):
         return Server(variables, optimizer.init(variables["params"]))

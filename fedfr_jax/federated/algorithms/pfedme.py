@@ -73,7 +73,8 @@ def pfedme(
             return (theta, u), jax.tree.map(lambda x: x.mean(0), metrics)
 
         received = variable_split.merge_personal_variables(server.variables)
-        start = init_state(inner_local, received, client), server.variables["params"]
+        theta = init_state(key, inner_local, received, client)
+        start = theta, server.variables["params"]
         (theta, u), metrics = run_steps(body, start, client)
         end = variable_split.split_paths(theta.variables, server.variables)
         end = {**end, "params": u}
