@@ -573,6 +573,8 @@ class Algorithm(NamedTuple):
     # server -> the state of `aggregator`, see `federated.aggregation`
     link_state: Callable[[PyTree], PyTree] = lambda server: ()
     privacy: Any = None  # `federated.privacy.Privacy`; None: not private
+    # (factory or wrapper, the `num_clients` that it was given) of each that takes one
+    built_for: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
         """Name of the module that defines `client_update`."""

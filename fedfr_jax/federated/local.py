@@ -201,9 +201,7 @@ def init_state(
     rate = lambda: learning_rate_at(local, client, first)
     state = optimizer_at(local, params, rate).init(params)
     check_state(local, state)
-    return TrainState(
-        variables, fold_in_keys(state, jax.random.fold_in(key, NO_STEP))
-    )
+    return TrainState(variables, fold_in_keys(state, jax.random.fold_in(key, NO_STEP)))
 
 
 def local_step(local: LocalTraining, moves: str = "") -> Callable:

@@ -30,7 +30,9 @@ def with_raw_keys(
 
     def update(grads, state, params=None):
         typed = optimizer.init(params)  # for the kinds of its keys
-        steps, state = optimizer.update(grads, jax.tree.map(_wrap, typed, state), params)
+        steps, state = optimizer.update(
+            grads, jax.tree.map(_wrap, typed, state), params
+        )
         return steps, _unwrap(state)
 
     return optax.GradientTransformation(init, update)

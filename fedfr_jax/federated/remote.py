@@ -61,7 +61,12 @@ from fedfr_jax.federated.finite import (
 )
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.privacy.mechanism import accountant_of
-from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
+from fedfr_jax.federated.sampling import (
+    Sampling,
+    check_built_for,
+    check_sampling,
+    sample_clients,
+)
 from fedfr_jax.federated.schedule import random_client
 from fedfr_jax.federated.simulation import epochs_by_round
 from fedfr_jax.types import Algorithm, Dataset, PyTree
@@ -136,6 +141,7 @@ def check_deployment(deployment: Deployment) -> None:
             f"the server needs updates that are summed, but {algorithm} sends none. "
             "Choose an algorithm like fedavg."
         )
+    check_built_for(algorithm, deployment.num_clients)
     check_sampling(deployment.sampling, deployment.num_clients, cohort_size)
     algorithm.check_cohort(cohort_size)
     if not callable(deployment.local_epochs):

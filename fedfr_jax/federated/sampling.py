@@ -19,6 +19,7 @@ from fedfr_jax.data.permutation import permute_on_host
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import check_fields
+from fedfr_jax.types import Algorithm
 
 MARGIN = 6.0  # standard deviations of a Poisson cohort above its mean
 
@@ -110,3 +111,13 @@ def sample_clients(
 
 def _key(*entropy: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def check_built_for(algorithm: Algorithm, num_clients: int) -> None:
+    """Raise ValueError if an algorithm was given another number of clients."""
+    for name, number in algorithm.built_for:
+        if number != num_clients:
+            raise ValueError(
+                f"num_clients of {name} must be {num_clients}, the number of the "
+                f"data's clients, got {number}."
+            )

@@ -37,7 +37,12 @@ from fedfr_jax.federated.programs import (
     check_memory_on_call,
     compile_in_background,
 )
-from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
+from fedfr_jax.federated.sampling import (
+    Sampling,
+    check_built_for,
+    check_sampling,
+    sample_clients,
+)
 from fedfr_jax.federated.schedule import (
     Schedule,
     build_schedule,
@@ -265,6 +270,7 @@ def build_simulation(
     """
     num_clients = population.num_clients
     check_rows_of_clients(population, table.num_examples)
+    check_built_for(algorithm, num_clients)
     fixed = num_partial_sums if reproducible_sum else None
     cohort_size = systems.num_counted(cohort_size or num_clients)
     check_sampling(sampling, num_clients, cohort_size)

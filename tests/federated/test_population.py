@@ -13,6 +13,8 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated import client, store
+from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -20,9 +22,12 @@ from fedfr_jax.federated.simulation import (
     simulate_round,
     start_simulation,
 )
+from fedfr_jax.federated.systems.edges import with_edge_servers
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.faces.frozen_features import cohort_rows, prepare_features
 from fedfr_jax.types import Cohort, Dataset
+from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
 
 MANY = 10**6
@@ -178,3 +183,20 @@ def test_rows_that_an_int32_cannot_number_are_refused():
     population = Population(np.array([0, 1]), np.ones(1, np.int32))
     with pytest.raises(ValueError, match="less than 2.31 rows, got 2147483648"):
         build_simulation(algorithm, toys.feed(), table, population, mesh=make_mesh(1))
+
+
+def test_a_number_of_clients_that_is_not_the_datas_is_refused():
+    takers = {k for k, make in ALGORITHMS.items() if "num_clients" in keywords(make)}
+    built = {k: contracts.MEMBERS[k].build(num_clients=7) for k in takers}
+    plain = contracts.MEMBERS["fedavg"].build()
+    scaffold = contracts.MEMBERS["scaffold"].build(num_clients=5)
+    built["with_attack"] = with_attack(scaffold, "alie", share=0.5, num_clients=7)
+    built["with_edge_servers"] = with_edge_servers(plain, num_clients=7, num_edges=2)
+    assert built.keys() > {"scaffold", "feddyn", "finch"}
+    data = toys.feed(), *toys.problem()  # of five clients
+    for name, algorithm in built.items():
+        rule = f"num_clients of {name} must be 5, .* got 7"
+        with pytest.raises(ValueError, match=rule):
+            build_simulation(algorithm, *data, mesh=make_mesh(1))
+    fitting = with_attack(scaffold, "alie", share=0.4, num_clients=5)
+    build_simulation(fitting, *data, mesh=make_mesh(1))

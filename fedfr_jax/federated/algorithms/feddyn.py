@@ -77,4 +77,5 @@ def feddyn(
         init_personal=lambda key, server: optax.tree.zeros_like(server.drift),
         client_update=client_update,
         server_update=server_update,
+        built_for=(("feddyn", num_clients),),
     )

@@ -83,5 +83,8 @@ def fedface(algorithm: Algorithm, spread: Callable, *, num_clients: int) -> Algo
         )
 
     return inside._replace(
-        init=init, client_update=client_update, server_update=server_update
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        built_for=(*algorithm.built_for, ("fedface", num_clients)),
     )

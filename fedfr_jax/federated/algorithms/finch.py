@@ -157,4 +157,5 @@ def finch(
         prepare=prepare,
         prepare_is_local=True,
         cohort_metrics=report,
+        built_for=(("finch", num_clients),),
     )

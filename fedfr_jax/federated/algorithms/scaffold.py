@@ -87,4 +87,5 @@ def scaffold(
             variable_split.shared(server.variables),
             server.control,
         ),
+        built_for=(("scaffold", num_clients),),
     )

@@ -86,7 +86,9 @@ def attack_algorithm(
         check_bound(algorithm.aggregator, share, number, num_clients, cohort_size)
 
     attacked = algorithm._replace(
-        client_update=client_update, check_cohort=check_cohort
+        client_update=client_update,
+        check_cohort=check_cohort,
+        built_for=(*algorithm.built_for, ("with_attack", num_clients)),
     )
     if not attack.collude:
         return attacked

@@ -125,6 +125,7 @@ def with_edge_servers(
         global_model=lambda edges: algorithm.global_model(mean_server(edges)),
         prepare=prepare if algorithm.prepare else None,
         update_like=lambda edges: update_like(algorithm, mean_server(edges)),
+        built_for=(*algorithm.built_for, ("with_edge_servers", num_clients)),
     )
 
 
