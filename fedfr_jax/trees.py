@@ -124,6 +124,31 @@ def stop_gradients(
     return optax.GradientTransformation(init, update)
 
 
+def magnitude(tree: PyTree) -> jax.Array:
+    """Power of two [] near the largest number of a tree, 1 for a tree of zeros.
+
+    Squares of the tree divided by it do not overflow, and no bit is lost.
+    """
+    largest = jnp.array([jnp.abs(x).max(initial=0) for x in jax.tree.leaves(tree)])
+    largest = largest.max(initial=0)
+    largest = largest if largest.dtype.itemsize >= 4 else largest.astype(jnp.float32)
+    bound = jnp.finfo(largest.dtype).maxexp - 2  # its reciprocal is a normal number
+    _, exponent = jnp.frexp(largest)
+    return jnp.ldexp(jnp.ones_like(largest), exponent.clip(-bound, bound))
+
+
+def scaled_norm(tree: PyTree) -> tuple[jax.Array, jax.Array]:
+    """(n, s) [] with n s the Euclidean norm of all leaves, s their `magnitude`."""
+    size = magnitude(tree)
+    scaled = jax.tree.map(lambda x: x.astype(size.dtype) * (1 / size), tree)
+    return jnp.asarray(optax.tree.norm(scaled), size.dtype), size
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """Euclidean norm [] of all leaves; their squares may overflow, the norm may not."""
+    return jnp.multiply(*scaled_norm(tree))
+
+
 def is_finite(tree: PyTree) -> jax.Array:
     """Whether all leaves of a tree of arrays are finite, [] bool."""
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()

@@ -192,6 +192,45 @@ def test_a_rule_of_updates_with_one_that_is_not_finite_is_that_of_the_others(
             jax.tree.map(close, found, others)
 
 
+ROBUST = {
+    "median": median(),
+    "trimmed_mean": trimmed_mean(trim_fraction=0.2),
+    "krum": krum_of(2),
+    "multi_krum": krum_of(2, keep=3),
+    "bulyan": made("bulyan", num_malicious_clients=1),
+    "geometric_median": geometric_median(),
+    "rfa": made("rfa"),
+    "clip_by_global_norm": made("clip_by_global_norm", max_norm=2.0),
+    "centered_clip": made("centered_clip", max_norm=2.0),
+    "clipping, mean": chain(
+        AGGREGATORS["adaptive_robust_clipping"](num_malicious_clients=2),
+        weighted_mean(),
+    ),
+    "neighbors, median": chain(
+        AGGREGATORS["nearest_neighbor_mixing"](num_malicious_clients=2), median()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_one_huge_finite_update_overflows_in_no_robust_rule(name):
+    """In float32 as in float64, whose squares do not overflow."""
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(9, 18)) * rng.uniform(0.5, 2, size=(9, 1))
+    for size in (1e22, 3e38):
+        for direction in (np.ones(18), rng.choice([-1.0, 0.5, 1.0], 18)):
+            updates[3] = size * direction
+            counts = np.arange(1.0, 10)
+            found = compiled_rule(ROBUST[name])(
+                unflat_rows(np.float32(updates)), np.float32(counts)
+            )
+            with jax.enable_x64(True):
+                exact = compiled_rule(ROBUST[name])(unflat_rows(updates), counts)
+            for x, y in zip(*map(jax.tree.leaves, (found, exact)), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+                assert x.dtype == np.float32 and np.abs(x).max() < 5
+
+
 DROPPING = {
     "median": median(),
     "geometric_median": geometric_median(),

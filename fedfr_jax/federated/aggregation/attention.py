@@ -22,7 +22,7 @@ TINY = 1e-12  # of a client without margin, before it is normalized
 
 def l2_norm(x: jax.Array) -> jax.Array:
     """Euclidean norm of all entries."""
-    return jnp.linalg.norm(x.reshape(-1))
+    return trees.norm(x)
 
 
 def spectral_norm(x: jax.Array) -> jax.Array:

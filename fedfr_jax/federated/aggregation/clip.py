@@ -4,9 +4,11 @@ Norms are of everything that is trained together; running statistics are average
 they are. An update that is not finite is dropped, see `drop_non_finite`.
 """
 
+import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import (
     chain,
     drop_non_finite,
@@ -16,7 +18,7 @@ from fedfr_jax.federated.aggregation.contract import (
 )
 from fedfr_jax.ranges import Positive
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Aggregator, Summary
+from fedfr_jax.types import Aggregator, PyTree, Summary
 
 
 @checked
@@ -71,9 +73,18 @@ def zero_center(like) -> list:
     return optax.tree.zeros_like(split(like)[0])
 
 
-def clip(change: list, max_norm: float) -> tuple[list, dict]:
-    """Scale leaves to a norm of at most `max_norm`; (leaves, whether it was larger)."""
-    norm = jnp.asarray(optax.tree.norm(change))
-    scale = jnp.minimum(1, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-    is_longer = jnp.where(norm > max_norm, 1.0, 0.0)
-    return [x * scale.astype(x.dtype) for x in change], {"clip_fraction": is_longer}
+def clip(change: PyTree, max_norm: float | jax.Array) -> tuple[PyTree, dict]:
+    """Scale leaves to a norm of at most `max_norm`; (leaves, whether it was larger).
+
+    Neither the squares nor the norm of a finite update may overflow.
+    """
+    norm, size = trees.scaled_norm(change)
+    is_longer = norm * size > max_norm
+    factor = max_norm / jnp.where(is_longer, norm, 1)
+
+    def shorten(x):
+        short = x.astype(size.dtype) * (1 / size) * factor
+        return jnp.where(is_longer, short.astype(x.dtype), x)
+
+    metrics = {"clip_fraction": jnp.where(is_longer, 1.0, 0.0)}
+    return jax.tree.map(shorten, change), metrics

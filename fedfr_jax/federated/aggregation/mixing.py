@@ -8,8 +8,9 @@ update has nan or infinity is left out, and K counts the others.
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.clip import clip
 from fedfr_jax.federated.aggregation.contract import hand_on, keep, no_state, split
 from fedfr_jax.federated.aggregation.robust import masked, push_apart, squared_distances
 from fedfr_jax.ranges import Count
@@ -81,14 +82,13 @@ def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
         del key
         is_kept = weights > 0
         change, statistics, join = split(updates)
-        norms = jax.vmap(lambda x: jnp.asarray(optax.tree.norm(x)))(change)
+        norms = jax.vmap(trees.norm)(change)
         falling = jnp.sort(jnp.where(is_kept, norms, -1), descending=True)
         count = is_kept.sum()
         num_clipped = 2 * f * (count - f) // jnp.maximum(count, 1)
         bound = falling[jnp.clip(num_clipped, 0, len(norms) - 1)]
-        scale = jnp.minimum(1, bound / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
-        clipped = jax.vmap(lambda s, x: [y * s.astype(y.dtype) for y in x])
-        rows = join(clipped(scale, change), statistics)
+        clipped, _ = jax.vmap(lambda x: clip(x, bound))(change)
+        rows = join(clipped, statistics)
         return rows, jnp.where(is_kept, 1.0, 0.0)
 
     return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)

@@ -17,10 +17,10 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import optax
 from annotated_types import Interval
 
-from fedfr_jax.federated.aggregation.clip import zero_center
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.clip import clip, zero_center
 from fedfr_jax.federated.aggregation.contract import (
     chain,
     drop_non_finite,
@@ -31,6 +31,10 @@ from fedfr_jax.federated.aggregation.mean import scale_weight, wide
 from fedfr_jax.ranges import Count, Positive, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
+
+MAX_LENGTH = 1000.0  # of an update at the start, in median lengths
+# What is farther counts by its direction alone, its weight being one over the distance.
+MAX_DISTANCE = 1e30
 
 
 def of_all_updates(
@@ -161,7 +165,9 @@ def geometric_median(
     """Geometric median by Weiszfeld's iterations, starting from the mean.
 
     Both means are weighted by the algorithm's weights, as the paper's and its code's;
-    where those are numbers of examples, a malicious client may overstate its own.
+    where those are numbers of examples, a malicious client may overstate its own. In
+    the mean at the start an update counts with at most `MAX_LENGTH` times the median
+    length of all: a longer one would leave the iterations too far to go.
 
     Args:
       iterations: each goes over all updates. The released code takes at most 4, with a
@@ -172,18 +178,22 @@ def geometric_median(
     def combine(updates, weights):
         is_kept = finite_clients(updates)
         counts = jnp.where(is_kept, weights, 0).astype(jnp.result_type(float))
-        updates = masked(is_kept, updates)
+        updates = clip_each(masked(is_kept, updates), MAX_DISTANCE)
 
-        def mean(weights):
+        def mean(updates, weights):
             share = weights / weights.sum()
             average = lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1)
             return jax.tree.map(average, updates)
 
         def step(_, center):
-            distances = jnp.maximum(distances_to(center, updates), smoothing)
-            return mean(counts.astype(distances.dtype) / distances)
+            apart = jax.tree.map(lambda x, c: x - c[None], updates, center)
+            distances = jnp.maximum(jax.vmap(trees.norm)(apart), smoothing)
+            return mean(updates, counts.astype(distances.dtype) / distances)
 
-        return jax.lax.fori_loop(0, iterations, step, mean(counts))
+        lengths = jax.vmap(trees.norm)(updates)
+        bound = MAX_LENGTH * median_of(lengths, is_kept)
+        start = mean(clip_each(updates, bound), counts)
+        return jax.lax.fori_loop(0, iterations, step, start)
 
     return of_all_updates(combine, max_malicious=fewer_than_half)
 
@@ -204,10 +214,15 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
 
     def summarize(key, center, update, weight):
         del key
-        change, _, _ = split(update)
+        change, statistics, join = split(update)
         apart = [wide(x - v) for x, v in zip(change, center, strict=True)]
-        distance = jnp.maximum(jnp.asarray(optax.tree.norm(apart)), smoothing)
-        return Summary(update, scale_weight(weight, 1 / distance)), {}
+        short, metrics = clip(apart, MAX_DISTANCE)
+        is_far = metrics["clip_fraction"] > 0
+        near = [v + x.astype(v.dtype) for v, x in zip(center, short, strict=True)]
+        change = trees.where(is_far, near, change)
+        distance = jnp.maximum(trees.norm(short), smoothing)
+        summary = Summary(join(change, statistics), scale_weight(weight, 1 / distance))
+        return summary, {}
 
     def finish(key, center, total):
         del key
@@ -284,6 +299,11 @@ def mean_between(x: jax.Array, first, last) -> jax.Array:
     is_in = (index >= first) & (index < last)
     total = jnp.where(is_in, x, 0).sum(axis=0)
     return total / jnp.asarray(last - first, total.dtype)
+
+
+def clip_each(updates: PyTree, max_norm: float | jax.Array) -> PyTree:
+    """Scale each update of a tree [K, ...] to a norm of at most `max_norm`."""
+    return jax.vmap(lambda x: clip(x, max_norm)[0])(updates)
 
 
 def distances_to(center: PyTree, updates: PyTree) -> jax.Array:

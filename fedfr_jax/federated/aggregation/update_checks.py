@@ -7,7 +7,6 @@ metric `dropped` is 1 for them.
 from typing import Literal
 
 import jax.numpy as jnp
-import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated import sums
@@ -52,7 +51,7 @@ def with_update_checks(
         sent = update, weight
         is_bad = ~trees.is_finite(sent)
         if max_norm != jnp.inf:
-            norm = jnp.asarray(optax.tree.norm(split(update)[0]))
+            norm = trees.norm(split(update)[0])
             is_bad |= norm > max_norm
         sent = trees.where(is_bad, sums.zero_sums(sent), sent)
         summary, metrics = aggregator.summarize(key, state, *sent)
