@@ -6,6 +6,7 @@ file.
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import mmap
@@ -81,6 +82,30 @@ def check_file(path: str | os.PathLike, max_bytes: int | None = None) -> None:
         raise ValueError(f"{path} must be a regular file, got {kind}. Check the path.")
     if max_bytes is not None:
         check_bytes(state.st_size, str(path), max_bytes)
+
+
+def open_regular(path: str | os.PathLike, flags: int) -> int:
+    """Opener for `open` of a stranger's file: a link, pipe or device is an OSError."""
+    try:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "Is a link", os.fspath(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Is no regular file", os.fspath(path))
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike, max_bytes: int) -> bytes:
+    """Read a stranger's file; an OSError if it is no regular file or too large."""
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            text = f"Has more than {max_bytes >> 20} MiB"
+            raise OSError(errno.EFBIG, text, os.fspath(path))
+        return file.read()
 
 
 def check_list(path: str | os.PathLike) -> None:

@@ -28,11 +28,10 @@ def main(argv: list[str]) -> None:
     add_switch(parser, "json", "print a JSON list, with all metrics")
     values = parse_flags(parser, argv)
     from fedfr_jax.runs.remote import fetch_runs
-    from fedfr_jax.viewer.runs_table import filter_runs, read_runs, run_row, sort_rows
+    from fedfr_jax.viewer.runs_table import list_runs, sort_rows
 
     folder = values.folder
-    runs = filter_runs(read_runs(fetch_runs(folder)), values.words)
-    rows = [run_row(run, values.metric) for run in runs]
+    rows, problems = list_runs(fetch_runs(folder), values.words, values.metric)
     rows = sort_rows(rows, values.sort) if rows else rows
     if values.json:
         print(json.dumps(rows, indent=1))
@@ -43,14 +42,15 @@ def main(argv: list[str]) -> None:
         print(
             f"No run{which} in {folder}. fedfr train --workdir={folder}/NAME makes one."
         )
-    for problem in dict.fromkeys(x for run in runs for x in run.problems):
-        print(printable(problem), file=sys.stderr)
+    for problem in problems:
+        print(problem, file=sys.stderr)
 
 
 def print_table(rows: list[dict]) -> None:
     """Print a table with a line per run."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for name in ("run", "state", "task", "stage", "round", "last metric", "age"):
@@ -60,15 +60,11 @@ def print_table(rows: list[dict]) -> None:
         num_rounds = f"/{row['rounds']}" if row["rounds"] else ""
         value = row["metric_value"]
         metric = f"{row['metric']} {value:.4g}" if value is not None else "-"
-        table.add_row(
-            printable(row["name"]),
-            f"[{styles.get(row['state'], 'red')}]{row['state']}[/]",
-            row["task"],
-            row["stage"],
-            f"{row['round']}{num_rounds}",
-            metric,
-            row["age"],
-        )
+        texts = [row["name"], row["state"], row["task"], row["stage"]]
+        texts += [f"{row['round']}{num_rounds}", metric, row["age"]]
+        cells = [Text(printable(text)) for text in texts]  # names may hold markup
+        cells[1].stylize(styles.get(row["state"], "red"))
+        table.add_row(*cells)
     console = Console()
     width = max(console.width, Console(width=10_000).measure(table).maximum)
     Console(width=width).print(table)

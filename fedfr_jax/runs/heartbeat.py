@@ -5,6 +5,7 @@ alive.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -42,12 +43,9 @@ def beating(fs, path: str) -> Iterator[None]:
 
 
 def is_beating(fs, path: str) -> bool:
-    """Whether a process has written to `path` within the last minutes."""
+    """Whether a process has written the time to `path` within the last minutes."""
     try:
-        written = fs.cat_file(path)
-    except FileNotFoundError:
+        written = float(fs.cat_file(path))
+    except (FileNotFoundError, ValueError):  # ValueError: cut off, or a stranger's
         return False
-    try:
-        return time.time() - float(written) < SILENT
-    except ValueError:  # cut off, or not of this library
-        return False
+    return math.isfinite(written) and time.time() - written < SILENT

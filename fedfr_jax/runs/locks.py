@@ -5,6 +5,8 @@ import fcntl
 import pathlib
 from typing import IO
 
+from fedfr_jax.files import open_regular
+
 LOCK = ".lock"
 
 
@@ -33,14 +35,14 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
 def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
     """Lock a folder against writers, not readers, until the returned object is closed.
 
-    A folder without a lock file, or whose file system has no locks, is read unlocked:
-    a copy, or an archive that nothing writes to.
+    A folder without a lock file (a link is none), or whose file system has no locks, is
+    read unlocked: a copy, or an archive that nothing writes to.
 
     Raises:
       ValueError: when another process writes to the folder.
     """
     try:
-        file = (folder / LOCK).open("rb")
+        file = open(folder / LOCK, "rb", opener=open_regular)
     except OSError:
         return contextlib.nullcontext()
     try:

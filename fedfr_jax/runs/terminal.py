@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedfr_jax.text import printable
+
 MAX_SHOWN = 4  # evaluated metrics in the live view
 
 
@@ -65,6 +67,7 @@ class LineView:
         self._print(f"{self._name}  {text}")
 
     def _print(self, line: str) -> None:
+        line = printable(line)  # names of stages and metrics are anybody's
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -88,7 +91,7 @@ class LiveView:
         from rich.live import Live
 
         self._bar = _bar()
-        self._task = self._bar.add_task(name, total=total)
+        self._task = self._bar.add_task(printable(name), total=total)
         self._metrics, self._sizes = metrics, sizes
         self._numbers, self._speed, self._evaluated = "starting", "", ""
         self._then = time.monotonic()
@@ -104,6 +107,7 @@ class LiveView:
         from rich.text import Text
 
         texts = filter(None, (self._numbers, self._speed, self._evaluated))
+        texts = map(printable, texts)
         lines = [Text(f"  {text}", style="dim", overflow="fold") for text in texts]
         return Group(self._bar, *lines)
 

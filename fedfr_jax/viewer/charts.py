@@ -107,11 +107,11 @@ def error_rate_charts(
         far, tar = values["far"], values["tar"]
         num_negatives = values.get("num_negatives") or math.inf
         num_positives = values.get("num_positives") or math.inf
-        pairs = [
+        pairs = sorted(
             (f, t)
-            for f, t in sorted(zip(far, tar, strict=True))
+            for f, t in zip(far, tar, strict=True)
             if f and t is not None and f * (1 + 1e-6) >= 1 / num_negatives
-        ]
+        )
         roc[name] = pairs
         lowest = 1 / num_positives if math.isfinite(num_positives) else 0
         det[name] = [(f, 1 - t) for f, t in pairs if 1 - t > lowest * (1 - 1e-6)]

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedfr_jax.files import write_text
+from fedfr_jax.files import read_regular, write_text
 from fedfr_jax.metric_names import direction, metric_label, panel_title
 from fedfr_jax.runs.scratch import cache_folder
 from fedfr_jax.version import UNKNOWN, library_version
@@ -28,6 +28,7 @@ TEMPLATES = pathlib.Path(__file__).parent / "templates"
 NEEDS = "pip install 'fedfr_jax[report]'"
 NUM_WORST = 5  # clients of a line that are named
 MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
+PICTURES = "pictures"  # folder of a run's images
 FIRST = ("loss", "epsilon")  # curves that are shown first, with the evaluations
 Rows = Sequence[Mapping[str, Any]]
 
@@ -72,7 +73,6 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
     page = {
         "title": ", ".join(run.name for run in runs),
         "runs": [_run_facts(run) for run in runs],
-        "problems": [problem for run in runs for problem in _problems(run)],
         "lines": charts.styles(order),
         "table": metric_table(lines),
         "curves": curve_charts(lines, order),
@@ -90,6 +90,8 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
         "live": live,
         "home": home,
     }
+    # When all files have been read:
+    page["problems"] = [problem for run in runs for problem in _problems(run)]
     return environment.get_template("report.html").render(page, vega=script)
 
 
@@ -153,6 +155,8 @@ def number_text(value: Any) -> str:
     >>> number_text(0.98765), number_text(12), number_text(None)
     ('0.9877', '12', '-')
     """
+    if isinstance(value, str):
+        return value
     if not isinstance(value, int | float) or not math.isfinite(value):
         return "-"
     if float(value).is_integer() and abs(value) < 1e6:
@@ -430,11 +434,15 @@ def map_charts(lines: Sequence[Line]) -> list[Chart]:
 
 
 def data_url(folder: pathlib.Path, name: str) -> str | None:
-    """Image of a run as a data URL; None if it is missing or outside the run."""
-    path = (folder / name).resolve()
-    kind = mimetypes.guess_type(path)[0] or ""
-    if not path.is_relative_to(folder.resolve()) or not kind.startswith("image/"):
+    """Image in a run's folder of pictures as a data URL; None if there is none."""
+    parent, _, base = name.partition("/")
+    kind = mimetypes.guess_type(base)[0] or ""
+    if parent != PICTURES or "/" in base or not kind.startswith("image/"):
         return None
-    if not path.is_file() or path.stat().st_size > MAX_IMAGE_BYTES:
+    try:
+        if (folder / parent).is_symlink():
+            return None
+        image = read_regular(folder / name, MAX_IMAGE_BYTES)
+    except (OSError, ValueError):
         return None
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(image).decode()}"

@@ -1,98 +1,347 @@
-"""Files of run directories, read without JAX and in any state of the run."""
+"""Files of run directories, read without JAX and in any state of the run.
 
+A run may be a stranger's. `Files` alone reads its files: regular files in real folders,
+not links, pipes or devices, of the types in `records`. A file that does not fit is left
+out and named in one line.
+"""
+
+import contextlib
+import functools
 import itertools
-import json
+import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from fedfr_jax.json_files import parse_json
+from pydantic import TypeAdapter, ValidationError
+
+from fedfr_jax.files import read_regular
 from fedfr_jax.runs import locks
 from fedfr_jax.runs.scratch import RUNNING
+from fedfr_jax.text import printable
+from fedfr_jax.viewer import records
 
 CONFIG, SUMMARY, METRICS = "config.json", "summary.json", "metrics.jsonl"
+EVALUATION, PARTITION = "evaluation.json", "partition.json"
 MAX_DEPTH = 4  # folders below the one whose runs are listed
 SKIPPED = ("checkpoints", "store", "tensorboard", "pictures")
-LARGEST = 2**28  # bytes of a file that is read whole
+LARGEST = 2**27  # bytes of a file that is read whole
 
 
-class StageFiles(NamedTuple):
-    """Logs and evaluations of a stage."""
+class Stamp(NamedTuple):
+    """What changes when a file does."""
 
-    name: str
-    rows: Sequence[Mapping[str, Any]]  # of metrics.jsonl, rounds from 1
-    evaluations: Mapping[str, Mapping[str, Any]]  # evaluator: see evaluation_record
+    nanoseconds: int  # since the epoch, of the last write
+    size: int
+    inode: int
+
+
+class Files:
+    """Reads the files of one run.
+
+    Attributes:
+      folders: names of the folders in the run; links are none.
+      stamps: {path: stamp of a file before it was read, or of the folder of a missing
+        file}.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        """Look into the folder of a run."""
+        self.folder = folder
+        self.stamps = {str(folder): file_stamp(folder)}
+        self._problems: dict[str, str] = {}
+        self._damaged: dict[str, set[int]] = {}
+        self.folders = folder_names(folder)
+
+    def stamp(self, name: str) -> Stamp | None:
+        """Stamp of a file; None if it is missing or no regular file."""
+        path = f"{self.folder}/{name}"
+        if path in self.stamps:
+            return self.stamps[path]
+        state = file_stamp(path)
+        if state is None:  # its folder changes when it appears
+            parent = path.rpartition("/")[0]
+            self.stamps.setdefault(parent, file_stamp(parent))
+            return file_stamp(path)
+        self.stamps[path] = state
+        return state
+
+    def read(self, name: str) -> bytes | None:
+        """Read a file of the run, or of a folder in it; None if it cannot be read."""
+        parent, _, _ = name.rpartition("/")
+        if parent and parent not in self.folders:
+            return None
+        self.stamp(name)
+        try:
+            return read_regular(f"{self.folder}/{name}", LARGEST)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._problems[name] = f": {error.strerror}"
+            return None
+
+    def record(self, name: str, kind: TypeAdapter) -> Any:
+        """Read a JSON file of a type of `records`; {} if it is not there or of none."""
+        text = self.read(name)
+        try:
+            return {} if text is None else kind.validate_json(text)
+        except ValidationError as error:
+            self._problems[name] = _rule_text(error)
+            return {}
+
+    def lines(self, name: str) -> list[bytes]:
+        """Read the lines of a log that are finished."""
+        return (self.read(name) or b"").split(b"\n")[:-1]
+
+    def row(self, name: str, lines: Sequence[bytes], index: int) -> records.Row | None:
+        """Parse a line of a log; None if it is blank or damaged."""
+        try:
+            return records.ROW.validate_json(lines[index])
+        except ValidationError:
+            if lines[index].strip():
+                self._damaged.setdefault(name, set()).add(index + 1)
+            return None
 
     @property
+    def problems(self) -> list[str]:
+        """One line for each file of which something is left out."""
+        texts = {name: f"{x}; it is left out." for name, x in self._problems.items()}
+        for name, numbers in self._damaged.items():
+            texts[name] = f", line {min(numbers)}, is damaged; it is left out."
+            if len(numbers) > 1:
+                others = f" So are {len(numbers) - 1} other lines."
+                texts[name] += others
+        return [printable(f"{self.folder / name}{x}") for name, x in texts.items()]
+
+
+def file_stamp(path: str | os.PathLike) -> Stamp | None:
+    """Stamp of a regular file or a folder; None if there is none."""
+    try:
+        state = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    is_plain = stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)
+    if not is_plain:
+        return None
+    return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def folder_names(folder: str | os.PathLike) -> list[str]:
+    """Names of the folders in a folder, sorted, without links."""
+    with os.scandir(folder) as entries:
+        return sorted(x.name for x in entries if x.is_dir(follow_symlinks=False))
+
+
+def _rule_text(error: ValidationError) -> str:
+    """The first rule that a JSON file breaks, such as ": task must be text"."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f" must be readable JSON, got {first['msg']}"
+    place = ".".join(str(x) for x in first["loc"])
+    rule = first["msg"].partition("Input should be ")[2] or first["msg"]
+    rule = rule.removeprefix("Value error, ")
+    return f": {place or 'it'} must be {rule}, got {str(first['input'])[:60]!r}"
+
+
+class StageFiles:
+    """Log and evaluations of a stage, each read when it is first asked for."""
+
+    def __init__(
+        self,
+        files: Files,
+        name: str,
+        summary: Mapping[str, records.Metrics],
+        *,
+        is_final: bool,
+    ):
+        """Take the stage's part of the run's summary, which may be older than a log."""
+        self.name = name
+        self._files, self._summary, self._is_final = files, summary, is_final
+        self._log = f"{name}/{METRICS}"
+
+    @functools.cached_property
+    def rows(self) -> list[records.Row]:
+        """Rows of metrics.jsonl, rounds from 1."""
+        rows = map(self._row, range(len(self._lines)))
+        return [row for row in rows if row]
+
+    def newest_rows(self) -> Iterator[records.Row]:
+        """Rows from the last to the first, each parsed when it is asked for."""
+        rows = map(self._row, reversed(range(len(self._lines))))
+        return (row for row in rows if row)
+
+    @functools.cached_property
+    def evaluations(self) -> dict[str, records.Evaluation]:
+        """{evaluator: see evaluation_record}."""
+        of_summary = {name: {"metrics": x} for name, x in self._summary.items()}
+        found = self._files.record(f"{self.name}/{EVALUATION}", records.EVALUATIONS)
+        return found or of_summary  # a version kept the summary alone
+
+    @functools.cached_property
     def last_round(self) -> int:
         """Number of finished rounds or epochs."""
-        return self.rows[-1]["round"] if self.rows else 0
+        return next((row["round"] for row in self.newest_rows()), 0)
+
+    @functools.cached_property
+    def last_numbers(self) -> dict[str, float]:
+        """Metrics of the evaluations and of the last round, {"evaluator/metric": x}."""
+        metrics = self._summary if self._is_final else {}  # the smaller file
+        metrics = metrics or {
+            k: x.get("metrics", {}) for k, x in self.evaluations.items()
+        }
+        numbers = {
+            f"{evaluator}/{metric}": value
+            for evaluator, values in metrics.items()
+            for metric, value in values.items()
+        }
+        for row in self.newest_rows():
+            numbers = {k: x for k, x in row.items() if "/" in k} | numbers
+            if numbers:
+                break
+        return {k: x for k, x in numbers.items() if isinstance(x, float)}
+
+    @functools.cached_property
+    def _lines(self) -> list[bytes]:
+        return self._files.lines(self._log)
+
+    @functools.cached_property
+    def _first_round(self) -> int:
+        """0 of the first versions, else 1."""
+        first = self._files.row(self._log, self._lines, 0) if self._lines else None
+        return min(first["round"], 1) if first else 1
+
+    def _row(self, index: int) -> records.Row | None:
+        row = self._files.row(self._log, self._lines, index)
+        return row and {**row, "round": row["round"] + 1 - self._first_round}
 
 
-class RunFiles(NamedTuple):
-    """Files of a run directory."""
+class RunFiles:
+    """Files of a run directory, each read when it is first asked for."""
 
-    folder: pathlib.Path
-    name: str
-    config: Mapping[str, Any]
-    stages: Mapping[str, StageFiles]
-    environment: Mapping[str, Any]
-    partition: Mapping[str, Any]
-    seconds: float | None  # of training, summed over all starts
-    state: str  # running, finished, stopped or failed
-    changed: float  # seconds since the epoch when a file was written last
-    problems: Sequence[str]  # one line each: what could not be read
+    def __init__(self, folder: pathlib.Path, name: str = ""):
+        """Look at the files of a run, which is called like its folder by default."""
+        self.folder = folder
+        self.name = printable(name or folder.name)
+        self._files = Files(folder)
+        names = [f"{name}/{METRICS}" for name in self._files.folders]
+        self._logs = [name for name in names if self._files.stamp(name)]
+        written = [self._files.stamp(name) for name in (CONFIG, SUMMARY, *self._logs)]
+        times = [state.nanoseconds / 1e9 for state in written if state]
+        self.changed = max(times, default=0.0)  # seconds since the epoch
+        self.settled = self._settled_state()  # state of a run that is not locked
+
+    def _settled_state(self) -> str:
+        """State by the files, if no process of this machine trains the run."""
+        if self._files.stamp(RUNNING):
+            return "running"
+        summary = self._files.stamp(SUMMARY)
+        if self._files.stamp("error.txt") and not summary:
+            return "failed"
+        logs = [self._files.stamp(name).nanoseconds for name in self._logs]
+        is_newest = summary and summary.nanoseconds >= max(logs, default=0)
+        return "finished" if is_newest else "stopped"
+
+    @functools.cached_property
+    def state(self) -> str:
+        """State: running, finished, stopped or failed."""
+        return "running" if is_locked(self.folder) else self.settled
+
+    @functools.cached_property
+    def config(self) -> records.Config:
+        """Config, without its digest."""
+        config = self._files.record(CONFIG, records.CONFIG)
+        return {key: x for key, x in config.items() if key != "sha256"}
+
+    @functools.cached_property
+    def stages(self) -> dict[str, StageFiles]:
+        """Stages with files, in the order of the config."""
+        summary = self._files.record(SUMMARY, records.SUMMARY).get("methods", {})
+        declared = ["pretrained", *self.config.get("methods", {}), *summary]
+        logged = [log.partition("/")[0] for log in self._logs]
+        is_final = self.settled == "finished"
+        return {
+            name: StageFiles(
+                self._files, name, summary.get(name, {}), is_final=is_final
+            )
+            for name in dict.fromkeys([*declared, *logged])
+            if name in logged or name in summary
+        }
+
+    @functools.cached_property
+    def environment(self) -> records.Environment:
+        """Versions and machine."""
+        return self._files.record("environment.json", records.ENVIRONMENT)
+
+    @functools.cached_property
+    def partition(self) -> records.Partition:
+        """Report of the data."""
+        return self._files.record(PARTITION, records.PARTITION)
+
+    @functools.cached_property
+    def seconds(self) -> float | None:
+        """Seconds of training, summed over all starts."""
+        return self._files.record("seconds.json", records.SECONDS).get("seconds")
 
     @property
     def version(self) -> str | None:
         """Version of the library that trained the run; None before 0.3."""
         return self.environment.get("versions", {}).get("fedfr_jax")
 
+    @property
+    def problems(self) -> list[str]:
+        """One line for each of the files read so far that does not fit."""
+        return self._files.problems
 
-def is_run(folder: pathlib.Path) -> bool:
+    @property
+    def stamps(self) -> Mapping[str, Stamp | None]:
+        """{path: its stamp} of what has been looked at so far."""
+        return self._files.stamps
+
+
+def is_run(folder: str | os.PathLike) -> bool:
     """Whether a folder is a run directory."""
-    return (folder / CONFIG).is_file() and (
-        any(folder.glob(f"*/{METRICS}")) or (folder / "partition.json").is_file()
-    )
+    if not file_stamp(f"{folder}/{CONFIG}"):
+        return False
+    if file_stamp(f"{folder}/{PARTITION}"):
+        return True
+    names = folder_names(folder)
+    return any(file_stamp(f"{folder}/{name}/{METRICS}") for name in names)
 
 
-def find_runs(folder: pathlib.Path, depth: int = MAX_DEPTH) -> Iterator[pathlib.Path]:
-    """Yield run directories in and below a folder, by name, without following links."""
+def is_locked(folder: pathlib.Path) -> bool:
+    """Whether a process of this machine trains a run."""
+    try:
+        locks.lock_to_read(folder).__exit__(None, None, None)
+    except locks.RunInUse:
+        return True
+    return False
+
+
+def find_runs(
+    folder: pathlib.Path,
+    depth: int = MAX_DEPTH,
+    *,
+    is_run: Callable[[pathlib.Path], bool] = is_run,
+) -> Iterator[pathlib.Path]:
+    """Yield run directories in and below a folder, by name, without following links.
+
+    A folder that cannot be read has no runs.
+    """
     if is_run(folder):
         yield folder
     elif depth:
-        inner = sorted(path for path in folder.iterdir() if path.is_dir())
-        for path in inner:
-            if path.name[0] != "." and path.name not in SKIPPED:
-                if not path.is_symlink():
-                    yield from find_runs(path, depth - 1)
+        with contextlib.suppress(OSError):
+            for name in folder_names(folder):
+                if name[0] != "." and name not in SKIPPED:
+                    yield from find_runs(folder / name, depth - 1, is_run=is_run)
 
 
 def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:
-    """Read a run as it is now; damaged files are skipped and named in `problems`."""
+    """Open a run; what of it cannot be read is named in its `problems`."""
     if not is_run(folder):
         _raise_no_run(folder)
-    problems = []
-    summary = _json(folder / SUMMARY, problems)
-    config = _json(folder / CONFIG, problems)
-    stages = {
-        stage: _stage(folder / stage, summary.get("methods", {}).get(stage), problems)
-        for stage in _stage_names(folder, config, summary)
-    }
-    written = [p.stat().st_mtime for p in folder.glob("*/*.json*")]
-    written += [p.stat().st_mtime for p in folder.glob("*.json")]
-    return RunFiles(
-        folder=folder,
-        name=name or folder.name,
-        config={key: x for key, x in config.items() if key != "sha256"},
-        stages=stages,
-        environment=_json(folder / "environment.json", problems),
-        partition=_json(folder / "partition.json", problems),
-        seconds=_json(folder / "seconds.json", problems).get("seconds"),
-        state=_state(folder),
-        changed=max(written, default=folder.stat().st_mtime),
-        problems=problems,
-    )
+    return RunFiles(folder, name)
 
 
 def _raise_no_run(folder: pathlib.Path) -> NoReturn:
@@ -104,79 +353,6 @@ def _raise_no_run(folder: pathlib.Path) -> NoReturn:
             f"a folder of runs: name {inner}" if inner else "a folder without a run"
         )
     raise ValueError(f"{folder} must be a run directory, got {description}.")
-
-
-def _json(path: pathlib.Path, problems: list[str]) -> dict:
-    """Read a JSON object; {} if missing or damaged, with the damage in `problems`."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(
-                f"{path} must have at most {LARGEST >> 20} MiB, got a larger file."
-            )
-        return parse_json(path.read_bytes(), path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        problems.append(f"{error} It is left out.".replace(". It", "; it"))
-        return {}
-
-
-def _stage_names(folder, config, summary) -> list[str]:
-    """Names of stages with files, in the order of the config."""
-    declared = ["pretrained", *config.get("methods", {}), *summary.get("methods", {})]
-    logged = [path.parent.name for path in sorted(folder.glob(f"*/{METRICS}"))]
-    with_files = {*logged, *summary.get("methods", {})}
-    return [name for name in dict.fromkeys([*declared, *logged]) if name in with_files]
-
-
-def _stage(folder, metrics, problems) -> StageFiles:
-    rows = _rows(folder / METRICS, problems)
-    evaluations = _json(folder / "evaluation.json", problems)
-    if not evaluations and metrics:  # of a version that kept the summary alone
-        evaluations = {name: {"metrics": values} for name, values in metrics.items()}
-    return StageFiles(folder.name, rows, evaluations)
-
-
-def _rows(path: pathlib.Path, problems: list[str]) -> list[dict]:
-    """Read the rows of a log; skip damaged lines and an unfinished last one."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return []
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):  # the last has no end yet
-        try:
-            row = json.loads(line)
-            rows.append({**row, "round": int(row["round"])})
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if line.strip():
-                problems.append(f"{path}, line {number}, is damaged; it is left out.")
-    if any(row["round"] == 0 for row in rows):  # of the first versions
-        rows = [{**row, "round": row["round"] + 1} for row in rows]
-    return rows
-
-
-def _state(folder: pathlib.Path) -> str:
-    if (folder / RUNNING).is_file():
-        return "running"
-    try:
-        locks.lock_to_read(folder).__exit__(None, None, None)
-    except locks.RunInUse:
-        return "running"
-    except ValueError:
-        pass
-    if (folder / "error.txt").is_file() and not (folder / SUMMARY).is_file():
-        return "failed"
-    return "finished" if _is_finished(folder) else "stopped"
-
-
-def _is_finished(folder: pathlib.Path) -> bool:
-    """Whether the summary is newer than all logs."""
-    summary = folder / SUMMARY
-    if not summary.is_file():
-        return False
-    logs = [path.stat().st_mtime for path in folder.glob(f"*/{METRICS}")]
-    return summary.stat().st_mtime >= max(logs, default=0)
 
 
 def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -216,18 +392,5 @@ def age_text(seconds: float) -> str:
 
 def last_numbers(run: RunFiles) -> dict[str, float]:
     """Metrics of the last stage that has any, {"evaluator/metric": value}."""
-    numbers = {}
-    for stage in run.stages.values():
-        stage_numbers = {
-            f"{evaluator}/{metric}": value
-            for evaluator, evaluation in stage.evaluations.items()
-            for metric, value in evaluation.get("metrics", {}).items()
-        }
-        for row in reversed(stage.rows):
-            stage_numbers = {k: x for k, x in row.items() if "/" in k} | stage_numbers
-            if stage_numbers:
-                break
-        numbers = stage_numbers or numbers
-    return {
-        key: value for key, value in numbers.items() if isinstance(value, int | float)
-    }
+    stages = reversed(run.stages.values())
+    return next((stage.last_numbers for stage in stages if stage.last_numbers), {})

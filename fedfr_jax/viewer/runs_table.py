@@ -1,34 +1,132 @@
 """List of the runs in a folder: filtered, sorted, as a table or JSON."""
 
 import pathlib
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedfr_jax.schema import hint
+from fedfr_jax.text import printable
 from fedfr_jax.viewer.run_files import (
     RunFiles,
+    Stamp,
     age_text,
+    file_stamp,
     find_runs,
     flat_config,
+    is_locked,
+    is_run,
     last_numbers,
-    read_run,
 )
 
 COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
 
 
-def read_runs(folder: pathlib.Path) -> list[RunFiles]:
-    """Read all runs in and below a folder, by name."""
+class Listing(NamedTuple):
+    """Rows of runs, and one line for each file or run that cannot be read."""
+
+    rows: list[dict[str, Any]]
+    problems: list[str]
+
+
+def list_runs(
+    folder: pathlib.Path, words: Sequence[str] = (), metric: str = ""
+) -> Listing:
+    """List the runs in and below a folder that match all words, by name.
+
+    Args:
+      words: KEY=VALUE, or a part of the name.
+      metric: to show, "evaluator/metric"; "" takes a run's first.
+    """
+
+    def read(path, name):
+        run = RunFiles(path, name)
+        row = run_row(run, metric)
+        return row if all(_fits(run, row, word) for word in words) else None, run
+
+    found, problems = each_run(folder, read)
+    shown = [(row, run) for row, run in found if row]
+    problems = [*problems, *(x for _, run in shown for x in run.problems)]
+    return Listing([row for row, _ in shown], problems)
+
+
+def each_run(
+    folder: pathlib.Path, read: Callable, *, is_run: Callable = is_run
+) -> tuple[list, list[str]]:
+    """([read(path, name) of each run in a folder], lines of those that raise)."""
     if not folder.is_dir():
         raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
-    paths = find_runs(folder)
-    return [read_run(path, name=run_name(path, folder)) for path in paths]
+    results, problems = [], []
+    for path in find_runs(folder, is_run=is_run):
+        try:
+            results.append(read(path, run_name(path, folder)))
+        except Exception as error:  # one run does not hide the others
+            problems.append(printable(f"{path}: not shown: {error}"))
+    return results, problems
+
+
+class RunList:
+    """List of a folder's runs that reads a run again only when its files change."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._runs: dict[pathlib.Path, _KnownRun] = {}
+
+    def read(self) -> Listing:
+        """List the runs as they are now, by name."""
+        with self._lock:
+            found, problems = each_run(
+                self._folder, self._read, is_run=self._is_known_or_run
+            )
+            self._runs = {run.path: run for run in found}
+        rows = [run.row_now() for run in found]
+        return Listing(rows, [*problems, *(x for run in found for x in run.problems)])
+
+    def find(self, names: Sequence[str]) -> list[RunFiles]:
+        """Open the named runs; a name that no run has is left out."""
+        if not {*names} <= {run.row["name"] for run in self._runs.values()}:
+            self.read()
+        paths = {run.row["name"]: path for path, run in self._runs.items()}
+        paths = {name: paths[name] for name in names if name in paths}
+        return [RunFiles(path, name) for name, path in paths.items() if is_run(path)]
+
+    def _is_known_or_run(self, path: pathlib.Path) -> bool:
+        known = self._runs.get(path)
+        if known and not known.is_unchanged():
+            del self._runs[path]
+        return path in self._runs or is_run(path)
+
+    def _read(self, path: pathlib.Path, name: str) -> "_KnownRun":
+        if path in self._runs:
+            return self._runs[path]
+        run = RunFiles(path, name)
+        row = run_row(run)
+        return _KnownRun(path, row, run.settled, run.problems, run.stamps)
+
+
+class _KnownRun(NamedTuple):
+    path: pathlib.Path
+    row: dict[str, Any]
+    settled: str  # state if it is not locked
+    problems: list[str]
+    stamps: Mapping[str, Stamp | None]  # of all that the row was read from
+
+    def is_unchanged(self) -> bool:
+        return all(file_stamp(path) == x for path, x in self.stamps.items())
+
+    def row_now(self) -> dict[str, Any]:
+        """The row with the state and age of now."""
+        state = "running" if is_locked(self.path) else self.settled
+        age = age_text(time.time() - self.row["changed"])
+        return {**self.row, "state": state, "age": age}
 
 
 def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
     """A run's path below a folder; its own name if it is the folder."""
-    return path.name if path == folder else path.relative_to(folder).as_posix()
+    name = path.name if path == folder else path.relative_to(folder).as_posix()
+    return printable(name)
 
 
 def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
@@ -56,18 +154,18 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
     }
 
 
-def filter_runs(runs: Sequence[RunFiles], terms: Sequence[str]) -> list[RunFiles]:
-    """Keep the runs that match all words: KEY=VALUE, or part of the name."""
-    return [run for run in runs if all(_fits(run, term) for term in terms)]
-
-
-def _fits(run: RunFiles, term: str) -> bool:
-    key, is_pair, value = term.partition("=")
+def _fits(run: RunFiles, row: Mapping[str, Any], word: str) -> bool:
+    key, is_pair, value = word.partition("=")
     if not is_pair:
-        return term.lower() in run.name.lower()
-    row = {name: run_row(run)[name] for name in COLUMNS}
-    fields = {**flat_config(run.config), **row}
+        return word.lower() in run.name.lower()
+    fields = {**flat_config(run.config), **{name: row[name] for name in COLUMNS}}
     return key in fields and str(fields[key]) == value
+
+
+def fits_words(row: Mapping[str, Any], words: str) -> bool:
+    """Whether a row has all words in its name, state, task or stage."""
+    text = " ".join(row[name] for name in ("name", "state", "task", "stage")).lower()
+    return all(word in text for word in words.lower().split())
 
 
 def sort_rows(rows: list[dict], key: str) -> list[dict]:

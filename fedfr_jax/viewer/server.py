@@ -6,17 +6,23 @@ Requests name runs in the folder, not paths.
 import contextlib
 import hmac
 import ipaddress
+import math
 import pathlib
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 
+from fedfr_jax.text import printable
 from fedfr_jax.version import library_version
 from fedfr_jax.viewer import page
-from fedfr_jax.viewer.run_files import RunFiles, find_runs, read_run
-from fedfr_jax.viewer.runs_table import read_runs, run_name, run_row
+from fedfr_jax.viewer.runs_table import RunList, fits_words
 
 COOKIE = "fedfr_token"
+PAGE_SIZE = 200  # runs of the list on one page
+MAX_PROBLEMS = 20  # shown above the list
+HEADER_SECONDS = 10  # within which a connection must send a whole request header
+MAX_HEADER_BYTES = 2**14
+MAX_CONNECTIONS = 256
 HEADERS = {
     # Scripts and styles are in the page itself; Vega compiles expressions.
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline' "
@@ -37,30 +43,43 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
       hosts: host names that requests may have, against DNS rebinding.
     """
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
     from starlette.routing import Route
 
-    async def home(request):
-        runs = await run_in_threadpool(read_runs, folder)
-        rows = sorted(map(run_row, runs), key=lambda row: -row["changed"])
+    run_list = RunList(folder)
+
+    def home(request):
+        listing, words = run_list.read(), request.query_params.get("words", "")
+        rows = [row for row in listing.rows if fits_words(row, words)]
+        rows.sort(key=lambda row: -row["changed"])
+        number = request.query_params.get("page", "1")
+        number = int(number) if number.isdecimal() and len(number) < 9 else 1
+        last = max(math.ceil(len(rows) / PAGE_SIZE), 1)
+        first = (min(max(number, 1), last) - 1) * PAGE_SIZE
+        context = {
+            "folder": printable(str(folder)),
+            "runs": rows[first : first + PAGE_SIZE],
+            "count": len(rows),
+            "page": first // PAGE_SIZE + 1,
+            "last_page": last,
+            "words": words,
+            "problems": listing.problems[:MAX_PROBLEMS],
+            "num_problems": len(listing.problems),
+            "version": library_version(),
+        }
         template = page.templates().get_template("runs.html")
-        context = {"folder": folder, "runs": rows, "version": library_version()}
         return HTMLResponse(template.render(context))
 
-    async def report(request):
-        names = request.query_params.getlist("run")
-        runs = await run_in_threadpool(_named_runs, folder, names)
+    def report(request):
+        runs = run_list.find(request.query_params.getlist("run"))
         if not runs:
             return HTMLResponse("<p>No such run. <a href='./'>All runs</a></p>", 404)
-        text = await run_in_threadpool(page.render, runs, live=True, home="./")
-        return HTMLResponse(text)
+        return HTMLResponse(page.render(runs, live=True, home="./"))
 
-    async def listing(request):
-        runs = await run_in_threadpool(read_runs, folder)
-        return JSONResponse([run_row(run) for run in runs])
+    def listing(request):
+        return JSONResponse(run_list.read().rows)
 
     async def guard(request, call_next):
         sent_token = request.query_params.get("token", request.cookies.get(COOKIE, ""))
@@ -89,12 +108,6 @@ def build_app(folder: pathlib.Path, *, token: str = "", hosts: Sequence[str] = (
             Middleware(BaseHTTPMiddleware, dispatch=guard),
         ],
     )
-
-
-def _named_runs(folder: pathlib.Path, names: Sequence[str]) -> list[RunFiles]:
-    """Read the named runs of a folder."""
-    paths = {run_name(path, folder): path for path in find_runs(folder)}
-    return [read_run(paths[name], name=name) for name in names if name in paths]
 
 
 def is_loopback(host: str) -> bool:
@@ -137,8 +150,42 @@ def serve(
     name = f"[{host}]" if ":" in host else host
     started(f"http://{name}:{port}/{query}")
     app = build_app(folder, token=token, hosts=("*",) if token else hosts)
-    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    config = server_config(app, log_level="warning")
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def server_config(app, *, log_level: str):
+    """Configuration of uvicorn: no connection can be held without a request."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        """Closes a connection whose request header is not whole in time."""
+
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                HEADER_SECONDS, self.timeout_keep_alive_handler
+            )
+
+        def data_received(self, data):
+            # The base class stops the clock at the first byte: here a request does.
+            cycle = self.cycle
+            self.conn.receive_data(data)
+            self.handle_events()
+            if self.cycle is not cycle:
+                self._unset_keepalive_if_required()
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        log_level=log_level,
+        access_log=False,
+        timeout_keep_alive=HEADER_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -20,7 +20,7 @@ from fedfr_jax.runs.remote import Mirror
 from fedfr_jax.runs.scratch import copy_folder
 from fedfr_jax.runs.trackers import StageRun
 from fedfr_jax.viewer import server
-from fedfr_jax.viewer.runs_table import read_runs
+from fedfr_jax.viewer.runs_table import list_runs
 
 pytestmark = pytest.mark.ci
 
@@ -224,7 +224,7 @@ def test_a_config_and_the_server_of_pages_take_the_url_of_a_run(
     seen = []
     monkeypatch.setattr(server, "serve", lambda folder, **_: seen.append(folder))
     assert main(["serve", trained.rpartition("/")[0]]) == 0
-    assert [run.name for run in read_runs(*seen)] == ["run"]
+    assert [row["name"] for row in list_runs(*seen).rows] == ["run"]
 
 
 def test_readers_take_the_url_of_a_run(trained, machine, tmp_path, capsys, monkeypatch):

@@ -39,8 +39,8 @@ def test_a_broken_line_is_left_out_and_named_and_a_torn_one_is_not_there_yet(run
 def test_a_damaged_summary_is_left_out_and_named(run):
     (run / "summary.json").write_text("{")
     found = read_run(run)
-    assert len(found.problems) == 1 and "summary.json must be" in found.problems[0]
     assert found.stages["fedavg"].evaluations  # of the stage's own record
+    assert len(found.problems) == 1 and "summary.json must be" in found.problems[0]
 
 
 def test_a_run_of_an_earlier_version_has_its_summary_alone(run):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedfr_jax.metric_names import direction
+from fedfr_jax.text import printable
 
 MAX_COLUMNS = 8  # methods as columns; more become rows
 
@@ -29,8 +30,10 @@ def result_table(summary: Mapping[str, Any]) -> Any:
     With more than MAX_COLUMNS methods it has a row per method.
     """
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(caption=_caption(summary) or None, caption_justify="left")
+    caption = Text(printable(_caption(summary), keep="\n"))
+    table = Table(caption=caption if caption else None, caption_justify="left")
     is_long = len(_methods(summary)) > MAX_COLUMNS
     fill = _fill_with_methods if is_long else _fill_with_metrics
     fill(table, summary)
@@ -49,10 +52,13 @@ def best_value(methods: Mapping[str, Any]) -> str:
 
 def _fill_with_methods(table, summary):
     """Fill the table with a row per method, a column per metric."""
+    from rich.text import Text
+
     rows = _rows(summary)
     table.add_column("method", no_wrap=True)
     for row in rows:
-        table.add_column(f"{row.section}\n{row.metric}", justify="right")
+        head = f"{printable(row.section)}\n{printable(row.metric)}"
+        table.add_column(Text(head), justify="right")
     for i, method in enumerate(_methods(summary)):
         cells = [_text(row.cells[i], row.is_best[i]) for row in rows]
         table.add_row(_text(method), *cells)
@@ -63,7 +69,7 @@ def _fill_with_metrics(table, summary):
     table.add_column("evaluator")
     table.add_column("metric", no_wrap=True)
     for method in _methods(summary):
-        table.add_column(method, justify="right")
+        table.add_column(_text(method), justify="right")
     previous = None
     for row in _rows(summary):
         is_new = row.section != previous
@@ -76,10 +82,10 @@ def _fill_with_metrics(table, summary):
 
 
 def _text(text: str, is_best: bool = False):
-    """Text of a cell, bold if best."""
+    """Text of a cell, bold if best; names may hold markup and escapes."""
     from rich.text import Text
 
-    return Text(text, style="bold" if is_best else "")
+    return Text(printable(text), style="bold" if is_best else "")
 
 
 def _methods(summary: Mapping[str, Any]) -> tuple[str, ...]:
