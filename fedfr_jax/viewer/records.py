@@ -15,6 +15,7 @@ from pydantic import (
     TypeAdapter,
     with_config,
 )
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 STRICT = ConfigDict(strict=True, extra="allow")
@@ -22,8 +23,7 @@ STRICT = ConfigDict(strict=True, extra="allow")
 
 def _plain_name(name: str) -> str:
     """Refuse a name that leads out of the run's folder."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("a plain name")
+    _rule(name not in ("", ".", "..") and not {*"/\0"} & {*name}, "a plain name")
     return name
 
 
@@ -176,7 +176,7 @@ def _row(row: dict) -> dict:
 
 def _rule(is_kept: bool, rule: str) -> None:
     if not is_kept:
-        raise ValueError(rule)
+        raise PydanticCustomError("rule", f"Input should be {rule}")
 
 
 @with_config(STRICT)

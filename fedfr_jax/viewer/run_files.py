@@ -139,8 +139,7 @@ def _rule_text(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return f" must be readable JSON, got {first['msg']}"
     place = ".".join(str(x) for x in first["loc"])
-    rule = first["msg"].partition("Input should be ")[2] or first["msg"]
-    rule = rule.removeprefix("Value error, ")
+    rule = first["msg"].removeprefix("Input should be ")
     return f": {place or 'it'} must be {rule}, got {str(first['input'])[:60]!r}"
 
 
