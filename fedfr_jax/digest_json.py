@@ -25,10 +25,14 @@ def digest_of(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+def text(value: Mapping[str, Any]) -> str:
+    """Format an object with its digest."""
+    return json.dumps({DIGEST: digest_of(value), **value}, indent=1) + "\n"
+
+
 def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Write an object with its digest, atomically."""
-    signed = {DIGEST: digest_of(value), **value}
-    files.write_text(path, json.dumps(signed, indent=1) + "\n")
+    files.write_text(path, text(value))
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

@@ -48,8 +48,20 @@ def read_json_lines(
       OSError: when there is no such file.
     """
     check_list(path)
-    lines = pathlib.Path(path).read_bytes().splitlines()
-    rows = []
+    data = pathlib.Path(path).read_bytes()
+    return parse_json_lines(data, path, key, kind, torn=torn)
+
+
+def parse_json_lines(
+    data: bytes,
+    origin: str | os.PathLike,
+    key: str = "",
+    kind: type = str,
+    *,
+    torn: bool = False,
+) -> list[dict]:
+    """Parse JSON lines, see `read_json_lines`; errors name `origin`."""
+    lines, rows = data.splitlines(), []
     for number, line in enumerate(lines, start=1):
         row = _object(line)
         if row is not None and (not key or isinstance(row.get(key), kind)):
@@ -57,7 +69,7 @@ def read_json_lines(
         elif line.strip() and not (torn and number == len(lines)):
             rule = f'a JSON object with a "{key}"' if key else "a JSON object"
             raise ValueError(
-                f"{path}, line {number}, must be {rule}, got {line[:60]!r}."
+                f"{origin}, line {number}, must be {rule}, got {line[:60]!r}."
             )
     return rows
 

@@ -13,8 +13,17 @@ PACKAGE = ROOT / "fedfr_jax"
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
     ("ranges", "renamed_keys"),
-    ("configs", "digest_json", "distributed", "files", "json_files", "mesh")
-    + ("metric_names", "scanned_blocks", "schema", "text", "trees", "types", "version"),
+    ("configs", "digest_json", "distributed", "files", "json_files", "manifest")
+    + (
+        "mesh",
+        "metric_names",
+        "scanned_blocks",
+        "schema",
+        "text",
+        "trees",
+        "types",
+        "version",
+    ),
     ("data", "evaluation", "losses", "models", "scaling"),
     ("central", "federated"),
     ("tasks",),
@@ -26,6 +35,7 @@ FLOORS = (
 SIDEWAYS = {("mesh", "types"), ("scanned_blocks", "types"), ("trees", "types")}
 SIDEWAYS |= {("trees", "scanned_blocks"), ("json_files", "files")}
 SIDEWAYS |= {("digest_json", "files"), ("digest_json", "json_files")}
+SIDEWAYS |= {("manifest", x) for x in ("digest_json", "files", "json_files")}
 SIDEWAYS |= {("__main__", "cli"), ("cli", "__init__"), ("cli", "api")}
 SIDEWAYS |= {("cli", "loading"), ("loading", "api"), ("flower", "api")}
 LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"

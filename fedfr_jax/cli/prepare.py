@@ -12,7 +12,8 @@ from fedfr_jax.data import partition as partitions
 from fedfr_jax.data.sources import inspect, pack, verify
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.deploy.detector import write_landmarks, yunet
-from fedfr_jax.runs.sinks import write_summary
+from fedfr_jax.files import write_text
+from fedfr_jax.runs.sinks import summary_text
 from fedfr_jax.tasks.data import open_data, split
 from fedfr_jax.tasks.reid import data as reid
 from fedfr_jax.tasks.reid.data import build_split
@@ -89,7 +90,7 @@ def prepare(
     if workdir:
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         report = {"data": contents, "partition": partition}
-        write_summary(pathlib.Path(workdir) / "data.json", report)
+        write_text(pathlib.Path(workdir) / "data.json", summary_text(report))
     return contents
 
 

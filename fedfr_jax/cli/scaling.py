@@ -77,7 +77,8 @@ def budgets(text: str) -> list[float]:
 def run(values: argparse.Namespace) -> None:
     """Read the table, fit the laws, print them; write files if there is a folder."""
     from fedfr_jax import scaling
-    from fedfr_jax.runs.sinks import write_summary, write_text
+    from fedfr_jax.files import write_text
+    from fedfr_jax.runs.sinks import summary_text
 
     points = scaling.points(
         scaling.read_rows(values.table),
@@ -96,7 +97,7 @@ def run(values: argparse.Namespace) -> None:
     print(text)
     if values.workdir:
         folder = pathlib.Path(values.workdir)
-        write_summary(folder / "scaling.json", scaling.as_json(study))
+        write_text(folder / "scaling.json", summary_text(scaling.as_json(study)))
         write_text(folder / "scaling.md", text)
         for path in [folder / "scaling.json", *draw(study, folder, values.compare)]:
             print(path)

@@ -104,7 +104,7 @@ def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
 
 def check_same_base(folder: pathlib.Path, config) -> None:
     """Store the config that all runs share, or raise ValueError if it differs."""
-    from fedfr_jax import digest_json
+    from fedfr_jax import digest_json, manifest
     from fedfr_jax.cli.flags import CONFIG_FILE
     from fedfr_jax.runs import sweep
     from fedfr_jax.runs.locks import lock_to_write
@@ -117,7 +117,7 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     path, base = folder / CONFIG_FILE, json.loads(config_text(config))
     with lock_to_write(folder, sweep.MARK, waits=True):
         if not path.exists():
-            digest_json.write(path, base)
+            manifest.write(path, digest_json.text(base))
         stored = digest_json.read(path)
     if difference := first_difference(without_places(stored), without_places(base)):
         key, before, now = difference

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedfr_jax.json_files import parse_json
+from fedfr_jax.manifest import is_plain
 
 OBJECTS = "files"  # folder of all objects in the bucket
 CLAIM = r"[0-9]{9}-[0-9a-f]{32}"
 UPLOAD = rf"({CLAIM})-[0-9]+"
 NAME = rf"MANIFEST(?:-({CLAIM}))?\.json"  # without a claim: of an earlier version
 MAX_BYTES = 2**26  # of a manifest
-MAX_NAME = 255  # bytes, of file systems
 
 
 class StoredFile(NamedTuple):
@@ -43,22 +43,6 @@ class Manifest(NamedTuple):
 
     files: dict[str, StoredFile]  # by path in the run's folder
     after: str | None = None  # None: `files` are this claim's own
-
-
-def is_plain(path: str) -> bool:
-    """Whether a path stays below the folder that it is in, on every machine.
-
-    >>> [is_plain(x) for x in ("a/b.txt", "../a", "/a", "a//b", ".a", "a/..", "C:a")]
-    [True, False, False, False, False, False, False]
-    """
-    return (
-        path.isprintable()
-        and not {*path} & {"\\", ":"}
-        and all(
-            part and part[0] != "." and len(part.encode()) <= MAX_NAME
-            for part in path.split("/")
-        )
-    )
 
 
 def claim_of(name: str) -> str | None:

@@ -32,6 +32,7 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
+from fedfr_jax.runs.sinks import cover_logs
 from fedfr_jax.runs.stage_model import forget_model
 from fedfr_jax.runs.terminal import StageSizes
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
@@ -193,19 +194,20 @@ def _train_epochs(
                 loop.check_epoch(scalars, state, epoch, checkpointer)
                 for sink in sinks:
                     sink(epoch, scalars)
-                _save_epoch(trainer, checkpointer, epoch, state, lifecycle)
+                _save_epoch(trainer, checkpointer, epoch, state, sinks, lifecycle)
     if checkpointer.latest() is None:  # no epochs: the initial weights
         checkpointer.save(0, _with_names(state, trainer))
     checkpointer.close()
     return state
 
 
-def _save_epoch(trainer, checkpointer, epoch, state, lifecycle) -> None:
+def _save_epoch(trainer, checkpointer, epoch, state, sinks, lifecycle) -> None:
     """Save a checkpoint if due; raise RunInterrupted if the run was asked to end."""
     last = trainer.settings.epochs - 1
     must_end = epoch < last and lifecycle.must_end()
     if must_end or loop.is_due(trainer.settings.checkpoint_every, epoch, last):
         with lifecycle.timed("checkpoint"):
+            cover_logs(sinks)
             checkpointer.save(epoch + 1, _with_names(state, trainer))
             lifecycle.saved()
     if must_end:

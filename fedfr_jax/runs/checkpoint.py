@@ -1,7 +1,6 @@
-"""Checkpoints of a run's state with Orbax, with checksums.
+"""Checkpoints of a run's state with Orbax, each with a manifest of its files.
 
-Checkpoints are written atomically. The SHA-256 of their files are in the format of
-`sha256sum`, so `sha256sum -c SHA256SUMS` checks them as well.
+Checkpoints are written atomically, the manifest last.
 """
 
 import logging
@@ -14,50 +13,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from fedfr_jax import manifest, trees
 from fedfr_jax import mesh as meshes
-from fedfr_jax import trees
-from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.runs import stage_folders
 from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.types import PyTree
 
-SUMS = "SHA256SUMS"
-LATER = (SUMS, "commit_success.txt")  # written after the list; the latter is never read
-
-
-def write_digests(folder: pathlib.Path) -> None:
-    """Write the SHA-256 of all files below `folder` into it.
-
-    Hidden files, which a file system may add, are left out.
-    """
-    paths = [p for p in folder.rglob("*") if p.name not in LATER and p.name[0] != "."]
-    lines = [
-        f"{digest_of_file(path)}  {path.relative_to(folder).as_posix()}\n"
-        for path in sorted(p for p in paths if not p.is_dir())
-    ]
-    (folder / SUMS).write_bytes("".join(lines).encode())
-
-
-def difference(folder: pathlib.Path) -> str | None:
-    """First listed file that has changed; None if all match their SHA-256.
-
-    Files that the list does not name, such as a file manager's, do not count.
-    """
-    try:
-        lines = (folder / SUMS).read_bytes().splitlines()
-    except FileNotFoundError:
-        return f"no {SUMS} in it"
-    for line in lines or [b""]:
-        digest, _, name = line.decode(errors="replace").partition("  ")
-        try:
-            is_whole = digest_of_file(folder / name) == digest
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-            is_whole = False  # ValueError: an impossible name
-        if not is_whole:
-            return f"{name or SUMS} is not as it was written"
-    return None
-
-
+UNREAD = "commit_success.txt"  # of Orbax, written after the manifest
 FULL = "No space left on device"
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
 # Errors of TensorStore and XLA where the file is not at fault; 2 is a missing file.
@@ -74,7 +36,7 @@ def _this_process() -> ocp.options.MultiprocessingOptions:
 
 
 class _Digesting(ocp.StandardCheckpointHandler):
-    """Orbax handler that writes the digests of its files before they are renamed.
+    """Orbax handler that writes the manifest of its files before they are renamed.
 
     It also writes the digest of the stage's settings.
     """
@@ -88,7 +50,7 @@ class _Digesting(ocp.StandardCheckpointHandler):
         folder = pathlib.Path(directory)
         if self._settings:
             (folder / stage_folders.DIGEST_FILE).write_text(self._settings + "\n")
-        write_digests(folder)
+        manifest.write_all(folder, but_for=[UNREAD])
 
 
 @ocp.args.register_with_handler(_Digesting, for_save=True)
@@ -212,7 +174,7 @@ class Checkpointer:
         """Why checkpoint `step` cannot be read; None if it can."""
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         try:
-            if fault := difference(self._place(step)):
+            if fault := manifest.difference(self._place(step)):
                 return fault
             saved = self._manager.item_metadata(step).tree
             shapes = jax.tree.map(
@@ -250,7 +212,7 @@ class Checkpointer:
         place = self._place(step)
         try:
             is_ours = self._is_alone or meshes.is_first_process()
-            if is_ours and (fault := difference(place)):
+            if is_ours and (fault := manifest.difference(place)):
                 return None, fault
             shapes = self._as_saved(step, shapes, free)
             # Before Orbax begins to read: reads that it abandons print complaints when

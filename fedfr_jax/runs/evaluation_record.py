@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.runs.sinks import write_summary, write_text
@@ -32,7 +33,10 @@ NUM_WORST = 50  # clients written of more than that, besides quantiles of all
 def write_record(
     workdir: pathlib.Path, stage: str, evaluations: Mapping[str, Evaluation]
 ) -> None:
-    """Write a stage's evaluations and its images of pairs, in the first process."""
+    """Write a stage's evaluations and its images of pairs, in the first process.
+
+    The stage has ended: its manifest covers its whole logs from now on.
+    """
     if meshes.is_first_process():
         record = {k: _record(workdir, stage, k, x) for k, x in evaluations.items()}
         if "privacy" in evaluations:
@@ -41,6 +45,7 @@ def write_record(
                     part[NOT_PRIVATE] = True
         text = json.dumps(record)  # on one line: there may be a number per client
         write_text(workdir / stage / RECORD, text + "\n")
+        manifest.end_logs(workdir / stage)
 
 
 def _record(workdir, stage, evaluator, evaluation: Evaluation) -> dict[str, Any]:

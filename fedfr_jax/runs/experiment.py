@@ -201,9 +201,11 @@ def run_experiment(
 
 
 def read_metrics(folder: pathlib.Path) -> list[dict]:
-    """Lines of a stage's metrics.jsonl."""
-    path = folder / "metrics.jsonl"
-    return read_jsonl(path) if path.exists() else []
+    """Lines of a stage's metrics.jsonl; [] if it has none yet."""
+    try:
+        return read_jsonl(folder / "metrics.jsonl")
+    except FileNotFoundError:
+        return []
 
 
 def metrics_by_stage(evaluations: Mapping[str, Evaluations]) -> dict:

@@ -30,6 +30,7 @@ from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
+from fedfr_jax.runs.sinks import cover_logs
 from fedfr_jax.types import PyTree
 
 
@@ -222,6 +223,7 @@ def save_round(
         with outputs.lifecycle.timed("checkpoint"):
             with _with_round(round, outputs.checkpointer):
                 outputs.store.flush(round + 1)
+            cover_logs([*outputs.sinks, outputs.client_log])
             outputs.checkpointer.save(round + 1, server)
             outputs.lifecycle.saved()
     if must_end:

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.files import check_bytes
+from fedfr_jax.manifest import is_plain
 from fedfr_jax.runs import bucket_manifest, heartbeat, locks
 from fedfr_jax.runs.bucket_manifest import (
     OBJECTS,
@@ -37,7 +38,6 @@ from fedfr_jax.runs.bucket_manifest import (
     StoredFile,
     claim_of,
     claim_of_upload,
-    is_plain,
 )
 from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
 from fedfr_jax.text import printable

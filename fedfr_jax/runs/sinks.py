@@ -8,18 +8,20 @@ summary.json is the old one or the new one, and a resumed run leaves the same li
 an uninterrupted one. Only the first process writes.
 """
 
+import contextlib
+import hashlib
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedfr_jax import files
+from fedfr_jax import files, manifest
 from fedfr_jax import mesh as meshes
-from fedfr_jax.json_files import read_json_lines
+from fedfr_jax.json_files import parse_json_lines
 
 
 class Sink(Protocol):
@@ -50,43 +52,83 @@ class JsonlSink:
           resume_step: rounds that are done: lines of later ones are dropped, so 0
             starts afresh; None keeps all.
         """
-        path = pathlib.Path(path)
+        self.path = path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            row
-            for row in (read_jsonl(path) if path.exists() else [])
-            if resume_step is None or row["round"] <= resume_step
-        ]
-        write_text(path, "".join(_line(row) for row in rows))
-        self._file = path.open("a", encoding="utf-8")
+        text = b""
+        if resume_step != 0:
+            with contextlib.suppress(FileNotFoundError):
+                text = _lines_until(path, resume_step)
+        self._size, self._sha256 = len(text), hashlib.sha256(text)
+        if path.name in manifest.read(path.parent):  # before the lines that it covers
+            manifest.cover(path.parent, {path.name: self._entry()})
+        with files.replace_file(path) as file:
+            file.write(text)
+        self._file = path.open("ab")
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._file.write(_line(_finite({"round": int(step) + 1, **scalars})))
+        line = _line(_finite({"round": int(step) + 1, **scalars})).encode()
+        self._file.write(line)
         # Flushed, a line outlives the process, though not a power cut.
         self._file.flush()
+        self._size += len(line)
+        self._sha256.update(line)
+
+    def synced(self) -> manifest.Entry:
+        """Manifest entry of all lines so far, once they outlive a power cut."""
+        os.fsync(self._file.fileno())
+        return self._entry()
+
+    def _entry(self):
+        return manifest.Entry(self._size, self._sha256.hexdigest(), is_log=True)
 
     def close(self) -> None:
         self._file.close()
 
 
+def cover_logs(sinks: Iterable[Callable | None]) -> None:
+    """Cover the lines of a stage's logs by its manifest, before their checkpoint."""
+    logs = [sink for sink in sinks if isinstance(sink, JsonlSink)]
+    for folder in {log.path.parent for log in logs}:
+        here = [log for log in logs if log.path.parent == folder]
+        manifest.cover(folder, {log.path.name: log.synced() for log in here})
+
+
 def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
-    """Write JSON atomically; arrays become lists.
+    """Write JSON as `write_text` does; see `summary_text`."""
+    write_text(pathlib.Path(path), summary_text(summary))
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """Format JSON; arrays become lists.
 
     A number that is not finite is written as null and named, by its dotted path, under
     the key "not_finite".
     """
-    text = json.dumps(_finite(summary), indent=2, allow_nan=False)
-    write_text(pathlib.Path(path), text + "\n")
+    return json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n"
 
 
-def read_jsonl(path: str | os.PathLike) -> list[dict]:
+def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dict]:
     """Read the rows of a JsonlSink's file, without an unfinished last line.
 
     Files of earlier versions count rounds from 0: they are read as from 1.
+
+    Args:
+      is_covered: only the lines that the folder's manifest covers, if it covers any.
+
+    Raises:
+      ValueError: for a file that is not as it was written, or a line without a round.
     """
-    rows = read_json_lines(path, "round", int, torn=True)
+    data = (manifest.read_covered if is_covered else manifest.read_bytes)(path)
+    rows = parse_json_lines(data, path, "round", int, torn=True)
     is_old = any(row["round"] == 0 for row in rows)
     return [{**row, "round": row["round"] + 1} for row in rows] if is_old else rows
+
+
+def _lines_until(path: pathlib.Path, last: int | None) -> bytes:
+    """Lines of a log up to the round `last`, all of them covered; None: all lines."""
+    rows = read_jsonl(path, is_covered=last is not None)
+    kept = [row for row in rows if last is None or row["round"] <= last]
+    return "".join(map(_line, kept)).encode()
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -126,6 +168,6 @@ def _to_json(value: Any, path: str, notes: dict[str, str]) -> Any:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file atomically, in the first process."""
+    """Write a file atomically and cover it by a manifest, in the first process."""
     if meshes.is_first_process():
-        files.write_text(path, text)
+        manifest.write(path, text)

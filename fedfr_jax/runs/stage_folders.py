@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from fedfr_jax import digest_json
+from fedfr_jax import digest_json, manifest
 from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.runs.longer import previous_length, restart_reason
 from fedfr_jax.runs.stage_config import first_difference, stage_config
@@ -76,7 +76,10 @@ def arrange(
     if lost & changes.changed and not unchanged and not changes.restored:
         raise another_run(workdir, *difference, _longer_notes(changes))
     reused = [workdir / name for name in sorted(unchanged)]
-    check_data([*reused, *changes.restored.values()])
+    reused += changes.restored.values()
+    for folder in reused:
+        manifest.check_logs(folder)
+    check_data(reused)
     for name in changes.anew:
         _set_aside(workdir / name, recorded[name])
         if name in changes.restored:
@@ -150,12 +153,13 @@ def another_run(
 def check_stages(
     workdir: pathlib.Path, stages: Mapping[str, Stage], config: Mapping
 ) -> None:
-    """Raise ValueError for a stage that was trained with other settings.
+    """Raise ValueError for a stage with other settings, or a log that has changed.
 
-    They are in its record, and their digest in its newest checkpoint.
+    The settings are in its record, and their digest in its newest checkpoint.
     """
     for name in stages:
         folder, expected = workdir / name, stage_config(name, stages, config)
+        manifest.check_logs(folder)
         record = read_record(folder)
         trained = without_places(record.get("settings", expected))
         if difference := first_difference(trained, expected):

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedfr_jax import digest_json, trees
-from fedfr_jax.json_files import read_json_lines
+from fedfr_jax import digest_json, manifest, trees
+from fedfr_jax.json_files import parse_json_lines
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs import data_digest
 from fedfr_jax.runs.locks import lock_to_write
@@ -46,7 +46,10 @@ MARK = "sweep of fedfr_jax\n"  # content of the lock file of a sweep's folder
 def read(folder: pathlib.Path) -> dict[str, dict]:
     """Read {run: its row} of the table in `folder`; {} without one."""
     path = folder / FILE
-    rows = read_json_lines(path, "run") if path.exists() else []
+    try:
+        rows = parse_json_lines(manifest.read_bytes(path), path, "run")
+    except FileNotFoundError:
+        return {}
     return {row["run"]: row for row in rows}
 
 

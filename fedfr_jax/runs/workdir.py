@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from fedfr_jax import digest_json
+from fedfr_jax import digest_json, manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs import locks, stage_folders
@@ -21,7 +21,7 @@ from fedfr_jax.types import Stage
 
 CONFIG = "config.json"
 MARK = "run directory of fedfr_jax\n"  # content of its lock file
-SIGN = "*/checkpoints/*/default/SHA256SUMS"  # in a stage's folder
+SIGN = "*/checkpoints/*/default/manifest.json"  # in a stage's folder
 # Files that a shell, a scheduler or a file manager may leave in a run's folder.
 IGNORED = ("desktop.ini", "Thumbs.db")
 IGNORED_SUFFIXES = (".log", ".out", ".err")
@@ -49,7 +49,7 @@ class ElapsedTime:
 def read_seconds(path):
     """Read the seconds in a file; 0 if it is damaged."""
     try:
-        return float(read_json(path)["seconds"])
+        return float(manifest.read_object(path)["seconds"])
     except FileNotFoundError:
         return 0.0
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -60,7 +60,7 @@ def read_seconds(path):
 def _read_uses(path) -> dict[str, float]:
     """{use: seconds} in the file of a run; {} if it is damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {use: float(x) for use, x in read_json(path)["uses"].items()}
+        return {use: float(x) for use, x in manifest.read_object(path)["uses"].items()}
     return {}
 
 
@@ -120,7 +120,7 @@ def claim(
         elif old is not None:
             check_config(workdir, new, but_for)
         if old is None or stages:
-            digest_json.write(workdir / CONFIG, new)
+            manifest.write(workdir / CONFIG, digest_json.text(new))
     except (OSError, ValueError):
         lock.close()
         raise

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax import manifest
 from fedfr_jax.files import read_list
 from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.schema import has_kind, naming
@@ -101,6 +102,8 @@ def read_rows(table: str) -> list[dict]:
             f"the table must be one of {sorted(TABLES)}, the folder of a sweep or a "
             f"file of {sorted(readers)}, got {table!r}."
         )
+    if path.stem == "results":  # of a sweep
+        manifest.read_bytes(path)
     with naming(path):
         return readers[path.suffix](path)
 

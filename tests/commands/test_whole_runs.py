@@ -16,6 +16,7 @@ import time
 import jax
 import pytest
 
+from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs import experiment, report
 
@@ -92,6 +93,36 @@ def test_a_whole_run_leaves_its_plots_and_is_judged_again_alike(whole):
     _, folder, output = whole(1)
     assert "fedavg" in output and "roc.png" in "".join(output.split())
     check_whole(folder)
+
+
+def test_a_number_that_was_changed_by_hand_is_named_by_whoever_reads_it(
+    whole, tmp_path, capfd
+):
+    flags, folder, _ = whole(1)
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    words = {"train": flags, "evaluate": []}
+    for name, commands in (
+        ("fedavg/metrics.jsonl", ("train", "evaluate")),
+        ("pretrained/metrics.jsonl", ("train", "evaluate")),
+        ("fedfr/clients.jsonl", ("train", "evaluate")),
+    ):
+        path = run / name
+        whole_text = path.read_text()
+        path.write_text(whole_text.replace("1", "2", 1))
+        for command in commands:
+            capfd.readouterr()
+            assert main([command, *words[command], f"--workdir={run}"]) == 2
+            said = capfd.readouterr().err.strip().splitlines()
+            assert said[-1].startswith(f"{path} must be as it was written, "), said
+        path.write_text(whole_text)
+    before = results(run)
+    for name in ("summary.json", "fedfr/evaluation.json", "evaluation.json"):
+        (run / name).write_text("{}\n")  # which are written again
+    here("train", *flags, f"--workdir={run}")
+    assert results(run) == before
+    for name in ("summary.json", "fedfr/evaluation.json"):
+        assert manifest.read_bytes(run / name) == (run / name).read_bytes()
 
 
 def check_whole(folder):

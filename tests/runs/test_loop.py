@@ -342,7 +342,7 @@ def test_no_flipped_bit_is_trusted(two, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "name", ["manifest.ocdbt", "d", "ocdbt.process_0", "SHA256SUMS", ""]
+    "name", ["manifest.ocdbt", "d", "ocdbt.process_0", "manifest.json", ""]
 )
 def test_what_is_missing_is_damage(two, tmp_path, name):
     (tmp_path / "2" / "default" / name).rename(tmp_path / "aside")
@@ -350,8 +350,8 @@ def test_what_is_missing_is_damage(two, tmp_path, name):
 
 
 def test_an_empty_list_of_digests_is_damage(two, tmp_path):
-    (tmp_path / "2" / "default" / "SHA256SUMS").write_bytes(b"")
-    assert "SHA256SUMS is not as it was written" in two.why_unreadable(2)
+    (tmp_path / "2" / "default" / "manifest.json").write_bytes(b"")
+    assert "manifest.json is not as it was written" in two.why_unreadable(2)
 
 
 def test_stray_files_beside_a_checkpoint_are_no_damage(two, tmp_path):

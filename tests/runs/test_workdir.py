@@ -263,7 +263,7 @@ def test_a_damaged_record_names_its_file_once(folder):
 def test_a_checkpoint_names_the_settings_that_it_was_trained_with(folder, tmp_path):
     place = folder / "fedfr" / "checkpoints" / "3" / "default"
     place.mkdir()
-    (place / "SHA256SUMS").touch()
+    (place / "manifest.json").touch()
     (place / "settings.sha256").write_text("0f" * 32)
     with pytest.raises(ValueError, match="fedfr must have .* the digest 0f0f.* there"):
         check_stages(folder, STAGES, CONFIG)

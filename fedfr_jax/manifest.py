@@ -1,0 +1,209 @@
+"""Manifest of a folder: size and SHA-256 of its files, against changed numbers.
+
+`manifest.json` is {"files": {path: {"size": bytes, "sha256": digest}}}. An entry with
+"log": true is of a file that grows by lines, and covers its first `size` bytes: later
+lines are of work that no checkpoint has yet. A file without an entry is not covered,
+such as one that is being replaced: its entry goes before it, and comes back after it,
+so that a kill at any moment leaves no entry of other bytes.
+
+A stage's manifest covers its logs, evaluation and model, a checkpoint's the files of
+the checkpoint, a run's its summary and config, a sweep's its results.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from fedfr_jax.digest_json import digest_of_file
+from fedfr_jax.files import check_list, file_lock, write_text
+from fedfr_jax.json_files import parse_json, read_json
+
+FILE, LOG = "manifest.json", ".jsonl"
+KEYS = ({"size", "sha256"}, {"size", "sha256", "log"})  # of an entry
+MAX_NAME = 255  # bytes, of file systems
+DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class Entry(NamedTuple):
+    """Bytes of a file that are covered, or of a log's beginning."""
+
+    size: int
+    sha256: str
+    is_log: bool = False
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether a file with these bytes is as it was written."""
+        covered = data[: self.size] if self.is_log else data
+        return entry_of(covered) == self._replace(is_log=False)
+
+
+def entry_of(data: bytes) -> Entry:
+    """Entry of a file with these bytes."""
+    return Entry(len(data), hashlib.sha256(data).hexdigest())
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path stays below the folder that it is in, on every machine.
+
+    >>> [is_plain(x) for x in ("a/b.txt", "../a", "/a", "a//b", ".a", "a/..", "C:a")]
+    [True, False, False, False, False, False, False]
+    """
+    return (
+        path.isprintable()
+        and not {*path} & {"\\", ":"}
+        and all(
+            part and part[0] != "." and len(part.encode()) <= MAX_NAME
+            for part in path.split("/")
+        )
+    )
+
+
+def read(folder: pathlib.Path) -> dict[str, Entry]:
+    """Entries of a folder's manifest by path; {} without one.
+
+    Raises:
+      ValueError: for a manifest that is none, or names a file outside of the folder.
+    """
+    path = folder / FILE
+    try:
+        files = read_json(path)["files"]
+        return {name: _entry(name, value) for name, value in files.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must be an undamaged manifest, got {error!r}. Restore a copy, or "
+            f"delete it to use the files of {folder} as they are."
+        ) from error
+
+
+def _entry(name: str, value: Mapping[str, Any]) -> Entry:
+    """Check and convert an entry of the file."""
+    if not is_plain(name):
+        raise ValueError(f"a path must be plain and relative, got {name!r}")
+    is_entry = isinstance(value, dict) and {*value} in KEYS
+    size, sha256 = (value["size"], value["sha256"]) if is_entry else (None, "")
+    is_right = type(size) is int and size >= 0 and DIGEST.fullmatch(str(sha256))
+    if not is_right or value.get("log", True) is not True:
+        raise ValueError(f"{name} must have a size and a digest, got {value!r}")
+    return Entry(size, sha256, "log" in value)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Read a file, after comparing it with its folder's manifest.
+
+    Raises:
+      ValueError: for a file that is not as it was written; says what to do.
+      OSError: when it cannot be read.
+    """
+    return _read(pathlib.Path(path))[0]
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Read a JSON object, after comparing it with its folder's manifest."""
+    return parse_json(read_bytes(path), path)
+
+
+def read_covered(path: pathlib.Path) -> bytes:
+    """Read what the manifest covers of a file: all of it if it has no entry."""
+    data, entry = _read(path)
+    return data[: entry.size] if entry else data
+
+
+def _read(path: pathlib.Path) -> tuple[bytes, Entry | None]:
+    check_list(path)
+    while True:
+        entry = read(path.parent).get(path.name)
+        data = path.read_bytes() if entry is None or path.exists() else None
+        if entry is None or (data is not None and entry.is_of(data)):
+            return data, entry
+        if entry == read(path.parent).get(path.name):  # else a writer came between
+            got = "no file" if data is None else f"{len(data)} bytes that differ"
+            raise ValueError(
+                f"{path} must be as it was written, {entry.size} bytes, got {got}. "
+                f"Restore a copy of it, or delete {path.with_name(FILE)} to use the "
+                "files there as they are."
+            )
+
+
+def difference(folder: pathlib.Path) -> str | None:
+    """First covered file that has changed; None if all are as they were written.
+
+    Files that the manifest does not name, such as a file manager's, do not count.
+    """
+    try:
+        entries = read(folder)
+    except ValueError:
+        return f"{FILE} is not as it was written"
+    for name, entry in entries.items():
+        try:
+            is_same = digest_of_file(folder / name) == entry.sha256
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            is_same = False
+        if not is_same:
+            return f"{name} is not as it was written"
+    return None if entries else f"no {FILE} in it"
+
+
+def cover(folder: pathlib.Path, entries: Mapping[str, Entry | None]) -> None:
+    """Set entries of a folder's manifest; None removes one."""
+    with file_lock(folder / FILE):
+        _set(folder, entries)
+
+
+def cover_files(folder: pathlib.Path, names: Collection[str]) -> None:
+    """Cover those files of a folder that exist."""
+    files = {name: folder / name for name in names}
+    cover(folder, {k: _entry_of_file(x) for k, x in files.items() if x.is_file()})
+
+
+def write_all(folder: pathlib.Path, but_for: Collection[str] = ()) -> None:
+    """Write a manifest of all files below a new folder, without hidden ones."""
+    paths = [x for x in folder.rglob("*") if not x.is_dir()]
+    names = {x.relative_to(folder).as_posix(): x for x in paths}
+    named = sorted(x for x in names if is_plain(x) and x not in (FILE, *but_for))
+    _write(folder, {name: _entry_of_file(names[name]) for name in named})
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Write a text file atomically, and cover it."""
+    with file_lock(path.with_name(FILE)):
+        _set(path.parent, {path.name: None})
+        write_text(path, text)
+        _set(path.parent, {path.name: entry_of(text.encode())})
+
+
+def check_logs(folder: pathlib.Path) -> None:
+    """Raise ValueError for a log of a folder that is not as it was written."""
+    for name in read(folder):
+        if name.endswith(LOG):
+            read_bytes(folder / name)
+
+
+def end_logs(folder: pathlib.Path) -> None:
+    """Cover the whole logs of a folder: none has lines to come."""
+    logs = {k: x for k, x in read(folder).items() if x.is_log}
+    cover(folder, {name: x._replace(is_log=False) for name, x in logs.items()})
+
+
+def _set(folder, entries):
+    before = read(folder)
+    after = {k: x for k, x in {**before, **entries}.items() if x is not None}
+    if after != before:
+        _write(folder, after)
+
+
+def _entry_of_file(path: pathlib.Path) -> Entry:
+    return Entry(path.stat().st_size, digest_of_file(path))
+
+
+def _write(folder: pathlib.Path, entries: Mapping[str, Entry]) -> None:
+    files = {}
+    for name, entry in entries.items():
+        log = {"log": True} if entry.is_log else {}
+        files[name] = {"size": entry.size, "sha256": entry.sha256, **log}
+    write_text(folder / FILE, json.dumps({"files": files}, indent=1) + "\n")
