@@ -1,7 +1,7 @@
 """Files: atomic writes, size checks before reading, memory maps.
 
-Files are written under a temporary name, then renamed, so that no reader sees half a
-file.
+Files are written under a temporary name that nobody can guess, then renamed: no reader
+sees half a file, and no link that somebody planted is followed.
 """
 
 import contextlib
@@ -9,11 +9,13 @@ import csv
 import errno
 import fcntl
 import io
+import math
 import mmap
 import os
 import pathlib
 import pickle
 import pickletools
+import secrets
 import stat
 import unicodedata
 import zipfile
@@ -22,22 +24,22 @@ from typing import IO
 
 import numpy as np
 
+DRAFT = ".????????????????.tmp"  # pattern of the names of files being written
+
 
 @contextlib.contextmanager
-def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]]:
+def replace_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Open a file for bytes that replaces `path` atomically at the end of the block.
 
     A reader sees the old file or the whole new one, also after a kill or a power cut. A
-    block that raises leaves `path` unchanged. Creates the folder.
-
-    Args:
-      by: name of the writer, if others may write the same path at the same time.
+    block that raises leaves `path` unchanged. Creates the folder. Of several writers
+    the last one stays.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(".".join(filter(None, (path.name, by, "tmp"))))
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("w+b") as file:
+        with temporary.open("x+b") as file:  # an existing name is never opened
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -47,10 +49,19 @@ def replace_file(path: str | os.PathLike, *, by: str = "") -> Iterator[IO[bytes]
         raise
 
 
-def write_text(path: str | os.PathLike, text: str, *, by: str = "") -> None:
+def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a UTF-8 text file atomically."""
-    with replace_file(path, by=by) as file:
+    with replace_file(path) as file:
         file.write(text.encode())
+
+
+def remove_drafts(folder: pathlib.Path) -> None:
+    """Remove what killed processes left half written, at any depth; nobody may write.
+
+    Links are not followed.
+    """
+    for path in folder.rglob(DRAFT):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -58,7 +69,8 @@ def file_lock(path: str | os.PathLike) -> Iterator[None]:
     """Lock the file `path` for one process at a time, by a hidden file that stays."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as file:
+    lock = path.with_name(f".{path.name}.lock")
+    with open(lock, "a", opener=open_regular) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -88,7 +100,7 @@ def open_regular(path: str | os.PathLike, flags: int) -> int:
     """Opener for `open` of a stranger's file: a link, pipe or device is an OSError."""
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "Is a link", os.fspath(path)) from None
@@ -164,6 +176,49 @@ def check_members(path: str | os.PathLike, keys: Iterable[str]) -> None:
     sizes = _unpacked_sizes(path)
     for key in keys:
         check_bytes(sizes.get(f"{key}.npy", 0), f"{path}: {key}")
+
+
+def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray | bytes]:
+    """Read all of an .npz; a member that is no array as bytes.
+
+    Raises:
+      ValueError, OSError, zipfile.BadZipFile, zlib.error: for a damaged file, or an
+        array that needs more memory than the machine, or than its own numbers, have.
+    """
+    check_archive(path)
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+        for member in stored.zip.infolist():
+            with stored.zip.open(member) as array:
+                if array.peek().startswith(np.lib.format.MAGIC_PREFIX):
+                    check_npy(array, member.file_size)
+        return dict(stored)
+
+
+def read_npy(file: IO[bytes]) -> np.ndarray:
+    """Read the array at the place of an open file, if the file has all its numbers."""
+    start = file.tell()
+    check_npy(file, os.fstat(file.fileno()).st_size)
+    file.seek(start)
+    return np.load(file, allow_pickle=False)
+
+
+def check_npy(file: IO[bytes], end: int) -> None:
+    """Read the header of an array; ValueError if its numbers do not end until `end`.
+
+    NumPy allocates them all before it reads the first.
+    """
+    shape, _, dtype = read_npy_header(file)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or num_bytes > end - file.tell():
+        raise ValueError(f"{dtype} {shape} must have as many numbers, but is truncated")
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read an array's header: (shape, whether in Fortran's order, dtype)."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
 
 
 def check_archive(path: str | os.PathLike) -> None:

@@ -58,7 +58,7 @@ def backbone_of(variables, template) -> PyTree | None:
     return None
 
 
-SOURCES = ("data", "partition")
+SOURCES = ("data", "partition", "evaluation")
 REFERENCE = "representation"  # of config.evaluation, which may name another run
 
 
@@ -176,11 +176,20 @@ def run_curve(experiment: Experiment, variables: PyTree, apply: Callable) -> Roc
 
 
 def read_only(settings: Mapping) -> dict:
-    """Config sections of a trained model: read-only caches, and no teachers."""
-    changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
+    """Config sections of a trained model: those of `writing_nothing`, and no reference.
+
+    The reference may be another run, which need not be there.
+    """
+    settings = writing_nothing(settings)
     if isinstance(settings.get("evaluation"), Mapping):
         evaluation = {k: v for k, v in settings["evaluation"].items() if k != REFERENCE}
-        changed["evaluation"] = evaluation
+        return {**settings, "evaluation": evaluation}
+    return settings
+
+
+def writing_nothing(settings: Mapping) -> dict:
+    """Config sections of a finished run: read-only caches, and no teachers."""
+    changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("pretrain"), Mapping):
         changed["pretrain"] = _with_dummy_teachers(settings["pretrain"], settings)
     if isinstance(rows := settings.get("methods"), Mapping):

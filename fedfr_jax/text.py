@@ -1,6 +1,23 @@
-"""Text of file and identity names: Unicode normalization, safe printing."""
+"""Text of names and URLs: Unicode normalization, safe printing, no secrets."""
 
+import re
 import unicodedata
+
+USER = r"""(://)[^/\s?#'"\\]*@"""  # name and password before a host
+SECRET = (
+    r"(?i)([?&;][^=&;\s'\"\\]*"
+    r"(?:sig|token|secret|passw|pwd|key|credential|auth)[^=&;\s'\"\\]*=)"
+    r"[^&;\s'\"\\]+"
+)
+
+
+def without_secrets(text: str) -> str:
+    """Mask passwords, tokens and signatures of the URLs in a text.
+
+    >>> without_secrets("s3://me:pass@host/run?v=1&X-Amz-Signature=ab12 is missing")
+    's3://***@host/run?v=1&X-Amz-Signature=*** is missing'
+    """
+    return re.sub(SECRET, r"\1***", re.sub(USER, r"\1***@", text))
 
 
 def normalize_unicode(text: str) -> str:

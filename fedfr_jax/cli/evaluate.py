@@ -44,15 +44,17 @@ def main(argv: list[str]) -> None:
 
 def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
     """Evaluate the run in `folder` again."""
-    from fedfr_jax.config.build import build
+    from fedfr_jax.config.build import build, sections
+    from fedfr_jax.loading import writing_nothing
     from fedfr_jax.runs.locks import lock_to_read
     from fedfr_jax.runs.restore import evaluate_experiment
     from fedfr_jax.runs.stage_folders import check_stages
-    from fedfr_jax.runs.workdir import check_config
+    from fedfr_jax.runs.workdir import check_config, check_inside
 
     config = json.loads(config_text(values.config))
     with lock_to_read(folder):
         check_config(folder, config, but_for="evaluation")
-        experiment = build(values.config)
+        check_inside(folder)
+        experiment = build(writing_nothing(sections(values.config)))
         check_stages(folder, experiment.stages, config)
         evaluate_experiment(experiment, folder, changed=values.data_changed)

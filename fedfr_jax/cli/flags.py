@@ -17,6 +17,7 @@ from fedfr_jax.config.files import find, load, restore, with_argument
 from fedfr_jax.runs.remote import fetch
 from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import hint
+from fedfr_jax.text import without_secrets
 
 CONFIG_FILE = "config.json"  # of a run directory, as `workdir.CONFIG`
 SECTIONS = """\
@@ -152,14 +153,14 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def config_text(config: ConfigDict) -> str:
-    """The config as JSON, with methods in order and absolute paths."""
+    """The config as JSON, to be kept: absolute paths, no secrets of URLs."""
     from fedfr_jax.config.build import plain  # which needs JAX
     from fedfr_jax.tasks.places import absolute, paths_in
 
     config = copy.deepcopy(config)
     for keys, path in [*paths_in(plain(config))]:
         set_key(config, ".".join(keys), absolute(path))
-    return json.dumps(plain(config), indent=1, default=repr)
+    return without_secrets(json.dumps(plain(config), indent=1, default=repr))
 
 
 def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:

@@ -14,7 +14,7 @@ import fedfr_jax
 from fedfr_jax import distributed
 from fedfr_jax.cli import program_cache, signals
 from fedfr_jax.schema import hint
-from fedfr_jax.text import printable
+from fedfr_jax.text import printable, without_secrets
 
 USAGE = """\
 usage: fedfr <command> --config=NAME [--config.section.key=value ...] [--workdir=DIR]
@@ -105,7 +105,8 @@ def run_command(command, argv: list[str]) -> int:
         error = full_disk(error) or missing_file(error) or full_memory(error) or error
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
-        text = printable(str(error), keep="\n")  # it may quote an unknown file
+        text = without_secrets(str(error))
+        text = printable(text, keep="\n")  # it may quote an unknown file
         print(text or type(error).__name__, file=sys.stderr)
         print("(FEDFR_DEBUG=1 shows where.)", file=sys.stderr)
         return 2

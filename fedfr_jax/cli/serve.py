@@ -6,6 +6,7 @@ import time
 import webbrowser
 
 from fedfr_jax.cli.flags import add_switch, count, new_parser, parse_flags
+from fedfr_jax.text import printable, without_secrets
 
 ABOUT = """\
 Serve the list of a folder's runs and their reports, which are updated while the runs
@@ -38,7 +39,8 @@ def main(argv: list[str]) -> None:
         keep_fetching(values.folder)
 
     def started(address: str) -> None:
-        print(f"{address}  (runs in {values.folder}; Ctrl-C stops)", flush=True)
+        shown = without_secrets(values.folder)
+        print(f"{address}  (runs in {shown}; Ctrl-C stops)", flush=True)
         if values.open and not webbrowser.open(address):
             print("No browser was found: open the address in one.", flush=True)
 
@@ -54,7 +56,8 @@ def keep_fetching(url: str) -> None:
             time.sleep(FETCH_SECONDS)
             try:
                 fetch_runs(url)
-            except OSError as error:  # the pages show the earlier state
-                print(error, file=sys.stderr, flush=True)
+            except (OSError, ValueError) as error:  # the pages show the earlier state
+                text = printable(without_secrets(str(error)))
+                print(text, file=sys.stderr, flush=True)
 
     threading.Thread(target=fetch, daemon=True).start()

@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from fedfr_jax.text import without_secrets
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FRESH = ("overwrite", "restart")  # flags that train anew instead of resuming
 GRACE = 30  # seconds from SIGTERM to the end, as of Kubernetes and Slurm
@@ -147,7 +149,7 @@ def describe_interrupt(number: int, arguments: Sequence[str]) -> str:
     name = signal.Signals(number).name
     if "train" not in arguments:
         return f"Stopped by {name}: start the same command again."
-    again = shlex.join(["fedfr", *describe_resume(arguments)])
+    again = without_secrets(shlex.join(["fedfr", *describe_resume(arguments)]))
     checkpoint = newest_checkpoint(find_run(arguments).workdir)
     return f"Stopped by {name}: `{again}` resumes from {checkpoint}."
 

@@ -22,6 +22,7 @@ from fedfr_jax.cli.flags import (
     run_location,
 )
 from fedfr_jax.cli.signals import GRACE, describe_interrupt, ending_after_a_round
+from fedfr_jax.text import without_secrets
 
 ABOUT = """\
 Pretrain, then train every method of a config. An interrupted run resumes with the same
@@ -124,7 +125,8 @@ def train(values: argparse.Namespace, location) -> None:
       SystemExit: when a signal has ended the run after a round.
     """
     if not values.quiet:  # before JAX and the data, which take a while
-        print(f"fedfr {fedfr_jax.__version__}: {location}", flush=True)
+        shown = without_secrets(str(location))
+        print(f"fedfr {fedfr_jax.__version__}: {shown}", flush=True)
     join_processes(values)
     import jax
 

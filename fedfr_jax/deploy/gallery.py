@@ -12,7 +12,7 @@ import numpy as np
 
 from fedfr_jax.deploy.calibration import curve_text
 from fedfr_jax.deploy.trained_model import TrainedModel
-from fedfr_jax.files import check_archive, file_lock, replace_file
+from fedfr_jax.files import file_lock, read_npz, replace_file
 from fedfr_jax.schema import naming
 
 CHUNK_SIZE = 1 << 24  # cosines at once
@@ -149,11 +149,11 @@ def write_gallery(gallery: Gallery, path: str | os.PathLike) -> None:
 
 def read_gallery(path: str | os.PathLike) -> Gallery:
     """Read a gallery from its file."""
-    check_archive(path)
-    with naming(path), np.load(path, allow_pickle=False) as file:
-        if {*file.files} != {*Gallery._fields}:
+    with naming(path):
+        file = read_npz(path)
+        if {*file} != {*Gallery._fields}:
             raise ValueError(
-                f"gallery must have {list(Gallery._fields)}, got {file.files}."
+                f"gallery must have {list(Gallery._fields)}, got {list(file)}."
             )
         return Gallery(
             names=file["names"].astype(str),

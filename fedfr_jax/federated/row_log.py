@@ -6,13 +6,14 @@ are new since the one before. When later files outgrow the first, all but the ne
 merged.
 """
 
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.files import replace_file
+from fedfr_jax.files import check_file, read_npy, replace_file
 
 FOLDER, SUFFIX = "log", ".rows"
 MAX_FILES = 256  # before they are merged, whatever their size
@@ -30,21 +31,12 @@ class LoggedRows(NamedTuple):
     start: int  # byte of the first row
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (which rows, their bytes [n, row_bytes] uint8), a chunk at a time.
-
-        Raises:
-          ValueError: when the file is truncated.
-        """
+        """Yield (which rows, their bytes [n, row_bytes] uint8), a chunk at a time."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             for part in chunks(len(self.ids), self.row_bytes):
                 count = part.stop - part.start
                 data = file.read(count * self.row_bytes)
-                if len(data) != count * self.row_bytes:
-                    raise ValueError(
-                        f"{self.path} must have {len(self.ids)} client states, but is "
-                        "truncated."
-                    )
                 yield part, np.frombuffer(data, np.uint8).reshape(count, -1)
 
 
@@ -56,20 +48,38 @@ def chunks(count: int, row_bytes: int) -> Iterator[slice]:
 
 
 def read_rows(path: pathlib.Path) -> LoggedRows:
-    """Read the header of a log file.
+    """Read the header of a log file; every number in it is compared with the file.
 
     Raises:
       ValueError: naming the file, when it is damaged.
     """
+    check_file(path)
     try:
         with path.open("rb") as file:
-            sizes, ids, stamps = (np.load(file) for _ in range(3))
+            sizes, ids, stamps = (read_npy(file) for _ in range(3))
             population, row_bytes = sizes.tolist()
-            return LoggedRows(population, row_bytes, ids, stamps, path, file.tell())
-    except (ValueError, EOFError) as error:
+            start, end = file.tell(), os.fstat(file.fileno()).st_size
+        check_header(population, row_bytes, ids, stamps)
+        if len(ids) * row_bytes != end - start:
+            raise ValueError(f"it must have {len(ids)} states, but is truncated")
+        return LoggedRows(population, row_bytes, ids, stamps, path, start)
+    except (ValueError, TypeError, EOFError) as error:
         raise ValueError(
             f"{path} must be an undamaged log file, but is damaged ({error})."
         ) from error
+
+
+def check_header(population: int, row_bytes: int, ids, stamps) -> None:
+    """Raise ValueError unless the parts of a log file's header fit each other."""
+    is_of = lambda array, dtype: array.dtype == dtype and array.ndim == 1
+    if not (is_of(ids, np.int64) and is_of(stamps, np.int32)):
+        raise ValueError(f"ids must be a list of int64, got {ids.dtype} {ids.shape}")
+    if type(population) is not int or type(row_bytes) is not int or row_bytes < 0:
+        raise ValueError(f"sizes must be whole, got {population}, {row_bytes}")
+    is_ascending = (ids[1:] > ids[:-1]).all() and (ids >= 0).all()
+    is_known = is_ascending and (ids < population).all()
+    if len(ids) != len(stamps) or not is_known or (stamps < 1).any():
+        raise ValueError("ids must ascend below the population, got others")
 
 
 def write_rows(

@@ -44,7 +44,7 @@ import numpy as np
 
 from fedfr_jax import trees
 from fedfr_jax.federated.row_log import RowLog, log_files, read_rows
-from fedfr_jax.files import write_text
+from fedfr_jax.files import check_bytes, write_text
 from fedfr_jax.types import PyTree
 
 FILL_BYTES = 2**20  # zeros that are written at a time
@@ -113,7 +113,7 @@ def check_layout(path: pathlib.Path, template: PyTree, population: int) -> None:
         for p, x in jax.tree_util.tree_leaves_with_path(template)
     ]
     if not path.exists():
-        write_text(path, "\n".join(lines), by=str(os.getpid()))
+        write_text(path, "\n".join(lines))
     old_lines = path.read_text(errors="replace").splitlines()
     for old, new in itertools.zip_longest(old_lines, lines, fillvalue="nothing"):
         if old != new:
@@ -638,6 +638,9 @@ def restore_rows(folder: pathlib.Path) -> None:
         return
     population, size = logged[0].population, logged[0].row_bytes
     num_places = population * VERSIONS
+    if {(file.population, file.row_bytes) for file in logged} != {(population, size)}:
+        raise ValueError(f"{folder} must have a log of one population, got several.")
+    check_bytes(4 * num_places, f"{folder}: stamps", shutil.disk_usage(folder).free)
     # A store without rows has one byte for each, and a checksum.
     rows = StateFile(folder / "rows.bin", num_places, size or 1 + SUM_BYTES)
     stamps = open_stamps(folder / "stamps.bin", population, VERSIONS, True, False)

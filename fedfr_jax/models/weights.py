@@ -3,6 +3,7 @@
 Reading any of them runs nothing that the file holds.
 """
 
+import json
 import os
 import pathlib
 import pickle
@@ -14,7 +15,14 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedfr_jax.files import MEMORY, check_archive, check_bytes, check_file, replace_file
+from fedfr_jax.files import (
+    MEMORY,
+    check_archive,
+    check_bytes,
+    check_file,
+    read_npz,
+    replace_file,
+)
 from fedfr_jax.schema import naming
 
 PREFIXES = ("module.", "_orig_mod.")  # of PyTorch's wrappers around a network
@@ -109,9 +117,7 @@ def _read_safetensors(path) -> tuple[dict, dict[str, str]]:
 
 
 def _read_npz(path) -> tuple[dict, dict[str, str]]:
-    check_archive(path)
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
+    arrays = read_npz(path)
     if members := [k for k, x in arrays.items() if not isinstance(x, np.ndarray)]:
         raise ValueError(f"{path} must hold only arrays, got the members {members}.")
     return arrays, {}
@@ -161,7 +167,24 @@ def _with_arrays(value: Any, torch, max_bytes: int) -> Any:
 def _write_safetensors(path, arrays, about):
     whole = {name: np.asarray(x, order="C") for name, x in arrays.items()}
     with naming(path), replace_file(path) as file:
-        file.write(safetensors.numpy.save(whole, dict(about)))
+        data = safetensors.numpy.save(whole, dict(about))
+        header, numbers = _sorted_header(data)
+        file.write(header)
+        file.write(numbers)
+
+
+def _sorted_header(data: bytes) -> tuple[bytes, memoryview]:
+    """(header, numbers) of a .safetensors, its metadata sorted.
+
+    The package writes them in another order each time.
+    """
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    about = header.pop("__metadata__", {})
+    header = {"__metadata__": dict(sorted(about.items())), **header}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the numbers are aligned
+    return len(text).to_bytes(8, "little") + text, memoryview(data)[end:]
 
 
 def _part(tree: Mapping, key: str) -> Mapping:

@@ -385,4 +385,4 @@ def _read(path: pathlib.Path) -> dict:
 def _write(path: pathlib.Path, content: dict) -> None:
     """Replace the cache atomically, in the first process."""
     if meshes.is_first_process():
-        write_text(path, json.dumps(content, indent=1), by=str(os.getpid()))
+        write_text(path, json.dumps(content, indent=1))

@@ -7,7 +7,6 @@ devices. Seconds are stored in a JSON file in the user's cache folder.
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,4 +77,4 @@ def _write(key: str, seconds: float) -> None:
     stored.pop(key, None)
     stored = dict([*stored.items(), (key, round(seconds, 2))][-MAX_ENTRIES:])
     with contextlib.suppress(OSError):  # a home that cannot be written
-        write_text(path(), json.dumps(stored, indent=1), by=str(os.getpid()))
+        write_text(path(), json.dumps(stored, indent=1))

@@ -16,7 +16,7 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.stored import get_stored
-from fedfr_jax.files import replace_file
+from fedfr_jax.files import read_npz, replace_file
 from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.types import DataUsage, Source, Task, UsedRows
 
@@ -97,8 +97,7 @@ def write(digest: Digest, path: pathlib.Path) -> None:
 def read(path: pathlib.Path) -> Digest:
     """Read a digest from a file."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            columns = {key: arrays[key] for key in arrays.files}
+        columns = read_npz(path)
         for key in ("identities", "uses"):
             distinct = np.array(_split(columns.pop(f"{key}_words")), str)
             columns[key] = distinct[columns[key]]

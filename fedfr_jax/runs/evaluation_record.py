@@ -19,8 +19,10 @@ import numpy as np
 
 from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
+from fedfr_jax.files import replace_file
 from fedfr_jax.metric_names import NOT_PRIVATE, direction
 from fedfr_jax.runs.sinks import write_summary, write_text
+from fedfr_jax.text import without_secrets
 from fedfr_jax.types import EmbeddingMap, Evaluation, ScoredPairs
 from fedfr_jax.version import library_version
 
@@ -131,13 +133,13 @@ def _pairs(workdir, prefix: str, pairs: ScoredPairs) -> dict[str, Any]:
     """Write both images of each pair side by side to a file, with scores."""
     from PIL import Image
 
-    (workdir / PICTURES).mkdir(parents=True, exist_ok=True)
     records = []
     for i, images in enumerate(pairs.images):
         name = f"{PICTURES}/{file_name(f'{prefix}_{i}')}.jpg"
         pixels = np.concatenate(images, axis=1)
         pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels  # gray
-        Image.fromarray(pixels).save(workdir / name, quality=88)
+        with replace_file(workdir / name) as file:
+            Image.fromarray(pixels).save(file, "JPEG", quality=88)
         records.append(
             {
                 "image": name,
@@ -171,6 +173,6 @@ def write_environment(workdir: pathlib.Path) -> None:
             "processes": jax.process_count(),
             "system": f"{platform.system()} {platform.machine()}, "
             f"{os.cpu_count()} cores",
-            "command": sys.argv[1:],
+            "command": [*map(without_secrets, sys.argv[1:])],
         },
     )

@@ -20,7 +20,7 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
     Raises:
       ValueError: when another process uses the folder, or it cannot be locked.
     """
-    file = (folder / LOCK).open("a+")
+    file = open(folder / LOCK, "a+", opener=open_regular)
     try:
         _lock(file, folder, fcntl.LOCK_EX, waits)
         if not file.seek(0, 2):  # nothing in it yet

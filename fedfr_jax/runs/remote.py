@@ -40,7 +40,7 @@ from fedfr_jax.runs.bucket_manifest import (
     claim_of_upload,
 )
 from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
-from fedfr_jax.text import printable
+from fedfr_jax.text import printable, without_secrets
 
 HEARTBEAT, CHECK = "HEARTBEAT", ".write-check"
 TRIES = 5  # of a download, while another process writes the run
@@ -59,7 +59,7 @@ class Mirror:
     """A run in a bucket and its copy in `folder`."""
 
     def __init__(self, url: str, folder: pathlib.Path):
-        self.url, self.folder = url, folder
+        self.url, self.folder = without_secrets(url), folder
         self._claim = None  # of this process, once it has claimed the run
         self._seen = None  # the newest claim at the last download
         self._uploads = itertools.count(1)
@@ -378,7 +378,7 @@ def explained(url: str, done: str) -> Iterator[None]:
       ValueError: for an unknown scheme.
       OSError: for any other error of fsspec and its packages.
     """
-    scheme = url.partition("://")[0]
+    url, scheme = without_secrets(url), url.partition("://")[0]
     try:
         yield
     except ImportError as error:
@@ -401,7 +401,8 @@ def explained(url: str, done: str) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = without_secrets(lines[0]) if lines else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class RunFolder(NamedTuple):
@@ -500,7 +501,7 @@ def _fetch_copy(
 ) -> Mirror:
     mirror = Mirror(url, copy_folder(url, process, use="read"))
     if not mirror.is_there():
-        raise ValueError(f"{url} must be a run, got no manifest there.")
+        raise ValueError(f"{mirror.url} must be a run, got no manifest there.")
     mirror.folder.mkdir(parents=True, exist_ok=True)
     lock = locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
     with contextlib.closing(lock):
@@ -572,7 +573,8 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
             try:
                 _fetch_reported(f"{url}/{name}" if name else url, copy / name)
             except (OSError, ValueError) as error:  # the others are listed
-                print(printable(str(error)), file=sys.stderr, flush=True)
+                text = printable(without_secrets(str(error)))
+                print(text, file=sys.stderr, flush=True)
     return copy
 
 

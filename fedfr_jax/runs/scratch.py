@@ -32,7 +32,7 @@ def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path
     """
     url = url.rstrip("/")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    name = url.rpartition("/")[2] or "run"
+    name = re.match("[^?#:@]*", url.rpartition("/")[2])[0].lstrip(".") or "run"
     kind = use if not process else f"{use}-{process}"
     return _copies() / digest / kind / name
 

@@ -5,6 +5,7 @@ A changed config keeps the stages that it does not affect, see `stage_folders`.
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from fedfr_jax import digest_json, manifest
 from fedfr_jax import mesh as meshes
+from fedfr_jax.files import remove_drafts
 from fedfr_jax.json_files import read_json
 from fedfr_jax.runs import locks, stage_folders
 from fedfr_jax.runs.sinks import write_summary
@@ -111,6 +113,7 @@ def claim(
     try:
         if is_fresh:
             _empty(workdir)
+        remove_drafts(workdir)
         old, new = stored_config(workdir), json.loads(config)
         if stages:
             to_train = stages if to_train is None else to_train
@@ -174,6 +177,18 @@ def _empty(workdir):
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def check_inside(workdir: pathlib.Path) -> None:
+    """Raise ValueError for a link out of the run directory: it may be a stranger's."""
+    home = workdir.resolve()
+    for root, folders, files in os.walk(workdir):
+        for path in (pathlib.Path(root, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise ValueError(
+                    f"{workdir} must have no links to other folders, got {path}. Put "
+                    "the files themselves there."
+                )
 
 
 def stored_config(workdir: pathlib.Path) -> dict | None:

@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import mimetypes
-import os
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -124,7 +123,7 @@ def _chart_script(vl_convert) -> str:
         return path.read_text()
     script = vl_convert.javascript_bundle().replace("</script", "<\\/script")
     with contextlib.suppress(OSError):  # a home that cannot be written
-        write_text(path, script, by=str(os.getpid()))
+        write_text(path, script)
     return script
 
 

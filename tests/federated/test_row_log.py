@@ -1,12 +1,13 @@
 """Rows that are made again from a log are those that a checkpoint saw."""
 
+import io
 import shutil
 
 import numpy as np
 import pytest
 
 from fedfr_jax.federated import row_log
-from fedfr_jax.federated.row_log import log_files
+from fedfr_jax.federated.row_log import log_files, read_rows, write_rows
 from fedfr_jax.federated.store import Store, restore_rows
 
 TEMPLATE = {"head": np.zeros((3, 2), np.float32)}
@@ -83,3 +84,57 @@ def test_a_damaged_log_is_named(tmp_path):
         file.write_bytes(damage)
         with pytest.raises(ValueError, match=f"{file.name}.* {says}"):
             restore_rows(tmp_path / "a")
+
+
+def test_a_log_of_a_stranger_takes_no_more_than_it_has(tmp_path):
+    """A small file that says that they are many clients, or large ones."""
+    log, other = (tmp_path / "log" / f"{n:09d}.rows" for n in (1, 2))
+    ids, stamps = np.arange(2), np.ones(2, np.int32)
+
+    def write(path=log, population=4, row_bytes=8, ids=ids, stamps=stamps, rows=16):
+        block = np.zeros(rows, np.uint8)
+        write_rows(path, population, row_bytes, ids, stamps, [block])
+
+    def refused(rule):
+        with pytest.raises(ValueError, match=rule):
+            restore_rows(tmp_path)
+        return not (tmp_path / "stamps.bin").exists()
+
+    write()
+    assert read_rows(log).row_bytes == 8
+    hostile = [
+        {"row_bytes": 2**40},
+        {"row_bytes": -8},
+        {"row_bytes": 0},
+        {"population": 1},
+        {"population": -1},
+        {"population": 4.0},
+        {"rows": 17},
+        {"ids": ids[::-1]},
+        {"ids": np.array([1, 1])},
+        {"ids": ids - 1},
+        {"ids": np.array([2**62 + 1, -(2**62) - 1])},
+        {"ids": ids.astype(np.int32)},
+        {"ids": ids[:, None]},
+        {"stamps": stamps[:1]},
+        {"stamps": stamps - 1},
+        {"stamps": stamps.astype(float)},
+    ]
+    for changes in hostile:
+        write(**changes)
+        assert refused(f"{log.name} must be an undamaged log"), changes
+    log.write_bytes(b"".join(array_of(shape) for shape in ((2,), (2**29,), (2,))))
+    assert log.stat().st_size < 500 and refused("truncated")
+    write(population=2**60)
+    assert refused("stamps must take at most")
+    write()
+    write(path=other, population=5)
+    assert refused("one population")
+
+
+def array_of(shape):
+    """An array's header, and the bytes of two numbers."""
+    file = io.BytesIO()
+    header = {"descr": "<i8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + bytes(16)

@@ -1,6 +1,7 @@
 """Weights go in and out, and nothing that a file holds is run."""
 
 import functools
+import json
 import pathlib
 import pickle
 import sys
@@ -55,6 +56,21 @@ def drawn(name, **more):
 def own_names(variables):
     leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     return {trees.path_name(path): x for path, x in leaves}
+
+
+def test_equal_weights_are_equal_bytes_in_whatever_order_they_come(tmp_path):
+    arrays = {name: np.full(3, ord(name), np.float32) for name in "cab"}
+    about = {f"key {i}é": str(i) for i in range(20)}
+    reverse = lambda mapping: dict(reversed(mapping.items()))
+    write_weights(tmp_path / "a.safetensors", arrays, about)
+    write_weights(tmp_path / "b.safetensors", reverse(arrays), reverse(about))
+    data = (tmp_path / "a.safetensors").read_bytes()
+    assert data == (tmp_path / "b.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    assert end % 8 == 0  # numbers are aligned
+    assert list(json.loads(data[8:end])["__metadata__"]) == sorted(about)
+    found = read_weights(tmp_path / "a.safetensors")
+    assert found.about == about and found.arrays["a"].tolist() == [97.0] * 3
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -18,7 +18,12 @@ import numpy as np
 from PIL import Image
 
 from fedfr_jax.data.sources.decoding import MODES, resize
-from fedfr_jax.files import check_file, replace_file
+from fedfr_jax.files import (
+    check_file,
+    read_npy_header,
+    read_npz,
+    replace_file,
+)
 
 # Exceptions of damaged .npz files, and of zip methods that Python does not support.
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -135,20 +140,13 @@ class _Header(NamedTuple):
 def _member(path, key):
     """Open an array: (file after the header, header); its data must fill the file."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-        header = _Header(*_read_header(file))
+        header = _Header(*read_npy_header(file))
         expected_bytes = math.prod(header.shape) * header.dtype.itemsize
         num_bytes = archive.getinfo(f"{key}.npy").file_size - file.tell()
         if num_bytes != expected_bytes or header.dtype.hasobject:
             what = f"{num_bytes} bytes for {header.dtype} {header.shape}"
             raise ValueError(f"its numbers must fill it, got {what}")
         yield file, header
-
-
-def _read_header(file):
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
 
 
 def _convert(image: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
@@ -189,8 +187,7 @@ def load_or_build(
     stamp = np.array([(state.st_size, state.st_mtime_ns) for state in states])
     check_file(cache)
     try:
-        with cache.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        arrays = read_npz(cache)
         is_array = all(isinstance(values, np.ndarray) for values in arrays.values())
         if is_array and np.array_equal(arrays.pop("stamp"), stamp) and fits(arrays):
             return arrays
@@ -200,7 +197,7 @@ def load_or_build(
         check_replaceable(cache)
     arrays = scan()
     if not is_read_only:
-        with replace_file(cache, by=str(os.getpid())) as file:
+        with replace_file(cache) as file:
             np.savez(file, stamp=stamp, **arrays)
     return arrays
 

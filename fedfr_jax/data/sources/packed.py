@@ -28,6 +28,7 @@ from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.files import (
     advise_random_access,
     check_file,
+    remove_drafts,
     replace_file,
     will_need_rows,
 )
@@ -153,6 +154,7 @@ def pack(
     """
     folder, num_images = pathlib.Path(folder), len(source.labels)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_drafts(folder)
     image_bytes = int(np.prod(source.input_shape))
     rows_per_shard = min(max(max_file_bytes // image_bytes, 1), num_images)
     arrays = load_arrays(source)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedfr_jax import mesh as meshes
+from fedfr_jax.files import replace_file
 from fedfr_jax.runs.evaluation_record import PICTURES, file_name, with_prefix
 from fedfr_jax.runs.report import figures
 from fedfr_jax.runs.report.clients import plot_clients, plot_partition
@@ -114,10 +115,10 @@ def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
     for stage, of_stage in evaluations.items():
         for evaluator, evaluation in of_stage.items():
             for name, pixels in evaluation.images.items():
-                folder.mkdir(parents=True, exist_ok=True)
-                file = file_name(f"{stage}_{evaluator}_{name}") + ".png"
-                Image.fromarray(pixels).save(folder / file)
-                paths.append(folder / file)
+                path = folder / (file_name(f"{stage}_{evaluator}_{name}") + ".png")
+                with replace_file(path) as file:
+                    Image.fromarray(pixels).save(file, "PNG")
+                paths.append(path)
     return paths
 
 

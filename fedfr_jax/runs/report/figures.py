@@ -10,6 +10,8 @@ import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from fedfr_jax.files import replace_file
+
 # Okabe and Ito's colors, distinct for color-blind readers; dashes beyond eight.
 _COLORS = (
     "#0072B2",
@@ -121,9 +123,11 @@ def write(figure, path: str | os.PathLike) -> list[pathlib.Path]:
     """Save as .png and .pdf, without changes; return both paths."""
     path = pathlib.Path(path)
     stem = path.stem if path.suffix in (".png", ".pdf") else path.name
-    path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path.with_name(f"{stem}.png"), path.with_name(f"{stem}.pdf")]
-    figure.savefig(paths[0], dpi=120)
+    with replace_file(paths[0]) as file:
+        figure.savefig(file, format="png", dpi=120)
     # Without the date, equal numbers give equal files.
-    figure.savefig(paths[1], dpi=240, metadata={"CreationDate": None})
+    with replace_file(paths[1]) as file:
+        metadata = {"CreationDate": None}
+        figure.savefig(file, format="pdf", dpi=240, metadata=metadata)
     return paths

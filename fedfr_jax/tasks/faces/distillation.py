@@ -378,7 +378,7 @@ def write_cache(
     table = stream(build_inputs(source, True), source.labels)
     count = len(source.labels)
     shape = (count, max(feed.num_views, 1), model.embedding_dim)
-    with replace_file(path, by=str(os.getpid())) as file:
+    with replace_file(path) as file:
         header = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, count, CHUNK):
