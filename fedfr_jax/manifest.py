@@ -10,20 +10,22 @@ A stage's manifest covers its logs, evaluation and model, a checkpoint's the fil
 the checkpoint, a run's its summary and config, a sweep's its results.
 """
 
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from fedfr_jax.digest_json import digest_of_file
-from fedfr_jax.files import check_list, file_lock, write_text
-from fedfr_jax.json_files import parse_json, read_json
+from fedfr_jax.files import check_list, file_lock, read_regular, write_text
+from fedfr_jax.json_files import parse_json
 
 FILE, LOG = "manifest.json", ".jsonl"
 KEYS = ({"size", "sha256"}, {"size", "sha256", "log"})  # of an entry
+MAX_BYTES = 2**26  # of a manifest
 MAX_NAME = 255  # bytes, of file systems
 DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -70,14 +72,20 @@ def read(folder: pathlib.Path) -> dict[str, Entry]:
     """
     path = folder / FILE
     try:
-        files = read_json(path)["files"]
-        return {name: _entry(name, value) for name, value in files.items()}
+        return _parse(read_regular(path, MAX_BYTES), path)
     except FileNotFoundError:
         return {}
+
+
+@functools.lru_cache(maxsize=16)  # a list of runs compares several files of each
+def _parse(data: bytes, path: pathlib.Path) -> dict[str, Entry]:
+    try:
+        files = parse_json(data, path)["files"]
+        return {name: _entry(name, value) for name, value in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be an undamaged manifest, got {error!r}. Restore a copy, or "
-            f"delete it to use the files of {folder} as they are."
+            f"delete it to use the files of {path.parent} as they are."
         ) from error
 
 
@@ -93,14 +101,19 @@ def _entry(name: str, value: Mapping[str, Any]) -> Entry:
     return Entry(size, sha256, "log" in value)
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
+def read_bytes(
+    path: str | os.PathLike, read_file: Callable[[pathlib.Path], bytes] | None = None
+) -> bytes:
     """Read a file, after comparing it with its folder's manifest.
+
+    Args:
+      read_file: of a stranger's file; None reads it as one's own.
 
     Raises:
       ValueError: for a file that is not as it was written; says what to do.
       OSError: when it cannot be read.
     """
-    return _read(pathlib.Path(path))[0]
+    return _read(pathlib.Path(path), read_file)[0]
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -114,11 +127,17 @@ def read_covered(path: pathlib.Path) -> bytes:
     return data[: entry.size] if entry else data
 
 
-def _read(path: pathlib.Path) -> tuple[bytes, Entry | None]:
-    check_list(path)
+def _read(path, read_file=None) -> tuple[bytes, Entry | None]:
+    if read_file is None:
+        check_list(path)
     while True:
         entry = read(path.parent).get(path.name)
-        data = path.read_bytes() if entry is None or path.exists() else None
+        try:
+            data = read_file(path) if read_file else path.read_bytes()
+        except FileNotFoundError:
+            if entry is None:
+                raise
+            data = None
         if entry is None or (data is not None and entry.is_of(data)):
             return data, entry
         if entry == read(path.parent).get(path.name):  # else a writer came between

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedfr_jax import manifest
 from fedfr_jax.files import read_regular
 from fedfr_jax.runs import locks
 from fedfr_jax.runs.scratch import RUNNING
@@ -44,12 +45,14 @@ class Files:
       folders: names of the folders in the run; links are none.
       stamps: {path: stamp of a file before it was read, or of the folder of a missing
         file}.
+      is_damaged: whether a file that was read is not as its folder's manifest says.
     """
 
     def __init__(self, folder: pathlib.Path):
         """Look into the folder of a run."""
         self.folder = folder
         self.stamps = {str(folder): file_stamp(folder)}
+        self.is_damaged = False
         self._problems: dict[str, str] = {}
         self._damaged: dict[str, set[int]] = {}
         self.folders = folder_names(folder)
@@ -72,14 +75,20 @@ class Files:
         parent, _, _ = name.rpartition("/")
         if parent and parent not in self.folders:
             return None
+        path = f"{self.folder}/{name}"
         self.stamp(name)
+        self.stamp(f"{parent}/{manifest.FILE}".removeprefix("/"))
         try:
-            return read_regular(f"{self.folder}/{name}", LARGEST)
+            return manifest.read_bytes(path, lambda x: read_regular(x, LARGEST))
         except FileNotFoundError:
             return None
         except OSError as error:
             self._problems[name] = f": {error.strerror}"
-            return None
+        except ValueError as error:
+            self.is_damaged = True
+            text = str(error).removeprefix(f"{path} ").rstrip(".")
+            self._problems[name] = f": {text}"
+        return None
 
     def record(self, name: str, kind: TypeAdapter) -> Any:
         """Read a JSON file of a type of `records`; {} if it is not there or of none."""
@@ -245,6 +254,11 @@ class RunFiles:
     def state(self) -> str:
         """State: running, finished, stopped or failed."""
         return "running" if is_locked(self.folder) else self.settled
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a file read so far is not as it was written."""
+        return self._files.is_damaged
 
     @functools.cached_property
     def config(self) -> records.Config:

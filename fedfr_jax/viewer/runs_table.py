@@ -20,6 +20,7 @@ from fedfr_jax.viewer.run_files import (
     last_numbers,
 )
 
+DAMAGED = "damaged"  # state of a run with a file that is not as it was written
 COLUMNS = ("name", "state", "task", "stage", "round", "seconds", "age")
 
 
@@ -103,7 +104,8 @@ class RunList:
             return self._runs[path]
         run = RunFiles(path, name)
         row = run_row(run)
-        return _KnownRun(path, row, run.settled, run.problems, run.stamps)
+        settled = DAMAGED if run.is_damaged else run.settled
+        return _KnownRun(path, row, settled, run.problems, run.stamps)
 
 
 class _KnownRun(NamedTuple):
@@ -118,7 +120,9 @@ class _KnownRun(NamedTuple):
 
     def row_now(self) -> dict[str, Any]:
         """The row with the state and age of now."""
-        state = "running" if is_locked(self.path) else self.settled
+        state = self.settled
+        if state != DAMAGED and is_locked(self.path):
+            state = "running"
         age = age_text(time.time() - self.row["changed"])
         return {**self.row, "state": state, "age": age}
 
@@ -136,7 +140,7 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
     rounds = run.config.get("federation", {}).get("rounds")
     numbers = last_numbers(run)
     metric_name = metric or next(iter(numbers), "")
-    return {
+    row = {
         "name": run.name,
         "folder": str(run.folder),
         "state": run.state,
@@ -152,6 +156,7 @@ def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:
         "age": age_text(time.time() - run.changed),
         "version": run.version,
     }
+    return {**row, "state": DAMAGED} if run.is_damaged else row  # now all is read
 
 
 def _fits(run: RunFiles, row: Mapping[str, Any], word: str) -> bool:

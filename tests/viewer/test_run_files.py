@@ -1,12 +1,16 @@
 """Run directories as they are found: whole, half written, damaged, older."""
 
 import json
+import os
 
 import pytest
 
+from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.locks import lock_to_write
+from fedfr_jax.viewer import page
 from fedfr_jax.viewer.run_files import config_differences, find_runs, read_run
+from fedfr_jax.viewer.runs_table import RunList, list_runs
 
 
 def test_a_finished_run_is_read_whole(run):
@@ -41,6 +45,47 @@ def test_a_damaged_summary_is_left_out_and_named(run):
     found = read_run(run)
     assert found.stages["fedavg"].evaluations  # of the stage's own record
     assert len(found.problems) == 1 and "summary.json must be" in found.problems[0]
+
+
+def test_a_number_that_was_changed_by_hand_damages_its_run_alone(
+    run, make_run, monkeypatch
+):
+    tools = page.templates(), ""  # without the script that draws charts, a megabyte
+    monkeypatch.setattr(page, "_tools", lambda: tools)
+    make_run(run.parent / "b")
+    top = ("config.json", "summary.json", "environment.json", "seconds.json")
+    stage = ("metrics.jsonl", "evaluation.json")
+    manifest.cover_files(run, top)
+    manifest.cover_files(run / "fedavg", stage)
+    runs = RunList(run.parent)
+    expected, other = numbers(runs)
+    assert not runs.read().problems
+    for path in (*(run / x for x in top), *(run / "fedavg" / x for x in stage)):
+        whole, state = path.read_bytes(), path.stat()
+        for data in (whole.replace(b"0", b"1"), whole + whole, whole[:-9], b""):
+            path.write_bytes(data)
+            found = list_runs(run.parent)
+            if path.name == "evaluation.json":  # of which the list shows nothing
+                assert numbers(runs) == [expected, other]
+            else:
+                assert [row["state"] for row in found.rows] == ["damaged", "finished"]
+                (problem,) = found.problems
+                assert problem.startswith(f"{path}: must be as it was written, ")
+                assert runs.read() == found
+                assert numbers(runs)[1] == other
+            assert "must be as it was written" in page.render([read_run(run)])
+        path.write_bytes(whole)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert numbers(runs) == [expected, other]
+    (run / "manifest.json").write_text("{")
+    found = runs.read()
+    assert found.rows[0]["state"] == "damaged"
+    assert "manifest.json must be an undamaged manifest" in found.problems[0]
+
+
+def numbers(runs):
+    """Rows of a list of runs, without their age."""
+    return [{**row, "age": ""} for row in runs.read().rows]
 
 
 def test_a_run_of_an_earlier_version_has_its_summary_alone(run):
