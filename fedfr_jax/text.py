@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Collection
 
 USER = r"""(://)[^/\s?#'"\\]*@"""  # name and password before a host
 SECRET = (
@@ -46,3 +47,20 @@ def printable(text: str, keep: str = "") -> str:
         for x in text
     )
     return "".join(escaped)
+
+
+def short_keys(keys: Collection[str], others: Collection[str] = ()) -> dict[str, str]:
+    """{dotted key: its shortest end that no other key has, nor one of `others`}.
+
+    >>> short_keys(["methods.a.rate", "methods.b.rate", "model.depth"])
+    {'methods.a.rate': 'a.rate', 'methods.b.rate': 'b.rate', 'model.depth': 'depth'}
+    """
+
+    def shorten(key):
+        rest = [f".{other}" for other in {*keys, *others} - {key}]
+        words = key.split(".")
+        ends = (".".join(words[-count:]) for count in range(1, len(words)))
+        is_unique = lambda end: not any(other.endswith(f".{end}") for other in rest)
+        return next(filter(is_unique, ends), key)
+
+    return {key: shorten(key) for key in keys}

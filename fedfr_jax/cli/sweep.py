@@ -74,9 +74,10 @@ def main(argv: list[str]) -> None:
 
 
 def with_older_name(run, folder: pathlib.Path):
-    """Name the run by its digest alone, if an older sweep has such a folder."""
-    older = run.name.rpartition("-")[2]
-    return run._replace(name=older) if (folder / older).is_dir() else run
+    """Keep the name of a folder of the run's digest that an older sweep has made."""
+    digest = run.name.rpartition("-")[2]
+    older = [folder / digest, *sorted(folder.glob(f"*-{digest}"))]
+    return next((run._replace(name=x.name) for x in older if x.is_dir()), run)
 
 
 def check_any_trained(runs: Sequence, rows: Mapping[str, dict], folder) -> None:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from fedfr_jax.cli.flags import set_key
 from fedfr_jax.config.build import plain
 from fedfr_jax.tasks.places import without_places
+from fedfr_jax.text import short_keys
 
 MAX_NAME_LENGTH = 60  # of a run's values in the name of its folder
 
@@ -78,7 +79,8 @@ def folder_name(changes: Mapping[str, Any], run_digest: str) -> str:
     >>> folder_name({"seed": 1, "methods.fedavg.learning_rate": 0.05}, "0a1b2c3d")
     'seed=1,learning_rate=0.05-0a1b2c3d'
     """
-    parts = (f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
+    names = short_keys([*changes])
+    parts = (f"{names[key]}={value}" for key, value in changes.items())
     text = re.sub(r"[^\w.=,+-]+", "", ",".join(parts))
     return f"{text[:MAX_NAME_LENGTH]}-{run_digest}"
 

@@ -31,6 +31,7 @@ from fedfr_jax.runs.stage_config import stage_config
 from fedfr_jax.runs.stage_folders import is_trained
 from fedfr_jax.runs.stage_setup import read_end
 from fedfr_jax.runs.workdir import CONFIG
+from fedfr_jax.text import short_keys
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -79,19 +80,21 @@ def _finite(value: Any) -> Any:
 def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
     """Summarize a sweep over seeds for `result_table`, a method per setting.
 
+    Settings are told apart by their whole keys, and named by the ends of keys that no
+    other one has, nor the same setting of another stage.
+
     Args:
       rows: (changes, row) of each run; rows with an error are left out.
 
     Returns:
       {"stage, setting": {evaluator: {metric: one value per seed}}}.
     """
-    result = {}
+    result, names = {}, short_keys(*_swept_keys(rows))
     for changes, row in rows:
         metrics = [key for key in row if key.count("/") == 2]
         if not metrics or "error" in row:
             continue
-        settings = {k.rpartition(".")[2]: v for k, v in changes.items() if k != "seed"}
-        parts = [f"{key}={value}" for key, value in settings.items()]
+        parts = [f"{names[k]}={value}" for k, value in changes.items() if k != "seed"]
         is_one = len({key.partition("/")[0] for key in metrics}) == 1
         for key in metrics:
             stage, evaluator, metric = key.split("/")
@@ -99,6 +102,19 @@ def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
             evaluators = result.setdefault(name, {})
             evaluators.setdefault(evaluator, {}).setdefault(metric, []).append(row[key])
     return result
+
+
+def _swept_keys(rows: Sequence[tuple[Mapping, Mapping]]) -> tuple[set, set]:
+    """(keys of the changes, the same keys of every stage's method)."""
+    keys = {key for changes, _ in rows for key in changes}
+    stages = {key.split("/")[0] for _, row in rows for key in row if "/" in key}
+    others = set()
+    for key in keys:
+        section, _, rest = key.partition(".")
+        if section == "methods":
+            setting = rest.partition(".")[2]
+            others |= {f"methods.{stage}.{setting}" for stage in stages}
+    return keys, others
 
 
 def metric_names(summary: Mapping[str, Any]) -> dict[str, float | None]:

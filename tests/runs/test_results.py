@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from fedfr_jax.cli import sweep_grid
+from fedfr_jax.cli.sweep import with_older_name
 from fedfr_jax.runs import sweep
 
 
@@ -27,10 +29,10 @@ def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
     ]
     of = lambda values: {"generic": {"accuracy": values}}
     assert sweep.mean_over_seeds(rows) == {
-        "a, learning_rate=0.25": of([0.25, 1.25]),
-        "b, learning_rate=0.25": of([9, 9]),
-        "a, learning_rate=0.5": of([0.5, 1.5]),
-        "b, learning_rate=0.5": of([9, 9]),
+        "a, a.learning_rate=0.25": of([0.25, 1.25]),
+        "b, a.learning_rate=0.25": of([9, 9]),
+        "a, a.learning_rate=0.5": of([0.5, 1.5]),
+        "b, a.learning_rate=0.5": of([9, 9]),
     }
     alone = [(changes, {"a/generic/accuracy": 1}) for changes, _ in rows]
     assert [*sweep.mean_over_seeds(alone)] == [
@@ -40,3 +42,32 @@ def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
     assert sweep.mean_over_seeds([({"seed": 0}, {"a/generic/accuracy": 1})]) == {
         "a": of([1])
     }
+
+
+def test_settings_of_the_same_last_word_are_not_pooled():
+    rates, value = (0.1, 0.2), {"a/generic/accuracy": 1, "b/generic/accuracy": 2}
+    keys = "methods.a.learning_rate", "methods.b.learning_rate"
+    grid = [
+        ({"seed": seed, keys[0]: x, keys[1]: y, "partition.seed": 3}, value)
+        for seed in (0, 1)
+        for x in rates
+        for y in rates
+    ]
+    found = sweep.mean_over_seeds(grid)
+    assert len(found) == 8 and all(
+        metrics["generic"]["accuracy"] in ([1, 1], [2, 2]) for metrics in found.values()
+    )
+    assert next(iter(found)) == (
+        "a, a.learning_rate=0.1, b.learning_rate=0.1, partition.seed=3"
+    )
+    name = sweep_grid.folder_name({keys[0]: 0.1, keys[1]: 0.2}, "0a1b")
+    assert name == "a.learning_rate=0.1,b.learning_rate=0.2-0a1b"
+
+
+def test_a_run_keeps_the_folder_that_an_older_sweep_made(tmp_path):
+    run = sweep_grid.Run("a.rate=1,b.rate=2-0a1b", {}, None)
+    assert with_older_name(run, tmp_path) == run
+    (tmp_path / "rate=1,rate=2-0a1b").mkdir()
+    assert with_older_name(run, tmp_path).name == "rate=1,rate=2-0a1b"
+    (tmp_path / "0a1b").mkdir()
+    assert with_older_name(run, tmp_path).name == "0a1b"
