@@ -258,6 +258,29 @@ def check_data(run, apply: Callable, data) -> None:
         )
 
 
+def check_clients(expected: np.ndarray | range, given: np.ndarray | range) -> None:
+    """Raise ValueError unless these are the run's clients [N], in its order.
+
+    Numbers are no texts: client 1 is another one than client "1".
+    """
+    if len(given) != len(expected):
+        raise ValueError(
+            f"data must have the run's {len(expected)} clients, got {len(given)}."
+        )
+    if isinstance(expected, range) and expected == given:
+        return  # a population too large for an array of its clients
+    expected, given = np.asarray(expected), np.asarray(given)
+    is_text = [x.dtype.kind not in "fiub" for x in (expected, given)]
+    is_same = expected == given if is_text[0] == is_text[1] else np.False_
+    if not np.all(is_same):
+        first = int(np.argmin(is_same))
+        raise ValueError(
+            f"clients of data must be the run's, got {given[first].item()!r} for "
+            f"client {expected[first].item()!r}. Give their examples the client ids "
+            "that the run was started with."
+        )
+
+
 def describe_data(table: Dataset | Stream) -> str:
     """Shape and dtype of an example, such as "float32 (28, 28, 1)"."""
     inputs = model_inputs(example_shape(table).inputs)
@@ -280,6 +303,7 @@ class RunState(NamedTuple):
     server: PyTree
     store: Store  # of the clients' personal states
     round_number: int  # of the last round that was trained, from 1; 0 before it
+    clients: np.ndarray | range  # [N] names or numbers, as of `FederatedDataset`
 
     @property
     def variables(self) -> PyTree:
@@ -338,7 +362,7 @@ def init(
     check_steps(sim, options.get("local_epochs", 1))
     server = start_simulation(sim, {"batch_stats": {}, **variables})
     sim = with_counted_work(sim, server)
-    return RunState(sim, server, open_store(sim, server, folder), 0)
+    return RunState(sim, server, open_store(sim, server, folder), 0, data.clients)
 
 
 def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
@@ -408,15 +432,11 @@ def evaluate(
       keep leaves, as under `personal`: the global model is not deployed then.
 
     Raises:
-      ValueError: when the data has another number of clients, shape or dtype, or more
-        classes than `apply` gives, or a round was trained from this run.
+      ValueError: when the data has other clients, shape or dtype, or more classes than
+        `apply` gives, or a round was trained from this run.
     """
     _check_newest(run)
-    num_clients = run.sim.population.num_clients
-    if len(data.clients) != num_clients:
-        raise ValueError(
-            f"data must have the run's {num_clients} clients, got {len(data.clients)}."
-        )
+    check_clients(run.clients, data.clients)
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
     check_data(run, apply, data)
     accuracy = Accuracy(data.dataset, data.population.offsets, mesh, batching)

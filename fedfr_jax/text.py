@@ -64,3 +64,17 @@ def short_keys(keys: Collection[str], others: Collection[str] = ()) -> dict[str,
         return next(filter(is_unique, ends), key)
 
     return {key: shorten(key) for key in keys}
+
+
+def parse_number(text: str) -> float:
+    """Parse a number as files write it, without the underscores of Python's.
+
+    Raises:
+      ValueError: for a text that is no number.
+
+    >>> parse_number(" 1e-3")
+    0.001
+    """
+    if "_" in text:
+        raise ValueError(f"a number must have no underscore, got {text!r}.")
+    return float(text)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfr_jax as ff
+from fedfr_jax.api import check_clients
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.simulation import open_store
@@ -428,6 +429,24 @@ def test_evaluating_other_clients_is_refused():
     data = ff.FederatedDataset.from_client_ids(*examples(num_clients=3))
     with pytest.raises(ValueError, match="data must have the run's 4 clients, got 3"):
         ff.evaluate(new_run(), apply, data)
+    x, y, owner = examples()
+    for started, evaluated, found in (
+        (["a", "b", "c", "e"], ["a", "b", "d", "e"], "'d' for client 'c'"),
+        ([0, 1, 2, 3], ["0", "1", "2", "3"], "'0' for client 0"),
+        (["0", "1", "2", "3"], [0, 1, 2, 3], "0 for client '0'"),
+        ([0, 1, 2, 3], [0, 1, 2, 4], "4 for client 3"),
+    ):
+        of = lambda names: ff.FederatedDataset.from_client_ids(
+            x, y, np.array(names)[owner]
+        )
+        run = new_run(data=of(started))
+        with pytest.raises(ValueError, match=f"must be the run's, got {found}"):
+            ff.evaluate(run, apply, of(evaluated))
+        swapped = of(started)._replace(clients=of(started).clients[[1, 0, 2, 3]])
+        with pytest.raises(ValueError, match="must be the run's"):
+            ff.evaluate(run, apply, swapped)
+    check_clients(range(10**12), range(10**12))  # without an array of them
+    check_clients(np.arange(4), range(4))
 
 
 def test_evaluate_sees_plain_images_decoded_as_in_training():

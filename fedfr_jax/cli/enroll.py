@@ -1,7 +1,7 @@
 """Enroll identities in a gallery."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedfr_jax.cli.flags import new_parser, parse_flags
 from fedfr_jax.cli.weight_flags import (
@@ -13,11 +13,13 @@ from fedfr_jax.cli.weight_flags import (
 )
 from fedfr_jax.text import normalize_unicode, printable
 
+# Folders of the parts of a data set, which may be around those of identities.
+SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 ABOUT = """\
 Enroll identities in a gallery file, which is created if missing: one vector each, the
 mean of their images. An identity's name is that of the folder of its images
-(people/<name>/<image>; a single folder around all others is no name), or of the file if
-it is in no folder. Identities that are enrolled already are replaced."""
+(people/<name>/<image>; folders around that one, such as train/, are no names), or of
+the file if it is in no folder. Identities that are enrolled already are replaced."""
 
 
 def main(argv: list[str]) -> None:
@@ -46,34 +48,46 @@ def main(argv: list[str]) -> None:
 def identities_of_files(names: Sequence[str], is_in_folder: bool) -> list[str]:
     """Identity of each image, from its path below the given folder.
 
-    A single folder around the folders of all identities is skipped, as in archives.
+    It is the name of the folder that the image is in.
 
     >>> identities_of_files(["Ada/1.jpg", "Bo.jpg"], True)
     ['Ada', 'Bo']
     >>> identities_of_files(["some/Bo.png"], False)
     ['Bo']
-    >>> identities_of_files(["set/Ada/1.jpg", "set/Bo/1.jpg"], True)
-    ['Ada', 'Bo']
+    >>> identities_of_files(["a/Ada/1.jpg", "a/Bo/1.jpg", "b/Cy/1.jpg"], True)
+    ['Ada', 'Bo', 'Cy']
     """
     paths = [pathlib.PurePath(name) for name in names]
     if not is_in_folder:
         return [normalize_unicode(path.stem) for path in paths]
-    parts = [path.parts for path in paths]
+    first = {path.parent: str(path) for path in reversed(paths) if path.parent.name}
+    _check_folders(dict(sorted(first.items())))
+    return [normalize_unicode(path.parent.name or path.stem) for path in paths]
 
-    def has_one_root():
-        return len({x[0] for x in parts}) == 1
 
-    while has_one_root() and min(map(len, parts)) > 2:
-        parts = [x[1:] for x in parts]
-    depths = [len(x) for x in parts]
-    if has_one_root() and min(depths) == 2 < max(depths):
-        direct, below = (names[depths.index(n)] for n in (2, max(depths)))
-        raise ValueError(
-            "images must be in <name>/<image>, got both "
-            f"{direct} and {below}. Move the first to a folder of its own, or pass the "
-            "parent folder, which has one folder per person."
-        )
-    return [
-        normalize_unicode(x[0] if len(x) > 1 else path.stem)
-        for x, path in zip(parts, paths, strict=True)
-    ]
+def _check_folders(images: Mapping[pathlib.PurePath, str]) -> None:
+    """Raise ValueError for folders that are not one identity each.
+
+    Args:
+      images: {folder: the path of an image in it}.
+    """
+    folders = {}
+    for folder, image in images.items():
+        if folder.name.lower() in SPLITS:
+            raise ValueError(
+                f"images must be in <name>/<image>, got {image}: {folder.name} is a "
+                "split of a data set and no identity. Give each identity a folder."
+            )
+        if direct := next(filter(None, map(images.get, folder.parents)), None):
+            raise ValueError(
+                f"images must be in <name>/<image>, got both {direct} and {image}. "
+                "Move the first to a folder of its own, or pass the parent folder, "
+                "which has one folder per person."
+            )
+        above = [x for x in folder.parts if x.lower() not in SPLITS]
+        other = folders.setdefault(normalize_unicode(folder.name), (above, image))
+        if other[0] != above:
+            raise ValueError(
+                f"{folder.name} must be one identity, got {other[1]} and {image}. "
+                "Rename one of the folders, or enroll one of those around them."
+            )

@@ -215,7 +215,18 @@ def _state_dict(saved: Mapping, path) -> dict[str, np.ndarray]:
             "--key=NAME`."
         )
     state = saved if _has_any(saved) else next(iter(inside.values()))
-    return {_strip_prefix(k): v for k, v in state.items() if isinstance(v, np.ndarray)}
+    arrays, origins = {}, {}
+    for name, array in state.items():
+        if not isinstance(array, np.ndarray):
+            continue
+        short = _strip_prefix(name)
+        if short in arrays:
+            raise ValueError(
+                f"{path} must have {short} once, got {origins[short]} and {name}: the "
+                "states of a network and of a wrapper around it. Save one of them."
+            )
+        arrays[short], origins[short] = array, name
+    return arrays
 
 
 def _has_any(tree: Mapping) -> bool:

@@ -25,6 +25,7 @@ from fedfr_jax import manifest
 from fedfr_jax.files import read_list
 from fedfr_jax.json_files import read_json, read_json_lines
 from fedfr_jax.schema import has_kind, naming
+from fedfr_jax.text import parse_number
 
 HEAD = 2_059_906 * 512  # class weights
 IMAGES, IDENTITIES = 42_500_000, 2_059_906  # the former about
@@ -125,7 +126,7 @@ def _number(text: str | None) -> float | str | None:
     if not text:
         return None
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         return text
 

@@ -29,6 +29,15 @@ def test_numbers_are_scaled_and_words_are_categories(tmp_path):
     assert source.client_ids.tolist() == ["x", "y", "x"]
 
 
+def test_codes_are_no_numbers_and_blanks_are_no_class(tmp_path):
+    lines = ("code , ill", "1_1,x", "1_2 ,x ", "1_1 , y")
+    source = table(write(tmp_path / "a.csv", lines), label="ill")
+    inputs = source.read(np.arange(3))
+    assert inputs["numbers"].shape == (3, 0)
+    np.testing.assert_array_equal(inputs["categories"], [[0], [1], [0]])
+    assert source.names == ("x", "y") and source.labels.tolist() == [0, 0, 1]
+
+
 def test_categories_of_two_columns_do_not_share_a_number(tmp_path):
     source = table(write(tmp_path / "a.csv"), label="ill", ignore=("where",))
     codes = source.read(np.arange(3))["categories"]
@@ -43,12 +52,15 @@ def test_categories_of_two_columns_do_not_share_a_number(tmp_path):
         (LINES[:1], "ill", "must have rows"),
         (("a,a", "1,2"), "a", "distinct column names"),
         ((), "ill", "must have"),
+        ((*LINES, "1,cook,b,x, "), "ill", "line 5, must have a value in column 'ill'"),
+        ((LINES[0], "1,a,b,,no"), "ill", "line 2, must have a value in column 'where'"),
     ],
 )
 def test_a_damaged_table_is_named(tmp_path, lines, label, message):
     path = write(tmp_path / "b.csv", lines)
+    client = "where" if "where" in "".join(lines[:1]) else None
     with pytest.raises(ValueError, match=f"b.csv.* {message}"):
-        table(path, label=label)
+        table(path, label=label, client=client)
 
 
 def test_it_trains_through_the_shell(tmp_path, monkeypatch):

@@ -152,6 +152,27 @@ def test_a_stray_picture_beside_peoples_folders_is_refused(people, tmp_path):
         identities_of_files(names, is_in_folder=True)
 
 
+def test_a_person_is_the_folder_that_an_image_is_in():
+    of = lambda *names: identities_of_files(names, is_in_folder=True)
+    found = of("a/ann/1.png", "a/bob/1.png", "b/cy/1.png", "di.png")
+    assert found == ["ann", "bob", "cy", "di"]
+    assert of("train/ann/1.png", "val/ann/2.png", "val/bo/1.png") == [
+        "ann",
+        "ann",
+        "bo",
+    ]
+    assert of("set/ann/1.png") == ["ann"] and of("x/y/1.png", "x/y/2.png") == ["y", "y"]
+    for names, rule in (
+        (["train/1.png", "val/1.png"], "got train/1.png: train is a split"),
+        (["set/Test/1.png"], "got set/Test/1.png: Test is a split"),
+        (["a/ann/1.png", "b/ann/2.png"], "got a/ann/1.png and b/ann/2.png"),
+        (["ann/1.png", "ann/old/2.png"], "got both ann/1.png and ann/old/2.png"),
+        (["ann/x/old/2.png", "ann/1.png"], "got both ann/1.png and ann/x/old/2.png"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            of(*names)
+
+
 def test_foreign_weights_are_converted_or_name_what_does_not_fit(
     network, tmp_path, capsys
 ):

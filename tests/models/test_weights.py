@@ -174,6 +174,9 @@ def test_a_state_dict_is_found_by_key_and_without_wrappers(
     }
     torch_load(wrapped)
     assert found() == {"a": 1, "b": 2, "c": 1}
+    torch_load({"a": Tensor(ONE), "module.a": Tensor(TWO)})
+    with pytest.raises(ValueError, match="must have a once, got a and module.a"):
+        found()
     torch_load({"epoch": 3, "state_dict": wrapped})
     assert found() == found("state_dict") == {"a": 1, "b": 2, "c": 1}
     torch_load({"net": {"a": Tensor(ONE)}, "ema": {"a": Tensor(TWO)}})

@@ -27,7 +27,7 @@ from fedfr_jax.data.sources.stored import stored_files
 from fedfr_jax.files import read_csv
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
-from fedfr_jax.text import normalize_unicode
+from fedfr_jax.text import normalize_unicode, parse_number
 from fedfr_jax.types import Preprocessing, Source
 
 NAMINGS = {
@@ -164,7 +164,7 @@ def read_landmarks(path: str | os.PathLike, files: Files) -> tuple[Files, np.nda
 
 def _numbers(cells: list[str]) -> list[float]:
     """Numbers of a row's cells; empty if all cells are empty."""
-    return [float(cell) for cell in cells] if any(cells) else []
+    return [parse_number(cell) for cell in cells] if any(cells) else []
 
 
 def _open_folder(

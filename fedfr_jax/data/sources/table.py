@@ -8,6 +8,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.decoding import check_rows
 from fedfr_jax.files import read_list
+from fedfr_jax.text import parse_number
 from fedfr_jax.types import Source
 
 
@@ -22,7 +23,8 @@ def table(
 
     A column whose cells are all numbers (or empty) is scaled to mean 0 and standard
     deviation 1 over the file; an empty cell becomes 0. Every other column is
-    categorical: its values are numbered, no two columns sharing a number.
+    categorical: its values are numbered, no two columns sharing a number. Blanks around
+    a cell do not count.
 
     Args:
       label: column of the classes.
@@ -34,6 +36,13 @@ def table(
         if name not in header:
             raise ValueError(f"{path} must have the column {name!r}, got {header}.")
     columns = dict(zip(header, zip(*lines, strict=True), strict=True))
+    for name in (label, *filter(None, [client])):
+        if "" in columns[name]:
+            line = columns[name].index("") + 2
+            raise ValueError(
+                f"{path}, line {line}, must have a value in column {name!r}, got an "
+                "empty cell. Fill it in, or remove the line."
+            )
     names, labels = np.unique(columns[label], return_inverse=True)
     used = [x for x in header if x not in (label, client, *ignore)]
     numbers, categories, count = [], [], 0
@@ -59,8 +68,9 @@ def table(
 
 
 def _read(path) -> tuple[list[str], list[list[str]]]:
-    """Read a .csv: (column names, cells of every line)."""
-    header, *lines = csv.reader(read_list(path).splitlines() or [""])
+    """Read a .csv: (column names, cells of every line), without blanks around them."""
+    rows = csv.reader(read_list(path).splitlines() or [""])
+    header, *lines = ([cell.strip() for cell in row] for row in rows)
     for number, line in enumerate(lines, 2):
         if len(line) != len(header):
             raise ValueError(
@@ -77,7 +87,7 @@ def _read(path) -> tuple[list[str], list[list[str]]]:
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     """Parse cells as numbers, empty ones as nan; None if one is a word."""
     try:
-        numbers = np.array([float(x) if x.strip() else np.nan for x in cells])
+        numbers = np.array([parse_number(x) if x else np.nan for x in cells])
     except ValueError:
         return None
     return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers

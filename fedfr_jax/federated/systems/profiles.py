@@ -18,6 +18,7 @@ import numpy as np
 
 from fedfr_jax.ranges import NonNegative, Positive, Seed
 from fedfr_jax.schema import checked
+from fedfr_jax.text import parse_number
 
 GIGA, MEGABIT = 1e9, 1e6 / 8  # operations; bytes
 COLUMNS = ("client", "gflops", "download_mbps", "upload_mbps")
@@ -105,7 +106,8 @@ def read_lines(path: str | os.PathLike, columns: tuple[str, ...], num_clients: i
         for row in reader:
             line, texts = reader.line_num, [row[name] for name in columns]
             try:
-                client, numbers = int(texts[0]), [float(x) for x in texts[1:]]
+                _, *numbers = map(parse_number, texts)
+                client = int(texts[0])
             except (TypeError, ValueError):
                 client, numbers = -1, [math.nan]
             if not np.isfinite(numbers).all():
