@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -117,6 +118,33 @@ def test_calls_have_the_bits_of_single_rounds_and_resume(
     resumed = train(sim, tmp_path / "killed", ROUNDS, 3)
     assert digest(resumed[:2]) == digest(single[:2])
     assert {**killed[2], **resumed[2]} == {**single[2], 3: killed[2][3]}
+
+
+def counting():
+    """Clients that keep and report how often they have trained; they begin at 10."""
+    algorithm = toys.fedavg_of(toys.norm_loss)
+
+    def client_update(key, server, times, client):
+        output = algorithm.client_update(key, server, (), client)
+        return output._replace(personal=times + 1, metrics={"times": times + 1})
+
+    return algorithm._replace(
+        init_personal=lambda key, server: jnp.float32(10), client_update=client_update
+    )
+
+
+def test_a_client_that_trains_again_in_a_call_goes_on_from_its_own_state():
+    """With the state of the store at its first time, of the round before at others."""
+    sim = simulation(counting, 2, clients_per_device=2)
+    server = start_simulation(sim, toys.norm_variables())
+    store, times = open_store(sim, server), np.full(len(toys.SIZES), 10)
+    for first, count in ((0, 4), (4, 3)):
+        server, logs = simulate_rounds(sim, server, store, first, count)
+        for log in logs:
+            times[log.ids] += 1
+            np.testing.assert_array_equal(log.metrics["times"], times[log.ids])
+    assert times.max() > 13  # several times in a call
+    np.testing.assert_array_equal(store.gather(ALL)[0], times)
 
 
 def test_a_call_ends_where_something_is_due():

@@ -1,5 +1,6 @@
 """Correlated noise: strategies of jax_privacy, and rounds that are played with them."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
+from fedfr_jax.federated.privacy.accountant import (
+    Mechanism,
+    build_accountant,
+    check_round,
+)
 from fedfr_jax.federated.privacy.correlated import (
     banded_noise,
     banded_strategy,
@@ -118,6 +123,36 @@ def test_a_blt_is_one_gaussian_at_its_end_and_less_before(blt):
     np.testing.assert_allclose(accountant.epsilon(64), one, rtol=1e-9)
     assert accountant.epsilon(8) < accountant.epsilon(16) < one
     assert accountant.rounds_within_budget(100) == 64
+
+
+def test_a_blt_counts_every_participation_of_a_client():
+    """The noise of six rounds in which a client may take part three times."""
+    strategy = blt_noise(rounds=6, min_separation=2)
+    steps = np.stack([noised(strategy.noising, jnp.eye(6))])[0]
+    matrix = np.linalg.inv(steps)  # C of the noise C^-1 z
+    longest = max(
+        np.linalg.norm(matrix[:, list(rounds)].sum(axis=1))
+        for number in (1, 2, 3)
+        for rounds in itertools.combinations(range(6), number)
+        if min(np.diff(rounds), default=2) >= 2
+    )
+    np.testing.assert_allclose(strategy.sensitivity(6), longest, rtol=1e-4)
+    assert strategy.sensitivity(6) > 1.5 * strategy.sensitivity(2)
+    plain, given = (
+        Privacy(0.5, 2.0, 1, 1e-3),
+        Privacy(0.5, 2.0, 1, 1e-3, strategy=strategy),
+    )
+    np.testing.assert_allclose(given.noise_std, plain.noise_std * longest, rtol=1e-4)
+
+
+def test_a_round_after_the_last_of_its_noise_is_refused(blt):
+    mechanism = Mechanism(
+        800, 100, 2.0, 1e-3, Sampling("cyclic", cycle=8), strategy=blt
+    )
+    accountant = build_accountant(mechanism)
+    check_round(accountant, 63)
+    with pytest.raises(ValueError, match="noise for 64 rounds before round 65"):
+        check_round(accountant, 64)
 
 
 def test_bands_are_amplified_by_sampling_within_their_groups(banded):

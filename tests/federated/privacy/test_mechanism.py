@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import fedfr_jax as ff
 from fedfr_jax.federated.aggregation import clip_by_global_norm, with_aggregation
@@ -25,6 +26,7 @@ from fedfr_jax.federated.privacy.mechanism import (
     private,
     private_mean,
 )
+from fedfr_jax.federated.sampling import Sampling, sample_clients
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -237,6 +239,29 @@ def test_what_a_server_prepares_is_refused_before_it_runs_unless_it_is_local():
     covered = covered._replace(prepare_is_local=True)
     build_simulation(covered, feed(), *problem(), mesh=make_mesh(1))
     assert not calls
+
+
+def test_a_cohort_of_nobody_leaves_noise():
+    """The model moves by noise of its size, so that nobody learns that it was empty."""
+    given = settings(noise_multiplier=3.0, cohort_size=1, clip_norm=0.5, delta=0.1)
+    algorithm = private(fedavg_of(norm_loss), **given)
+    sim = build_simulation(
+        algorithm,
+        feed(),
+        *problem(),
+        mesh=make_mesh(1),
+        cohort_size=1,
+        sampling=Sampling("poisson"),
+    )
+    drawn = lambda round: sample_clients(sim.sampling, sim.seed, round, 5, 1)[1]
+    round = next(round for round in range(50) if not drawn(round).any())
+    server = start_simulation(sim, norm_variables())
+    params = lambda server: ravel_pytree(sim.algorithm.global_model(server)["params"])
+    before = np.asarray(params(server)[0])  # whose buffers the round takes
+    server, log = simulate_round(sim, server, open_store(sim, server), round)
+    moved = params(server)[0] - before
+    assert len(log.ids) == 0 and len(moved) > 50
+    np.testing.assert_allclose(moved.std(), 3.0 * 0.5, rtol=0.3)
 
 
 def test_statistics_of_a_random_client_are_refused():
