@@ -22,26 +22,12 @@ def _places() -> dict[str, str]:
 
 
 _PLACES = _places()
-# Names of the previous version, kept for one version: old -> new.
-RENAMED = {
-    "Feed": "Batching",
-    "Local": "LocalTraining",
-    "Network": "TrainedModel",
-    "Run": "RunState",
-    "blocks": "top_blocks",
-    "load": "load_model",
-    "local_training": "build_local_training",
-    "personal": "with_personal_layers",
-    "with_statistics": "with_batch_stats",
-}
 
 
 def __getattr__(name: str):
     """Import a public name at its first use, or return the version."""
     if name == "__version__":
         return library_version()
-    if name in RENAMED:
-        raise AttributeError(f"ff.{name} is now ff.{RENAMED[name]}.")
     if name not in _PLACES:
         raise AttributeError(f"fedfr_jax has no {name!r}, only {sorted(_PLACES)}.")
     if name in ("aggregation", "partition", "privacy"):  # modules

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Interval, MinLen
 
 from fedfr_jax.ranges import MAX, TINY, Noun, pattern_error
-from fedfr_jax.renamed_keys import RENAMED
 
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
 
@@ -66,15 +65,10 @@ def check_choice(what: str, value: Any, known: Collection) -> None:
 def hint(name: Any, known: Collection[str]) -> str:
     """The words "(did you mean ...?)" where a known name is like `name`, or none.
 
-    A name of the version before is given its new one.
-
-    >>> hint("lr", ["learning_rate"]), hint("lanes", ["clients_per_device"])
-    (' (did you mean learning_rate?)', ' (renamed to clients_per_device)')
+    >>> hint("lr", ["learning_rate"]), hint("medan", ["median"])
+    (' (did you mean learning_rate?)', ' (did you mean median?)')
     """
     known = [one for one in known if isinstance(one, str)]
-    renamed = RENAMED.get(name, ()) if isinstance(name, str) else ()
-    if new := [one for one in renamed if one.partition(".")[0] in known]:
-        return f" (renamed to {' or '.join(new)})"
     initials = lambda one: "".join(word[:1] for word in one.split("_"))
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
     near = [one for one in known if "_" in one and initials(one) == name] or near

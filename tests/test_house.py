@@ -12,7 +12,7 @@ PACKAGE = ROOT / "fedfr_jax"
 
 # Rooms from the ground up: imports point to a lower floor, or as SIDEWAYS says.
 FLOORS = (
-    ("ranges", "renamed_keys"),
+    ("ranges",),
     ("configs", "digest_json", "distributed", "files", "json_files", "manifest")
     + (
         "mesh",
@@ -59,7 +59,6 @@ ONLY_IN = {
     r"\b(phi|hard_negatives?|public_classes)\b": (
         *("tasks/faces/", "federated/algorithms/", "central/class_parallel.py"),
         *("central/settings.py", "plan/", "cli/plan"),
-        *("cli/renamed_flags.py", "renamed_keys.py"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)parameter_packing\b": (
         *("tasks/faces/", "federated/local.py", "runs/stage_model.py"),
@@ -82,7 +81,6 @@ RETOLD = ("flags.py", "schema.py", "sources/decoding.py", "sources/pairs.py")
 WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list, and why it stays.
 EXCEPTIONS = {
-    "RENAMED of __init__.py is closed": "old names, kept for one version",
     "CLIENT_VERIFICATIONS of evaluation/__init__.py is closed": "one protocol, twice",
 }
 

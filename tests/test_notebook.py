@@ -567,10 +567,3 @@ def test_a_file_of_another_run_is_refused(saved, opened, tmp_path):
     path = ff.save(run, tmp_path / "run")
     with pytest.raises(ValueError, match=r"run\.npz must "):
         ff.resume(new_run(**{"algorithm": algorithm, **opened}), path)
-
-
-def test_old_public_names_say_the_new_ones():
-    for old, new in ff.RENAMED.items():
-        with pytest.raises(AttributeError, match=f"ff.{old} is now ff.{new}"):
-            getattr(ff, old)
-        assert getattr(ff, new)

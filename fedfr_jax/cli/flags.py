@@ -12,7 +12,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedfr_jax import distributed
-from fedfr_jax.cli.renamed_flags import check_renamed
 from fedfr_jax.config.files import find, load, restore, with_argument
 from fedfr_jax.runs.remote import fetch
 from fedfr_jax.runs.scratch import is_url
@@ -167,7 +166,6 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags only."""
     values, rest = parser.parse_known_args([with_home(word) for word in argv])
     if rest:
-        check_renamed(parser.prog, rest[0])
         flags = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
         flag = rest[0].partition("=")[0]
         near = hint(flag, flags)

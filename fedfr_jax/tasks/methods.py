@@ -20,9 +20,7 @@ from fedfr_jax.ranges import (
     Share,
     Whole,
 )
-from fedfr_jax.renamed_keys import RENAMED
-from fedfr_jax.schema import call, check_choice, check_keys, keywords
-from fedfr_jax.tasks.renamed import check_removed, check_renamed
+from fedfr_jax.schema import call, check_choice, check_keys
 
 
 class Method(NamedTuple):
@@ -85,6 +83,11 @@ class Method(NamedTuple):
 
 
 LOCAL_KEYS = Method._fields[:9]  # up to learning_rate_multipliers
+# Methods that are settings of another one, which `fedfr describe variants` prints.
+VARIANTS = (
+    *("fairavg", "fedadagrad", "fedadam", "fedatt", "fedavgm", "fedbabu", "fedbn"),
+    *("fedper", "fedyogi", "lg_fedavg", "local"),
+)
 TASK_KEYS = ("distill", "identities_per_batch")  # which a task must offer
 
 
@@ -102,15 +105,16 @@ def algorithm_of(section: str, options: Mapping, default: str) -> tuple[str, dic
     """(name of a method's algorithm, its settings).
 
     Raises:
-      ValueError: for an unknown algorithm, or a key that is gone.
+      ValueError: for an unknown algorithm, or a name of VARIANTS.
     """
     settings = named(options.get("algorithm", default), default)
     name = settings.pop("name")
-    if name not in list(ALGORITHMS):  # a user's own may have an old name
-        check_renamed(section, name)
+    if name in VARIANTS and name not in ALGORITHMS:
+        raise ValueError(
+            f"config.{section}.algorithm cannot be {name!r}, which is keys of a "
+            f"method: fedfr describe variants {name} prints them."
+        )
     check_choice(f"config.{section}.algorithm", name, sorted(ALGORITHMS))
-    if "share" not in keywords(ALGORITHMS[name]):
-        check_removed(section, settings)
     return name, settings
 
 
@@ -129,13 +133,10 @@ def read_method(
     """
     known = [x for x in Method._fields if x not in TASK_KEYS or x in offered]
     for key in options:
-        new = [key, *RENAMED.get(key, ())]
-        moved = [x for x in new if x.partition(".")[0] in below]
-        is_known = any(x.partition(".")[0] in known for x in new)
-        if key not in known and moved and (key in below or not is_known):
+        if key not in known and key in below:
             raise ValueError(
-                f"config.{section} must have keys of {sorted(known)}, got {key!r} "
-                f"(moved to algorithm.{moved[0]})."
+                f"config.{section} must have keys of {sorted(known)}, got {key!r} (a "
+                f"key of the algorithm: algorithm.{key})."
             )
     check_keys(f"config.{section}", options, known)
     return call(section, Method, options)

@@ -11,7 +11,6 @@ import fedfr_jax
 from fedfr_jax import configs, distributed
 from fedfr_jax.cli import describe, flags, launch
 from fedfr_jax.cli.main import COMMANDS, main
-from fedfr_jax.cli.renamed_flags import RENAMED
 from fedfr_jax.config import files
 from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load, restore, shipped
@@ -270,17 +269,6 @@ def test_a_wrong_flag_is_one_line(words):
     flags.add_switch(parser, "fast", "")
     with pytest.raises(ValueError, match="fedfr some: .* got '.*" + words[0][-4:]):
         flags.parse_flags(parser, words)
-
-
-@pytest.mark.parametrize("command", RENAMED)
-def test_an_old_flag_is_an_error_that_names_the_new_one(command, capsys):
-    assert main([command, "--help"]) == 0
-    known = capsys.readouterr().out
-    for old, new in RENAMED[command].items():
-        assert f"--{new}" in known and f"--{old} " not in known
-        assert main([command, f"--{old}=1"]) == 2
-        said = capsys.readouterr().err
-        assert f"fedfr {command}: --{old} is now --{new}.\n" in said
 
 
 @pytest.mark.parametrize(

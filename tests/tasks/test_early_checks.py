@@ -30,7 +30,7 @@ EVERYWHERE = [
     ({"algorithm": "fedprx"}, r"^config.methods.x.algorithm must .*mean fedprox\?"),
     ({"algorithm": {"name": "fedprox", "mu": "x"}}, "x.algorithm.mu must be a finite"),
     ({"algorithm": {"name": "fedprox", "m": 0.1}}, "algorithm needs the key mu"),
-    ({"algorithm": "fedprox", "mu": 0.1}, r"\(moved to algorithm.mu\)"),
+    ({"algorithm": "fedprox", "mu": 0.1}, r"\(a key of the algorithm: algorithm.mu\)"),
     ({"loss": "nosuch"}, "^config.methods.x: loss must be .*'nosuch'"),
     ({"loss": {"margn": 0.4}}, "^config.methods.x.*loss must have keys .*'margn'"),
     ({"optimizer": "adm"}, "^config.methods.x: optimizer must be the name"),
@@ -48,9 +48,7 @@ EVERYWHERE = [
 ]
 NO_BRANCH = {"branch": None}
 OF_A_TASK = [
-    ("faces", {"algorithm": {"branch_weight": 1}}, r"\(renamed to branch.weight\)"),
-    ("faces", {"branch_weight": 1}, r"\(moved to algorithm.branch.weight\)"),
-    ("faces", {"algorithm": {"share": False}}, 'have personal="."'),
+    ("faces", {"use_public_data": 1}, r"\(a key of the algorithm: algorithm.use_pub"),
     ("faces", {"loss": {"name": "cosface", "t": 1}}, "loss must have keys of"),
     ("faces", {"algorithm": "kd"}, "needs public data"),
     ("faces", {"algorithm": {"branch": {"scal": 1}}}, r"mean scale\?"),

@@ -316,11 +316,6 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
         ({"algorithm": "fedavg", "weighting": "size"}, "weighting must be one of"),
         ({"algorithm": "fednova", "momentum": 0.9, "mu": 1.0}, "if mu is set"),
         ({"algorithm": "fedavg", "loss": "l2"}, "loss must be one of"),
-        ({"margin_loss": "cosface"}, r"got 'margin_loss' \(renamed to loss.name\)"),
-        (
-            {"algorithm": {"name": "fedfr", "branch_weight": 1.0}},
-            r"got 'branch_weight' \(renamed to branch.weight\)",
-        ),
         (
             {"algorithm": "ifca", "num_clusters": 0},
             "num_clusters must be at least 1, got 0",
