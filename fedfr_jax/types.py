@@ -601,7 +601,7 @@ class FederatedTrainer(NamedTuple):
     final_adaptation: FinalAdaptation | None = None
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
-    max_rounds: int | None = None  # within the budget of a private method
+    accountant: Any = None  # of a private method, from its first round
     # {implementation of convolutions: the same trainer with it}
     by_conv_implementation: Mapping[str, "FederatedTrainer"] = MappingProxyType({})
     # Of the evaluated network, as of a `Model`

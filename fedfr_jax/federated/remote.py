@@ -146,7 +146,16 @@ def check_deployment(deployment: Deployment) -> None:
     algorithm.check_cohort(cohort_size)
     if not callable(deployment.local_epochs):
         algorithm.check_epochs(int(np.min(deployment.local_epochs)))
-    accountant_of(algorithm, deployment.sampling, deployment.num_clients)
+    accountant_of_deployment(deployment)
+
+
+def accountant_of_deployment(deployment: Deployment) -> Accountant | None:
+    """Accountant of a deployment from its first round; None without privacy."""
+    num_clients = deployment.num_clients
+    num_sampled = deployment.cohort_size or num_clients
+    return accountant_of(
+        deployment.algorithm, deployment.sampling, num_clients, num_sampled
+    )
 
 
 def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
@@ -517,8 +526,6 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
         received=tuple(read),
         total=total,
         lane=lane._replace(personal=()),
-        accountant=accountant_of(
-            deployment.algorithm, deployment.sampling, deployment.num_clients
-        ),
+        accountant=accountant_of_deployment(deployment),
         finish=finish,
     )

@@ -312,7 +312,7 @@ def build_simulation(
         hyper=(),
         systems=systems,
         sampling=sampling,
-        accountant=accountant_of(algorithm, sampling, num_clients),
+        accountant=accountant_of(algorithm, sampling, num_clients, cohort_size),
         inner_algorithm=inner,
         steps_per_loop=lengths,
     )

@@ -30,7 +30,6 @@ from fedfr_jax.federated.preparation import (
     prepared_traffic,
     trace_prepare,
 )
-from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.programs import on_mesh, placed
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import in_world
@@ -214,10 +213,7 @@ def plan_notes(client: ProgramCost, added: int, max_added: int) -> tuple[str, ..
 
 def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
     """Notes on epsilon after the last round of a private method."""
-    federation = experiment.federation
-    sampling = build_sampling(federation.sampling)
-    num_clients = experiment.task.population.num_clients
-    accountant = accountant_of(trainer.algorithm, sampling, num_clients)
+    federation, accountant = experiment.federation, trainer.accountant
     if accountant is None:
         return ()
     rounds = accountant.rounds_within_budget(federation.rounds)

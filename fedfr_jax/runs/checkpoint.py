@@ -6,7 +6,8 @@ Checkpoints are written atomically, the manifest last.
 import logging
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from fedfr_jax.runs.aside import set_aside
 from fedfr_jax.types import PyTree
 
 UNREAD = "commit_success.txt"  # of Orbax, written after the manifest
+NO_FILES = MappingProxyType({})
 FULL = "No space left on device"
 KEEP = 2  # the newest, and one to fall back on when a disk damages it
 # Errors of TensorStore and XLA where the file is not at fault; 2 is a missing file.
@@ -38,18 +40,22 @@ def _this_process() -> ocp.options.MultiprocessingOptions:
 class _Digesting(ocp.StandardCheckpointHandler):
     """Orbax handler that writes the manifest of its files before they are renamed.
 
-    It also writes the digest of the stage's settings.
+    It also writes the digest of the stage's settings, and the `files` {name: text} of
+    the next checkpoint.
     """
 
     def __init__(self, settings: str = ""):
         super().__init__()
         self._settings = settings
+        self.files = {}
 
     def finalize(self, directory):
         super().finalize(directory)
         folder = pathlib.Path(directory)
         if self._settings:
             (folder / stage_folders.DIGEST_FILE).write_text(self._settings + "\n")
+        for name, text in self.files.items():
+            (folder / name).write_text(text)
         manifest.write_all(folder, but_for=[UNREAD])
 
 
@@ -109,8 +115,10 @@ class Checkpointer:
         """Numbers of all complete checkpoints, ascending."""
         return tuple(sorted(map(int, self._manager.all_steps())))
 
-    def save(self, step: int, state: PyTree) -> None:
-        """Save `state` as checkpoint `step`, atomically.
+    def save(
+        self, step: int, state: PyTree, *, files: Mapping[str, str] = NO_FILES
+    ) -> None:
+        """Save `state` as checkpoint `step`, atomically, with text `files` by name.
 
         Raises:
           OSError: when it cannot be written (a full disk); names what is left.
@@ -118,6 +126,7 @@ class Checkpointer:
         try:
             if self._is_alone:
                 state = meshes.fetch(state)
+            self._handler.files = files
             args = _Save(_step_of_folder(state))
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()

@@ -120,6 +120,26 @@ def communication(state: StageState, rounds: int) -> dict[str, float]:
     return {name: size / MEGABYTE for name, size in megabytes.items()}
 
 
+def with_spent(
+    evaluations: Mapping[str, Evaluation],
+    evaluators: Mapping[str, Evaluator],
+    folder: pathlib.Path,
+    state: StageState,
+    max_rounds: int,
+) -> dict[str, Evaluation]:
+    """Add what a stage's rounds cost: communication, and privacy.
+
+    Args:
+      max_rounds: of the config; fewer are trained where the privacy budget ends.
+    """
+    accountant, rounds = state.sim.accountant, max_rounds
+    if accountant:
+        rounds = accountant.rounds_within_budget(max_rounds)
+    rows = read_metrics(folder)
+    result = with_costs(evaluations, evaluators, rows, state, rounds)
+    return result | privacy_spent(accountant, rounds)
+
+
 def is_private(accountant: Accountant | None) -> bool:
     """Whether rounds are private: clipping without noise is not."""
     return accountant is not None and accountant.mechanism.noise_multiplier > 0
@@ -309,7 +329,7 @@ def run_federated(
     )
     sim, evaluators = state.sim, experiment.task.evaluators
     rounds = affordable_rounds(sim.accountant, experiment.federation.rounds)
-    end = read_end(trainer, rounds)
+    end = read_end(trainer, rounds, folder)
     is_new = state.first < end
     note_privacy(sim.accountant, folder)
     if is_new:
@@ -328,9 +348,7 @@ def run_federated(
     )  # the others have been logged with the last round
     if is_new:
         show_at_end(folder, end - 1, numbers, logging)
-    rows = read_metrics(folder)
-    evaluations = with_costs(evaluations, evaluators, rows, state, rounds)
-    evaluations |= privacy_spent(sim.accountant, rounds)
+    evaluations = with_spent(evaluations, evaluators, folder, state, rounds)
     server = plain_server(server)
     network = trainer.global_model(server) if trainer.global_model else None
     return network, evaluations
@@ -356,15 +374,17 @@ def _open_outputs(experiment, trainer, state, folder, end, logging, lifecycle):
             loop.intervals(experiment.federation),
             lifecycle,
             training_flops(trainer),
+            sim.accountant,
         )
 
 
 def _train_rounds(state: StageState, outputs: loop.RunOutputs, rounds: int) -> PyTree:
     """Train the rounds to come, and a final adaptation; return the last server."""
     first, adaptation = state.first, state.last_round
-    adapted = final_simulation(state.sim, adaptation) if adaptation else None
+    adapted = adaptation and final_simulation(state.sim, adaptation, rounds)
     server = loop.train(state.sim, state.server, outputs, first, rounds)
     if adapted:
+        outputs = outputs._replace(accountant=adapted.accountant)
         server = loop.train(adapted, server, outputs, max(first, rounds), rounds + 1)
     return server
 

@@ -1,12 +1,15 @@
 """Extension of stages to more rounds or epochs."""
 
+import pathlib
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax.central.settings import scaled_learning_rate
+from fedfr_jax.federated.privacy.ledger import num_rounds
 from fedfr_jax.federated.settings import Federation
+from fedfr_jax.runs.stage_ledger import stage_accountant
 from fedfr_jax.types import CentralTrainer, Stage
 
 DEFAULTS = Federation._field_defaults
@@ -34,8 +37,11 @@ def restart_reason(stage: Stage, length: int) -> str:
     """
     trainer = stage.trainer
     if not isinstance(trainer, CentralTrainer):
-        is_last = trainer.final_adaptation is not None
-        return "its last round has adapted the clients" if is_last else ""
+        if trainer.final_adaptation is not None:
+            return "its last round has adapted the clients"
+        privacy = trainer.algorithm.privacy
+        is_made_for = privacy is not None and privacy.strategy is not None
+        return f"its noise was made for {length} rounds" if is_made_for else ""
     settings = trainer.settings
     steps = jnp.arange(length * (trainer.num_rows // settings.batch_size))
 
@@ -47,6 +53,27 @@ def restart_reason(stage: Stage, length: int) -> str:
 
     is_same = (rates(length) == rates(settings.epochs)).all()
     return "" if is_same else "its learning rates depend on all epochs"
+
+
+def check_budget(stage: Stage, folder: pathlib.Path, settings: Mapping) -> None:
+    """Raise ValueError for a private stage without budget for the rounds to come.
+
+    Args:
+      settings: of the stage, with more rounds than in its folder.
+    """
+    if isinstance(stage.trainer, CentralTrainer) or stage.trainer.accountant is None:
+        return
+    accountant = stage_accountant(stage.trainer, folder)
+    rounds = settings["federation"].get("rounds", DEFAULTS["rounds"])
+    done = num_rounds(accountant.past)
+    if accountant.rounds_within_budget(rounds) > done:
+        return
+    raise ValueError(
+        f"config.federation.rounds must stay at {done}: these rounds of {folder.name} "
+        f"have spent epsilon {accountant.epsilon(done):.4g} of privacy.epsilon = "
+        f"{accountant.budget:.4g}, which leaves nothing for more, got {rounds}. Keep "
+        f"its rounds, or train it for {rounds} rounds in another --workdir."
+    )
 
 
 def _length_key(stage, settings):

@@ -16,6 +16,8 @@ import numpy as np
 
 from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.many_rounds import simulate_rounds
+from fedfr_jax.federated.privacy.accountant import Accountant
+from fedfr_jax.federated.privacy.ledger import Ledger
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     RoundLog,
@@ -31,6 +33,7 @@ from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
 from fedfr_jax.runs.sinks import cover_logs
+from fedfr_jax.runs.stage_ledger import files_of, read_ledger
 from fedfr_jax.types import PyTree
 
 
@@ -73,6 +76,7 @@ class RunOutputs(NamedTuple):
     period: Intervals = Intervals()
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE
     flops_per_image: int | None = None  # of training; None: no speed is logged
+    accountant: Accountant | None = None  # of private rounds
 
 
 class RestoredRun(NamedTuple):
@@ -82,6 +86,7 @@ class RestoredRun(NamedTuple):
     store: Store
     checkpointer: Checkpointer
     next_round: int  # the round to train next
+    past: Ledger = ()  # of its private rounds
 
 
 def resume(
@@ -103,6 +108,7 @@ def resume(
     )
     restored = checkpointer.restore(server)
     first, server = restored or (0, server)
+    past = () if sim.accountant is None else read_ledger(folder, first)
     store = open_store(
         sim,
         server,
@@ -112,7 +118,7 @@ def resume(
         is_read_only=is_read_only,
         is_mirrored=is_mirrored,
     )
-    return RestoredRun(server, store, checkpointer, first)
+    return RestoredRun(server, store, checkpointer, first, past)
 
 
 def train(
@@ -221,10 +227,11 @@ def save_round(
     is_saved = must_end or is_due(outputs.period.checkpoint_every, round, last)
     if outputs.checkpointer and is_saved:
         with outputs.lifecycle.timed("checkpoint"):
+            files = files_of(outputs.accountant, round + 1)
             with _with_round(round, outputs.checkpointer):
                 outputs.store.flush(round + 1)
             cover_logs([*outputs.sinks, outputs.client_log])
-            outputs.checkpointer.save(round + 1, server)
+            outputs.checkpointer.save(round + 1, server, files=files)
             outputs.lifecycle.saved()
     if must_end:
         raise interrupted(outputs.checkpointer, f"round {round + 1}")

@@ -14,10 +14,9 @@ from fedfr_jax.runs.evaluation_record import write_record
 from fedfr_jax.runs.experiment import (
     evaluate,
     metrics_by_stage,
-    read_metrics,
     show,
     trained_models,
-    with_costs,
+    with_spent,
 )
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_model import add_calibration, write_model
@@ -69,7 +68,8 @@ def evaluate_experiment(
     workdir = pathlib.Path(workdir)
     rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
     for name, stage in experiment.stages.items():
-        check_end(workdir / name / "checkpoints", read_end(stage.trainer, rounds))
+        folder = workdir / name
+        check_end(folder / "checkpoints", read_end(stage.trainer, rounds, folder))
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders, changed=changed)
     evaluations = {}
@@ -81,8 +81,7 @@ def evaluate_experiment(
         with _if_writable(folder / RECORD):
             add_calibration(folder, results)
         if end.state:
-            rows = read_metrics(workdir / name)
-            results = with_costs(results, evaluators, rows, end.state, rounds)
+            results = with_spent(results, evaluators, folder, end.state, rounds)
         evaluations[name] = results
         with _if_writable(folder / RECORD):
             write_record(workdir, name, results)
@@ -150,7 +149,8 @@ def _read(
 ) -> FinishedStage:
     """Read the finished stage `name`, which started from `before`."""
     trainer, folder = experiment.stages[name].trainer, workdir / name
-    check_end(folder / "checkpoints", read_end(trainer, experiment.federation.rounds))
+    end = read_end(trainer, experiment.federation.rounds, folder)
+    check_end(folder / "checkpoints", end)
     if isinstance(trainer, CentralTrainer):
         state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
         network, apply = trainer.global_model(state), trainer.apply_global

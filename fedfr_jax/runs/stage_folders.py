@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from fedfr_jax import digest_json, manifest
 from fedfr_jax.runs.aside import set_aside
-from fedfr_jax.runs.longer import previous_length, restart_reason
+from fedfr_jax.runs.longer import check_budget, previous_length, restart_reason
 from fedfr_jax.runs.stage_config import first_difference, stage_config
+from fedfr_jax.runs.stage_ledger import checkpoint_numbers
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
@@ -45,7 +46,7 @@ def settings_digest(folder: pathlib.Path) -> str:
 
 def is_trained(folder: pathlib.Path) -> bool:
     """Whether a stage's folder has a checkpoint."""
-    return bool(_checkpoints(folder))
+    return bool(checkpoint_numbers(folder))
 
 
 def arrange(
@@ -121,7 +122,8 @@ def _changes(workdir, stages, recorded, configured, restart) -> _Changes:
         if folder := _find_set_aside(workdir / name, configured[name]):
             restored[name] = folder
         elif name in trained:
-            notes[name] = _longer_note(stages[name], recorded[name], configured[name])
+            both = recorded[name], configured[name]
+            notes[name] = _longer_note(stages[name], workdir / name, *both)
     anew = restart | {name for name in changed if notes.get(name) != RESUMES}
     return _Changes(trained, trained & {*changed} - restart, anew, restored, notes)
 
@@ -131,13 +133,19 @@ def _longer_notes(changes) -> str:
     return "".join(f" {name}{note}." for name, note in changes.notes.items() if note)
 
 
-def _longer_note(stage, before, now) -> str:
-    """Note on a stage that is to train longer; "" for any other change."""
+def _longer_note(stage, folder, before, now) -> str:
+    """Note on a stage that is to train longer; "" for any other change.
+
+    Raises:
+      ValueError: when it would resume, but has no privacy budget left.
+    """
     length = previous_length(stage, before, now)
     if length is None:
         return ""
-    reason = restart_reason(stage, length)
-    return f" cannot continue from {length}: {reason}" if reason else RESUMES
+    if reason := restart_reason(stage, length):
+        return f" cannot continue from {length}: {reason}"
+    check_budget(stage, folder, now)
+    return RESUMES
 
 
 def another_run(
@@ -213,15 +221,9 @@ def _record_settings(folder, settings):
     update_record(folder, settings=settings)
 
 
-def _checkpoints(folder):
-    """Numbers of a stage's checkpoints, ascending."""
-    names = (path.name for path in folder.glob("checkpoints/*/"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
 def _checkpoint_digest(folder):
     """Settings digest in a stage's newest checkpoint; None without one."""
-    for step in _checkpoints(folder)[-1:]:
+    for step in checkpoint_numbers(folder)[-1:]:
         path = folder / "checkpoints" / str(step) / "default" / DIGEST_FILE
         return path.read_text().strip() if path.is_file() else None
     return None

@@ -1,5 +1,6 @@
 """Federated stage setup: new or resumed, autotuned on this machine."""
 
+import pathlib
 from typing import NamedTuple
 
 from fedfr_jax import mesh as meshes
@@ -7,6 +8,8 @@ from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.many_rounds import check_rounds_per_call
 from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.privacy.accountant import continued, ended
+from fedfr_jax.federated.privacy.ledger import Ledger
 from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.federated.simulation import (
     Simulation,
@@ -18,6 +21,7 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.stage_ledger import stage_accountant
 from fedfr_jax.schema import naming
 from fedfr_jax.types import (
     CentralTrainer,
@@ -81,17 +85,17 @@ def start_stage(
 
     sim = make(setting)
     server = start_simulation(sim, trainer.init_variables(variables))
-    server, store, checkpointer, first = loop.resume(
+    server, store, checkpointer, first, past = loop.resume(
         sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
     )
     if federation.clients_per_device == AUTO and first < read_end(
-        trainer, federation.rounds
+        trainer, federation.rounds, folder
     ):
         options = {"implementations": trainers, "choice_file": folder / "lanes.json"}
         setting, sim = tune(make, server, store, **options)
         server = put_on_mesh(sim.mesh, server)
     return StageState(
-        sim=with_counted_work(sim, server),
+        sim=with_counted_work(after_rounds(sim, past), server),
         last_round=trainers[setting.conv_implementation].final_adaptation,
         server=server,
         store=store,
@@ -118,11 +122,19 @@ def build_stage_simulation(
     )
 
 
-def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
-    """Build the simulation of the final adaptation: all clients, another algorithm."""
+def after_rounds(sim: Simulation, past: Ledger) -> Simulation:
+    """A simulation whose accountant knows what was spent before."""
+    return sim._replace(accountant=continued(sim.accountant, past))
+
+
+def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Simulation:
+    """Build the simulation of the final adaptation: all clients, another algorithm.
+
+    Its clients send nothing, so that it spends no privacy after the `rounds` before.
+    """
     canonical = {"reproducible_sum": True, "num_partial_sums": sim.num_partial_sums}
     has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
-    return build_simulation(
+    adapting = build_simulation(
         on_inner(last.algorithm) if has_world else last.algorithm,
         sim.batching,
         sim.device_data,
@@ -133,12 +145,15 @@ def final_simulation(sim: Simulation, last: FinalAdaptation) -> Simulation:
         seed=sim.seed,
         **(canonical if sim.num_partial_sums else {}),
     )
+    return adapting._replace(accountant=ended(sim.accountant, rounds))
 
 
-def read_end(trainer: FederatedTrainer | CentralTrainer, rounds: int) -> int:
-    """Number of a stage's last checkpoint."""
+def read_end(
+    trainer: FederatedTrainer | CentralTrainer, rounds: int, folder: pathlib.Path
+) -> int:
+    """Number of the last checkpoint of the stage in `folder`."""
     if isinstance(trainer, CentralTrainer):
         return trainer.settings.epochs
-    if trainer.max_rounds is not None:
-        rounds = min(rounds, trainer.max_rounds)
+    if accountant := stage_accountant(trainer, folder):
+        rounds = accountant.rounds_within_budget(rounds)
     return rounds + (trainer.final_adaptation is not None)

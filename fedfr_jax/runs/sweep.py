@@ -249,7 +249,7 @@ def _finished_stages(
 ) -> Iterator[pathlib.Path]:
     """Folders of other runs that have this stage finished."""
     stages = experiment.stages
-    end = read_end(stages[name].trainer, experiment.federation.rounds)
+    trainer, rounds = stages[name].trainer, experiment.federation.rounds
     needs = stage_config(name, stages, config), config.get("evaluation") or {}
     for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
         other = path.parent
@@ -259,5 +259,6 @@ def _finished_stages(
             other_config = digest_json.read(path)
             evaluation = other_config.get("evaluation") or {}
             if (stage_config(name, stages, other_config), evaluation) == needs:
+                end = read_end(trainer, rounds, other / name)
                 check_end(other / name / "checkpoints", end)
                 yield other

@@ -25,7 +25,7 @@ from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.experiment import evaluators_during_training, open_client_log
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_model import forget_model
-from fedfr_jax.runs.stage_setup import check_calls
+from fedfr_jax.runs.stage_setup import after_rounds, check_calls
 from fedfr_jax.runs.sweep import reuse_stages
 from fedfr_jax.runs.trackers import Logging, open_sinks
 from fedfr_jax.runs.workdir import read_seconds
@@ -163,8 +163,10 @@ def train_stage(
                 f"{sorted(rounds)}."
             )
         (first_round,) = rounds
-        accountants = [sim.accountant for sim in runs.sims]
-        end = min(affordable_rounds(x, federation.rounds) for x in accountants)
+        pairs = zip(runs.sims, resumed, strict=True)
+        sims = tuple(after_rounds(sim, run.past) for sim, run in pairs)
+        runs = runs._replace(sims=sims)
+        end = min(affordable_rounds(x.accountant, federation.rounds) for x in sims)
         if first_round >= end:
             return
         for member in members:
@@ -200,4 +202,5 @@ def _open_outputs(member, name, sim, run: loop.RestoredRun, is_shown: bool):
             sinks,
             clients,
             loop.intervals(federation),
+            accountant=sim.accountant,
         )

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fedfr_jax.federated.privacy import banded_noise, blt_noise, calibrate_noise
+from fedfr_jax.federated.privacy import (
+    Accountant,
+    banded_noise,
+    blt_noise,
+    calibrate_noise,
+)
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.mechanism import (
     Privacy,
@@ -13,21 +18,20 @@ from fedfr_jax.federated.privacy.mechanism import (
     with_mechanism,
 )
 from fedfr_jax.federated.settings import Federation, build_sampling
+from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.schema import call, check_settings, choose, kinds_of, naming
 from fedfr_jax.types import Algorithm
 
 NOISE = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
 
 
-def affordable_rounds(
+def method_accountant(
     algorithm: Algorithm, federation: Federation, num_clients: int
-) -> int | None:
-    """Number of rounds within the budget of a private algorithm; None if not
-    private.
-    """
+) -> Accountant | None:
+    """Accountant of a private algorithm from its first round; None if not private."""
     sampling = build_sampling(federation.sampling)
-    accountant = accountant_of(algorithm, sampling, num_clients)
-    return accountant and accountant.rounds_within_budget(federation.rounds)
+    num_sampled = federation.cohort_size or num_clients
+    return accountant_of(algorithm, sampling, num_clients, num_sampled)
 
 
 def with_privacy(
@@ -54,14 +58,15 @@ def with_privacy(
     noise = _noise(section, settings.pop("noise", None), rounds)
     is_calibrated = "noise_multiplier" not in settings
     settings = {"noise_multiplier": 0.0, **settings}
-    cohort_size = federation.cohort_size or num_clients
+    num_sampled = federation.cohort_size or num_clients
+    cohort_size = num_trained(federation.straggling, num_sampled)
     fixed = {"cohort_size": cohort_size, "strategy": noise}
     privacy = call(section, Privacy, settings, **fixed)
     with naming(f"config.{section}"):
         check_privacy(privacy)
         if is_calibrated:
             sampling = build_sampling(federation.sampling)
-            mechanism = mechanism_of(privacy, sampling, num_clients)
+            mechanism = mechanism_of(privacy, sampling, num_clients, num_sampled)
             needed = calibrate_noise(mechanism, epsilon=privacy.epsilon, rounds=rounds)
             privacy = privacy._replace(noise_multiplier=needed)
         return with_mechanism(algorithm, privacy)

@@ -17,7 +17,7 @@ from fedfr_jax.tasks.data import build_batching, by_conv_implementation
 from fedfr_jax.tasks.method_algorithm import build_algorithm
 from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import algorithm_of, with_numbers
-from fedfr_jax.tasks.privacy import affordable_rounds
+from fedfr_jax.tasks.privacy import method_accountant
 from fedfr_jax.tasks.start_weights import initialized
 from fedfr_jax.tasks.task_methods import loss_of_method, read_federated
 from fedfr_jax.types import (
@@ -124,7 +124,7 @@ def federated_trainer(
         global_model=network,
         apply_global=context.apply,
         local_epochs=method.local_epochs,
-        max_rounds=affordable_rounds(
+        accountant=method_accountant(
             algorithm, context.federation, context.facts["num_clients"]
         ),
         count_flops=context.model.count_flops,

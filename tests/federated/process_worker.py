@@ -126,7 +126,7 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         seed=3,
     )
     sim = make(TuningChoice(clients_per_device=1 if lanes == "auto" else int(lanes)))
-    server, store, checkpointer, first = loop.resume(
+    server, store, checkpointer, first, _ = loop.resume(
         sim, start_simulation(sim, variables), folder
     )
     if lanes == "auto":

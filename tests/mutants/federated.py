@@ -33,9 +33,20 @@ MUTANTS = [
         "fedfr_jax/federated/privacy/accountant.py",
         "federated/privacy/test_accountant.py",
         [
-            ("noise_multiplier=mechanism.noise_multiplier / 2", ""),
-            ("return -(-rounds // groups)", "return rounds // groups"),
-            ("(2 if is_cut and capacity < size else 1)", "1"),
+            ('noise / 2 if mechanism.neighbors == "replace-one" else noise', "noise"),
+            ("(2 if is_fixed or is_cut else 1)", "1"),
+            ("mechanism.num_sampled or mechanism.cohort_size", "mechanism.cohort_size"),
+        ],
+    ),
+    Mutants(
+        "fedfr_jax/federated/privacy/accountant.py",
+        "federated/privacy/test_ledger.py",
+        [
+            ("max(spent, *map(composed, kinds))", "max(map(composed, kinds))"),
+            ("np.minimum.reduceat", "np.maximum.reduceat"),
+            ("a.compose(b)", "a"),
+            ("extend(past, mechanism, rounds))", "extend((), mechanism, rounds))"),
+            ("below = 1 - factor + factor", "below = 1 - factor + 0 * factor"),
         ],
     ),
     Mutants(

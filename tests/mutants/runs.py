@@ -77,8 +77,11 @@ MUTANTS = [
             ),
             (
                 "                outputs.store.flush(round + 1)\n"
-                "            outputs.checkpointer.save(round + 1, server)\n",
-                "                outputs.checkpointer.save(round + 1, server)\n"
+                "            cover_logs([*outputs.sinks, outputs.client_log])\n"
+                "            outputs.checkpointer.save(round + 1, server, "
+                "files=files)\n",
+                "                outputs.checkpointer.save(round + 1, server, "
+                "files=files)\n"
                 "            outputs.store.flush(round + 1)\n",
             ),
             ("must_end = is_end_of_call and ", "must_end = "),

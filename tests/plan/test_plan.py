@@ -140,7 +140,7 @@ def test_epsilon_of_the_rounds_that_are_played_is_told(rounds):
     privacy = {"clip_norm": 0.5, "delta": 1e-2, "noise_multiplier": 2.0, "epsilon": 4.0}
     experiment = experiment_of(config_of(privacy, rounds=rounds))
     trainer = experiment.stages["row"].trainer
-    played = min(rounds, trainer.max_rounds)
+    played = trainer.accountant.rounds_within_budget(rounds)
     spent = build_accountant(Mechanism(6, 2, 2.0, 1e-2)).epsilon(played)
     assert spent <= 4.0
     first, *more = privacy_notes(experiment, trainer)

@@ -223,7 +223,7 @@ def test_the_last_round_adds_up_as_the_rounds_do():
         sim = build_simulation(
             algorithm, toys.feed(), *toys.problem(), mesh=make_mesh(2), **canonical
         )
-        last = final_simulation(sim, FinalAdaptation(algorithm, 1))
+        last = final_simulation(sim, FinalAdaptation(algorithm, 1), 0)
         assert (
             last.num_partial_sums
             == sim.num_partial_sums

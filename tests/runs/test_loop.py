@@ -55,7 +55,7 @@ def build(name, **changes):
 
 def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
-    server, store, checkpointer, first = loop.resume(sim, server, folder)
+    server, store, checkpointer, first, _ = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
     clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
 
@@ -70,10 +70,10 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
 
     save = checkpointer.save
 
-    def saving(step, state):
+    def saving(step, state, **files):
         if kill_at == ("before checkpoint", step - 1):
             raise Killed
-        save(step, state)
+        save(step, state, **files)
         if kill_at == ("after checkpoint", step - 1):
             raise Killed
 
@@ -467,7 +467,7 @@ def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
     )
     with pytest.raises(FloatingPointError, match=message):
         train(sim, server, tmp_path, checkpoint_every=1)
-    _, store, _, next_round = loop.resume(sim, server, tmp_path)
+    _, store, _, next_round, _ = loop.resume(sim, server, tmp_path)
     assert next_round == 3 and [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
     for x in jax.tree.leaves(store.gather(np.arange(5))[0]):
         assert np.isfinite(x).all()

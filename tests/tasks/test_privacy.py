@@ -40,7 +40,8 @@ def test_the_noise_is_as_much_as_epsilon_asks_for(sampling):
     algorithm = experiment.stages["row"].trainer.algorithm
     options = experiment.federation.options_of(experiment.stages["row"].trainer, 6)
     assert options["sampling"] == build_sampling(sampling)
-    accountant = accountant_of(algorithm, options["sampling"], 6)
+    accountant = accountant_of(algorithm, options["sampling"], 6, 2)
+    assert accountant == experiment.stages["row"].trainer.accountant
     assert 3.9 < accountant.epsilon(3) <= 4.0 < accountant.epsilon(6)
     assert algorithm.privacy.cohort_size == 2
 
@@ -52,12 +53,13 @@ def test_noise_that_is_given_stays():
     assert trainer.algorithm.privacy.epsilon == math.inf
 
 
-def test_a_budget_that_is_spent_early_ends_the_method_early():
+def test_a_budget_that_is_spent_early_ends_the_method_early(tmp_path):
     given = {**PRIVATE, "noise_multiplier": 1.0}
     trainer = build(config_of(given, rounds=50)).stages["row"].trainer
-    assert 0 < trainer.max_rounds < 50
-    assert read_end(trainer, 50) == trainer.max_rounds
-    assert build(config_of()).stages["row"].trainer.max_rounds is None
+    end = read_end(trainer, 50, tmp_path)
+    assert 0 < end < 50
+    assert trainer.accountant.epsilon(end) <= 4 < trainer.accountant.epsilon(end + 1)
+    assert build(config_of()).stages["row"].trainer.accountant is None
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ imported where they are used.
 
 from fedfr_jax.federated.privacy.accountant import (
     Accountant,
-    Mechanism,
     build_accountant,
     calibrate_noise,
 )
 from fedfr_jax.federated.privacy.correlated import banded_noise, blt_noise
+from fedfr_jax.federated.privacy.ledger import Entry, Ledger, Mechanism
 from fedfr_jax.federated.privacy.mechanism import Privacy, private
 from fedfr_jax.federated.sampling import Sampling
 
 __all__ = [
     "Accountant",
+    "Entry",
+    "Ledger",
     "Mechanism",
     "Privacy",
     "Sampling",

@@ -8,24 +8,34 @@ them in a round, and noise of `noise_multiplier` z times the clip norm on their 
              which is accounted for (truncated Poisson, arXiv:2508.15089)
     cyclic   the same of ceil(T / cycle) rounds within groups of N / cycle clients
              (Choquette-Choo et al. 2023, arXiv:2306.08153)
-    fixed    Renyi divergences of sampling without replacement (replace a client by
-             another, which moves the sum by twice the clip norm)
+    fixed    privacy loss distributions of T samples without replacement (replace a
+             client by another, which moves the sum by twice the clip norm)
     shuffle  no amplification: ceil(T / floor(N / K)) Gaussians, as often as a client
              takes part at most
 
-Sampling amplifies privacy only if the cohorts are known to the server alone.
+Sampling amplifies privacy only if the cohorts are known to the server alone. Rounds of
+other noise, such as those before a run was made longer, are composed with them: loss
+distributions convolved, Gaussians' 1 / z^2 added, Renyi divergences added.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 from fedfr_jax.federated.privacy.correlated import Strategy
-from fedfr_jax.federated.sampling import Sampling, check_sampling
+from fedfr_jax.federated.privacy.ledger import (
+    Ledger,
+    Mechanism,
+    align,
+    extend,
+    noise_multipliers,
+    num_rounds,
+)
+from fedfr_jax.federated.sampling import check_sampling
 from fedfr_jax.ranges import Count, Positive
 from fedfr_jax.schema import checked
 
@@ -33,28 +43,23 @@ GRIDS = (2e-5, 2e-3)  # of privacy losses; a coarser one gives larger epsilons
 MIN_NOISE = 0.3  # of loss distributions, which take minutes and gigabytes below it
 ORDERS = [*range(2, 65), 96, 128]  # of Renyi divergences
 EXACT_ROUNDS, STEP = 16, 1.05  # of `epsilon_bound`
-
-
-class Mechanism(NamedTuple):
-    """Privacy-relevant settings of the rounds, for an accountant."""
-
-    num_clients: int  # N
-    cohort_size: int  # K, the mean of a Poisson cohort
-    noise_multiplier: float  # z: the noise's standard deviation over the clip norm
-    delta: float
-    sampling: Sampling = Sampling()
-    is_local: bool = False  # each client adds the noise to its own update
-    strategy: Strategy | None = None  # of correlated noise; None: independent
+Times = tuple[tuple[float, int], ...]  # ((noise multiplier, rounds that have it), ...)
 
 
 class Accountant(NamedTuple):
     """Epsilon after each number of rounds of a run."""
 
-    mechanism: Mechanism
+    mechanism: Mechanism  # of the rounds to come
     budget: float  # of epsilon, which no round exceeds
     epsilon: Callable[[int], float]  # after that many rounds, 0 before the first
     # An upper bound within a few percent of epsilon: cheaper for each of many rounds.
     epsilon_bound: Callable[[int], float]
+    past: Ledger = ()  # of rounds that were done before this run was built
+    end: float = math.inf  # rounds from this one on send nothing, see `ended`
+
+    def ledger(self, rounds: int) -> Ledger:
+        """What has been done after that many rounds."""
+        return extend(self.past, self.mechanism, min(rounds, self.end))
 
     def rounds_within_budget(self, max_rounds: int) -> int:
         """Number of rounds, at most `max_rounds`, within the privacy budget."""
@@ -62,7 +67,8 @@ class Accountant(NamedTuple):
             max_rounds = min(max_rounds, self.mechanism.strategy.rounds)
         if self.budget == math.inf:
             return max_rounds
-        low, high = 0, max_rounds + 1  # rounds within the budget, and beyond it
+        low = min(num_rounds(self.past), max_rounds)  # what is done cannot be undone
+        high = max_rounds + 1  # beyond the budget
         middle = max_rounds  # all of them, as a rule
         while high - low > 1:
             is_within = self.epsilon(middle) <= self.budget
@@ -71,11 +77,23 @@ class Accountant(NamedTuple):
         return low
 
 
+def build_accountant(
+    mechanism: Mechanism, budget: float = math.inf, past: Ledger = ()
+) -> Accountant:
+    """Build the accountant of a mechanism after the rounds of a ledger; cached.
+
+    Raises:
+      ValueError: for a mechanism that cannot be accounted for, or not composed with
+        the past.
+    """
+    return _build_accountant(mechanism, budget, align(past, mechanism))
+
+
 @functools.lru_cache(maxsize=32)
-def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accountant:
-    """Build the accountant of a mechanism; cached."""
+def _build_accountant(mechanism, budget, past) -> Accountant:
     check_mechanism(mechanism)
-    epsilon_after, epsilons = _epsilon_of(mechanism), {0: 0.0}
+    epsilon_after, epsilons = _epsilon_of(mechanism, past), {0: 0.0}
+    num_past = num_rounds(past)
 
     def epsilon(rounds):
         if rounds not in epsilons:
@@ -86,15 +104,35 @@ def build_accountant(mechanism: Mechanism, budget: float = math.inf) -> Accounta
         if not _is_slow(mechanism):
             return epsilon(rounds)
         limit = _next_on_grid(rounds)
+        if rounds <= num_past:  # which rounds to come do not change
+            limit = min(limit, num_past)
         epsilon(min((x for x in epsilons if rounds <= x <= limit), default=limit))
         return min(epsilons[x] for x in epsilons if rounds <= x <= limit)
 
-    return Accountant(mechanism, budget, epsilon, bound)
+    return Accountant(mechanism, budget, epsilon, bound, past)
+
+
+def continued(accountant: Accountant | None, past: Ledger) -> Accountant | None:
+    """An accountant of the same rounds to come, after those of a ledger."""
+    if accountant is None:
+        return None
+    return build_accountant(accountant.mechanism, accountant.budget, past)
+
+
+def ended(accountant: Accountant | None, rounds: int) -> Accountant | None:
+    """An accountant of the same run whose rounds from `rounds` on send nothing."""
+    if accountant is None:
+        return None
+    return accountant._replace(
+        epsilon=lambda number: accountant.epsilon(min(number, rounds)),
+        epsilon_bound=lambda number: accountant.epsilon_bound(min(number, rounds)),
+        end=rounds,
+    )
 
 
 def check_round(accountant: Accountant | None, round: int) -> None:
     """Raise ValueError unless a round, from 0, is within the budget."""
-    if accountant is None:
+    if accountant is None or round >= accountant.end:
         return
     budget, strategy = accountant.budget, accountant.mechanism.strategy
     if strategy and round >= strategy.rounds:
@@ -149,15 +187,33 @@ def check_mechanism(mechanism: Mechanism) -> None:
         )
 
 
-def participations(mechanism: Mechanism, rounds: int) -> int:
-    """Largest number of rounds in which a client can participate."""
-    per_epoch = {
-        "shuffle": mechanism.num_clients // mechanism.cohort_size,
-        "cyclic": mechanism.sampling.num_groups(
-            mechanism.num_clients, mechanism.cohort_size
-        ),
-    }.get(mechanism.sampling.name, 1)
-    return -(-rounds // per_epoch)
+def participations(ledger: Ledger) -> set[Times]:
+    """How often a client can meet each noise in a ledger, for each kind of client.
+
+    A round counts where sampling amplifies it, whoever is drawn. Of an epoch's noises a
+    shuffled client meets the least, at worst; those of a cyclic group their turns'.
+    """
+    mechanism, noises = ledger[-1].mechanism, noise_multipliers(ledger)
+    sampling, num_clients = mechanism.sampling, mechanism.num_clients
+    met = [noises]
+    if sampling.name == "shuffle":
+        epoch = num_clients // (mechanism.num_sampled or mechanism.cohort_size)
+        met = [np.minimum.reduceat(noises, np.arange(0, len(noises), epoch))]
+    elif sampling.name == "cyclic":
+        groups = sampling.num_groups(num_clients, mechanism.cohort_size)
+        met = [noises[i::groups] for i in range(min(groups, len(noises)))]
+    kinds = {_times(x) for x in met}
+    return {x for x in kinds if not any(x != y and _is_within(x, y) for y in kinds)}
+
+
+def _times(noises: np.ndarray) -> Times:
+    values, counts = np.unique(noises, return_counts=True)
+    return tuple(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _is_within(times: Times, others: Times) -> bool:
+    """Whether each noise is met at least as often in `others`."""
+    return all(count <= dict(others).get(noise, 0) for noise, count in times)
 
 
 @checked
@@ -176,7 +232,8 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
 
     def quick_excess(noise_multiplier):
         candidate = mechanism._replace(noise_multiplier=noise_multiplier)
-        return _renyi_poisson(candidate, is_cut=False)(rounds) - epsilon
+        times = participations(extend((), candidate, rounds))
+        return max(map(_renyi(candidate, is_exact=False), times)) - epsilon
 
     low, high = 1.0, 1.0
     if _is_slow(mechanism):  # the Renyi bound needs up to a third more noise
@@ -200,7 +257,8 @@ def _smallest_noise(excess: Callable, low: float, high: float) -> float:
 def _is_slow(mechanism: Mechanism) -> bool:
     """Whether a loss distribution must be composed for each number of rounds."""
     is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
-    return mechanism.sampling.is_poisson and not is_single and _chance(mechanism) < 1
+    is_sampled = mechanism.sampling.name != "shuffle" and _chance(mechanism) < 1
+    return is_sampled and not is_single
 
 
 def _is_released_once(strategy: Strategy | None) -> bool:
@@ -208,37 +266,52 @@ def _is_released_once(strategy: Strategy | None) -> bool:
     return strategy is not None and not strategy.is_banded
 
 
-def _epsilon_of(mechanism: Mechanism) -> Callable[[int], float]:
-    """Build rounds (at least 1) -> epsilon for a mechanism."""
-    if not mechanism.noise_multiplier:
-        return lambda rounds: math.inf
-    if mechanism.is_local:
-        return _replacing(mechanism)  # a single update is not hidden in a sum
-    if _is_released_once(mechanism.strategy):
+def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], float]:
+    """Build rounds (at least 1) -> epsilon of the past, then of the mechanism too."""
+    if past and past[-1].mechanism == mechanism:
+        past = past[:-1]
+    if _is_released_once(mechanism.strategy) and mechanism.noise_multiplier:
         return _single_release(mechanism)
-    if _is_slow(mechanism):
-        is_small = mechanism.noise_multiplier < MIN_NOISE
-        return (_renyi_poisson if is_small else _poisson)(mechanism)
-    if mechanism.sampling.name != "fixed":
-        return _repeated(mechanism)
-    is_sampled = mechanism.cohort_size < mechanism.num_clients
-    return _renyi_fixed(mechanism) if is_sampled else _replacing(mechanism)
-
-
-def _repeated(mechanism: Mechanism) -> Callable[[int], float]:
-    """Epsilon of one Gaussian per participation of a client, without amplification."""
+    before, num_past = lambda rounds: 0.0, num_rounds(past)
+    if past:
+        before = _epsilon_of(past[-1].mechanism, past[:-1])
+    composed = lambda times: math.inf
+    if mechanism.noise_multiplier:
+        noises = {mechanism.noise_multiplier, *noise_multipliers(past).tolist()}
+        composed = _composed(mechanism, noises - {0.0})
 
     def epsilon(rounds):
-        times = participations(mechanism, rounds)
-        return _gaussian(mechanism.noise_multiplier / math.sqrt(times), mechanism.delta)
+        spent = before(min(rounds, num_past))
+        if rounds <= num_past or spent == math.inf:
+            return spent
+        kinds = participations(extend(past, mechanism, rounds))
+        # Not below what was spent, from which another grid of losses may differ.
+        return max(spent, *map(composed, kinds))
 
     return epsilon
 
 
-def _replacing(mechanism: Mechanism) -> Callable[[int], float]:
-    """`_repeated` for replace-one adjacency, which doubles the sensitivity."""
-    half = mechanism._replace(noise_multiplier=mechanism.noise_multiplier / 2)
-    return _repeated(half)
+def _composed(mechanism: Mechanism, noises: set[float]) -> Callable[[Times], float]:
+    """Build rounds of each of the noises -> epsilon."""
+    if not _is_slow(mechanism):
+        return _gaussians(mechanism)
+    is_small = any(_noise_over_move(mechanism, x) < MIN_NOISE for x in noises)
+    return (_renyi if is_small else _losses)(mechanism, noises)
+
+
+def _noise_over_move(mechanism: Mechanism, noise: float) -> float:
+    """Noise over how far a neighbor moves the sum: replacing a client moves it 2 C."""
+    return noise / 2 if mechanism.neighbors == "replace-one" else noise
+
+
+def _gaussians(mechanism: Mechanism) -> Callable[[Times], float]:
+    """Epsilon of one Gaussian per participation of a client, without amplification."""
+
+    def epsilon(times):
+        inverse = sum(n * _noise_over_move(mechanism, x) ** -2 for x, n in times)
+        return _gaussian(1 / math.sqrt(inverse), mechanism.delta)
+
+    return epsilon
 
 
 def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
@@ -259,16 +332,19 @@ def _gaussian(noise_multiplier: float, delta: float) -> float:
     return dp_accounting.get_epsilon_gaussian(noise_multiplier, delta)
 
 
-def _poisson(mechanism: Mechanism) -> Callable[[int], float]:
-    """Epsilon by composing the loss distribution of one round, on an adaptive grid."""
+def _losses(mechanism: Mechanism, noises: Iterable[float]) -> Callable[[Times], float]:
+    """Epsilon by composing loss distributions of single rounds, on an adaptive grid."""
     delta = mechanism.delta
-    uncut = _loss_distribution(mechanism, 5e-3, is_cut=False)
-    first_epsilon = uncut.get_epsilon_for_delta(delta)  # of one round, for its order
-    whole = _loss_distribution(mechanism, float(np.clip(first_epsilon / 150, *GRIDS)))
+    rough = [_loss_distribution(mechanism, x, 5e-3, is_cut=False) for x in noises]
+    orders = [x.get_epsilon_for_delta(delta) for x in rough]
+    # Of both, as what the loudest round has on the grid of the quietest takes minutes.
+    grid = float(np.clip(max(min(orders) / 150, max(orders) / 5000), *GRIDS))
+    of_round = functools.cache(lambda x: _loss_distribution(mechanism, x, grid))
 
-    def epsilon(rounds):
-        composed = whole.self_compose(_compositions(mechanism, rounds))
-        return composed.get_epsilon_for_delta(delta)
+    def epsilon(times):
+        parts = [of_round(x).self_compose(n) for x, n in times]
+        whole = functools.reduce(lambda a, b: a.compose(b), parts)
+        return whole.get_epsilon_for_delta(delta)
 
     return epsilon
 
@@ -284,17 +360,15 @@ def _sizes(mechanism: Mechanism) -> tuple[int, int]:
     return sampling.group_size(*sizes), sampling.max_cohort(*sizes)
 
 
-def _compositions(mechanism: Mechanism, rounds: int) -> int:
-    groups = mechanism.sampling.num_groups(mechanism.num_clients, mechanism.cohort_size)
-    return -(-rounds // groups)
-
-
-def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
+def _loss_distribution(
+    mechanism: Mechanism, noise: float, grid: float, is_cut: bool = True
+):
     """Privacy loss distribution of a subsampled Gaussian, truncated at the capacity."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
-    size, capacity = _sizes(mechanism)
-    noise, chance = mechanism.noise_multiplier, _chance(mechanism)
+    (size, capacity), chance = _sizes(mechanism), _chance(mechanism)
+    if mechanism.sampling.name == "fixed":
+        return _replacing_distribution(_noise_over_move(mechanism, noise), chance, grid)
     if capacity == size or not is_cut:
         return losses.from_gaussian_mechanism(
             noise, sampling_prob=chance, value_discretization_interval=grid
@@ -308,47 +382,77 @@ def _loss_distribution(mechanism: Mechanism, grid: float, is_cut: bool = True):
     )
 
 
-def _renyi(event, delta: float, **options) -> Callable[[int], float]:
-    """Epsilon by Renyi accounting of `event` once per round."""
+def _replacing_distribution(noise: float, chance: float, grid: float):
+    """Privacy loss distribution of a Gaussian on a sample without replacement.
+
+    Zhu et al. 2022, arXiv:2106.08567, theorem 11: replacing a client has at most the
+    delta(epsilon) of removing one from a Poisson sample, for epsilon >= 0; by symmetry
+    it has 1 - e^epsilon + e^epsilon delta(-epsilon) below. That is a distribution of
+    its own, and may be composed. Composing those of adding and of removing apart, as
+    jax-privacy does, is a few percent less: unproven, as a client's replacement may
+    add in one round and remove in another (Lebeda et al. 2024, arXiv:2405.20769).
+    """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as losses
+    from dp_accounting.pld import privacy_loss_mechanism as mechanisms
+
+    removing = mechanisms.GaussianPrivacyLoss(
+        noise,
+        sampling_prob=chance,
+        log_mass_truncation_bound=-50,
+        adjacency_type=mechanisms.AdjacencyType.REMOVE,
+    )
+    most = math.ceil(removing.connect_dots_bounds().epsilon_upper / grid)
+    above = removing.get_delta_for_epsilon(grid * np.arange(most + 1))
+    factor = np.exp(-grid * np.arange(most, 0, -1))
+    below = 1 - factor + factor * above[:0:-1]
+    deltas = np.concatenate([below, above])
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        grid, -most, most, deltas
+    )
+    return losses.PrivacyLossDistribution(pmf)
+
+
+def _renyi(
+    mechanism: Mechanism, noises: Iterable[float] = (), *, is_exact: bool = True
+) -> Callable[[Times], float]:
+    """Epsilon by Renyi accounting: fast, a third above that of loss distributions.
+
+    Args:
+      noises: any, as of `_losses`.
+      is_exact: False for what is nearer to `_losses`, and no bound of it.
+    """
+    del noises
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant(ORDERS, **options).compose(event)
+    curve = functools.cache(lambda x: _renyi_divergences(mechanism, x, is_exact))
 
     def epsilon(times):
-        return rdp.compute_epsilon(accountant.orders, times * accountant.rdp, delta)[0]
+        total = sum(n * curve(x) for x, n in times)
+        return rdp.compute_epsilon(np.asarray(ORDERS), total, mechanism.delta)[0]
 
     return epsilon
 
 
-def _renyi_fixed(mechanism: Mechanism) -> Callable[[int], float]:
-    """Renyi epsilon of K of N clients without replacement; replacing one moves 2 C."""
-    import dp_accounting
-
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        mechanism.num_clients,
-        mechanism.cohort_size,
-        dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / 2),
-    )
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    return _renyi(event, mechanism.delta, neighboring_relation=relation)
-
-
-def _renyi_poisson(
-    mechanism: Mechanism, *, is_cut: bool = True
-) -> Callable[[int], float]:
-    """Fast upper bound of `_poisson`, by Renyi accounting.
+def _renyi_divergences(mechanism: Mechanism, noise: float, is_exact: bool):
+    """Renyi divergences of a round, [ORDERS].
 
     Where a cohort is cut at its capacity, a client takes the place of another, which
     moves the sum by twice the clip norm.
     """
     import dp_accounting
+    from dp_accounting import rdp
 
-    size, capacity = _sizes(mechanism)
-    noise = mechanism.noise_multiplier / (2 if is_cut and capacity < size else 1)
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
-    each = _renyi(event, mechanism.delta)
-    return lambda rounds: each(_compositions(mechanism, rounds))
+    (size, capacity), is_fixed = _sizes(mechanism), mechanism.sampling.name == "fixed"
+    is_cut = is_exact and mechanism.sampling.is_poisson and capacity < size
+    gaussian = dp_accounting.GaussianDpEvent(noise / (2 if is_fixed or is_cut else 1))
+    if is_fixed and is_exact:
+        event = dp_accounting.SampledWithoutReplacementDpEvent(size, capacity, gaussian)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    else:
+        event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    return rdp.RdpAccountant(ORDERS, relation).compose(event).rdp
 
 
 def _next_on_grid(rounds: int) -> int:

@@ -21,12 +21,9 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import no_state, with_aggregation
 from fedfr_jax.federated.aggregation.mean import wide
-from fedfr_jax.federated.privacy.accountant import (
-    Accountant,
-    Mechanism,
-    build_accountant,
-)
+from fedfr_jax.federated.privacy.accountant import Accountant, build_accountant
 from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.privacy.ledger import Ledger, Mechanism
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Whole
 from fedfr_jax.schema import checked
@@ -55,6 +52,7 @@ class Privacy(NamedTuple):
     clip_learning_rate: Positive = 0.2
     clip_count_std: NonNegative = 0.0  # of the noise on how many were inside; 0: K / 20
     noise_cohort_size: Whole = 0  # whose noise is simulated; 0: that of K
+    population: Whole = 0  # N of epsilon and delta, which the clients stand for; 0: N
     is_local: bool = False  # each client adds the noise itself
     strategy: Strategy | None = None  # of correlated noise; None: independent
 
@@ -88,6 +86,7 @@ def private(
     clip_learning_rate: Positive = 0.2,
     clip_count_std: NonNegative = 0.0,
     noise_cohort_size: Whole = 0,
+    population: Whole = 0,
     is_local: bool = False,
     noise: Strategy | None = None,
 ) -> Algorithm:
@@ -110,6 +109,8 @@ def private(
       clip_count_std: of the noise on their number, which is taken from z; 0 is K / 20.
       noise_cohort_size: a small cohort simulates one of this size, whose noise on the
         mean, and whose epsilon, it has; 0 is K itself.
+      population: number of clients that these stand for, from which such a cohort is
+        sampled; 0 is their own number N.
       is_local: every client adds the noise to what it sends: no trust in the server,
         and K times the variance on the sum.
       noise: `banded_noise(...)` or `blt_noise(...)`; None is independent in each round.
@@ -128,6 +129,7 @@ def private(
         clip_learning_rate=clip_learning_rate,
         clip_count_std=clip_count_std,
         noise_cohort_size=noise_cohort_size,
+        population=population,
         is_local=is_local,
         strategy=noise,
     )
@@ -294,9 +296,22 @@ def next_clip_norm(
     return clip_norm * jnp.exp(-rate * (share - settings.clip_quantile))
 
 
-def mechanism_of(settings: Privacy, sampling: Sampling, num_clients: int) -> Mechanism:
-    """Mechanism to account for, in a population of N clients."""
+def mechanism_of(
+    settings: Privacy, sampling: Sampling, num_clients: int, num_sampled: int
+) -> Mechanism:
+    """Mechanism to account for, in a population of N clients.
+
+    Args:
+      num_sampled: clients that a round samples, with the stragglers that are dropped.
+    """
     cohort_size = settings.noise_cohort_size or settings.cohort_size
+    num_clients = settings.population or num_clients
+    if cohort_size > num_clients:
+        raise ValueError(
+            f"privacy.noise_cohort_size must be at most the {num_clients} clients, got "
+            f"{cohort_size}. Set privacy.population to the number of clients that "
+            "these stand for."
+        )
     scale = cohort_size / settings.cohort_size
     return Mechanism(
         num_clients=num_clients,
@@ -306,17 +321,27 @@ def mechanism_of(settings: Privacy, sampling: Sampling, num_clients: int) -> Mec
         sampling=sampling._replace(capacity=int(sampling.capacity * scale)),
         is_local=settings.is_local,
         strategy=settings.strategy,
+        num_sampled=round(num_sampled * scale),
     )
 
 
 def accountant_of(
-    algorithm: Algorithm, sampling: Sampling, num_clients: int
+    algorithm: Algorithm,
+    sampling: Sampling,
+    num_clients: int,
+    num_sampled: int,
+    past: Ledger = (),
 ) -> Accountant | None:
-    """Accountant of the algorithm's privacy; None without."""
+    """Accountant of the algorithm's privacy; None without.
+
+    Args:
+      num_sampled: as of `mechanism_of`.
+      past: of the rounds that were trained before.
+    """
     if (settings := algorithm.privacy) is None:
         return None
-    mechanism = mechanism_of(settings, sampling, num_clients)
-    return build_accountant(mechanism, settings.epsilon)
+    mechanism = mechanism_of(settings, sampling, num_clients, num_sampled)
+    return build_accountant(mechanism, settings.epsilon, past)
 
 
 def check_prepare(algorithm: Algorithm) -> None:

@@ -5,17 +5,17 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import dp_event, rdp
+from dp_accounting import dp_event, privacy_accountant, rdp
 from scipy import stats
 
 from fedfr_jax.federated.privacy.accountant import (
-    Mechanism,
     build_accountant,
     calibrate_noise,
     check_round,
     participations,
 )
 from fedfr_jax.federated.privacy.correlated import Strategy
+from fedfr_jax.federated.privacy.ledger import Entry, Mechanism
 from fedfr_jax.federated.sampling import Sampling
 
 WITHIN = {"rtol": 0.01}
@@ -87,10 +87,18 @@ def test_gaussians_compose_as_dp_accounting_has_it(arrays):
         np.testing.assert_allclose(found, arrays["gauss_analytic_eps"][i, j, 0], 1e-6)
 
 
+def times(mechanism, rounds):
+    ((of_noise,),) = participations((Entry(mechanism, rounds),))
+    return of_noise[1]
+
+
 def test_a_shuffled_population_counts_how_often_a_client_takes_part():
     """1000 clients in cohorts of 300: three rounds an epoch, one client is left out."""
     mechanism = Mechanism(1000, 300, 1.0, 1e-5)
-    assert [participations(mechanism, t) for t in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert [times(mechanism, t) for t in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    # Half of those that are asked are dropped, and asked again no sooner for it.
+    asked = mechanism._replace(cohort_size=150, num_sampled=300)
+    assert [times(asked, t) for t in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
     two = epsilon(mechanism._replace(noise_multiplier=2**-0.5), 1)
     np.testing.assert_allclose(epsilon(mechanism, 6), two, rtol=1e-9)
     small = Mechanism(10_000, 100, 1.0, 1e-5)
@@ -98,13 +106,30 @@ def test_a_shuffled_population_counts_how_often_a_client_takes_part():
 
 
 def test_a_fixed_cohort_replaces_a_client_at_twice_the_clip_norm(arrays):
-    """RDP doubles nothing by itself: noise z C is z / 2 of the sensitivity 2 C."""
+    """Noise z C is z / 2 of the sensitivity 2 C.
+
+    Renyi divergences have more, for which little noise is accounted by them; removing
+    a client from a Poisson cohort throughout, as jax-privacy has it, has less.
+    """
     fixed = Sampling("fixed")
     n, m = map(int, arrays["wor_n_m"][2])
     for j, z in ((1, 1.0), (3, 4.0)):
         after = build_accountant(Mechanism(n, m, z, 1e-5, fixed)).epsilon
         found = [after(int(rounds)) for rounds in arrays["wor_T"]]
-        np.testing.assert_allclose(found, arrays["wor_zclip_eps"][2, j, :, 0], **WITHIN)
+        renyi = arrays["wor_zclip_eps"][2, j, :, 0]
+        removed = [epsilon(poisson(m / n, z / 2, 1e-5, n), x) for x in arrays["wor_T"]]
+        assert (found < 0.8 * renyi).all()
+        ratio = np.float64(found) / removed
+        assert (ratio > 1 - 1e-9).all() and (ratio < 1.25).all() and ratio[-1] > 1.05
+    little = Mechanism(n, m, 0.5, 1e-5, fixed)
+    event = dp_event.SampledWithoutReplacementDpEvent(
+        n, m, dp_event.GaussianDpEvent(0.25)
+    )
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=privacy_accountant.NeighboringRelation.REPLACE_ONE
+    )
+    by_renyi = accountant.compose(event, 3).get_epsilon(1e-5)
+    np.testing.assert_allclose(epsilon(little, 3), by_renyi, **WITHIN)
     whole = Mechanism(100, 100, 4.0, 1e-5, fixed)
     half = Mechanism(100, 100, 2.0, 1e-5)
     assert epsilon(whole, 3) == epsilon(half, 3)

@@ -114,11 +114,11 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
         given = method.algorithm, feed, task.table, task.population
         sim = build_simulation(*given, mesh=mesh)
         end = method.final_adaptation
-        BUILT[name] = method, sim, end and final_simulation(sim, end)
+        BUILT[name] = method, sim, end and final_simulation(sim, end, 0)
     method, sim, last = BUILT[name]
     if adaptation:
         method = method_of({**options, "adaptation": adaptation})
-        last = final_simulation(sim, method.final_adaptation)
+        last = final_simulation(sim, method.final_adaptation, 0)
     sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
