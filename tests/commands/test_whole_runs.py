@@ -114,7 +114,7 @@ def test_a_number_that_was_changed_by_hand_is_named_by_whoever_reads_it(
             capfd.readouterr()
             assert main([command, *words[command], f"--workdir={run}"]) == 2
             said = capfd.readouterr().err.strip().splitlines()
-            assert said[-1].startswith(f"{path} must be as it was written, "), said
+            assert said[0].startswith(f"{path} must be as it was written, "), said
         path.write_text(whole_text)
     before = results(run)
     for name in ("summary.json", "fedfr/evaluation.json", "evaluation.json"):
