@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedfr_jax import digest_json, trees
+from fedfr_jax import digest_json, manifest, trees
 from fedfr_jax.models.weights import Weights, read_weights, write_weights
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice
@@ -63,6 +63,7 @@ def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
             "it with `fedfr train`; for a run of an earlier version use `fedfr "
             f"evaluate --workdir={folder.parent}`."
         )
+    manifest.read_bytes(folder / RECORD)  # of this stage, if it is one
     record = digest_json.read(folder / RECORD)
     if WEIGHTS_DIGEST not in record:
         raise ValueError(

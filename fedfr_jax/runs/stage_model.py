@@ -8,15 +8,17 @@ model.json first, as it would describe other weights.
 import pathlib
 import subprocess
 from collections.abc import Mapping
+from types import MappingProxyType
 
-from fedfr_jax import digest_json
+from fedfr_jax import digest_json, manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.parameter_packing import unpack
-from fedfr_jax.models.saved_model import RECORD, save_model
+from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
 from fedfr_jax.types import CentralTrainer, Evaluation, FederatedTrainer, PyTree, Task
 from fedfr_jax.version import library_version
 
 CALIBRATION = "calibration"
+NOT_COVERED = MappingProxyType({WEIGHTS: None, RECORD: None})  # by the manifest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -48,7 +50,9 @@ def write_model(
         "version": library_version(),
         "commit": _commit(),
     }
+    manifest.cover(folder, NOT_COVERED)
     save_model(folder, variables, record)
+    manifest.cover_files(folder, [*NOT_COVERED])
 
 
 def add_calibration(
@@ -61,12 +65,13 @@ def add_calibration(
     record = digest_json.read(folder / RECORD)
     if CALIBRATION not in record:
         record[CALIBRATION] = roc.as_lists()
-        digest_json.write(folder / RECORD, record)
+        manifest.write(folder / RECORD, digest_json.text(record))
 
 
 def forget_model(folder: pathlib.Path) -> None:
     """Remove model.json of a stage before it trains, as it describes old weights."""
     if meshes.is_first_process():
+        manifest.cover(folder, NOT_COVERED)
         (folder / RECORD).unlink(missing_ok=True)
 
 

@@ -109,10 +109,14 @@ def test_a_flipped_byte_in_a_models_files_ends_in_one_line(run, faces, tmp_path,
     (folder / name).write_bytes(damaged)
     for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
         with pytest.raises(
-            ValueError, match=f"{name} must (have the digest|be undamaged)"
+            ValueError, match=f"{name} must (have the digest|be as it was written)"
         ) as e:
             of()
         assert "\n" not in str(e.value)
+    for other in ("weights.safetensors", "model.json"):  # both of another stage
+        shutil.copy(run / "pretrained" / other, folder)
+    with pytest.raises(ValueError, match=r"model\.json must be as it was written"):
+        ff.load_model(folder)
 
 
 def test_a_stage_that_trains_on_takes_its_model_away(
