@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax import manifest
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
@@ -94,3 +95,6 @@ def test_a_killed_stage_resumes_to_the_same_bits(tmp_path):
     rows = [[json.loads(x) for x in log.read_text().splitlines()] for log in logs]
     keep = lambda row: {k: x for k, x in row.items() if not k.endswith("_per_second")}
     assert [*map(keep, rows[0])] == [*map(keep, rows[1])]
+    log = tmp_path / "killed" / "metrics.jsonl"
+    assert manifest.read_covered(log) == log.read_bytes()
+    assert "metrics.jsonl" in manifest.read(log.parent)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax import manifest
 from fedfr_jax.federated import schedule
 from fedfr_jax.federated.finite import check_metrics, check_rows
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
@@ -159,6 +160,9 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, name):
     assert [row["round"] for row in lines(broken)] == list(range(1, ROUNDS + 1))
     log = lambda folder: (folder / "clients.jsonl").read_text()
     assert log(broken) == log(tmp_path / "whole")
+    for name, entry in manifest.read(broken).items():
+        assert entry.size == (broken / name).stat().st_size
+    assert {*manifest.read(broken)} == {"metrics.jsonl", "clients.jsonl"}
 
 
 def test_a_run_killed_long_after_its_checkpoint_ends_with_the_same_bits(tmp_path):

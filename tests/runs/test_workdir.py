@@ -8,7 +8,7 @@ import shutil
 import jax
 import pytest
 
-from fedfr_jax import digest_json
+from fedfr_jax import digest_json, manifest
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.runs import workdir
@@ -250,6 +250,23 @@ def test_another_config_in_the_place_of_the_runs_changes_no_stage(folder):
         check_stages(folder, STAGES, json.loads(changed(seed=1)))
     workdir.claim(folder, changed(), STAGES).close()
     assert kept(folder) == list(STAGES)
+
+
+def test_a_log_that_was_changed_is_named_before_anything_is_trained(folder):
+    log = folder / "fedfr" / "clients.jsonl"
+    log.write_text("1\n")
+    entry = manifest.entry_of(b"1\n")._replace(is_log=True)
+    manifest.cover(folder / "fedfr", {log.name: entry})
+    for text in ("1\n", "1\n2\n"):
+        log.write_text(text)
+        check_stages(folder, STAGES, CONFIG)
+        workdir.claim(folder, changed(), STAGES).close()
+    log.write_text("2\n")
+    with pytest.raises(ValueError, match="clients.jsonl must be as it was written"):
+        check_stages(folder, STAGES, CONFIG)
+    with pytest.raises(ValueError, match="clients.jsonl must be as it was written"):
+        workdir.claim(folder, changed(), STAGES)
+    workdir.claim(folder, changed(), STAGES, restart=["fedfr"]).close()
 
 
 def test_a_damaged_record_names_its_file_once(folder):
