@@ -7,8 +7,9 @@ with checkpoints, logs and reports use `fedfr train`.
 import inspect
 import os
 import pathlib
+import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,13 @@ from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import ClientPartition
 from fedfr_jax.data.stream import Stream, example_shape, stream
+from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.client import EqualRows, Population
 from fedfr_jax.federated.inference import client_models
 from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.simulation import (
+    RoundLog,
     Simulation,
     build_simulation,
     open_store,
@@ -304,6 +307,7 @@ class RunState(NamedTuple):
     store: Store  # of the clients' personal states
     round_number: int  # of the last round that was trained, from 1; 0 before it
     clients: np.ndarray | range  # [N] names or numbers, as of `FederatedDataset`
+    has_warned: bool = False  # of numbers that `quantize` cuts
 
     @property
     def variables(self) -> PyTree:
@@ -387,7 +391,7 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
     metrics = {"client": outcome.ids, **outcome.metrics, **outcome.counts}
-    return run._replace(server=server, round_number=run.round_number + 1), metrics
+    return _after_rounds(run, server, [outcome]), metrics
 
 
 @checked
@@ -413,8 +417,20 @@ def run_rounds(
         )
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
-    end = run._replace(server=server, round_number=run.round_number + num_rounds)
-    return end, [{"client": x.ids, **x.metrics, **x.counts} for x in logs]
+    metrics = [{"client": x.ids, **x.metrics, **x.counts} for x in logs]
+    return _after_rounds(run, server, logs), metrics
+
+
+def _after_rounds(run: RunState, server: PyTree, logs: Sequence[RoundLog]) -> RunState:
+    """The run after rounds, of which the first that cuts many numbers warns."""
+    texts = [clipping_warning(outcome.metrics) for outcome in logs]
+    if any(texts) and not run.has_warned:
+        warnings.warn(next(filter(None, texts)), stacklevel=3)
+    return run._replace(
+        server=server,
+        round_number=run.round_number + len(logs),
+        has_warned=run.has_warned or any(texts),
+    )
 
 
 def evaluate(
@@ -537,12 +553,20 @@ def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
 
     def pick(key_path, leaf):
         name = f"{part}/{trees.path_name(key_path)}"
-        shape = arrays[name].shape if name in arrays else "none"
+        array = arrays.pop(name, None)
+        shape = "none" if array is None else array.shape
         expected = (*leading, *leaf.shape)
         if shape != expected:
             raise ValueError(
                 f"{path} must have {name} of shape {expected}, got {shape}."
             )
-        return arrays.pop(name)
+        if array.dtype.kind == "V":  # as numpy stores bfloat16
+            array = array.view(leaf.dtype)
+        if array.dtype != leaf.dtype:
+            raise ValueError(
+                f"{path} must have {name} of {leaf.dtype}, got {array.dtype}. Set "
+                "jax_enable_x64 as where the file was written."
+            )
+        return array
 
     return jax.tree_util.tree_map_with_path(pick, template)

@@ -1,6 +1,7 @@
 """Rules of the house: each test lists who breaks one."""
 
 import ast
+import builtins
 import itertools
 import pathlib
 import re
@@ -76,7 +77,13 @@ MAX_ALGORITHM_CODE, MAX_FUNCTION_CODE = 180, 75  # see `File.code`
 MOST_SHARED = 0.4  # of the lines of the smaller of two algorithm files, see `ideas`
 IMPORTS = ast.Import | ast.ImportFrom
 # Their errors wrap one that says "must", or are wrapped by one.
-RETOLD = ("flags.py", "schema.py", "sources/decoding.py", "sources/pairs.py")
+RETOLD = (
+    "flags.py",
+    "schema.py",
+    "early_checks.py",
+    "sources/decoding.py",
+    "sources/pairs.py",
+)
 # What may be asked of JAX while a module is imported: nothing that makes an array.
 WRAPPERS = ("jax.jit", "jax.custom_vjp", "jax.custom_jvp")
 # What a test would list, and why it stays.
@@ -222,6 +229,34 @@ def test_errors_say_what_must_be():
             is_whole = is_whole or re.search(r"\b(needs|cannot)\b", error)
             if error.startswith("raise ValueError(") and not is_whole:
                 offenders.append(f"{file.name}, line {node.lineno}: {error}")
+    check(offenders)
+
+
+# Classes that texts name and the package does not: of JAX, Flower and JAX-privacy, and
+# of articles.
+FOREIGN = {
+    "BufferedToeplitz",
+    "Compiled",
+    "Context",
+    "Dir",
+    "Grid",
+    "Huber",
+    "ReLU",
+    "Synthetic",
+}
+
+
+def test_classes_that_errors_and_docstrings_name_exist():
+    nodes, known = [node for _, node in NODES], {*dir(builtins), *FOREIGN}
+    known |= {vars(x).get("name") for x in nodes}  # of functions, classes and imports
+    known |= {x.id for x in nodes if isinstance(x, ast.Name)}
+    known |= {x.attr for x in nodes if isinstance(x, ast.Attribute)}
+    pattern = re.compile(r"(?<![\w.])([A-Z][a-z]+[A-Za-z]*)\(|`([A-Z][a-z]\w+)[.`]")
+    offenders = []
+    for file, node in NODES:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = {"".join(x) for x in pattern.findall(node.value)} - known
+            offenders += [f"{file.name}, line {node.lineno}: {x}" for x in named]
     check(offenders)
 
 

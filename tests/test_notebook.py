@@ -460,6 +460,15 @@ def test_evaluate_sees_plain_images_decoded_as_in_training():
     assert ff.evaluate(run, apply, data)["accuracy"] == 1
 
 
+def test_a_run_that_quantize_cuts_warns_once():
+    cut = ff.AGGREGATORS["quantize"](range=1e-4)
+    run = new_run(lambda: ff.with_aggregation(algorithm(where=None), cut))
+    with pytest.warns(UserWarning, match="quantize cuts .*% .* Raise its key `range`"):
+        run, _ = ff.run_round(run)
+    run, _ = ff.run_rounds(run, 2)  # a warning is an error in tests
+    assert run.has_warned and run.round_number == 3
+
+
 # --- Files
 
 
@@ -493,6 +502,17 @@ def test_a_run_without_rows_is_loaded_too(tmp_path):
     path = ff.save(played(new_run(plain), 2)[0], tmp_path / "run.npz")
     resumed, _ = played(ff.resume(new_run(plain), path), 1)
     assert_same_bits(state(resumed), state(whole))
+
+
+def test_a_run_of_another_precision_is_refused_by_its_dtype(tmp_path):
+    path = ff.save(new_run(), tmp_path / "run")
+    with np.load(path) as file:
+        arrays = dict(file)
+    name = next(x for x in arrays if x.startswith("server/") and x.endswith("/W"))
+    arrays[name] = arrays[name].astype(np.float64)
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="params/W of float32, got float64. Set jax_"):
+        ff.resume(new_run(), path)
 
 
 def test_a_run_before_its_first_round_is_loaded_too(tmp_path):

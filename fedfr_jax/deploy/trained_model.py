@@ -107,7 +107,7 @@ class TrainedModel(NamedTuple):
 
     def __repr__(self) -> str:
         name = self.model["name"] if self.model else "with layers of a client's own"
-        return f"Network({name}, images {self.input_shape}, {dict(self.metadata)})"
+        return f"TrainedModel({name}, images {self.input_shape}, {dict(self.metadata)})"
 
 
 def open_network(path: str | os.PathLike, method: str | None = None) -> TrainedModel:

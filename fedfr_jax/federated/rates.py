@@ -9,8 +9,8 @@ import optax
 from fedfr_jax.types import LocalTraining, PyTree
 
 SCHEDULE = (
-    "Give Local(loss, optax.sgd, lambda round, epoch: schedule(round)), where round "
-    "and epoch count from 0."
+    "Give LocalTraining(loss, optax.sgd, lambda round, epoch: schedule(round)), where "
+    "round and epoch count from 0."
 )
 
 

@@ -276,7 +276,7 @@ def build_client(deployment: Deployment) -> Callable:
 
         (client, ClientTask, arrays, personal) -> (ClientReply, personal)
 
-    `arrays` are what it reads of the server's state, see `RoundTrace.received`;
+    `arrays` are what it reads of the server's state, see `RemoteServer.received`;
     `personal` is its state after the last round that it took part in, {} before. It
     raises ValueError for arrays of another algorithm or network, and FloatingPointError
     where the state that stays would not be finite.

@@ -253,11 +253,13 @@ class Checkpointer:
         }
 
     def _is_other(self, step, shapes) -> bool:
-        """Whether a checkpoint has leaves of other names or shapes."""
+        """Whether a checkpoint has leaves of other names, shapes or dtypes."""
         try:
             saved = self._manager.item_metadata(step).tree
-            saved_shapes = {name: tuple(x.shape) for name, x in saved.items()}
-            return saved_shapes != {name: tuple(x.shape) for name, x in shapes.items()}
+            kinds = lambda leaves: {
+                name: (tuple(x.shape), str(x.dtype)) for name, x in leaves.items()
+            }
+            return kinds(saved) != kinds(shapes)
         except Exception:  # restoring it will raise the error
             return False
 

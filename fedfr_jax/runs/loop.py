@@ -7,6 +7,7 @@ with the numbers of an uninterrupted one.
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.privacy.accountant import Accountant
@@ -27,6 +29,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round, run_sweep_rounds
+from fedfr_jax.mesh import is_first_process
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
@@ -134,6 +137,7 @@ def train(
     sizes = sim.batching.batch_size, sim.clients_per_device, max_rounds
     program = _stage(checkpointer), server, store.template, *sizes
     first_call = CompileTimer(outputs.sinks, sim.mesh, *program)
+    warning = ""
     for first, end in calls_of_rounds(outputs, first_round, num_rounds):
         started = time.perf_counter()
         if first == first_round:
@@ -148,6 +152,7 @@ def train(
                 )
         seconds = time.perf_counter() - started
         first_call.record(seconds)
+        warning = warning or warn_of_clipping(_stage(checkpointer), first, logs)
         for round, outcome in enumerate(logs, first):
             timing = _round_timing(sim, outputs, outcome, seconds / len(logs))
             last, is_end = num_rounds - 1, round == end - 1
@@ -155,6 +160,17 @@ def train(
                 outputs, round, last, server, outcome, timing, is_end_of_call=is_end
             )
     return server
+
+
+def warn_of_clipping(stage: str, first: int, logs: Sequence[RoundLog]) -> str:
+    """Log the first of the rounds `first`, ... that cuts many numbers; return it."""
+    for round, outcome in enumerate(logs, first):
+        if text := clipping_warning(outcome.metrics):
+            if is_first_process():
+                key = f"config.methods.{stage}.aggregation"
+                logging.warning("%s: in round %d %s", key, round + 1, text)
+            return text
+    return ""
 
 
 def _round_timing(

@@ -5,7 +5,7 @@ checked as the methods are built.
 """
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.federated.aggregation import build_links
@@ -51,7 +51,27 @@ def check_member(
     name = settings.pop("name", None)
     check_choice(f"config.{section}.name", name, sorted(family))
     kinds = dict(list(kinds_of(family[name]).items())[1:])
-    check_settings(f"config.{section}", settings, kinds)
+    check_each_key(section, settings, kinds)
+
+
+def check_each_key(section: str, settings: Mapping, kinds: Mapping) -> None:
+    """`check_settings` that reports all wrong keys and values together."""
+    check = functools.partial(check_settings, f"config.{section}", kinds=kinds)
+    if not isinstance(settings, Mapping):
+        check(settings)
+    check_together(*(functools.partial(check, {k: v}) for k, v in settings.items()))
+
+
+def check_together(*checks: Callable[[], None]) -> None:
+    """Run all checks; raise one ValueError of all their mistakes, a line each."""
+    mistakes = []
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ValueError("\n".join(dict.fromkeys(mistakes)))
 
 
 def check_methods(task: TaskMethods, methods: Mapping) -> None:

@@ -6,6 +6,7 @@ layer is for other classes, are initialized randomly, and its other modules are 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,12 @@ from fedfr_jax.models.external_checkpoints import convert_variables, detect_mode
 from fedfr_jax.models.saved_model import load_weights, named_arrays
 from fedfr_jax.models.weights import Weights
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
-from fedfr_jax.schema import check_keys, naming
+from fedfr_jax.schema import naming
 from fedfr_jax.types import PyTree
 
 SECTION = "config.pretrain"
+KEYS = {"init": Any}  # of the section, and their kinds
 TRUNK = ("stem", "stage")  # modules that must fit where both networks have them
-
-
-def check_pretrain(settings: Mapping) -> None:
-    """Raise ValueError if the section `pretrain` has other keys than `init`."""
-    check_keys(SECTION, settings.get("pretrain") or {}, ("init",))
 
 
 def initialized(variables: PyTree, settings: Mapping) -> PyTree:

@@ -12,9 +12,16 @@ from fedfr_jax.federated.aggregation import (
     with_aggregation,
 )
 from fedfr_jax.federated.aggregation.attention import attention
-from fedfr_jax.federated.aggregation.exact_sum import decode, encode, quantize
+from fedfr_jax.federated.aggregation.exact_sum import (
+    CLIPPED_SHARE,
+    decode,
+    encode,
+    quantize,
+)
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.secure_sum import secure_sum
+from fedfr_jax.federated.simulation import RoundLog
+from fedfr_jax.runs.loop import warn_of_clipping
 from tests.contracts import test_algorithms as contracts
 from tests.federated.test_aggregation import aggregate, network_of, play_updates
 from tests.federated.toys import LOCAL
@@ -84,6 +91,26 @@ def test_numbers_outside_the_range_are_cut_and_counted():
     np.testing.assert_allclose(found, [0.5, 2, -2, 1], atol=1e-5)
     send = jax.jit(lambda x: link.summarize(jax.random.key(0), (), x, jnp.ones(())))
     assert send(updates[0])[1]["clipped_share"] == 0.5
+
+
+def test_the_first_round_that_is_cut_by_more_than_a_percent_is_logged(caplog):
+    log = lambda *shares: RoundLog(
+        ids=np.arange(2),
+        metrics={CLIPPED_SHARE: np.array(shares)},
+        num_added=np.zeros(2, int),
+        schedule=None,
+        input_wait_seconds=0.0,
+    )
+    assert not warn_of_clipping("a", 0, [log(0.02, 0.0), log(0.0, 0.0)])
+    assert not warn_of_clipping("a", 0, [log(0.0, 0.0)._replace(metrics={})])
+    assert not warn_of_clipping("a", 0, [log()])
+    assert not caplog.records
+    logs = [log(0.0, 0.01), log(0.99, 0.966), log(1.0, 1.0)]
+    assert "cuts 97.8%" in warn_of_clipping("a", 4, logs)
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "config.methods.a.aggregation: in round 6 quantize cuts 97.8% of the numbers"
+    )
 
 
 def test_a_range_that_overflows_or_a_sum_that_is_none_is_refused():

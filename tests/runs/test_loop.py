@@ -515,3 +515,12 @@ def test_a_server_that_is_not_finite_after_finite_updates_is_not_kept(tmp_path):
     sim, server = build("fedavg", server_update=spoiling)
     with pytest.raises(FloatingPointError, match="after round 4.*checkpoint 3 is good"):
         train(sim, server, tmp_path, checkpoint_every=1)
+
+
+def test_a_checkpoint_of_another_precision_is_refused_by_its_dtype(tmp_path):
+    with jax.enable_x64(True):
+        checkpointer = Checkpointer(tmp_path / "checkpoints")
+        checkpointer.save(1, {"w": jnp.zeros(3, jnp.float64)})
+        checkpointer.close()
+    with pytest.raises(ValueError, match="w: .*float64.* against .*float32"):
+        Checkpointer(tmp_path / "checkpoints").restore({"w": jnp.zeros(3)})

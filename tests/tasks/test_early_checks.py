@@ -115,6 +115,21 @@ def test_each_section_refuses_an_unknown_key(task):
         assert re.search(f"^config.{section} must have .*'nosuch'", found), found
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_mistakes_of_partition_and_pretraining_are_reported_together(task):
+    wrong = {"nosuch": 1, "number": 2}
+    found = mistake(task, partition=wrong, pretrain=wrong).splitlines()
+    for section in ("partition", "pretrain"):
+        for key in wrong:
+            rule = f"^config.{section} must have .*got '{key}'"
+            assert any(re.search(rule, line) for line in found), found
+    assert len(found) == 4
+    if task == "faces":
+        found = mistake(task, pretrain={"epochs": -1, "loss": "nosuch"}).splitlines()
+        assert found[0].startswith("config.pretrain.epochs must be") and len(found) == 2
+        assert "'nosuch'" in found[1]
+
+
 def test_rates_of_faces_are_shares():
     for key in ("fars", "fpirs", "masked_fars"):
         found = mistake("faces", evaluation={key: (1e-3, 1.5)})

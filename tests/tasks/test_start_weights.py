@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.tasks.start_weights import check_pretrain, initialized
+from fedfr_jax.tasks.start_weights import initialized
 
 SHAPE = (16, 16, 3)
 RESNET = {"depth": 18, "blocks": [1, 1], "widths": [4, 6], "stem": "cifar"}
@@ -63,10 +63,3 @@ def test_weights_of_another_network_name_the_leaf():
     other = MODELS["mlp"](SHAPE, hidden_dim=4).init(jax.random.key(0))
     with pytest.raises(ValueError, match="must have modules of the model, .*'stem'"):
         started(network(0), other)
-
-
-def test_the_one_key_is_init():
-    check_pretrain({})
-    check_pretrain({"pretrain": {"init": "a.npz"}})
-    with pytest.raises(ValueError, match=r"config.pretrain must have keys .*'epochs'"):
-        check_pretrain({"pretrain": {"epochs": 1}})

@@ -6,10 +6,12 @@ see `federated.secure_sum`.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Interval
 
 from fedfr_jax.federated.aggregation.contract import no_state
@@ -17,6 +19,8 @@ from fedfr_jax.ranges import Positive
 from fedfr_jax.schema import checked
 from fedfr_jax.types import SUM, Aggregator, LogScaled, Message, PerClient, Summary
 
+CLIPPED_SHARE = "clipped_share"  # metric of a client
+MAX_CLIPPED_SHARE = 0.01  # of a round without a warning
 INT32_MAX = 2**31 - 1
 Levels = Annotated[int, Interval(ge=2, le=INT32_MAX)]
 
@@ -28,7 +32,8 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
     A client sends floor(x levels / (2 range) + u), u uniform in [0, 1), as int32; the
     server divides the sum by levels / (2 range). It comes after the mean, so x is the
     client's weight times its update, running statistics too; numbers outside [-range,
-    range] are cut to it, and the metric `clipped_share` is their share. The sum of
+    range] are cut to it, and the metric `clipped_share` is their share (above 1 % a run
+    warns once). The sum of
     weights has the same bits where they are whole numbers below 2^24 in all, such as
     numbers of examples.
 
@@ -58,7 +63,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         codes = [jnp.clip(x, -max_code, max_code) for x in codes]
         outside = sum((jnp.abs(x) > range).sum() for x in leaves)
         number = max(sum(x.size for x in leaves), 1)
-        metrics = {"clipped_share": outside.astype(jnp.float32) / number}
+        metrics = {CLIPPED_SHARE: outside.astype(jnp.float32) / number}
         return Summary(structure.unflatten(codes), weight), metrics
 
     def finish(key, state, total):
@@ -72,6 +77,23 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         SUM,
         max_clients=INT32_MAX // max_code,
         compress=_as_int32,
+    )
+
+
+def clipping_warning(metrics: Mapping[str, np.ndarray]) -> str:
+    """Warning for a round whose numbers `quantize` cuts to its range; "" without one.
+
+    Args:
+      metrics: {name: [K]} of the round.
+    """
+    shares = metrics.get(CLIPPED_SHARE, ())
+    share = float(np.mean(shares)) if len(shares) else 0.0
+    if share <= MAX_CLIPPED_SHARE:
+        return ""
+    return (
+        f"quantize cuts {share:.1%} of the numbers that clients send to its range "
+        f"(metric {CLIPPED_SHARE}). Raise its key `range`, of weight times update, or "
+        "lower the learning rate."
     )
 
 

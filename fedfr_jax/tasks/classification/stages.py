@@ -36,10 +36,15 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import check_member, check_methods
+from fedfr_jax.tasks.early_checks import (
+    check_each_key,
+    check_member,
+    check_methods,
+    check_together,
+)
 from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network
-from fedfr_jax.tasks.start_weights import check_pretrain
+from fedfr_jax.tasks.start_weights import KEYS
 from fedfr_jax.tasks.task_methods import TaskMethods
 from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
@@ -73,7 +78,6 @@ def classification(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    check_pretrain(settings)
     check_config(settings)
     source = open_data(settings["data"])
     parts, unseen = split_clients(settings["partition"], source)
@@ -126,7 +130,10 @@ def check_config(settings: Mapping) -> None:
     others = "projection", "dtype"  # of any model
     check_member("model", MODELS, settings["model"], others)
     partition = {"name": "iid", **settings["partition"]}
-    check_member("partition", PARTITIONS, partition, ("unseen_clients",))
+    check_together(
+        lambda: check_member("partition", PARTITIONS, partition, ("unseen_clients",)),
+        lambda: check_each_key("pretrain", settings["pretrain"], KEYS),
+    )
     kinds = kinds_of(EvaluationConfig)
     check_settings("config.evaluation", settings["evaluation"], kinds)
     check_methods(METHODS, settings["methods"])

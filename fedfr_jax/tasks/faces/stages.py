@@ -18,7 +18,7 @@ from fedfr_jax.federated.settings import (
     check_federation,
 )
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_settings, keyword_kinds, naming
+from fedfr_jax.schema import call, check_settings, keyword_kinds, kinds_of, naming
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -28,7 +28,13 @@ from fedfr_jax.tasks.data import (
     split,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import check_loss, check_member, check_methods
+from fedfr_jax.tasks.early_checks import (
+    check_each_key,
+    check_loss,
+    check_member,
+    check_methods,
+    check_together,
+)
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
 from fedfr_jax.tasks.faces.distillation import (
     Distill,
@@ -136,8 +142,8 @@ def plan(settings: Mapping) -> FaceConfig:
             f"config.methods cannot have the name {PRETRAINED!r}, that of pretraining."
         )
     federation = call("federation", Federation, settings["federation"])
-    pretraining = call("pretrain", Training, settings["pretrain"])
     check_config(settings)
+    pretraining = call("pretrain", Training, settings["pretrain"])
     source = open_data(settings["data"])
     partition = split(settings["partition"], source)
     model = build_model(settings["model"], source)
@@ -196,14 +202,18 @@ def check_config(settings: Mapping) -> None:
     partition = {"name": "by_identity", **settings["partition"]}
     # Lists of identities may be named by a part of the data.
     lists = [key for key in partition if key.endswith("_ids_from")]
-    check_member("partition", PARTITIONS, partition, lists)
+    pretraining = settings["pretrain"]
+    check_together(
+        lambda: check_member("partition", PARTITIONS, partition, lists),
+        lambda: check_each_key("pretrain", pretraining, kinds_of(Training)),
+        lambda: check_loss("pretrain", pretraining.get("loss", ""), METHODS),
+        lambda: check_distill("pretrain", pretraining.get("distill")),
+    )
     kinds = keyword_kinds(FaceEvaluator)
     check_settings("config.evaluation", settings["evaluation"], kinds)
     for key in ("fars", "fpirs", "masked_fars"):
         if settings["evaluation"].get(key) is not None:
             build_rates(f"evaluation.{key}", settings["evaluation"][key])
-    check_loss("pretrain", settings["pretrain"].get("loss", ""), METHODS)
-    check_distill("pretrain", settings["pretrain"].get("distill"))
     check_methods(METHODS, settings["methods"])
     for name, options in settings["methods"].items():
         check_distill(f"methods.{name}", options.get("distill"))

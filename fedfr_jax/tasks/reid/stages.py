@@ -15,7 +15,7 @@ from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_settings, kinds_of
+from fedfr_jax.schema import call, kinds_of
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
@@ -23,7 +23,12 @@ from fedfr_jax.tasks.data import (
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import check_member, check_methods
+from fedfr_jax.tasks.early_checks import (
+    check_each_key,
+    check_member,
+    check_methods,
+    check_together,
+)
 from fedfr_jax.tasks.model import with_name
 from fedfr_jax.tasks.reid import data
 from fedfr_jax.tasks.reid.data import (
@@ -55,7 +60,7 @@ from fedfr_jax.tasks.reid.public_data import (
     build_public_images,
 )
 from fedfr_jax.tasks.reid.retrieval_page import retrieval_sheets
-from fedfr_jax.tasks.start_weights import check_pretrain
+from fedfr_jax.tasks.start_weights import KEYS
 from fedfr_jax.tasks.trainers import stage_of
 from fedfr_jax.types import (
     CentralTrainer,
@@ -80,7 +85,6 @@ def reid(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    check_pretrain(settings)
     evaluation = call("evaluation", EvaluationConfig, settings["evaluation"])
     check_config(settings)
     scenario = dict(settings["partition"])
@@ -129,9 +133,13 @@ def check_config(settings: Mapping) -> None:
     network = with_name("reid", settings["model"])
     check_member("model", MODELS, network, ("weights", "dtype"))
     scenarios, partition = {**PARTITIONS, **SCENARIOS}, settings["partition"]
-    check_member("partition", scenarios, partition, ("public", "held_out_domains"))
     public, kinds = partition.get("public", {}), kinds_of(PublicDataConfig)
-    check_settings("config.partition.public", public, kinds)
+    others = "public", "held_out_domains"
+    check_together(
+        lambda: check_member("partition", scenarios, partition, others),
+        lambda: check_each_key("partition.public", public, kinds),
+        lambda: check_each_key("pretrain", settings["pretrain"], KEYS),
+    )
     check_methods(METHODS, settings["methods"])
 
 

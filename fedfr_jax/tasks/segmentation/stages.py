@@ -32,7 +32,12 @@ from fedfr_jax.tasks.data import (
     split_classes,
     with_report,
 )
-from fedfr_jax.tasks.early_checks import check_member, check_methods
+from fedfr_jax.tasks.early_checks import (
+    check_each_key,
+    check_member,
+    check_methods,
+    check_together,
+)
 from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
 from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network, with_name
@@ -43,7 +48,7 @@ from fedfr_jax.tasks.segmentation.evaluator import (
     prediction_images,
 )
 from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
-from fedfr_jax.tasks.start_weights import check_pretrain
+from fedfr_jax.tasks.start_weights import KEYS
 from fedfr_jax.tasks.task_methods import TaskMethods
 from fedfr_jax.tasks.trainers import remake_of, stage_of, trainers_and_context
 from fedfr_jax.types import (
@@ -90,7 +95,6 @@ def segmentation(settings: Mapping) -> Experiment:
       ValueError: for anything wrong in the config or the data.
     """
     federation = call("federation", Federation, settings["federation"])
-    check_pretrain(settings)
     evaluation = call("evaluation", EvaluationConfig, settings["evaluation"])
     check_config(settings)
     source = check_masks(open_data(settings["data"]), settings["data"])
@@ -135,7 +139,11 @@ def check_config(settings: Mapping) -> None:
     """Raise ValueError for a wrong key, kind or number, before data is opened."""
     network = with_name("segmentation", settings["model"])
     check_member("model", MODELS, network, ("dtype",))
-    check_member("partition", PARTITIONS, {"name": "iid", **settings["partition"]})
+    partition = {"name": "iid", **settings["partition"]}
+    check_together(
+        lambda: check_member("partition", PARTITIONS, partition),
+        lambda: check_each_key("pretrain", settings["pretrain"], KEYS),
+    )
     check_methods(METHODS, settings["methods"])
 
 
