@@ -243,8 +243,12 @@ class ClientState(NamedTuple):
 
     def after(self, task: ClientTask) -> Mapping[str, np.ndarray]:
         """State after the last round in which the server has used an answer."""
-        states = dict(zip(self.rounds, (self.newest, self.before), strict=True))
-        return states.get(task.accepted, {}) if self.run == task.run else {}
+        states = {}
+        if self.run == task.run:
+            states = dict(zip(self.rounds, (self.newest, self.before), strict=True))
+        if task.accepted and task.accepted not in states:
+            print(f"The state after round {task.accepted} is lost: it is a new one.")
+        return states.get(task.accepted, {})
 
     @classmethod
     def load(cls, context, client: int) -> "ClientState":

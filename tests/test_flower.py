@@ -58,7 +58,7 @@ class Loopback:
 
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
         self.app, self.gone = app, set()  # {(client, round)} whose answer is lost
-        self.contexts, self.keys, self.hostile = {}, {}, {}
+        self.contexts, self.keys, self.dates, self.hostile = {}, {}, {}, {}
         for i in range(num_nodes):
             config = {"partition-id": i, **node_config}
             node = {"node_id": 100 + i, "node_config": config}
@@ -69,7 +69,9 @@ class Loopback:
     def get_nodes(self):
         return [
             types.SimpleNamespace(
-                node_id=node, registered_at="", public_key=self.keys.get(node, b"")
+                node_id=node,
+                registered_at=self.dates.get(node, "2026"),
+                public_key=self.keys.get(node, b""),
             )
             for node in self.contexts
         ]
@@ -221,6 +223,13 @@ def test_hostile_messages_are_left_out_in_one_line_each(capsys):
     answers, _ = flower.ask(server, state, nodes, tasks, 1)
     assert len(answers) == 3 and "A second or foreign" in capsys.readouterr().out
 
+    def unreadable(messages, *, timeout):
+        raise IndexError("chunk 9 of 1")
+
+    grid.send_and_receive = unreadable
+    assert flower.ask(server, state, nodes, tasks, 1) == ({}, 0)
+    assert "Answers cannot be read: chunk 9 of 1." in capsys.readouterr().out
+
 
 @needs_flower
 def test_a_client_is_the_node_that_claimed_it_first_and_examples_are_what_most_have(
@@ -262,10 +271,12 @@ def test_a_client_is_the_node_that_claimed_it_first_and_examples_are_what_most_h
         assert nodes.connected(0) == {0: 100, 1: 101}, words
         assert "A client cannot take part: " in capsys.readouterr().out
         nodes.folder.__exit__()
+    grid.contexts[102], grid.dates[104] = grid.contexts[104], "2025"
+    assert nodes_of(grid, given).connected(0)[2] == 104
 
 
 @needs_flower
-def test_a_server_that_is_killed_in_a_round_goes_on_as_if_it_was_not(tmp_path):
+def test_a_server_that_is_killed_in_a_round_goes_on_as_if_it_was_not(tmp_path, capsys):
     """After the clients have trained, who keep their states; with a new SuperLink."""
     given, grid = loopback("scaffold")
     expected = flower.train_rounds(given, grid, 3, timeout=1)
@@ -282,10 +293,13 @@ def test_a_server_that_is_killed_in_a_round_goes_on_as_if_it_was_not(tmp_path):
     _, grid = loopback("scaffold", **options)
     note = lambda number, variables: seen.append(number)
     found = flower.train_rounds(given, grid, 3, 1, note, tmp_path / "server")
-    assert seen == [2, 3]
+    assert seen == [2, 3] and "is lost" not in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     again = flower.train_rounds(given, grid, 3, 1, note, tmp_path / "server")
     jax.tree.map(np.testing.assert_array_equal, again, expected)
+    _, grid = loopback("scaffold")
+    flower.train_rounds(given, grid, 4, 1, note, tmp_path / "server")
+    assert "The state after round 3 is lost: it is a new" in capsys.readouterr().out
     other = given._replace(seed=6)
     with pytest.raises(ValueError, match="^seed must be that of the training in .* 5,"):
         flower.train_rounds(other, grid, 3, 1, None, tmp_path / "server")
