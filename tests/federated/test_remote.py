@@ -1,5 +1,6 @@
 """Clients and a server apart, with nothing but arrays by name between them."""
 
+import contextlib
 import functools
 import gzip
 import pickle
@@ -370,6 +371,10 @@ def test_a_hostile_answer_is_left_out_and_the_round_is_that_of_the_others():
         contract.assert_close(jax.device_get(new), jax.device_get(expected))
     everyone, wrong = server.accept(replies, tasks)
     assert len(everyone) == 3 and not wrong
+    for share, is_right in [(0.0, True), (1.0, False)]:  # of a link that checks updates
+        lane = everyone[bad].lane._replace(metrics={"dropped": np.float32(share)})
+        with contextlib.nullcontext() if is_right else pytest.raises(ValueError):
+            answers.check_is_kept(lane)
 
 
 def test_a_round_without_enough_usable_answers_changes_nothing():
