@@ -105,6 +105,7 @@ def test_a_log_of_a_stranger_takes_no_more_than_it_has(tmp_path):
     hostile = [
         {"row_bytes": 2**40},
         {"row_bytes": -8},
+        {"row_bytes": -8, "ids": ids[:0], "stamps": stamps[:0], "rows": 0},
         {"row_bytes": 0},
         {"population": 1},
         {"population": -1},
