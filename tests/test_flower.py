@@ -407,6 +407,19 @@ def test_a_deployment_is_built_from_what_a_simulation_is_built_from():
         make(lambda client: images, num_clients=1).client_data(0)
 
 
+def test_a_client_has_the_state_of_the_server_s_last_round_of_the_same_training():
+    state = flower.ClientState("a", (5, 2), {"x": 5}, {"x": 2})
+    task = flower.ClientTask("a", 6, 5, None, 0, False)
+    for run, accepted, found in [
+        ("a", 5, 5),
+        ("a", 2, 2),
+        ("a", 4, None),
+        ("b", 5, None),
+    ]:
+        asked = task._replace(run=run, accepted=accepted)
+        assert state.after(asked).get("x") == found
+
+
 DANE = {"algorithm": {"name": "feddane", "mu": 0.1}, "learning_rate": 0.1}
 
 
