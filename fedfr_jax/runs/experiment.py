@@ -32,6 +32,7 @@ from fedfr_jax.runs.evaluation_record import (
 )
 from fedfr_jax.runs.goodput import goodput, measured_time
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
+from fedfr_jax.runs.report.rounds import SIMULATED
 from fedfr_jax.runs.sinks import JsonlSink, read_jsonl, write_summary
 from fedfr_jax.runs.stage_model import add_calibration, forget_model, write_model
 from fedfr_jax.runs.stage_setup import (
@@ -65,7 +66,7 @@ def with_costs(
     state: StageState,
     rounds: int,
 ) -> dict[str, Evaluation]:
-    """Add rounds to target and the evaluation "communication" to evaluations.
+    """Add the costs of a target and the evaluation "communication" to evaluations.
 
     Args:
       rows: lines of the stage's metrics.jsonl; if some are missing, rounds to a target
@@ -81,31 +82,34 @@ def with_costs(
         )
     else:
         for name, evaluation in evaluations.items():
-            reached = rounds_to_target(name, evaluators[name], rows, evaluation)
-            metrics = {**evaluation.metrics, **reached}
+            costs = cost_of_target(name, evaluators[name], rows, evaluation)
+            metrics = {**evaluation.metrics, **costs}
             result[name] = evaluation._replace(metrics=metrics)
     sent = communication(state, rounds)
     return {**result, "communication": Evaluation(sent)} if sent else result
 
 
-def rounds_to_target(
+def cost_of_target(
     name: str, evaluator: Evaluator, rows: Sequence[Mapping], evaluation: Evaluation
-) -> dict[str, int | None]:
+) -> dict[str, float | None]:
     """{"rounds_to_TARGET": first round, from 1, whose evaluation reached the target}.
 
-    None if no round reached it; {} if the evaluator gave no such metric.
+    Where clients take time there is "simulated_seconds_to_TARGET" too, the time at the
+    end of that round. None if no round reached it; {} if the evaluator gave no such
+    metric.
     """
-
-    def first(metric, target):
-        values = ((row["round"], row.get(f"{name}/{metric}")) for row in rows)
-        reached = (i for i, x in values if x is not None and x >= target)
-        return next(reached, None)
-
-    return {
-        f"rounds_to_{target:g}": first(metric, target)
-        for metric, target in evaluator.targets.items()
-        if metric in evaluation.metrics
-    }
+    costs = {}
+    is_timed = any(SIMULATED in row for row in rows)
+    for metric, target in evaluator.targets.items():
+        if metric not in evaluation.metrics:
+            continue
+        values = ((row, row.get(f"{name}/{metric}")) for row in rows)
+        reached = (row for row, x in values if x is not None and x >= target)
+        first = next(reached, {})
+        costs[f"rounds_to_{target:g}"] = first.get("round")
+        if is_timed:
+            costs[f"{SIMULATED}_to_{target:g}"] = first.get(SIMULATED)
+    return costs
 
 
 def communication(state: StageState, rounds: int) -> dict[str, float]:

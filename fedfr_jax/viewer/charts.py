@@ -69,7 +69,8 @@ def line_chart(
         "strokeDash": _by_line(order, "dash"),
     }
     tooltip = [
-        {"field": "line", "title": "line"},
+        # Only with a format is the line that of the point which is nearest.
+        {"field": "line", "type": "nominal", "format": "", "formatType": "toString"},
         {"field": "x", "title": x, "format": ".4~g"},
         {"field": "y", "title": y, "format": ".4~g"},
     ]
@@ -153,7 +154,7 @@ def client_chart(
         "sort": lines,
         "axis": {"title": None, "labelAngle": -30 if len(lines) > 3 else 0},
     }
-    y = _quantitative("y", title=None, scale=_rate_scale(rows))
+    y = _quantitative("y", title=metric, axis={"title": None}, scale=_rate_scale(rows))
     tooltip = [
         {"field": "client"},
         {"field": "line"},
@@ -216,6 +217,7 @@ def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
         params += body.pop("params", [])
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "config": {"customFormatTypes": True},
         "data": {"values": rows},
         "params": params,
         "transform": [{"filter": "indexof(hidden, datum.line) < 0"}],

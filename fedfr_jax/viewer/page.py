@@ -28,6 +28,7 @@ NEEDS = "pip install 'fedfr_jax[report]'"
 NUM_WORST = 5  # clients of a line that are named
 MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
 PICTURES = "pictures"  # folder of a run's images
+MAX_LABEL = 60  # characters of a label of a run
 FIRST = ("loss", "epsilon")  # curves that are shown first, with the evaluations
 Rows = Sequence[Mapping[str, Any]]
 
@@ -70,8 +71,11 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
     lines = named_lines(runs)
     order = [line.name for line in lines]
     page = {
-        "title": ", ".join(run.name for run in runs),
-        "runs": [_run_facts(run) for run in runs],
+        "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        "runs": [
+            {**_run_facts(run), "label": label}
+            for run, label in zip(runs, run_labels(runs), strict=True)
+        ],
         "lines": charts.styles(order),
         "table": metric_table(lines),
         "curves": curve_charts(lines, order),
@@ -139,13 +143,57 @@ def _script_json(value: Any) -> str:
 
 
 def named_lines(runs: Sequence[RunFiles]) -> list[Line]:
-    """All stages of all runs, named with the run if there are several."""
-    is_one = len(runs) == 1
-    return [
-        Line(stage if is_one else f"{run.name} · {stage}", run, stage)
-        for run in runs
-        for stage in run.stages
+    """All stages of all runs, named by what tells them apart."""
+    stages = [list(run.stages) for run in runs]
+    one_each = len(runs) > 1 and all(x == stages[0] and len(x) == 1 for x in stages)
+    lines = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        for stage in run.stages:
+            name = label if one_each else f"{label} · {stage}"
+            lines.append(Line(stage if len(runs) == 1 else name, run, stage))
+    return lines
+
+
+def run_labels(runs: Sequence[RunFiles]) -> list[str]:
+    """Labels of runs: the settings that tell them apart, or else their names.
+
+    A setting is used if it tells more runs apart than those before it.
+    """
+    keys, labels = [], [()] * len(runs)
+    for key, values in config_differences(runs).items():
+        texts = map(_setting_text, values)
+        longer = [(*label, x) for label, x in zip(labels, texts, strict=True)]
+        if len({*longer}) > len({*labels}):
+            keys, labels = [*keys, key], longer
+    words = distinct_endings(keys)
+    texts = [
+        ", ".join(f"{word} {x}" for word, x in zip(words, label, strict=True))
+        for label in labels
     ]
+    is_clear = keys and len({*texts}) == len(runs) and max(map(len, texts)) <= MAX_LABEL
+    return texts if is_clear else [run.name for run in runs]
+
+
+def distinct_endings(keys: Sequence[str]) -> list[str]:
+    """Shortest endings of dotted keys that are distinct.
+
+    >>> distinct_endings(["seed", "methods.a.rate", "methods.b.rate"])
+    ['seed', 'a.rate', 'b.rate']
+    """
+    endings = [key.rpartition(".")[2] for key in keys]
+    for depth in range(2, max((key.count(".") for key in keys), default=0) + 2):
+        longer = [".".join(key.split(".")[-depth:]) for key in keys]
+        endings = [
+            long if endings.count(short) > 1 else short
+            for short, long in zip(endings, longer, strict=True)
+        ]
+    return endings
+
+
+def _setting_text(value: Any) -> str:
+    """A config's value in a label."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:.6g}" if is_number else "none" if value is None else str(value)
 
 
 def number_text(value: Any) -> str:

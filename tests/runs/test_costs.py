@@ -12,7 +12,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment
-from fedfr_jax.runs.experiment import communication, rounds_to_target
+from fedfr_jax.runs.experiment import communication, cost_of_target
 from fedfr_jax.types import Evaluation, Evaluator
 from tests.federated.toys import fedavg_toy, feed, problem
 
@@ -21,11 +21,18 @@ def test_the_first_evaluation_at_the_target_is_told():
     evaluator = Evaluator(evaluate=None, targets={"accuracy": 0.6})
     found, numbers = Evaluation({"accuracy": 0.7}), (0.5, 0.6, 0.7)
     rows = [{"round": 2 * i + 1, "own/accuracy": x} for i, x in enumerate(numbers)]
-    assert rounds_to_target("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
-    assert rounds_to_target("own", evaluator, rows[:1], found) == {
-        "rounds_to_0.6": None
+    assert cost_of_target("own", evaluator, rows, found) == {"rounds_to_0.6": 3}
+    assert cost_of_target("own", evaluator, rows[:1], found) == {"rounds_to_0.6": None}
+    assert cost_of_target("own", evaluator, rows, Evaluation()) == {}
+    timed = [{**row, "simulated_seconds": 5.0 * row["round"]} for row in rows]
+    assert cost_of_target("own", evaluator, timed, found) == {
+        "rounds_to_0.6": 3,
+        "simulated_seconds_to_0.6": 15.0,
     }
-    assert rounds_to_target("own", evaluator, rows, Evaluation()) == {}
+    assert cost_of_target("own", evaluator, timed[:1], found) == {
+        "rounds_to_0.6": None,
+        "simulated_seconds_to_0.6": None,
+    }
 
 
 def test_rounds_to_a_target_are_left_out_where_rounds_are_lost(monkeypatch, capsys):

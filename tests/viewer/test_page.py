@@ -64,6 +64,16 @@ def test_every_chart_is_one_that_vega_compiles(text):
         assert {"name": "hidden", "value": []} in spec["params"]
 
 
+def test_a_tooltip_names_the_line_of_the_nearest_point():
+    chart = charts.line_chart({"a": [(1, 0.9), (2, 0.8)]}, ["a"], x="round", y="loss")
+    marks = vl_convert.vegalite_to_vega(chart)["marks"]
+    (areas,) = (mark for mark in marks if mark["name"].endswith("voronoi"))
+    text = areas["encode"]["update"]["tooltip"]["signal"]
+    # The datum of an area has the point's datum in it.
+    for part in ('"line": toString(datum.datum["line"])', 'format(datum.datum["x"]'):
+        assert part in text
+
+
 def test_a_det_has_no_point_below_one_wrong_pair():
     fields = ["far", "tar", "num_negatives", "num_positives"]
     curve = {"fields": fields, "values": [[1e-4, 1e-2, 1], [0.5, 0.9, 1.0], 1e3, 100]}
@@ -75,18 +85,48 @@ def test_a_det_has_no_point_below_one_wrong_pair():
     assert scales == ["log", "log"]
 
 
-def test_two_runs_are_compared_by_name_with_what_differs(run, make_run, tmp_path):
-    other = make_run(run.parent / "b", seed=9, version="0.1")
+def test_runs_are_labeled_by_what_tells_them_apart(run, make_run, tmp_path):
+    def change(folder, **settings):
+        config = json.loads((folder / "config.json").read_text())
+        config["methods"]["fedavg"] |= settings.pop("fedavg", {})
+        (folder / "config.json").write_text(json.dumps({**config, **settings}))
+
+    others = [make_run(run.parent / name, seed=9, version="0.1") for name in "bc"]
     path = tmp_path / "both.html"
-    assert main(["report", str(run), str(other), f"--output={path}"]) == 0
+    assert main(["report", str(run), str(others[0]), f"--output={path}"]) == 0
     text = without_script(path.read_text())
-    assert "a · fedavg" in text and "b · fedavg" in text
     assert '<section id="differences">' in text and ">9</td>" in text
     (first, *_) = specs(text)
-    assert {row["line"] for row in first["data"]["values"]} == {
+    lines = {row["line"] for row in first["data"]["values"]}
+    assert lines == {"seed 0", "seed 9"}
+    labels = lambda: page.run_labels([read_run(x) for x in (run, *others)])
+    names = ["a", "b", "c"]
+    assert labels() == names  # two runs have one config
+    change(others[0], fedavg={"learning_rate": 0.02}, model={"name": "mlp"})
+    # The model tells no more runs apart.
+    assert labels() == [
+        "learning_rate 0.1, seed 0",
+        "learning_rate 0.02, seed 9",
+        "learning_rate 0.1, seed 9",
+    ]
+    change(others[1], other={"learning_rate": 3})
+    change(run, seed=9)
+    assert labels() == [
+        "fedavg.learning_rate 0.1, other.learning_rate none",
+        "fedavg.learning_rate 0.02, other.learning_rate none",
+        "fedavg.learning_rate 0.1, other.learning_rate 3",
+    ]
+    change(run, seed="x" * page.MAX_LABEL)
+    change(others[0], fedavg={"learning_rate": 0.1})
+    assert labels() == names  # too long
+    (run / "second").mkdir()
+    (run / "second" / "metrics.jsonl").write_text('{"round": 1}\n')
+    lines = page.named_lines([read_run(run), read_run(others[0])])
+    assert [line.name for line in lines] == [
         "a · fedavg",
+        "a · second",
         "b · fedavg",
-    }
+    ]
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path, make_run, capsys):

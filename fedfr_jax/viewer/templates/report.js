@@ -17,7 +17,7 @@ function colors() {
 
 async function draw(place) {
   const spec = JSON.parse(place.dataset.spec);
-  spec.config = colors();
+  spec.config = { ...spec.config, ...colors() };
   const made = await vegaEmbed(place, spec, { actions: false, renderer: "svg" });
   made.view.signal("hidden", [...hidden]).runAsync();
   views.set(place, made);
@@ -67,19 +67,24 @@ document.addEventListener("click", (event) => {
   if (head && head.closest("thead")) sortBy(head);
 });
 
+// Charts in sight are drawn first, then the others, one by one, so that paper shows all.
+async function drawOthers() {
+  for (const place of document.querySelectorAll(".chart")) {
+    if (views.has(place) || !place.clientWidth) continue; // closed ones when they open
+    views.set(place, null);
+    await draw(place);
+  }
+}
+
 function start() {
   for (const place of document.querySelectorAll(".chart")) seen.observe(place);
   showHidden();
+  drawOthers();
 }
 start();
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const place of views.keys()) draw(place);
-});
-
-// Paper shows all charts, also those that nobody has scrolled to.
-addEventListener("beforeprint", () => {
-  for (const place of document.querySelectorAll(".chart")) if (!views.has(place)) draw(place);
 });
 
 // A live page asks for itself, and takes over what has changed.
