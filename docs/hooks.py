@@ -4,6 +4,7 @@ A comment in a page becomes text:
   <!-- api: init run_round -->      entries of mkdocstrings for public names
   <!-- api: * -->                   those of all names that the page does not have yet
   <!-- generated: commands -->      the output of a function of GENERATED
+  <!-- generated: members losses -->    that of one with an argument
 Formulas between dollars become MathML, which browsers draw without a script.
 Links to files of the repository outside of docs/ become their paths.
 """
@@ -23,7 +24,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parent.parent
 API = re.compile(r"<!-- api: (.*?) -->", re.S)
 NAME = re.compile(r"`(?:ff\.)?(\w+)`")
-GENERATED_HERE = re.compile(r"<!-- generated: (\w+) -->")
+GENERATED_HERE = re.compile(r"<!-- generated: (\w+) ?(\w*) -->")
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
 DISPLAY, INLINE = re.compile(r"\$\$(.+?)\$\$", re.S), re.compile(r"\$([^$\n]+?)\$")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
@@ -95,24 +96,18 @@ PASSED = {"image_shape", "input_shape", "labels", "cosine", "local", "training"}
 PASSED |= {"loss", "model", "task", "mesh", "seen", "num_classes", "kwargs", "self"}
 
 
-def members() -> str:
-    """Every family that a config can name, with a table of keys for each member."""
+def members(family: str) -> str:
+    """Every member of a family that a config can name, with a table of its keys."""
     from fedfr_jax.cli.describe import VARIANTS, load_families, summary
 
+    if family == "variants":
+        rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]
+        return table(("method", "entry of config.methods", "what it is"), rows)
     parts = []
-    families = sorted(load_families().items(), key=lambda item: item[0] != "sections")
-    for family, found in families:
-        parts.append(f"## {family.replace('_', ' ').capitalize()}")
-        if family == "variants":
-            rows = [(f"`{k}`", f"`{row}`", text) for k, (row, text) in VARIANTS.items()]
-            parts.append(
-                table(("method", "entry of config.methods", "what it is"), rows)
-            )
-            continue
-        for name, member in sorted(found.items()):
-            parts.append(f"### {name}\n\n{summary(member)}")
-            if keys := keys_of(member):
-                parts.append(table(("key", "default", "meaning"), keys))
+    for name, member in sorted(load_families()[family].items()):
+        parts.append(f"## {name}\n\n{summary(member)}")
+        if keys := keys_of(member):
+            parts.append(table(("key", "default", "meaning"), keys))
     return "\n\n".join(parts)
 
 
@@ -199,7 +194,7 @@ def notebooks() -> str:
     return "\n\n".join(parts)
 
 
-GENERATED: dict[str, Callable[[], str]] = {
+GENERATED: dict[str, Callable[..., str]] = {
     "commands": commands,
     "members": members,
     "configs": configs,
@@ -228,6 +223,8 @@ def outside_links(markdown: str, page: str) -> str:
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Called by mkdocs with the text of a page."""
     markdown = with_api(markdown) if API.search(markdown) else markdown
-    markdown = GENERATED_HERE.sub(lambda found: GENERATED[found[1]](), markdown)
+    markdown = GENERATED_HERE.sub(
+        lambda found: GENERATED[found[1]](*found[2].split()), markdown
+    )
     markdown = outside_links(markdown, page.file.src_uri)
     return with_formulas(markdown) if page.file.src_uri in FORMULAS else markdown
