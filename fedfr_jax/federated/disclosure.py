@@ -81,6 +81,8 @@ def disclose(algorithm: Algorithm, trace: ClientTrace, row: PyTree) -> Disclosur
 def _covered(privacy: Any) -> str:
     """Describe the privacy mechanism applied to an update."""
     place = "by every client" if privacy.is_local else "by the server, on the sum"
+    if privacy.skellam:
+        place = "in shares by the clients, for a secure sum that hides single updates"
     quantile, bit = privacy.clip_quantile, ""
     if quantile is not None:
         bit = (

@@ -8,6 +8,7 @@ from fedfr_jax.federated.privacy import (
     banded_noise,
     blt_noise,
     calibrate_noise,
+    skellam_noise,
 )
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.mechanism import (
@@ -15,14 +16,17 @@ from fedfr_jax.federated.privacy.mechanism import (
     accountant_of,
     check_privacy,
     mechanism_of,
+    noise_fields,
     with_mechanism,
 )
+from fedfr_jax.federated.privacy.skellam import Skellam
 from fedfr_jax.federated.settings import Federation, build_sampling
 from fedfr_jax.federated.systems.stragglers import num_trained
 from fedfr_jax.schema import call, check_settings, choose, kinds_of, naming
 from fedfr_jax.types import Algorithm
 
-NOISE = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
+CORRELATED = MappingProxyType({"banded": banded_noise, "blt": blt_noise})
+NOISE = MappingProxyType({**CORRELATED, "skellam": skellam_noise})
 
 
 def method_accountant(
@@ -47,7 +51,8 @@ def with_privacy(
       section: of the method, such as "methods.private".
       settings: keywords of `private` but for the size of the cohort. Without a
         `noise_multiplier` it is calibrated to `epsilon` after all rounds. `noise` is
-        banded or blt, or {"name": ..., settings}; none is independent in each round.
+        banded, blt or skellam, or {"name": ..., settings}; none is independent in each
+        round.
 
     Raises:
       ValueError: for an unknown key, one that is missing, or a number out of range.
@@ -60,7 +65,7 @@ def with_privacy(
     settings = {"noise_multiplier": 0.0, **settings}
     num_sampled = federation.cohort_size or num_clients
     cohort_size = num_trained(federation.straggling, num_sampled)
-    fixed = {"cohort_size": cohort_size, "strategy": noise}
+    fixed = {"cohort_size": cohort_size, **noise_fields(noise)}
     privacy = call(section, Privacy, settings, **fixed)
     with naming(f"config.{section}"):
         check_privacy(privacy)
@@ -76,16 +81,20 @@ def check_privacy_settings(section: str, settings: Mapping) -> None:
     """Raise ValueError for a wrong key, kind or number, or a missing key."""
     where, kinds = f"config.{section}.privacy", kinds_of(Privacy)
     kinds["noise"] = str | Mapping | None
-    for fixed in ("cohort_size", "strategy"):
+    for fixed in ("cohort_size", "strategy", "skellam"):
         del kinds[fixed]
     check_settings(where, settings, kinds)
     if not {"epsilon", "noise_multiplier"} & settings.keys():
         raise ValueError(f"{where} needs the key epsilon or noise_multiplier.")
 
 
-def _noise(section: str, noise: str | Mapping | None, rounds: int) -> Strategy | None:
-    """Build the correlated noise of the key `noise`, for all rounds."""
+def _noise(
+    section: str, noise: str | Mapping | None, rounds: int
+) -> Strategy | Skellam | None:
+    """Build the noise of the key `noise`; correlated noise for all rounds."""
     if noise is None:
         return None
     noise = {"name": noise} if isinstance(noise, str) else noise
-    return choose(f"{section}.noise", NOISE, {"rounds": rounds, **noise})
+    if noise.get("name") in CORRELATED:
+        noise = {"rounds": rounds, **noise}
+    return choose(f"{section}.noise", NOISE, noise)

@@ -5,8 +5,10 @@ import math
 import pytest
 
 from fedfr_jax.config.build import build
+from fedfr_jax.federated.disclosure import format_disclosure
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.runs.stage_setup import read_end
 
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
@@ -44,6 +46,27 @@ def test_the_noise_is_as_much_as_epsilon_asks_for(sampling):
     assert accountant == experiment.stages["row"].trainer.accountant
     assert 3.9 < accountant.epsilon(3) <= 4.0 < accountant.epsilon(6)
     assert algorithm.privacy.cohort_size == 2
+
+
+@pytest.mark.parametrize(
+    "noise, levels", [("skellam", 2**14), ({"name": "skellam", "levels": 64}, 64)]
+)
+def test_skellam_noise_is_calibrated_and_described(noise, levels):
+    given = {**PRIVATE, "noise": noise}
+    experiment = build(config_of(given))
+    accountant = experiment.stages["row"].trainer.accountant
+    assert accountant.mechanism.clip_levels == levels
+    assert 3.98 < accountant.epsilon(3) <= 4.0 < accountant.epsilon(6)
+    plain = build(config_of(PRIVATE)).stages["row"].trainer.accountant
+    noises = [x.mechanism.noise_multiplier for x in (accountant, plain)]
+    assert noises[1] < noises[0] < 1.3 * noises[1]
+    found = disclose_stage(experiment, "row")
+    text = format_disclosure("row", found)
+    assert found.is_exact
+    assert "the server sees the sum over the cohort; a secure sum can hide" in text
+    assert "in shares by the clients, for a secure sum" in text
+    with pytest.raises(ValueError, match="row.privacy.*needs sampling 'shuffle' or"):
+        build(config_of(given, sampling="poisson"))
 
 
 def test_noise_that_is_given_stays():

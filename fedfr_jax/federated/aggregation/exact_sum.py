@@ -76,7 +76,7 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         finish,
         SUM,
         max_clients=INT32_MAX // max_code,
-        compress=_as_int32,
+        compress=as_int32,
     )
 
 
@@ -107,7 +107,8 @@ def decode(total: jax.Array, scale: float) -> jax.Array:
     return total.astype(jnp.result_type(float)) / scale
 
 
-def _as_int32(message: Message) -> Message:
+def as_int32(message: Message) -> Message:
+    """Message of int32 codes, as `Aggregator.compress`."""
     if message.is_sparse:
         raise ValueError(
             "aggregation cannot have quantize with top_k or random_k: in an exact sum "

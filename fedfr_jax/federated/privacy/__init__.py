@@ -13,6 +13,7 @@ from fedfr_jax.federated.privacy.accountant import (
 from fedfr_jax.federated.privacy.correlated import banded_noise, blt_noise
 from fedfr_jax.federated.privacy.ledger import Entry, Ledger, Mechanism
 from fedfr_jax.federated.privacy.mechanism import Privacy, private
+from fedfr_jax.federated.privacy.skellam import skellam_noise
 from fedfr_jax.federated.sampling import Sampling
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "build_accountant",
     "calibrate_noise",
     "private",
+    "skellam_noise",
 ]

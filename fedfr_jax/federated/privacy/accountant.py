@@ -13,6 +13,8 @@ them in a round, and noise of `noise_multiplier` z times the clip norm on their 
     shuffle  no amplification: ceil(T / floor(N / K)) Gaussians, as often as a client
              takes part at most
 
+Skellam noise of whole numbers has Renyi divergences, without amplification.
+
 Sampling amplifies privacy only if the cohorts are known to the server alone. Rounds of
 other noise, such as those before a run was made longer, are composed with them: loss
 distributions convolved, Gaussians' 1 / z^2 added, Renyi divergences added.
@@ -35,6 +37,7 @@ from fedfr_jax.federated.privacy.ledger import (
     noise_multipliers,
     num_rounds,
 )
+from fedfr_jax.federated.privacy.skellam import skellam_divergences
 from fedfr_jax.federated.sampling import check_sampling
 from fedfr_jax.ranges import Count, Positive
 from fedfr_jax.schema import checked
@@ -175,6 +178,12 @@ def check_mechanism(mechanism: Mechanism) -> None:
             "client would pass with a larger one. Take 1 / N^1.1 or less."
         )
     check_sampling(mechanism.sampling, num_clients, mechanism.cohort_size)
+    if mechanism.clip_levels and mechanism.sampling.is_poisson:
+        raise ValueError(
+            "privacy.noise='skellam' needs sampling 'shuffle' or 'fixed', as each "
+            "client of a cohort of a fixed size adds its share of the noise, got "
+            f"{mechanism.sampling.name!r}."
+        )
     if mechanism.strategy is None:
         return
     name, separation = mechanism.sampling.name, mechanism.strategy.min_separation
@@ -257,6 +266,7 @@ def _smallest_noise(excess: Callable, low: float, high: float) -> float:
 def _is_slow(mechanism: Mechanism) -> bool:
     """Whether a loss distribution must be composed for each number of rounds."""
     is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
+    is_single = is_single or mechanism.clip_levels > 0
     is_sampled = mechanism.sampling.name != "shuffle" and _chance(mechanism) < 1
     return is_sampled and not is_single
 
@@ -293,6 +303,8 @@ def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], floa
 
 def _composed(mechanism: Mechanism, noises: set[float]) -> Callable[[Times], float]:
     """Build rounds of each of the noises -> epsilon."""
+    if mechanism.clip_levels:
+        return _skellams(mechanism)
     if not _is_slow(mechanism):
         return _gaussians(mechanism)
     is_small = any(_noise_over_move(mechanism, x) < MIN_NOISE for x in noises)
@@ -310,6 +322,23 @@ def _gaussians(mechanism: Mechanism) -> Callable[[Times], float]:
     def epsilon(times):
         inverse = sum(n * _noise_over_move(mechanism, x) ** -2 for x, n in times)
         return _gaussian(1 / math.sqrt(inverse), mechanism.delta)
+
+    return epsilon
+
+
+def _skellams(mechanism: Mechanism) -> Callable[[Times], float]:
+    """Epsilon of Skellam noise once per participation of a client, by divergences."""
+    from dp_accounting import rdp
+
+    levels, orders = mechanism.clip_levels, np.asarray(ORDERS)
+
+    def divergences(noise):
+        over_move = _noise_over_move(mechanism, noise)
+        return skellam_divergences(orders, noise * levels, levels * noise / over_move)
+
+    def epsilon(times):
+        total = sum(n * divergences(x) for x, n in times)
+        return rdp.compute_epsilon(orders, total, mechanism.delta)[0]
 
     return epsilon
 

@@ -33,6 +33,8 @@ class Mechanism(NamedTuple):
     strategy: Strategy | None = None  # of correlated noise; None: independent
     # Clients that a round samples, of which K are counted and the others dropped; 0: K.
     num_sampled: int = 0
+    # Whole numbers from 0 to the clip norm of Skellam noise; 0: Gaussian noise.
+    clip_levels: int = 0
 
     @property
     def neighbors(self) -> Neighbors:

@@ -12,7 +12,7 @@ simulation only: they are not private.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,12 @@ from fedfr_jax.federated.aggregation.mean import wide
 from fedfr_jax.federated.privacy.accountant import Accountant, build_accountant
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import Ledger, Mechanism
+from fedfr_jax.federated.privacy.skellam import (
+    CLIP_NORM,
+    Skellam,
+    check_skellam,
+    skellam_mean,
+)
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Whole
 from fedfr_jax.schema import checked
@@ -36,8 +42,6 @@ from fedfr_jax.types import (
     PyTree,
     Summary,
 )
-
-CLIP_NORM = "clip_norm"  # of the mechanism's metrics
 
 
 class Privacy(NamedTuple):
@@ -55,6 +59,7 @@ class Privacy(NamedTuple):
     population: Whole = 0  # N of epsilon and delta, which the clients stand for; 0: N
     is_local: bool = False  # each client adds the noise itself
     strategy: Strategy | None = None  # of correlated noise; None: independent
+    skellam: Skellam | None = None  # noise of clients in whole numbers; None: real
 
     @property
     def count_std(self) -> float:
@@ -88,7 +93,7 @@ def private(
     noise_cohort_size: Whole = 0,
     population: Whole = 0,
     is_local: bool = False,
-    noise: Strategy | None = None,
+    noise: Strategy | Skellam | None = None,
 ) -> Algorithm:
     """Add user-level differential privacy to an algorithm.
 
@@ -113,7 +118,8 @@ def private(
         sampled; 0 is their own number N.
       is_local: every client adds the noise to what it sends: no trust in the server,
         and K times the variance on the sum.
-      noise: `banded_noise(...)` or `blt_noise(...)`; None is independent in each round.
+      noise: `banded_noise(...)` or `blt_noise(...)`; `skellam_noise(...)`, of clients
+        whose updates go into a secure sum; None is independent in each round.
 
     Raises:
       ValueError: for an algorithm that sends no plain mean, or settings that exclude
@@ -131,9 +137,15 @@ def private(
         noise_cohort_size=noise_cohort_size,
         population=population,
         is_local=is_local,
-        strategy=noise,
+        **noise_fields(noise),
     )
     return with_mechanism(algorithm, settings)
+
+
+def noise_fields(noise: Strategy | Skellam | None) -> dict[str, Any]:
+    """Fields of `Privacy` for a noise."""
+    is_skellam = isinstance(noise, Skellam)
+    return {"skellam": noise} if is_skellam else {"strategy": noise}
 
 
 def with_mechanism(algorithm: Algorithm, settings: Privacy) -> Algorithm:
@@ -169,7 +181,8 @@ def with_mechanism(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     covered = algorithm._replace(
         server_update=server_update, check_cohort=check_cohort, privacy=settings
     )
-    return with_aggregation(covered, private_mean(settings))
+    mean = build_skellam_mean if settings.skellam else private_mean
+    return with_aggregation(covered, mean(settings))
 
 
 def check_privacy(settings: Privacy) -> None:
@@ -179,6 +192,15 @@ def check_privacy(settings: Privacy) -> None:
             "privacy.is_local needs independent noise, got correlated noise or a "
             "noise_cohort_size. Remove them."
         )
+    if settings.skellam:
+        if settings.is_local or settings.noise_cohort_size or settings.clip_quantile:
+            raise ValueError(
+                "privacy.noise='skellam' needs a clip norm that stays and noise of the "
+                "cohort itself, got is_local, noise_cohort_size or clip_quantile. "
+                "Remove them."
+            )
+        sizes = settings.noise_multiplier, settings.cohort_size
+        check_skellam(settings.skellam, *sizes)
     if settings.clip_quantile is None:
         return
     if settings.noise_multiplier >= 2 * settings.count_std:
@@ -192,6 +214,16 @@ def check_privacy(settings: Privacy) -> None:
             "privacy.clip_quantile needs independent noise of the server, got "
             f"{'local' if settings.is_local else settings.strategy.name!r} noise."
         )
+
+
+def build_skellam_mean(settings: Privacy) -> Aggregator:
+    """`skellam_mean` of the settings."""
+    return skellam_mean(
+        settings.skellam,
+        clip_norm=settings.clip_norm,
+        noise_multiplier=settings.noise_multiplier,
+        cohort_size=settings.cohort_size,
+    )
 
 
 class MechanismState(NamedTuple):
@@ -322,6 +354,7 @@ def mechanism_of(
         is_local=settings.is_local,
         strategy=settings.strategy,
         num_sampled=round(num_sampled * scale),
+        clip_levels=settings.skellam.levels if settings.skellam else 0,
     )
 
 

@@ -22,6 +22,7 @@ from fedfr_jax.federated.privacy.accountant import (
 )
 from fedfr_jax.federated.privacy.mechanism import (
     Privacy,
+    mechanism_of,
     next_clip_norm,
     private,
     private_mean,
@@ -109,6 +110,22 @@ def test_whether_an_update_was_clipped_is_sent_only_where_the_clip_norm_follows(
 def test_a_small_cohort_has_the_noise_that_a_large_one_leaves_on_the_mean():
     noise = noise_of(0, noise_multiplier=3.0, noise_cohort_size=60)
     np.testing.assert_allclose(noise.std() / 6, 3.0 * 0.5 / 60, rtol=0.05)
+
+
+def test_a_small_cohort_has_the_capacity_and_the_epsilon_of_the_large_one():
+    given = settings(cohort_size=5, noise_multiplier=1.0, delta=1e-4)
+    small = Privacy(**given, noise_cohort_size=50, population=1000)
+    large = Privacy(**{**given, "cohort_size": 50})
+    sampling = Sampling("poisson", capacity=6)
+    mechanisms = (
+        mechanism_of(small, sampling, 100, 5),
+        mechanism_of(large, sampling._replace(capacity=60), 1000, 50),
+    )
+    assert mechanisms[0] == mechanisms[1]
+    assert mechanisms[0].sampling.capacity == 60
+    cut = build_accountant(mechanisms[0]).epsilon(3)
+    whole = mechanisms[0]._replace(sampling=Sampling("poisson", capacity=1000))
+    assert cut > 1.05 * build_accountant(whole).epsilon(3)  # clients are left out
 
 
 def test_the_clip_norm_follows_the_quantile_as_andrew_et_al_have_it(golden):

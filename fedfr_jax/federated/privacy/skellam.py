@@ -1,0 +1,234 @@
+"""Skellam noise: privacy under a secure sum, in whole numbers that clients add.
+
+Agarwal, Kairouz, Liu 2021, arXiv:2110.04995. A clipped update is scaled so that the
+clip norm is `levels`, rounded at random to whole numbers of a norm of at most
+`levels`, and gets the client's share of the noise: a difference of two Poisson numbers,
+as their sum over clients is again. The server adds int32 modulo 2^32, as it would under
+the masks of `secure_sum`, and sees nothing else.
+
+Deviations: Kairouz et al. 2021, arXiv:2102.06387, section 4, round again until the norm
+is within the bound; here the clip norm leaves room for it, and the one update in a
+million that is longer is rounded toward zero. Updates are not rotated: 32 bits have
+room. Noise is drawn by a table of probabilities to 2^-32, as far as its tails go; a
+deployment needs an exact sampler.
+"""
+
+import math
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from annotated_types import Interval
+from scipy import special
+
+from fedfr_jax import trees
+from fedfr_jax.federated.aggregation.contract import no_state
+from fedfr_jax.federated.aggregation.exact_sum import (
+    INT32_MAX,
+    as_int32,
+    decode,
+    encode,
+)
+from fedfr_jax.federated.aggregation.mean import wide
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import checked
+from fedfr_jax.types import LAST, Aggregator, PyTree, Summary
+
+Levels = Annotated[int, Interval(ge=2, le=2**20)]
+MAX_STD = 2**16  # of a client's share: as large as the table of probabilities gets
+TOO_LONG = 1e-6  # share of the updates whose rounding is longer than its bound
+CLIP_NORM = "clip_norm"  # of the mechanism's metrics
+
+
+class Skellam(NamedTuple):
+    """Noise of whole numbers, of which every client adds its share."""
+
+    levels: int
+    min_received: int  # 0: the whole cohort
+
+    @property
+    def name(self) -> str:
+        """Name in a config."""
+        return "skellam"
+
+    def num_shares(self, cohort_size: int) -> int:
+        """Number of clients whose shares have all of the noise."""
+        return self.min_received or cohort_size
+
+    def share_std(self, noise_multiplier: float, cohort_size: int) -> float:
+        """Standard deviation of a client's share, in whole numbers."""
+        std = noise_multiplier * self.levels
+        return std / math.sqrt(self.num_shares(cohort_size))
+
+
+@checked
+def skellam_noise(*, levels: Levels = 2**14, min_received: Whole = 0) -> Skellam:
+    """Noise that clients add in whole numbers, for a secure sum of their updates.
+
+    It needs cohorts of a fixed size: sampling amplifies nothing.
+
+    Args:
+      levels: whole numbers from 0 to the clip norm. More of them round less, and must
+        be well above half the root of the number of parameters.
+      min_received: updates of a cohort whose noise is enough; with fewer a round leaves
+        the server as it is, with more there is more noise. 0 is the whole cohort.
+    """
+    return Skellam(levels, min_received)
+
+
+def check_skellam(noise: Skellam, noise_multiplier: float, cohort_size: int) -> None:
+    """Raise ValueError for noise that a cohort cannot have."""
+    if noise.min_received > cohort_size:
+        raise ValueError(
+            "privacy.noise.min_received must be at most the cohort_size of "
+            f"{cohort_size}, got {noise.min_received}."
+        )
+    std = noise.share_std(noise_multiplier, cohort_size)
+    if std > MAX_STD:
+        raise ValueError(
+            f"privacy.noise.levels must leave a client's share of the noise a standard "
+            f"deviation of at most {MAX_STD}, got {std:.4g} for {noise.levels} levels. "
+            "Lower levels."
+        )
+
+
+def skellam_mean(
+    noise: Skellam, *, clip_norm: float, noise_multiplier: float, cohort_size: int
+) -> Aggregator:
+    """Sum of clipped, rounded and noised updates, divided by K, in place of the mean.
+
+    The noise is a function of (seed, round, client).
+    """
+    from jax_privacy import clipping  # of the extra [privacy]
+
+    std, levels = noise.share_std(noise_multiplier, cohort_size), noise.levels
+    table, scale = noise_table(std), levels / clip_norm
+    largest = levels + table.largest  # of a client's numbers, in absolute value
+
+    def summarize(key, state, update, weight):
+        del state, weight
+        update = jax.tree.map(wide, update)
+        size = sum(x.size for x in jax.tree.leaves(update))
+        max_norm = norm_before_rounding(levels, size) / scale
+        clipped, norm = clipping.clip_pytree(update, max_norm, nan_safe=False)
+        is_finite = jnp.isfinite(norm)
+        clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
+        norm = jnp.where(is_finite, norm, 0)  # as of an update of zeros
+        round_key, noise_key = jax.random.split(key)
+        codes = round_to_norm(round_key, clipped, scale, levels)
+        noised = jax.tree.map(jnp.add, codes, draw(noise_key, codes, table))
+        metrics = {
+            "clip_fraction": jnp.where(norm <= max_norm, 0.0, 1.0),
+            "dropped": jnp.where(is_finite, 0.0, 1.0),
+        }
+        return Summary(noised, jnp.float32(1)), metrics
+
+    def finish(key, state, total):
+        del key
+        mean = lambda x: decode(x, scale) / cohort_size
+        return jax.tree.map(mean, total.update), state, {CLIP_NORM: clip_norm}
+
+    return Aggregator(
+        no_state,
+        summarize,
+        finish,
+        role=LAST,
+        min_clients=noise.num_shares(cohort_size),
+        max_clients=INT32_MAX // largest,
+        compress=as_int32,
+    )
+
+
+def norm_before_rounding(levels: int, size: int) -> float:
+    """Norm r of an update, in whole numbers, that rounding leaves within `levels`.
+
+    But for `TOO_LONG` of the updates: levels^2 = r^2 + d / 4 + t (r + sqrt(d) / 2),
+    t^2 = 2 log(1 / TOO_LONG); arXiv:2102.06387, proposition 22.
+
+    Args:
+      size: d, numbers of an update.
+    """
+    t = math.sqrt(2 * math.log(1 / TOO_LONG))
+    rest = levels**2 - size / 4 - t * math.sqrt(size) / 2
+    norm = (math.sqrt(t**2 + 4 * max(rest, 0)) - t) / 2
+    if norm < levels / 2:
+        rest = size / 4 + t * math.sqrt(size) / 2
+        needed = math.ceil((t / 2 + math.sqrt(t**2 / 4 + 3 * rest)) / 1.5)
+        raise ValueError(
+            f"privacy.noise.levels must be at least {needed} for an update of {size:,} "
+            f"numbers, got {levels}: rounding them would be most of what is sent."
+        )
+    return norm
+
+
+def round_to_norm(key: jax.Array, update: PyTree, scale: float, levels: int) -> PyTree:
+    """Round `update` times `scale` at random to int32 of a norm of at most `levels`."""
+    leaves, structure = jax.tree.flatten(update)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    codes = [
+        encode(x, jax.random.uniform(k, x.shape), scale)
+        for k, x in zip(keys, leaves, strict=False)
+    ]
+    squares = sum(jnp.square(x.astype(jnp.float32)).sum() for x in codes)
+    shorter = [jnp.trunc(x * scale).astype(jnp.int32) for x in leaves]
+    return structure.unflatten(trees.where(squares <= float(levels**2), codes, shorter))
+
+
+class NoiseTable(NamedTuple):
+    """A variable of whole numbers, by its distribution to 2^-32."""
+
+    lowest: int  # value
+    thresholds: np.ndarray  # [R] uint32: 2^32 times P(X <= lowest), P(X <= lowest + 1)
+
+    @property
+    def largest(self) -> int:
+        """Largest absolute value."""
+        return max(-self.lowest, self.lowest + len(self.thresholds))
+
+
+def noise_table(std: float) -> NoiseTable:
+    """Table of the symmetric Skellam variable of a standard deviation."""
+    radius = math.ceil(7 * std) + 20
+    chances = special.ive(np.abs(np.arange(-radius, radius + 1)), std**2)
+    sums = np.round(np.cumsum(chances / chances.sum()) * 2**32)
+    is_inside = (sums > 0) & (sums < 2**32)
+    lowest = int((sums <= 0).sum()) - radius
+    return NoiseTable(lowest, sums[is_inside].astype(np.uint32))
+
+
+def draw(key: jax.Array, like: PyTree, table: NoiseTable) -> PyTree:
+    """Draw noise of int32 like a tree's arrays."""
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    thresholds, lowest = jnp.asarray(table.thresholds), np.int32(table.lowest)
+
+    def draw_array(key, x):
+        bits = jax.random.bits(key, x.shape, jnp.uint32)
+        place = jnp.searchsorted(thresholds, bits, side="right")
+        return lowest + place.astype(jnp.int32)
+
+    return structure.unflatten(
+        draw_array(k, x) for k, x in zip(keys, leaves, strict=False)
+    )
+
+
+def skellam_divergences(
+    orders: np.ndarray, std: float, sensitivity: float
+) -> np.ndarray:
+    """Bound of the Renyi divergences of Skellam noise on a sum of whole numbers.
+
+    arXiv:2110.04995, theorem 3.5, with the L1 sensitivity D^2 of whole numbers, as
+    |x| <= x^2. It tends to that of a Gaussian for many levels.
+
+    Args:
+      orders: whole numbers above 1.
+      std: of the noise.
+      sensitivity: D, in L2.
+    """
+    orders, variance, squared = np.float64(orders), std**2, sensitivity**2
+    first = ((2 * orders - 1) * squared + 6 * squared) / (4 * variance**2)
+    return orders * squared / (2 * variance) + np.minimum(
+        first, 3 * squared / (2 * variance)
+    )
