@@ -149,6 +149,8 @@ def test_an_own_prepare_is_taken_as_what_it_computes():
     received = [x for x in names(found.received) if x.startswith("prepared")]
     assert received == ["prepared/first"]
     plain = found_of("fedavg").communication
+    local = found_of("fedavg", lambda x: reading(x)._replace(prepare_is_local=True))
+    assert not local.prepared and local.communication == plain
     assert np.subtract(found.communication, plain).tolist() == [24, 24]
 
 

@@ -222,6 +222,10 @@ def test_renyi_divergences_are_bounded_for_all_that_the_levels_allow():
         in_one = [exact_divergence(x, std, levels) for x in orders]
         in_all = [levels**2 * exact_divergence(x, std, 1) for x in orders]
         assert (bound >= in_one).all() and (bound >= in_all).all()
+    # By hand from the theorem: its two terms, with 9 and 1 as L1 sensitivities.
+    by_hand = skellam_divergences(np.array([2]), 2.0, 3)
+    np.testing.assert_allclose(by_hand, 2 * 9 / 8 + (3 * 9 + 6 * 9) / 64)
+    np.testing.assert_allclose(skellam_divergences(np.array([2]), 0.5, 1), 4 + 6)
     sharp = [exact_divergence(x, 60.0, 6) for x in orders]
     np.testing.assert_allclose(skellam_divergences(orders, 60.0, 6), sharp, rtol=0.1)
 
