@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Mapping
 
+from fedfr_jax import manifest
 from fedfr_jax.federated.privacy import ledger as ledgers
 from fedfr_jax.federated.privacy.accountant import Accountant, continued
 from fedfr_jax.federated.privacy.ledger import Ledger
@@ -32,7 +33,7 @@ def read_ledger(folder: pathlib.Path, number: int) -> Ledger:
         return ()
     path = folder / "checkpoints" / str(number) / "default" / ledgers.FILE
     try:
-        return ledgers.from_json(path.read_text(), path)
+        return ledgers.from_json(manifest.read_bytes(path).decode(), path)
     except FileNotFoundError as error:
         raise ValueError(
             f"checkpoint {number} of the private stage {folder} must have a "

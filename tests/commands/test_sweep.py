@@ -117,7 +117,8 @@ def test_runs_whose_seed_draws_attackers_go_together_by_seed(config):
 def test_a_run_that_another_sweep_trains_is_left_to_it(config, tmp_path, capsys):
     folder, axis = tmp_path / "s", f"{RATE}=[0.05, 0.2]"
     first, second = sweep(config, folder, axis)
-    (folder / "results.jsonl").unlink()
+    for name in ("results.jsonl", "manifest.json"):
+        (folder / name).unlink()
     add(folder, {"run": "another"})
     with lock_to_write(folder / first["run"], "of another process"):
         rows = sweep(config, folder, axis)
