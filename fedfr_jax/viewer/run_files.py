@@ -53,6 +53,7 @@ class Files:
         self.folder = folder
         self.stamps = {str(folder): file_stamp(folder)}
         self.is_damaged = False
+        self._looked_at: dict[str, Stamp | None] = {}
         self._problems: dict[str, str] = {}
         self._damaged: dict[str, set[int]] = {}
         self.folders = folder_names(folder)
@@ -60,14 +61,17 @@ class Files:
     def stamp(self, name: str) -> Stamp | None:
         """Stamp of a file; None if it is missing or no regular file."""
         path = f"{self.folder}/{name}"
-        if path in self.stamps:
-            return self.stamps[path]
-        state = file_stamp(path)
-        if state is None:  # its folder changes when it appears
-            parent = path.rpartition("/")[0]
-            self.stamps.setdefault(parent, file_stamp(parent))
-            return file_stamp(path)
-        self.stamps[path] = state
+        if path not in self._looked_at:
+            self._looked_at[path] = self._look(path)
+        return self._looked_at[path]
+
+    def _look(self, path: str) -> Stamp | None:
+        parent, state = path.rpartition("/")[0], file_stamp(path)
+        if state is None and parent not in self.stamps:
+            self.stamps[parent] = file_stamp(parent)  # changes when the file appears
+            state = file_stamp(path)
+        if state is not None:
+            self.stamps[path] = state
         return state
 
     def read(self, name: str) -> bytes | None:

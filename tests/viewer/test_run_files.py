@@ -37,7 +37,7 @@ def test_a_broken_line_is_left_out_and_named_and_a_torn_one_is_not_there_yet(run
     found = read_run(run)
     assert [row["round"] for row in found.stages["fedavg"].rows] == [1, 3]
     (problem,) = found.problems
-    assert problem.startswith(str(log)) and ", line 2, is damaged" in problem
+    assert problem == f"{log}, line 2, is damaged; it is left out."
 
 
 def test_a_damaged_summary_is_left_out_and_named(run):

@@ -6,11 +6,14 @@ import os
 import time
 
 import pytest
+from pydantic import ValidationError
+from rich.console import Console
 
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.heartbeat import is_beating
+from fedfr_jax.runs.report import result_table
 from fedfr_jax.runs.terminal import LineView
-from fedfr_jax.viewer import page, runs_table
+from fedfr_jax.viewer import page, records, runs_table
 from fedfr_jax.viewer.run_files import read_run
 from fedfr_jax.viewer.runs_table import RunList, list_runs
 
@@ -64,6 +67,46 @@ def test_no_value_of_a_file_takes_down_the_list_or_the_page(
             else:
                 assert "2J<b>" not in page.render([found]), (whole, odd)
     assert num_left_out >= 8  # all but the odd value {"a": 7} for the whole file
+
+
+def test_records_of_the_wrong_type_or_length_are_refused():
+    clients = {"count": 1, "ids": [0], "values": [0.5], "quantiles": [0.5] * 101}
+    clients |= {"mean": 0.5, "std": 0.0}
+    curve = {"fields": ["far", "tar"], "values": [[0.1], [0.5]]}
+    points = {"x": [0], "y": [1], "labels": ["a"], "explained": 0.5}
+    whole = {
+        "per_client": {"m": clients, "none": {}},
+        "curves": {"roc": curve},
+        "maps": {"m": points},
+        "images": [["a", "b"]],
+    }
+
+    def is_refused(kind, value):
+        try:
+            kind.validate_json(json.dumps(value))
+        except ValidationError:
+            return True
+        return False
+
+    assert not is_refused(records.EVALUATIONS, {"generic": whole})
+    for odd in (
+        {"per_client": {"m": {**clients, "ids": [0, 1]}}},
+        {"per_client": {"m": {**clients, "quantiles": [0.5] * 100}}},
+        {"per_client": {"m": {**clients, "count": "1"}}},
+        {"per_client": {"m": {"count": 1}}},
+        {"curves": {"roc": {**curve, "fields": ["tar", "far"]}}},
+        {"curves": {"roc": {**curve, "fields": ["far"]}}},
+        {"curves": {"cmc": {**curve, "values": [[0.1], [0.5, 0.6]]}}},
+        {"curves": {"cmc": {**curve, "values": [[0.1], 0.5]}}},
+        {"maps": {"m": {**points, "labels": []}}},
+        {"images": [["a"]]},
+    ):
+        assert is_refused(records.EVALUATIONS, {"generic": odd}), odd
+    assert not is_refused(records.ROW, {"round": 1, "loss": None})
+    for odd in ({"round": 1.5}, {"round": -1}, {"round": None}, {}):
+        assert is_refused(records.ROW, odd), odd
+    for name in ("", ".", "..", "a/b", "/a", "a\0"):
+        assert is_refused(records.SUMMARY, {"methods": {name: {}}}), name
 
 
 def test_links_pipes_and_paths_in_a_run_are_not_followed(run, tmp_path, capsys):
@@ -130,6 +173,14 @@ def test_names_are_plain_text_on_a_terminal(run, capsys):
     (row,) = RunList(run.parent).read().rows
     context = {"runs": [row], "problems": [], "num_problems": 0, "last_page": 1}
     assert page.templates().get_template("runs.html").render(context).encode()
+    summary = {"methods": {"[/]\x1b": {"[b]\x1b": {"[i]\x1b": 0.5}}}}
+    many = {
+        "methods": {f"{i}[/]\x1b": x for i in range(9) for x in [{"[b]": {odd: 1}}]}
+    }
+    for table in map(result_table, (summary, many)):
+        Console(width=200).print(table)
+        said = capsys.readouterr().out
+        assert "\x1b" not in said and r"[/]\x1b" in said and "[b]" in said
     view = LineView(1, name="[/]\x1b[2J")
     view(0, {"[b]\x1b[2J": 1.0})
     said = capsys.readouterr().out
