@@ -18,6 +18,7 @@ federation.augment gives images the colors of other clients' cameras.
 from fedfr_jax.configs import base
 
 SMALL = {"prid2011": 100, "cuhk01": 486, "viper": 316, "3dpes": 100, "ilids": 60}
+PRID_SHOTS = {"train_shots": "multi_shot"}  # 3,744 training images are no single shots
 IMAGENET = {  # in bytes
     "name": "normalize",
     "mean": (123.675, 116.28, 103.53),
@@ -29,12 +30,14 @@ def sets():
     """The nine sets as parts of one source."""
     folder = lambda name: base.data_dir(f"reid/{name}")
     of = lambda name: {"name": name, "data_dir": folder(name)}
+    small = {name: {**of(name), "test_identities": n} for name, n in SMALL.items()}
+    small["prid2011"] |= PRID_SHOTS
     return {
         "msmt17": of("msmt17"),
         "duke": {"name": "market1501", "path": folder("dukemtmc_reid")},
         "market": {"name": "market1501", "path": folder("market1501")},
         "cuhk03": of("cuhk03_np"),
-        **{name: {**of(name), "test_identities": n} for name, n in SMALL.items()},
+        **small,
     }
 
 

@@ -28,8 +28,9 @@ class Sink(Protocol):
     """Receives the metrics of one round, which the loop counts from 0.
 
     Optional methods: `histograms(step, {name: [K]})` takes the cohort's numbers,
-    `note(text)` shows a message between rounds, and `ends_call(step)` is True if a call
-    of many rounds must end with `step`.
+    `note(text)` shows a message between rounds, `ends_call(step)` is True if a call of
+    many rounds must end with `step`, and `fail(error)` is called in place of `close`
+    when an error ends the stage.
     """
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...

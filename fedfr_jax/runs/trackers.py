@@ -2,7 +2,8 @@
 
 A sink is created from a `StageRun`. Values per client become histograms if the tracker
 has them. Trackers read their project, address and key from environment variables, such
-as WANDB_PROJECT, MLFLOW_TRACKING_URI.
+as WANDB_PROJECT, MLFLOW_TRACKING_URI. A training that begins at its first round is a
+new run of a tracker; one that is resumed goes on with its run, by the id in ID_FILE.
 """
 
 import contextlib
@@ -10,10 +11,12 @@ import csv
 import functools
 import hashlib
 import io
+import json
 import math
 import os
 import pathlib
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +27,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import schema
 from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.lifecycle import RunInterrupted
 from fedfr_jax.runs.scratch import lasting_name
 from fedfr_jax.runs.sinks import JsonlSink, Sink
 from fedfr_jax.runs.terminal import NO_SIZES, StageSizes, open_view
@@ -32,6 +36,10 @@ CLIENTS = "clients"  # prefix of numbers per client
 NUM_BINS = 30  # of a histogram
 PROJECT = "fedfr"  # unless the tracker's environment variables name another
 QUANTILES = (10, 50, 90)  # percent, for trackers without histograms
+ID_FILE = "tracker_id"  # in the stage's folder, of a stage with trackers
+# MLflow's limits: letters of a parameter's name and value, parameters in one call.
+NAME_LENGTH, VALUE_LENGTH, BATCH = 250, 500, 100
+FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"  # MLflow's words
 
 
 class StageRun(NamedTuple):
@@ -47,9 +55,20 @@ class StageRun(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Identifier, the same for every start of the run."""
-        name = lasting_name(self.folder)
-        return hashlib.sha256(name.encode()).hexdigest()[:16]
+        """Identifier of the training, 16 hexadecimal digits, kept when it is resumed.
+
+        A stage without ID_FILE has that of its path.
+        """
+        path = self.folder / ID_FILE
+        stored = path.read_text(errors="replace") if path.is_file() else ""
+        if re.fullmatch("[0-9a-f]{16}", stored):
+            return stored
+        return hashlib.sha256(lasting_name(self.folder).encode()).hexdigest()[:16]
+
+    @property
+    def unique_name(self) -> str:
+        """Name that no run of another folder or of an earlier training has."""
+        return f"{self.name}-{self.id[:8]}"
 
     @property
     def config(self) -> dict:
@@ -231,11 +250,23 @@ class TrackerSink:
     def __init__(
         self,
         log: Callable[[dict, int], None],
-        close: Callable[[], None],
+        end: Callable[[str], None],
         histogram: Callable[[np.ndarray], Any] | None = None,
     ):
-        """`histogram` converts values for the tracker; None logs quantiles."""
-        self._log, self._histogram, self.close = log, histogram, close
+        """Build a sink from a tracker's functions.
+
+        Args:
+          end: called once with FINISHED, FAILED or KILLED.
+          histogram: converts values for the tracker; None logs quantiles.
+        """
+        self._log, self._histogram, self._end = log, histogram, end
+
+    def close(self) -> None:
+        self._end(FINISHED)
+
+    def fail(self, error: BaseException) -> None:
+        stops = RunInterrupted, KeyboardInterrupt
+        self._end(KILLED if isinstance(error, stops) else FAILED)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {k: float(x) for k, x in scalars.items() if math.isfinite(x)}
@@ -275,7 +306,7 @@ def wandb(run: StageRun) -> Sink:
         import wandb
     tracker = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
-        name=run.name,
+        name=run.unique_name,
         group=run.folder.parent.name,
         id=run.id,
         resume="allow",
@@ -283,31 +314,35 @@ def wandb(run: StageRun) -> Sink:
         dir=str(run.folder),
         reinit="create_new",
     )
-    return _tracker_sink(tracker, wandb.Histogram)
+    end = lambda status: tracker.finish(exit_code=int(status != FINISHED))
+    return TrackerSink(_logger(tracker), end, wandb.Histogram)
 
 
 def trackio(run: StageRun) -> Sink:
-    """Log a run of Trackio per stage."""
+    """Log a run of Trackio per stage; Trackio has no status of a run."""
     with _optional("trackio"):
         import trackio
     tracker = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-        name=run.name.replace("/", "-"),
+        name=run.unique_name.replace("/", "-"),
         group=run.folder.parent.name,
         config=run.config,
         resume="allow",
         embed=False,
     )
-    return _tracker_sink(tracker, trackio.Histogram)
+    end = lambda status: tracker.finish()
+    return TrackerSink(_logger(tracker), end, trackio.Histogram)
 
 
-def _tracker_sink(tracker, histogram: Callable) -> TrackerSink:
-    log = lambda numbers, step: tracker.log(numbers, step=step)
-    return TrackerSink(log, tracker.finish, histogram)
+def _logger(tracker) -> Callable[[dict, int], None]:
+    return lambda numbers, step: tracker.log(numbers, step=step)
 
 
 def mlflow(run: StageRun) -> Sink:
-    """Log a run of MLflow per stage, with quantiles instead of histograms."""
+    """Log a run of MLflow per stage, with quantiles instead of histograms.
+
+    The config's settings are its parameters, logged once: MLflow never changes one.
+    """
     with _optional("mlflow"):
         import mlflow
     client = mlflow.MlflowClient()
@@ -315,17 +350,37 @@ def mlflow(run: StageRun) -> Sink:
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
     query = f"tags.fedfr_id = '{run.id}'"
-    runs = client.search_runs([number], query)
-    if not runs:
+    if runs := client.search_runs([number], query):
+        run_id = runs[0].info.run_id
+        client.update_run(run_id, status="RUNNING")
+    else:
         tags = {"fedfr_id": run.id}
-        runs = [client.create_run(number, run_name=run.name, tags=tags)]
-    run_id = runs[0].info.run_id
+        created = client.create_run(number, run_name=run.unique_name, tags=tags)
+        run_id = created.info.run_id
+        parameters = [mlflow.entities.Param(*x) for x in flat_settings(run.config)]
+        for i in range(0, len(parameters), BATCH):
+            client.log_batch(run_id, params=parameters[i : i + BATCH])
 
     def log(numbers: dict, step: int) -> None:
         for name, value in numbers.items():
             client.log_metric(run_id, tag(name), value, step=step)
 
-    return TrackerSink(log, lambda: client.set_terminated(run_id))
+    return TrackerSink(log, lambda status: client.set_terminated(run_id, status))
+
+
+def flat_settings(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Pairs of a config's dotted keys and values, within MLflow's limits.
+
+    >>> dict(flat_settings({"seed": 0, "model": {"name": "cnn", "sizes": [8, 16]}}))
+    {'seed': '0', 'model.name': 'cnn', 'model.sizes': '[8, 16]'}
+    """
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield tag(name)[:NAME_LENGTH], text[:VALUE_LENGTH]
 
 
 @contextlib.contextmanager
@@ -370,6 +425,8 @@ def open_sinks(
 ) -> Iterator[list[Sink]]:
     """Open metrics.jsonl, other sinks and the view of a stage; close them at the end.
 
+    A sink with a method `fail(error)` gets the error that ends the stage in its place.
+
     Args:
       name: of the stage, for the view.
       total: rounds of the whole stage.
@@ -381,17 +438,29 @@ def open_sinks(
         yield []
         return
     run = StageRun(pathlib.Path(folder), first)
+    if first == 0 and not set(logging.sinks) <= {*FILES, "tensorboard"}:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_text(run.folder / ID_FILE, secrets.token_hex(8))
     with contextlib.ExitStack() as stack:
         sinks = []
         for kind in dict.fromkeys(["jsonl", *logging.sinks]):
             sinks.append(SINKS[kind](run))
-            stack.callback(sinks[-1].close)
+            stack.push(functools.partial(_close, sinks[-1]))
         view = open_view(logging.view, total, name=name, metrics=shown, sizes=sizes)
         stack.callback(view.close)
         if logging.trace:
             sinks.append(TraceSink(folder / "tensorboard", logging.trace, first))
             stack.callback(sinks[-1].close)
         yield [*sinks, view]
+
+
+def _close(sink: Sink, kind, error: BaseException | None, traceback) -> None:
+    """Close a sink whose block has ended, perhaps by an error."""
+    del kind, traceback
+    if error is not None and hasattr(sink, "fail"):
+        sink.fail(error)
+    else:
+        sink.close()
 
 
 def show_at_end(

@@ -1,11 +1,14 @@
 """Confidence intervals of scaling laws, and hold-out of the largest run.
 
+The law that predicts the largest runs is chosen without them, too.
+
 A replicate samples the variance of the log errors, RSS over a chi-squared number with
 n - k degrees of freedom, then normal log errors around the fitted law, and fits the law
 to them. Resampling the few runs of a scaling study would give intervals that are far
 too narrow.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +17,8 @@ from fedfr_jax.scaling.laws import (
     Coefficients,
     Fit,
     Law,
-    fit,
+    best_fit,
+    fit_laws,
     get_coefficients,
     one_thread,
     predict,
@@ -35,7 +39,7 @@ class HoldOut(NamedTuple):
     """Measured error of the largest runs, and its prediction from the others."""
 
     is_held_out: np.ndarray  # [n] bool
-    fit: Fit  # to the other runs
+    fit: Fit  # to the other runs, of the law that they choose
     predicted: float  # error of the largest size
     low: float  # ends of the interval of the mean error of as many runs there
     high: float
@@ -96,18 +100,25 @@ def band(refits: Replicates, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def hold_out(
-    law: Law,
+    laws: Sequence[Law],
     inputs: np.ndarray,
     errors: np.ndarray,
     *,
     seed: int = 0,
     draws=NUM_RESAMPLES,
 ) -> HoldOut:
-    """Fit without the largest runs, and predict them."""
+    """Choose and fit a law without the largest runs, and predict them.
+
+    Raises:
+      ValueError: when none of `laws` can be fitted without them.
+    """
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
     size = inputs.prod(1)
     is_held = size == size.max()
-    smaller = fit(law, inputs[~is_held], errors[~is_held])
+    fits, refused = fit_laws(laws, inputs[~is_held], errors[~is_held])
+    if not fits:
+        raise ValueError(refused[0])
+    smaller = best_fit(fits)
     refits = replicates(smaller, inputs[~is_held], seed=seed, draws=draws)
     largest = inputs[is_held][:1]
     rng = np.random.default_rng((seed, draws))

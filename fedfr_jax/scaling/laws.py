@@ -148,6 +148,19 @@ def one_thread() -> threadpool_limits:
     return threadpool_limits(1, user_api="blas")
 
 
+def fit_laws(
+    laws: Sequence[Law], inputs: np.ndarray, errors: np.ndarray
+) -> tuple[list[Fit], list[str]]:
+    """Fit the laws that the runs allow: (fits, reasons why others are missing)."""
+    fits, refused = [], []
+    for law in laws:
+        try:
+            fits.append(fit(law, inputs, errors))
+        except ValueError as error:
+            refused.append(str(error))
+    return fits, refused
+
+
 def best_fit(fits: Sequence[Fit]) -> Fit:
     """Choose the fit of minimum AICc; of equal ones that of fewest coefficients."""
     return min(fits, key=lambda x: (x.aicc, x.law.num_coefficients))

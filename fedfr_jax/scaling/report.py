@@ -13,7 +13,8 @@ LAWS = (
     "series | inputs | law | exponents | {:.0%} intervals | offset E | rms | AIC | AICc"
 )
 HOLD_OUT_COLUMNS = (
-    "series | inputs | measured | predicted | {:.0%} interval of the mean | inside"
+    "series | inputs | law | measured | predicted"
+    " | {:.0%} interval of the mean | inside"
 )
 
 
@@ -66,9 +67,9 @@ def law_table(findings: Sequence[SeriesFit]) -> str:
 
 
 def hold_out_table(study: Study) -> str:
-    """Table of predictions of held-out runs, a row per series and size."""
+    """Table of predictions of held-out runs, by the law that the others choose."""
     rows = [
-        [finding.series or "-", ", ".join(finding.axes)]
+        [finding.series or "-", ", ".join(finding.axes), x.fit.law.name]
         + [f"{x.measured:.4g}", f"{x.predicted:.4g}"]
         + [f"{x.low:.4g} to {x.high:.4g}", "yes" if x.is_inside else "no"]
         for finding in study.findings
@@ -146,8 +147,8 @@ def _finding(finding: SeriesFit) -> dict[str, Any]:
         }
         entry["correlations"] = _correlations(finding)
     if finding.hold_out:
-        entry["held_out"] = finding.hold_out._asdict()
-        del entry["held_out"]["fit"]
+        held_out = finding.hold_out._asdict()
+        entry["held_out"] = {"law": held_out.pop("fit").law.name, **held_out}
     return entry
 
 

@@ -27,7 +27,7 @@ from fedfr_jax.scaling.laws import (
     Fit,
     Law,
     best_fit,
-    fit,
+    fit_laws,
     predict,
 )
 from fedfr_jax.scaling.table import Points
@@ -112,7 +112,7 @@ class SeriesFit(NamedTuple):
     refused: tuple[str, ...]  # reasons for missing fits and hold-outs
     best: Fit | None
     replicates: Replicates | None  # of the best
-    hold_out: HoldOut | None  # by the best law
+    hold_out: HoldOut | None  # by the law of the other runs
 
 
 class Budgets(NamedTuple):
@@ -209,18 +209,13 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
     if len(axes) == 1:
         points = _take_largest(points, axes[0], data)
     inputs = np.stack([_column(points, name) for name in axes], 1)
-    fits, refused = [], []
-    for law in laws:
-        try:
-            fits.append(fit(law, inputs, points.errors))
-        except ValueError as error:
-            refused.append(str(error))
+    fits, refused = fit_laws(laws, inputs, points.errors)
     best = best_fit(fits) if fits else None
     refits = best and replicates(best, inputs, seed=seed, draws=draws)
     held_out = None
     if best:
         try:
-            held_out = hold_out(best.law, inputs, points.errors, seed=seed, draws=draws)
+            held_out = hold_out(laws, inputs, points.errors, seed=seed, draws=draws)
         except ValueError as error:
             refused.append(f"without the largest runs, {error}")
     return SeriesFit(

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import shutil
 import zipfile
 
 import numpy as np
@@ -313,6 +314,16 @@ def test_prid_has_people_of_both_cameras_and_of_each(tmp_path):
     assert f"{len(several)} of the images" in source.passed_over
     source = SOURCES["prid2011"](tmp_path, shots="multi_shot")
     assert counts(source) == {TRAIN: (4, 12), QUERY: (2, 4), GALLERY: (5, 10)}
+    # As FedReID has it: several shots of the same people's training, one in the test.
+    mixed = SOURCES["prid2011"](tmp_path, train_shots="multi_shot")
+    assert counts(mixed) == {TRAIN: (4, 12), QUERY: (2, 2), GALLERY: (5, 5)}
+    of_role = lambda x, train: [row for row in told(x) if (row[0] == TRAIN) is train]
+    assert of_role(mixed, True) == of_role(source, True)
+    single = SOURCES["prid2011"](tmp_path)
+    assert of_role(mixed, False) == of_role(single, False)
+    shutil.rmtree(tmp_path / "prid_2011/multi_shot")
+    with pytest.raises(ValueError, match="got none below multi_shot/. Copy that"):
+        SOURCES["prid2011"](tmp_path, train_shots="multi_shot")
 
 
 def test_3dpes_has_half_of_a_persons_sequences_as_queries(tmp_path):

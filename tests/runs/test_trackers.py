@@ -1,5 +1,6 @@
 """Trackers: what a run's numbers become there."""
 
+import contextlib
 import csv
 import json
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.runs import sinks, trackers
+from fedfr_jax.runs.lifecycle import RunInterrupted
 from fedfr_jax.runs.trackers import Logging, StageRun
 
 
@@ -82,7 +84,7 @@ def test_a_tracker_gets_finite_numbers_by_round_and_histograms(
     logged, closed, started = [], [], {}
     made = types.SimpleNamespace(
         log=lambda numbers, step: logged.append((step, numbers)),
-        finish=lambda: closed.append(True),
+        finish=lambda **ended: closed.append(ended),
     )
     init = lambda **of: started.update(of) or made
     fake_tracker(
@@ -96,38 +98,106 @@ def test_a_tracker_gets_finite_numbers_by_round_and_histograms(
     sink.histograms(0, {"loss": np.ones(4)})
     sink.close()
     assert logged == [(1, {"loss": 0.5}), (1, {"clients/loss": ("histogram", 4)})]
-    assert started["config"] == {"seed": 3} and started["group"] == "run" and closed
+    assert started["config"] == {"seed": 3} and started["group"] == "run"
+    sink.fail(ValueError("diverged"))
+    codes = [{"exit_code": 0}, {"exit_code": 1}] if name == "wandb" else [{}, {}]
+    assert closed == codes
+
+
+def test_a_tracker_run_is_one_training_of_one_folder(tmp_path, monkeypatch):
+    started = []
+    made = types.SimpleNamespace(finish=lambda: None)
+    init = lambda **of: started.append((of["project"], of["name"], of["group"])) or made
+    fake_tracker(monkeypatch, "trackio", init=init, Histogram=None)
+
+    def start(folder, first):
+        """Identity of the run that a start of the stage logs to."""
+        logging = Logging(("trackio", "csv"), "quiet")
+        with trackers.open_sinks(folder, "fedavg", 9, first, logging=logging):
+            pass
+        trackers.trackio(StageRun(folder, 9))  # as the evaluation at the end
+        assert started[-1] == started[-2]
+        return started[-1]
+
+    a, b = tmp_path / "a/run/fedavg", tmp_path / "b/run/fedavg"
+    first = start(a, 0)
+    assert start(a, 3) == first  # resumed
+    assert start(b, 0) != first  # another folder of the same name
+    assert start(a, 0) != first  # overwritten
+    # An earlier version's stage, or a stranger's words in the file: that of the path.
+    (b / trackers.ID_FILE).write_text("x' OR tags.a = 'b")
+    of_path = StageRun(b).id
+    (b / trackers.ID_FILE).unlink()
+    assert StageRun(b).id == of_path != StageRun(a).id
+    with trackers.open_sinks(tmp_path / "c", "c", 1, 0, logging=Logging(view="quiet")):
+        assert not (tmp_path / "c" / trackers.ID_FILE).exists()  # no tracker
+
+
+class FakeMlflow:
+    """An MlflowClient that keeps runs by their tag."""
+
+    runs, logged = {}, []
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id=name)
+
+    def search_runs(self, experiments, query):
+        return [run for tag, run in self.runs.items() if f"'{tag}'" in query]
+
+    def create_run(self, experiment, run_name, tags):
+        info = types.SimpleNamespace(run_id=f"run{len(self.runs)}", statuses=[])
+        run = types.SimpleNamespace(info=info, params=[])
+        return self.runs.setdefault(tags["fedfr_id"], run)
+
+    def _run(self, run_id):
+        return next(run for run in self.runs.values() if run.info.run_id == run_id)
+
+    def log_batch(self, run_id, params):
+        assert len(params) <= 100
+        self._run(run_id).params.extend(params)
+
+    def log_metric(self, run, name, value, step):
+        self.logged.append((run, name, value, step))
+
+    def set_terminated(self, run_id, status):
+        self._run(run_id).info.statuses.append(status)
+
+    def update_run(self, run_id, status):
+        self._run(run_id).info.statuses.append(status)
 
 
 def test_mlflow_goes_on_with_the_run_of_an_earlier_start(tmp_path, monkeypatch):
-    logged, runs = [], {}
-
-    class Client:
-        def get_experiment_by_name(self, name):
-            return types.SimpleNamespace(experiment_id=name)
-
-        def search_runs(self, experiments, query):
-            return [runs[x] for x in runs if x in query]
-
-        def create_run(self, experiment, run_name, tags):
-            info = types.SimpleNamespace(run_id=f"run{len(runs)}")
-            return runs.setdefault(tags["fedfr_id"], types.SimpleNamespace(info=info))
-
-        def log_metric(self, run, name, value, step):
-            logged.append((run, name, value, step))
-
-        def set_terminated(self, run):
-            pass
-
-    fake_tracker(monkeypatch, "mlflow", MlflowClient=Client)
-    for round in range(2):
-        sink = trackers.mlflow(StageRun(tmp_path / "run" / "fedavg", round))
-        sink(round, {"tar@far=1e-03": 0.5})
-        sink.histograms(round, {"loss": np.arange(11.0)})
-        sink.close()
+    monkeypatch.setattr(FakeMlflow, "runs", {})
+    monkeypatch.setattr(FakeMlflow, "logged", [])
+    param = types.SimpleNamespace(Param=lambda name, value: (name, value))
+    fake_tracker(monkeypatch, "mlflow", MlflowClient=FakeMlflow, entities=param)
+    folder = tmp_path / "run" / "fedavg"
+    folder.mkdir(parents=True)
+    keys = {f"key{i}": None for i in range(250)}
+    config = {"seed": 3, "methods": {"a@b": {"rate": 0.1, "long": "x" * 900}}, **keys}
+    (folder.parent / "config.json").write_text(json.dumps(config))
+    logging = Logging(("mlflow",), "quiet")
+    errors = ValueError("diverged"), RunInterrupted("SIGTERM"), KeyboardInterrupt()
+    for i, error in enumerate((*errors, None)):
+        with (
+            contextlib.suppress(*map(type, errors)),
+            trackers.open_sinks(folder, "a", 4, i, logging=logging) as (_, sink, _),
+        ):
+            sink(i, {"tar@far=1e-03": 0.5})
+            sink.histograms(i, {"loss": np.arange(11.0)})
+            if error:
+                raise error
+    logged, (run,) = FakeMlflow.logged, FakeMlflow.runs.values()
     assert logged[0] == ("run0", "tar_at_far_1e-03", 0.5, 1)
     assert ("run0", "clients/loss_p90", 9.0, 1) in logged
-    assert logged[-1][0] == "run0" and logged[-1][3] == 2
+    assert logged[-1][0] == "run0" and logged[-1][3] == 4
+    ends = run.info.statuses
+    assert ends[::2] == ["FAILED", "KILLED", "KILLED", "FINISHED"]
+    assert set(ends[1::2]) == {"RUNNING"}
+    assert len(run.params) == len(dict(run.params)) == 253  # once, not at each start
+    told = dict(run.params)
+    assert told["seed"] == "3" and told["methods.a_at_b.rate"] == "0.1"
+    assert told["methods.a_at_b.long"] == "x" * 500
 
 
 def test_a_tracker_that_is_not_installed_says_what_to_install(tmp_path, monkeypatch):

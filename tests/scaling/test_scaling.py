@@ -105,11 +105,31 @@ def test_intervals_are_those_of_their_seed():
 
 def test_the_largest_run_tells_when_the_law_ends():
     inputs, errors = simulated(POWER)
-    held = hold_out(POWER, inputs, errors, draws=DRAWS)
+    held = hold_out([POWER], inputs, errors, draws=DRAWS)
     assert held.is_inside and held.is_held_out.tolist() == [False] * 11 + [True]
     errors[-1] = errors[-2]  # the last doubling buys nothing
-    held = hold_out(POWER, inputs, errors, draws=DRAWS)
+    held = hold_out([POWER], inputs, errors, draws=DRAWS)
     assert not held.is_inside and held.measured > held.high
+
+
+def test_the_largest_runs_have_no_part_in_the_law_that_predicts_them():
+    sizes = np.repeat(1e4 * 2.0 ** np.arange(6), 2)
+    noise = 0.02 * np.random.default_rng(0).standard_normal(12)
+    errors = 3 * sizes**-0.3 * np.exp(noise)
+    chosen, predictions = [], set()
+    for factor in (1.3, 1.0, 0.1):  # 1.3: a curve that flattens at its end alone
+        measured = errors * np.where(sizes == sizes.max(), factor, 1)
+        columns = zip(sizes, measured, strict=True)
+        rows = [{"params_backbone": n, "error": error} for n, error in columns]
+        (found,) = study(points(rows, "error"), draws=20).findings
+        held = found.hold_out
+        assert held.measured == pytest.approx(np.sqrt(measured[-1] * measured[-2]))
+        chosen.append(found.best.law)
+        predictions.add((held.fit.law, held.predicted, held.low, held.high))
+    assert chosen[:2] == [SATURATING, POWER]
+    ((law, predicted, _, _),) = predictions
+    assert law is POWER
+    assert predicted == pytest.approx(3 * sizes[-1] ** -0.3, rel=0.03)
 
 
 # Exponents by least squares, as the digitized points give them: backbone, with head.
@@ -155,7 +175,7 @@ def test_bigfaces_points_are_weak_evidence():
 
 def test_a_term_that_runs_do_not_show_gives_no_budget_and_no_warning():
     inputs, _ = simulated(JOINT)
-    held = hold_out(JOINT, inputs, np.full(len(inputs), 0.4), draws=20)
+    held = hold_out([JOINT], inputs, np.full(len(inputs), 0.4), draws=20)
     assert held.predicted == pytest.approx(0.4, rel=1e-3)
     law = Coefficients(np.array([0.4, 0.3]), np.array([20.0, 1e-300]), np.array(0.1))
     with pytest.raises(ValueError, match="needs a term of parameters and one of"):

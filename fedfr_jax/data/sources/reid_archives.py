@@ -126,6 +126,7 @@ def prid2011(
     data_dir: str | os.PathLike,
     *,
     shots: Literal["single_shot", "multi_shot"] = "single_shot",
+    train_shots: Literal["single_shot", "multi_shot"] | None = None,
     image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
@@ -138,18 +139,35 @@ def prid2011(
 
     Args:
       shots: "single_shot", or "multi_shot" with cam_a/person_0001/0001.png.
+      train_shots: of training images, if others than `shots`: "multi_shot" with tests
+        on single shots.
       data_dir, image_size, test_identities, seed: see `viper`.
     """
-    pattern = rf"(?:.*/)?{shots}/cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
+    train_shots = train_shots or shots
+    below = r"cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
+    pattern = rf"(?:.*/)?(?:{shots}|{train_shots})/{below}"
     example = f"prid_2011/{shots}/cam_a/person_0001.png"
     archive = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
+    folders = [re.search(r"(\w+)/cam_[ab]/", name)[1] for name in archive.names]
+    if missing := {shots, train_shots} - {*folders}:
+        raise ValueError(
+            f"{archive.path} must have images below {shots}/ and {train_shots}/, got "
+            f"none below {missing.pop()}/. Copy that folder, or choose other shots."
+        )
     is_shared = np.array([int(person) <= SHARED for person in archive.people])
     sides = np.where(archive.views == 1, "a-", "b-")
     people = np.where(is_shared, archive.people, np.char.add(sides, archive.people))
     excluded = {*people[~is_shared].tolist()}
     roles = _roles(people, archive.views, test_identities, seed, excluded)
     roles = np.where(~is_shared & (archive.views == 2), GALLERY, roles)
-    return _source(archive._replace(people=people), roles, image_size)
+    wanted = np.where(roles == TRAIN, train_shots, shots)
+    rows = np.flatnonzero(wanted == np.array(folders))
+    archive = archive._replace(
+        names=[archive.names[row] for row in rows],
+        people=people[rows],
+        views=archive.views[rows],
+    )
+    return _source(archive, roles[rows], image_size)
 
 
 def _list_archive(data_dir, *namings: Names) -> ArchiveListing:
