@@ -181,6 +181,22 @@ def test_more_attackers_than_a_rule_can_stand_are_refused_with_its_bound(links, 
         above.check_cohort(NUMBER)
 
 
+def test_a_cohorts_expected_attackers_are_rounded_up():
+    algorithm = with_aggregation(fedavg(LOCAL), krum(num_malicious_clients=1))
+    for share, cohort, expected in (
+        (0.3, 5, 2),
+        (0.2, 7, 2),
+        (0.1, 10, 1),
+        (0.2, 5, 1),
+    ):
+        attacked = with_attack(algorithm, "alie", share=share, num_clients=10)
+        if expected == 1:
+            attacked.check_cohort(cohort)
+            continue
+        with pytest.raises(ValueError, match=f"{expected} of a cohort of {cohort} at"):
+            attacked.check_cohort(cohort)
+
+
 def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
     algorithm = fedavg(LOCAL)
     assert with_attack(algorithm, "alie", share=0, num_clients=5) is algorithm

@@ -14,9 +14,11 @@ import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.scaffold import scaffold
-from fedfr_jax.federated.systems.asynchronous import with_versions
-from fedfr_jax.federated.systems.profiles import Work, log_normal_profiles
-from fedfr_jax.federated.systems.rounds import Systems, check_systems
+from fedfr_jax.federated.systems.asynchronous import Begun, next_buffer, with_versions
+from fedfr_jax.federated.systems.availability import Availability
+from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.profiles import Profiles, Work, log_normal_profiles
+from fedfr_jax.federated.systems.rounds import Systems, begin_client, check_systems
 from fedfr_jax.federated.systems.state import as_seconds
 from fedfr_jax.types import ClientOutput
 from tests.federated import toys
@@ -129,6 +131,57 @@ def test_the_engine_does_what_an_event_loop_does(name):
         found.append(metrics["simulated_seconds"])
     assert run.sim.programs.run_whole.num_compiled() == 1
     assert (np.diff(found) >= 0).all()
+
+
+def test_an_update_of_the_largest_staleness_counts_and_a_later_one_is_gone():
+    """Client 9 begins at version 0 and arrives when the server is at `stale`."""
+    settings = ff.fedbuff(concurrency=2, buffer_size=1, max_staleness=3)
+    for stale, is_used in ((0, True), (3, True), (4, False)):
+        queue = iter(range(9))
+        # Others arrive one after another; 9 just after `stale` steps of the server.
+        ends = {9: stale + 0.5}
+
+        def begin(number, time, busy, version, queue=queue, ends=ends):
+            client = 9 if not number else next(queue)
+            assert client not in busy
+            return Begun(client, ends.get(client, client + 1.0), False)
+
+        world, steps = jax.device_get(world_of(settings)), []
+        for version in range(stale + 2):
+            cohort, world = next_buffer(settings, world, version, begin)
+            steps += zip(cohort.ids, cohort.participation.staleness, strict=True)
+        assert ((9, stale) in steps) is is_used and len(steps) == stale + 2
+        assert {client for client, _ in steps} >= {*range(stale)}
+        clock = float(as_seconds(world.clock))
+        assert clock == (stale + 1 if is_used else stale + 2)
+
+
+def world_of(settings):
+    return with_versions(fedavg(toys.LOCAL), settings).init(toys.unflat(START)).world
+
+
+def test_a_client_begins_when_it_is_there_and_is_lost_by_its_own_chance():
+    """`begin_client` against the same draws in a plain loop."""
+    there = Availability(
+        np.arange(5), np.array([50.0, 10, 30, 20]), np.full(4, 5.0), 100.0
+    )
+    devices = Profiles(*np.array([[1.0, 2, 4, 5], np.ones(4), np.ones(4)]))
+    work = Work(download=2, upload=3, flops=0, flops_per_step=20)
+    systems = Systems(Dropout(0.3, 0.3), devices, there, work=work)
+    begin = begin_client(systems, 7, 4, lambda ids, round: 2 + 0 * ids + round)
+    kinds = set()
+    for number, (time, busy) in enumerate([(0.0, [1]), (12.0, []), (96.0, [3])] * 20):
+        wait = {0: [20, 3], 12: [0, 1], 96: [14, 1]}[int(time)]  # seconds, client
+        rng = np.random.default_rng((7, number, 5))
+        rng.choice([wait[1]])
+        leaves_before, leaves_after = rng.random(2) < 0.3
+        end = time + wait[0]
+        if not leaves_before:
+            end += 2 + 3 + 20 * (2 + number) / devices.flops[wait[1]]
+        found = begin(number, time, busy, number)
+        assert found == (wait[1], pytest.approx(end), leaves_before or leaves_after)
+        kinds.add((leaves_before, leaves_after))
+    assert len(kinds) == 4
 
 
 def test_a_run_that_is_saved_and_resumed_has_the_same_bits(tmp_path):

@@ -78,6 +78,25 @@ def test_an_edge_without_clients_in_a_round_stays():
     assert not np.allclose(toys.flat({k: x[0] for k, x in edges.items()}), START)
 
 
+def test_edges_without_a_client_have_no_part_in_the_average():
+    """Four edges of five clients: {0, 1}, {2, 3}, {4} and none."""
+    algorithm = with_edge_servers(
+        fedavg(toys.LOCAL), num_clients=5, num_edges=4, average_every=2
+    )
+    sim, server, store = simulated(algorithm)
+    for r, clients in enumerate(([0, 1, 4], [1, 4])):
+        server, _ = run_cohort(sim, server, store, Cohort(np.array(clients), r))
+    first = flat_rounds([1], 1, start=flat_rounds([0, 1], 1))
+    third = flat_rounds([4], 2)
+    sizes = np.array([4 + 2 + 2, 5 + 5])  # examples since the start
+    want = np.average([first, third], axis=0, weights=sizes)
+    servers = jax.device_get(server.servers.variables["params"])
+    for edge in range(4):  # all have it
+        own = toys.flat({k: x[edge] for k, x in servers.items()})
+        np.testing.assert_allclose(own, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.device_get(server.weight), 0)
+
+
 def test_what_has_no_plain_mean_is_refused():
     linked = with_aggregation(fedavg(toys.LOCAL), median())
     with pytest.raises(ValueError, match="average updates by a plain mean"):

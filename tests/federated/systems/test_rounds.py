@@ -10,7 +10,7 @@ from fedfr_jax.federated.systems.availability import (
     diurnal_availability,
     read_availability,
 )
-from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.dropout import Dropout, drop_clients
 from fedfr_jax.federated.systems.profiles import (
     Profiles,
     Work,
@@ -77,6 +77,26 @@ def test_who_misses_the_deadline_sends_nothing_or_a_part():
     np.testing.assert_array_equal(cohort.participation.max_steps, [2, 2, 1, 1])
     cohort, end = play(deadline=4.5, partial_work=True)  # not even a step
     assert received(cohort) == [0, 1] and end == 4.5
+    cohort, end = play(deadline=6.0)  # client 1 arrives at that moment
+    assert received(cohort) == [0, 1] and end == 6
+    cohort, end = play(deadline=9.0, count=2, over_selection=2.0)
+    assert received(cohort) == [0, 1] and end == 6  # enough, before the deadline
+
+
+def test_who_leaves_depends_on_seed_round_and_id_alone():
+    ids = np.random.default_rng(0).permutation(500)
+    drop = Dropout(0.2, 0.4)
+    part = drop_clients(drop, ids, 3, 5)
+    is_present, is_received = np.empty((2, 500), bool)
+    before, after = np.random.default_rng((3, 5, 3)).random((2, 500))
+    for rank, client in enumerate(sorted(ids.tolist())):
+        is_present[ids == client] = before[rank] >= 0.2
+        is_received[ids == client] = before[rank] >= 0.2 and after[rank] >= 0.4
+    np.testing.assert_array_equal(part.is_present, is_present)
+    np.testing.assert_array_equal(part.is_received, is_received)
+    assert 0.7 < is_present.mean() < 0.9 and 0.4 < is_received.mean() < 0.56
+    other = [drop_clients(drop, ids, *at).is_present for at in ((4, 5), (3, 6))]
+    assert all((x != is_present).any() for x in other)
 
 
 def test_a_round_that_everybody_leaves_ends_at_once():

@@ -77,6 +77,52 @@ def test_a_utility_is_worked_by_hand():
     np.testing.assert_allclose(found, (np.array([1, 3]) + bonus) * [1, 1 / 16])
 
 
+class Recorder:
+    """A random generator that records weights and takes the first entries."""
+
+    def choice(self, ids, number, *, replace, p):
+        assert not replace
+        if number:
+            self.weights = dict(zip(ids.tolist(), p.tolist(), strict=True))
+        return ids[:number]
+
+
+def test_oort_exploits_those_near_the_best_and_no_outlier_rules():
+    """Utilities of algorithm 1 in a plain loop: the top 5 % count as its border."""
+    loss = np.where(EVERYBODY == 7, 1e4, LOSSES)
+    known = HEARD._replace(loss=loss)
+    rng = Recorder()
+    sampling = Oort(exploration=0.0, min_exploration=0.0, cutoff=0.9)
+    choose(sampling, rng, EVERYBODY, 5, known, 9)
+    utility = [10 * x + np.sqrt(0.1 * np.log(10) / 1) for x in loss]
+    ascending = sorted(utility)
+    place = 0.95 * (N - 1)
+    low = int(place)
+    cap = ascending[low] + (place - low) * (ascending[low + 1] - ascending[low])
+    capped = [min(x, cap) for x in utility]
+    border = 0.9 * sorted(capped)[-5]
+    near = {k: x for k, x in enumerate(capped) if x >= border}
+    total = sum(near.values())
+    assert rng.weights == pytest.approx({k: x / total for k, x in near.items()})
+    assert 5 < len(near) < N and rng.weights[7] == max(rng.weights.values())
+
+
+def test_oort_explores_less_in_later_rounds_and_fast_clients_first():
+    """New clients: exploration times decay^round of the cohort, at least the least."""
+    last = np.where(EVERYBODY < 30, NEVER, 0)
+    seconds = np.where(EVERYBODY % 2, 4.0, 1.0)
+    known = HEARD._replace(last_round=last, seconds=seconds)
+    for round, share in ((0, 0.9), (10, 0.9 * 0.9**10), (99, 0.2)):
+        rng = Recorder()
+        ids = choose(Oort(exploration_decay=0.9), rng, EVERYBODY, 9, known, round)
+        assert (ids < 30).sum() == np.ceil(share * 9)
+        pairs = rng.weights
+        assert pairs[0] == pytest.approx(4 * pairs[1]) and len(pairs) == 30
+    few = known._replace(last_round=np.where(EVERYBODY < 38, NEVER, 0))
+    ids = choose(Oort(), Recorder(), EVERYBODY, 9, few, 99)  # only two are known
+    assert (ids < 38).sum() == 7
+
+
 def test_rounds_remember_losses_and_resume_with_them(tmp_path):
     sizes = np.array([4, 2, 6, 3, 5, 1])
     rng = np.random.default_rng(0)
