@@ -5,7 +5,7 @@
 A fifth of the users is left out of the federation, and a fifth of the other users'
 training images, others for each seed. The global model is evaluated on both, mean of
 the last five rounds; test images are not looked at. Half of a cohort straggles. Goes on
-where it was stopped; writes temperature.json and its table of README.md.
+where it was stopped; writes temperature.json and the table of TEMPERATURE.md.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
             found[name][seed] = run_seed(name, seed, folder)
     path = args.results / "temperature.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
-    write_between(args.results / "README.md", "temperature", table(found))
+    write_between(args.results / "TEMPERATURE.md", "temperature", table(found))
 
 
 def run_seed(name: str, seed: int, folder: pathlib.Path) -> dict:

@@ -29,7 +29,7 @@ SIZES = np.array([4, 2, 6, 3, 5, 1, 4, 6, 2, 3])
 SEED, STEPS, ROUNDS = 5, 2, 6
 PROFILES = log_normal_profiles(len(SIZES), gflops=1e-6, speed_sigma=1.5)
 SETTINGS = {
-    "fedbuff": ff.fedbuff(concurrency=4, buffer_size=2, max_staleness=2),
+    "fedbuff": ff.fedbuff(concurrency=3, buffer_size=2, max_staleness=3),
     "fedasync": ff.fedasync(concurrency=4, mixing=0.6, max_staleness=3),
 }
 IMAGES, LABELS, START = regression.examples(SIZES, seed=3)
@@ -118,6 +118,7 @@ def test_the_engine_does_what_an_event_loop_does(name):
     run = run_of(SETTINGS[name])
     models, times, late, too_late = event_loop(SETTINGS[name], run.sim.systems.work)
     assert len(set(late)) > 1 and bool(too_late) == (name == "fedbuff")
+    assert name == "fedasync" or max(late) == SETTINGS[name].max_staleness
     # A model of 18 numbers; a batch of 6 forward, and backward for its gradient.
     assert run.sim.systems.work == Work(4 * 18, 4 * 18, 0, 2 * 2 * 6 * 5 * 3)
     found = []
@@ -154,6 +155,20 @@ def test_an_update_of_the_largest_staleness_counts_and_a_later_one_is_gone():
         assert {client for client, _ in steps} >= {*range(stale)}
         clock = float(as_seconds(world.clock))
         assert clock == (stale + 1 if is_used else stale + 2)
+
+
+def test_who_trains_or_waits_in_the_buffer_is_busy_until_the_servers_step():
+    settings, asked = ff.fedbuff(concurrency=2, buffer_size=2), []
+
+    def begin(number, time, busy, version):
+        asked.append((time, sorted(busy), version))
+        return Begun(number, number + 1.0, number == 2)  # the third never arrives
+
+    cohort, world = next_buffer(settings, jax.device_get(world_of(settings)), 5, begin)
+    assert cohort.ids.tolist() == [0, 1]
+    assert asked == [(0, [], 5), (0, [0], 5), (1, [0, 1], 5), (2, [2], 6)]
+    cohort, _ = next_buffer(settings, world, 6, begin)
+    assert cohort.ids.tolist() == [3, 4] and asked[4:6] == [(3, [3], 6), (4, [3, 4], 6)]
 
 
 def world_of(settings):
