@@ -75,7 +75,7 @@ def fedmargin(
     Args:
       model: with `features`; its output has M numbers for M classes.
       measure: displacement, hypothesis or relative, see `margins`.
-      temperature: T > 0; a small one leaves one client.
+      temperature: T > 0; 1 is nearly the plain mean, a small one leaves one client.
       normalize_features: take features at unit length.
       attention: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
       attention_combination: mean or product (normalized) of both attentions; lpm or apm

@@ -18,7 +18,12 @@ from fedfr_jax.federated.systems.profiles import (
     read_profiles,
     seconds_of,
 )
-from fedfr_jax.federated.systems.rounds import Systems, check_systems, next_cohort
+from fedfr_jax.federated.systems.rounds import (
+    Systems,
+    after_round,
+    check_systems,
+    next_cohort,
+)
 from fedfr_jax.federated.systems.state import World, as_bits, as_seconds
 
 NONE = np.zeros(0)
@@ -104,6 +109,8 @@ def test_a_round_that_everybody_leaves_ends_at_once():
         cohort, end = play(dropout=part)
         assert received(cohort) == []
         assert end == (0 if part.before_training else 10)
+        is_present = cohort.participation.is_present  # who trained keeps its state
+        assert is_present.tolist() == [not part.before_training] * 4
 
 
 def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_path):
@@ -114,7 +121,16 @@ def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_pat
     cohort, end = play(6.0, availability=there)
     assert received(cohort) == [0] and end == 10 + 4
     assert len(cohort.ids) == 4  # shapes stay
+    assert cohort.participation.is_present.tolist() == [True, False, False, False]
+    assert there.wait(20.0)[0] == 90  # a window ends before its end
     np.testing.assert_allclose(there.wait(101.0), [9, 14, 29, 0])  # begins anew
+
+
+def test_losses_and_rounds_are_recorded_for_those_who_trained():
+    world = World(as_bits(0.0), np.full(4, -1.0), np.full(4, -1))
+    world = after_round(world, np.array([2, 0]), np.array([0.5, 3.0]), 7)
+    assert world.loss.tolist() == [3, -1, 0.5, -1]
+    assert world.last_round.tolist() == [7, -1, 7, -1]
 
 
 def test_most_clients_are_there_at_the_peak():
