@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import shutil
+import types
 
 import jax
 import pytest
@@ -25,7 +26,7 @@ CONFIG = {
     "methods": {"fedavg": {}, "fedfr": {"scale": 30}, "central": {"kind": "central"}},
 }
 NONE = CentralTrainer(*[None] * len(CentralTrainer._fields))
-ROUNDS = FederatedTrainer(None, None, None, None, None)
+ROUNDS = FederatedTrainer(types.SimpleNamespace(privacy=None), None, None, None, None)
 STAGES = {
     "pretrained": Stage(NONE),
     "fedavg": Stage(ROUNDS, "pretrained"),
