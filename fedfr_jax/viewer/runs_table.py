@@ -129,8 +129,7 @@ class _KnownRun(NamedTuple):
 
 def run_name(path: pathlib.Path, folder: pathlib.Path) -> str:
     """A run's path below a folder; its own name if it is the folder."""
-    name = path.name if path == folder else path.relative_to(folder).as_posix()
-    return printable(name)
+    return path.name if path == folder else path.relative_to(folder).as_posix()
 
 
 def run_row(run: RunFiles, metric: str = "") -> dict[str, Any]:

@@ -21,7 +21,6 @@ COOKIE = "fedfr_token"
 PAGE_SIZE = 200  # runs of the list on one page
 MAX_PROBLEMS = 20  # shown above the list
 HEADER_SECONDS = 10  # within which a connection must send a whole request header
-MAX_HEADER_BYTES = 2**14
 MAX_CONNECTIONS = 256
 HEADERS = {
     # Scripts and styles are in the page itself; Vega compiles expressions.
@@ -183,7 +182,6 @@ def server_config(app, *, log_level: str):
         log_level=log_level,
         access_log=False,
         timeout_keep_alive=HEADER_SECONDS,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=MAX_CONNECTIONS,
     )
 

@@ -8,6 +8,7 @@ import pytest
 from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.locks import lock_to_write
+from fedfr_jax.runs.scratch import RUNNING
 from fedfr_jax.viewer import page
 from fedfr_jax.viewer.run_files import config_differences, find_runs, read_run
 from fedfr_jax.viewer.runs_table import RunList, list_runs
@@ -28,6 +29,23 @@ def test_a_locked_run_is_running_and_one_without_a_summary_has_stopped(run):
         assert read_run(run).state == "running"
     (run / "error.txt").write_text("")
     assert read_run(run).state == "failed"
+    (run / RUNNING).write_text("")  # of a copy of a run in a bucket
+    assert read_run(run).state == "running"
+
+
+def test_a_run_is_finished_when_no_log_is_newer_than_its_summary(run):
+    log = run / "fedavg" / "metrics.jsonl"
+    written = (run / "summary.json").stat().st_mtime_ns
+    for later, state in ((0, "finished"), (1, "stopped")):
+        os.utime(log, ns=(written + later, written + later))
+        assert read_run(run).state == state
+
+
+def test_rounds_of_the_first_versions_are_counted_from_one(run):
+    log = run / "fedavg" / "metrics.jsonl"
+    log.write_text('{"round": 0}\n\n{"round": 1}\n')
+    stage = read_run(run).stages["fedavg"]
+    assert [row["round"] for row in stage.rows] == [1, 2] and stage.last_round == 2
 
 
 def test_a_broken_line_is_left_out_and_named_and_a_torn_one_is_not_there_yet(run):
