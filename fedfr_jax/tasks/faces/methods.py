@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from fedfr_jax.central.settings import Training
 from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedface import fedface
 from fedfr_jax.federated.parameter_packing import (
@@ -266,6 +267,8 @@ def face_method(
             # A client's own work after the last round, which the server never sees.
             plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
             last = last_round(terms.adaptation, section, plain, context, model)
+            if algorithm.privacy is not None:  # whose server has the mechanism's state
+                last = last._replace(algorithm=on_inner(last.algorithm))
         if spread_apart := build_spread(terms.spreadout):
             algorithm = fedface(algorithm, spread_apart, num_clients=num_clients)
     if is_packed:

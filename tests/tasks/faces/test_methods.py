@@ -114,11 +114,11 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
         given = method.algorithm, feed, task.table, task.population
         sim = build_simulation(*given, mesh=mesh)
         end = method.final_adaptation
-        BUILT[name] = method, sim, end and final_simulation(sim, end, 0)
+        BUILT[name] = method, sim, end and final_simulation(sim, end, 2)
     method, sim, last = BUILT[name]
     if adaptation:
         method = method_of({**options, "adaptation": adaptation})
-        last = final_simulation(sim, method.final_adaptation, 0)
+        last = final_simulation(sim, method.final_adaptation, 2)
     sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
@@ -394,6 +394,18 @@ def test_adaptation_moves_the_clients_and_not_the_server(task, kind):
     for c in range(3):
         row = jax.tree.map(lambda x, c=c: x[c], given.previous(same))
         assert_same(row, given.backbone(server))
+
+
+def test_adaptation_after_private_rounds_sends_nothing_and_spends_nothing(task):
+    privacy = {"clip_norm": 0.5, "noise_multiplier": 2.0, "delta": 0.1}
+    adaptation = {"kind": "finetune", "epochs": 1}
+    _, before, _, _ = run(task, {**PLAIN, "privacy": privacy})
+    _, after, rows, outcomes = run(
+        task, {**PLAIN, "privacy": privacy, "adaptation": adaptation}
+    )
+    assert_same(before, after)
+    spent = [outcome.counts["epsilon"] for outcome in outcomes]
+    assert 0 < spent[0] < spent[1] == spent[2]
 
 
 def test_a_perfect_student_has_nothing_to_distil(task):
