@@ -5,6 +5,7 @@ with checkpoints, logs and reports use `fedfr train`.
 """
 
 import inspect
+import json
 import os
 import pathlib
 import warnings
@@ -26,6 +27,10 @@ from fedfr_jax.federated.client import EqualRows, Population
 from fedfr_jax.federated.inference import client_models
 from fedfr_jax.federated.many_rounds import simulate_rounds
 from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.privacy import ledger as ledgers
+from fedfr_jax.federated.privacy.accountant import continued
+from fedfr_jax.federated.privacy.ledger import Ledger, num_rounds
+from fedfr_jax.federated.run_settings import check_settings, settings_of
 from fedfr_jax.federated.simulation import (
     RoundLog,
     Simulation,
@@ -37,6 +42,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
+from fedfr_jax.json_files import parse_json
 from fedfr_jax.ranges import Count
 from fedfr_jax.schema import check_keys, checked
 from fedfr_jax.tasks.classification.evaluators import Accuracy
@@ -308,6 +314,7 @@ class RunState(NamedTuple):
     round_number: int  # of the last round that was trained, from 1; 0 before it
     clients: np.ndarray | range  # [N] names or numbers, as of `FederatedDataset`
     has_warned: bool = False  # of numbers that `quantize` cuts
+    ledger: Ledger = ()  # of its private rounds
 
     @property
     def variables(self) -> PyTree:
@@ -384,14 +391,13 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
         client. The run stays as it was before the round.
     """
     _check_newest(run)
+    sim = _after_ledger(run)
     try:
-        server, outcome = simulate_round(
-            run.sim, run.server, run.store, run.round_number
-        )
+        server, outcome = simulate_round(sim, run.server, run.store, run.round_number)
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
     metrics = {"client": outcome.ids, **outcome.metrics, **outcome.counts}
-    return _after_rounds(run, server, [outcome]), metrics
+    return _after_rounds(run, sim, server, [outcome]), metrics
 
 
 @checked
@@ -411,24 +417,46 @@ def run_rounds(
       FloatingPointError: as `run_round`; the run stays as it was before the call.
     """
     _check_newest(run)
+    sim = _after_ledger(run)
     try:
         server, logs = simulate_rounds(
-            run.sim, run.server, run.store, run.round_number, num_rounds
+            sim, run.server, run.store, run.round_number, num_rounds
         )
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error
     metrics = [{"client": x.ids, **x.metrics, **x.counts} for x in logs]
-    return _after_rounds(run, server, logs), metrics
+    return _after_rounds(run, sim, server, logs), metrics
 
 
-def _after_rounds(run: RunState, server: PyTree, logs: Sequence[RoundLog]) -> RunState:
+def _after_ledger(run: RunState) -> Simulation:
+    """The run's simulation, whose accountant knows the private rounds before.
+
+    Raises:
+      ValueError: for rounds before that were not private, or cannot be composed.
+    """
+    sim, done = run.sim, num_rounds(run.ledger)
+    if sim.accountant is not None and done != run.round_number:
+        raise ValueError(
+            f"all rounds of a private run must be private, got {done} of the "
+            f"{run.round_number} before. Begin a new run with ff.init."
+        )
+    return sim._replace(accountant=continued(sim.accountant, run.ledger))
+
+
+def _after_rounds(
+    run: RunState, sim: Simulation, server: PyTree, logs: Sequence[RoundLog]
+) -> RunState:
     """The run after rounds, of which the first that cuts many numbers warns."""
     texts = [clipping_warning(outcome.metrics) for outcome in logs]
     if any(texts) and not run.has_warned:
         warnings.warn(next(filter(None, texts)), stacklevel=3)
+    end, ledger = run.round_number + len(logs), run.ledger
+    if sim.accountant is not None:
+        ledger = sim.accountant.ledger(end)
     return run._replace(
         server=server,
-        round_number=run.round_number + len(logs),
+        round_number=end,
+        ledger=ledger,
         has_warned=run.has_warned or any(texts),
     )
 
@@ -490,13 +518,19 @@ def _npz(path: str | os.PathLike) -> pathlib.Path:
 
 
 def save(run: RunState, path: str | os.PathLike) -> pathlib.Path:
-    """Write the run's state to an .npz file, for `resume`."""
+    """Write the run's state to an .npz file, for `resume`.
+
+    With what its `init` got, as far as it can be compared, and with the ledger of its
+    private rounds.
+    """
     _check_newest(run)
     path = _npz(path)
     ids = run.store.touched()
     rows, _ = run.store.gather(ids)
     arrays = {"round_number": run.round_number, "ids": ids}
     arrays["num_clients"] = run.store.population
+    arrays["ledger"] = ledgers.to_json(run.ledger)
+    arrays["settings"] = json.dumps(settings_of(run.sim, run.clients))
     for part, tree in (("server", meshes.fetch(run.server)), ("rows", rows)):
         for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             arrays[f"{part}/{trees.path_name(key_path)}"] = np.asarray(leaf)
@@ -523,7 +557,9 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
     temporary folder.
 
     Raises:
-      ValueError: when the file is of another algorithm, network or population.
+      ValueError: when the file is of another algorithm, network or population, other
+        data or settings: names what differs. The noise multiplier of private rounds may
+        differ: epsilon composes the rounds before with those to come.
     """
     path = _npz(path)
     with np.load(path) as file:
@@ -533,19 +569,28 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
         raise ValueError(
             f"{path} must have {run.store.population} clients, got {num_clients}."
         )
+    if not {"settings", "ledger"} <= arrays.keys():
+        raise ValueError(
+            f"{path} must have the settings and the ledger of its run, got a file of "
+            "an earlier version. Train it again."
+        )
+    before = parse_json(str(arrays.pop("settings")), path)
+    ledger = ledgers.from_json(str(arrays.pop("ledger")), path)
     server = _named(path, arrays, "server", run.server, ())
     rows = _named(path, arrays, "rows", run.store.template, (len(ids),))
     if arrays:
         raise ValueError(
             f"{path} must have no other arrays than the run, got {min(arrays)}."
         )
+    check_settings(path, before, settings_of(run.sim, run.clients))
+    resumed = run._replace(round_number=round_number, ledger=ledger)
+    _after_ledger(resumed)  # raises for what cannot be composed
     store = run.store
     if store.newest():
         store = open_store(run.sim, run.server)
     if len(ids):
         store.scatter(ids, rows, max(round_number - 1, 0))
-    server = put_on_mesh(run.sim.mesh, server)
-    return run._replace(server=server, store=store, round_number=round_number)
+    return resumed._replace(server=put_on_mesh(run.sim.mesh, server), store=store)
 
 
 def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:

@@ -3,6 +3,7 @@
 import functools
 import tracemalloc
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,8 @@ from fedfr_jax.api import check_clients
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.simulation import open_store
+from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.rounds import Systems
 
 NUM_CLIENTS, CLASSES = 4, 3
 
@@ -513,6 +516,58 @@ def test_a_run_of_another_precision_is_refused_by_its_dtype(tmp_path):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="params/W of float32, got float64. Set jax_"):
         ff.resume(new_run(), path)
+
+
+def test_a_run_of_another_init_is_refused_by_what_differs(tmp_path):
+    x, y, ids = examples()
+    usual = ff.FederatedDataset.from_client_ids(x, y, ids)
+    path = ff.save(new_run(), tmp_path / "run")
+    moved = x.copy()
+    moved[-1].flat[-1] += 1e-3
+    dropout = Systems(dropout=Dropout(before_training=0.25))
+    others = {
+        "examples ": {"data": ff.FederatedDataset.from_client_ids(moved, y, ids)},
+        "clients ": {"data": usual._replace(clients=np.arange(1, 5))},
+        "labels ": {"data": ff.FederatedDataset.from_client_ids(x, y[::-1], ids)},
+        "seed 3 in it and 4": {"seed": 4},
+        "batch_size 4 in it and 5": {"batch_size": 5},
+        "cohort_size 2 in it and 3": {"cohort_size": 3},
+        "local_epochs": {"local_epochs": (2, 2, 1)},
+        "sampling": {"sampling": ff.Sampling("fixed")},
+        "systems": {"systems": dropout},
+    }
+    for name, options in others.items():
+        with pytest.raises(ValueError, match=f"equal init to be resumed, got {name}"):
+            ff.resume(new_run(**{"data": usual, **options}), path)
+
+
+def test_private_rounds_that_are_resumed_with_other_noise_are_composed(tmp_path):
+    data = ff.FederatedDataset.from_client_ids(*examples())
+
+    def private(noise, **options):
+        given = {"clip_norm": 0.5, "cohort_size": 2, "delta": 0.1, **options}
+        covered = ff.private(algorithm(), noise_multiplier=noise, **given)
+        return new_run(lambda: covered, data=data)
+
+    loud, found = played(private(0.5), 2)
+    path = ff.save(loud, tmp_path / "run")
+    resumed, late = played(ff.resume(private(5.0), path), 2)
+    spent = [metrics["epsilon"] for metrics in (*found, *late)]
+    # Four clients, two a round: each takes part once in two rounds.
+    expected = dp_accounting.get_epsilon_gaussian((2**2 + 0.2**2) ** -0.5, 0.1)
+    np.testing.assert_allclose([spent[1], spent[3]], [spent[0], expected], rtol=1e-6)
+    assert ff.resume(private(5.0), ff.save(resumed, path)).ledger == resumed.ledger
+    _, (metrics,) = played(loud._replace(sim=private(5.0).sim), 1)
+    assert metrics["epsilon"] == spent[2]
+    for message, options in {
+        "got clip_norm 0.5 in it and 0.6 here": {"clip_norm": 0.6},
+        "privacy .*'delta': 0.1.*'delta': 0.2": {"delta": 0.2},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            ff.resume(private(0.5, **options), path)
+    plain, _ = played(new_run(), 1)
+    with pytest.raises(ValueError, match="must be private, got 0 of the 1 before"):
+        ff.run_round(plain._replace(sim=private(5.0).sim))
 
 
 def test_a_run_before_its_first_round_is_loaded_too(tmp_path):
