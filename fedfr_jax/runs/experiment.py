@@ -22,6 +22,7 @@ from fedfr_jax.federated.privacy.accountant import Accountant, affordable_rounds
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.federated.systems.stragglers import num_trained
+from fedfr_jax.json_files import read_json
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs import data_digest, loop, report
 from fedfr_jax.runs.central_stage import train_central, training_flops
@@ -160,9 +161,18 @@ def privacy_spent(accountant: Accountant | None, rounds: int) -> dict[str, Evalu
 def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
     """Write privacy.json of a private method: what in its folder is private."""
     if is_private(accountant) and meshes.is_first_process():
-        write_summary(folder / "privacy.json", PRIVACY_NOTE)
+        neighbors = {"neighbors": accountant.mechanism.neighbors}
+        write_summary(folder / PRIVACY_FILE, neighbors | {**PRIVACY_NOTE})
 
 
+def neighbors_of(folders: Sequence[pathlib.Path]) -> dict[str, dict[str, str]]:
+    """{"neighbors": {stage: of what epsilon is}} of the private stages, else {}."""
+    paths = [x / PRIVACY_FILE for x in folders if (x / PRIVACY_FILE).is_file()]
+    found = {path.parent.name: read_json(path).get("neighbors") for path in paths}
+    return {"neighbors": found} if found else {}
+
+
+PRIVACY_FILE = "privacy.json"
 PRIVACY_NOTE = MappingProxyType(
     {
         "private": ["the global model", "epsilon", "delta", "clip_norm"],
@@ -212,6 +222,7 @@ def run_experiment(
     seconds = clock.note(times.seconds)
     summary = {"methods": metrics_by_stage(evaluations), "seconds": seconds}
     summary |= {**goodput(times.seconds, seconds), **named_config(workdir)}
+    summary |= neighbors_of([workdir / name for name in evaluations])
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package
     rows = {name: read_metrics(workdir / name) for name in evaluations}

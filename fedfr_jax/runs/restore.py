@@ -14,6 +14,7 @@ from fedfr_jax.runs.evaluation_record import write_record
 from fedfr_jax.runs.experiment import (
     evaluate,
     metrics_by_stage,
+    neighbors_of,
     show,
     trained_models,
     with_spent,
@@ -86,6 +87,7 @@ def evaluate_experiment(
         with _if_writable(folder / RECORD):
             write_record(workdir, name, results)
     result = {"methods": metrics_by_stage(evaluations), **named_config(workdir)}
+    result |= neighbors_of(folders)
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)
     show(report.result_table(result))

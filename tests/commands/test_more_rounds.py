@@ -2,6 +2,7 @@
 
 import json
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
 from fedfr_jax.runs.restore import load_models
+from fedfr_jax.runs.stage_ledger import read_ledger
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 
@@ -35,6 +37,23 @@ def get_config():
 '''
 
 
+PRIVATE = CONFIG.replace(
+    """{"scaffold": {"algorithm": "scaffold", "learning_rate": 0.05}}
+    config.methods.scaffold.decay_rounds = (1, 4)
+""",
+    """{"row": {"learning_rate": 0.05, "privacy": {
+    "clip_norm": 0.5, "delta": 0.01, "epsilon": 8.0, "noise_multiplier": NOISE}}}
+""",
+).replace("2\n    config.fed", "0\n    config.fed")
+
+
+def write_set(folder):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
+    np.savez(folder / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
+    return str(folder / "set.npz")
+
+
 def train(*words):
     with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
         assert main(["train", *map(str, words)]) == 0
@@ -51,10 +70,7 @@ def trained(folder):
 
 
 def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    images = rng.integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
-    np.savez(tmp_path / "set.npz", images=images, labels=np.repeat(np.arange(5), 12))
-    (tmp_path / "tiny.py").write_text(CONFIG.replace("PATH", str(tmp_path / "set.npz")))
+    (tmp_path / "tiny.py").write_text(CONFIG.replace("PATH", write_set(tmp_path)))
     config = f"--config={tmp_path / 'tiny.py'}"
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     train(config, f"--workdir={whole}")
@@ -78,3 +94,61 @@ def test_more_rounds_give_the_bits_of_as_many_from_the_beginning(tmp_path, capsy
     assert last["clients_per_second"] * 8 * 2 == pytest.approx(images)  # two batches
     assert last["model_flops_per_second"] == pytest.approx(images * 3 * 2 * 16 * 5)
     assert main(["evaluate", f"--workdir={longer}"]) == 0
+
+
+def private_run(tmp_path, noise):
+    """(words of `fedfr train`, the run's folder) of a private method."""
+    text = PRIVATE.replace("PATH", write_set(tmp_path)).replace("NOISE", noise)
+    text = text.replace(', "noise_multiplier": None', "")
+    (tmp_path / "tiny.py").write_text(text)
+    folder = tmp_path / "run"
+    return [f"--config={tmp_path / 'tiny.py'}", f"--workdir={folder}"], folder
+
+
+def spent(folder):
+    """Epsilon after each round, and that of the summary."""
+    lines = (folder / "row" / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((folder / "summary.json").read_text())
+    of_rounds = [json.loads(line)["epsilon"] for line in lines]
+    return of_rounds, summary["methods"]["row"]["privacy"]["epsilon"]
+
+
+def test_more_private_rounds_than_the_budget_has_left_are_refused(tmp_path, capsys):
+    """Their noise is calibrated anew, to as much as six rounds from the start need."""
+    words, folder = private_run(tmp_path, "None")
+    train(*words, "--config.federation.rounds=3")
+    before = spent(folder)
+    assert 7.9 < before[1] == before[0][-1] <= 8
+    capsys.readouterr()
+    assert main(["train", *words, "--config.federation.rounds=6"]) != 0
+    error = capsys.readouterr().err
+    assert "rounds must stay at 3" in error and "privacy.epsilon = 8" in error
+    assert "Compil" not in error
+    train(*words, "--config.federation.rounds=3")
+    assert spent(folder) == before
+
+
+def test_more_private_rounds_with_budget_are_those_of_as_many(tmp_path, capsys):
+    words, folder = private_run(tmp_path, "4.0")
+    for rounds in (2, 4):
+        train(*words, f"--config.federation.rounds={rounds}")
+    of_rounds, last = spent(folder)
+    expected = [
+        dp_accounting.get_epsilon_gaussian(4 / number**0.5, 0.01)
+        for number in range(1, 5)
+    ]
+    np.testing.assert_allclose([*of_rounds, last], [*expected, expected[-1]], rtol=1e-6)
+    path = folder / "row" / "checkpoints" / "4" / "default" / "ledger.json"
+    assert json.loads(path.read_text())[0]["rounds"] == 4
+    assert main(["evaluate", f"--workdir={folder}"]) == 0
+    found = json.loads((folder / "evaluation.json").read_text())["methods"]["row"]
+    assert found["privacy"]["epsilon"] == last
+    for ledger in folder.glob("row/checkpoints/*/default/ledger.json"):
+        ledger.write_text(ledger.read_text().replace("4.0", "40.0"))
+    capsys.readouterr()
+    assert main(["train", *words, "--config.federation.rounds=6"]) != 0
+    assert "4/default/ledger.json must be as it was" in capsys.readouterr().err
+    path.unlink()
+    (path.parent / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="must have a ledger.json .*--restart=row"):
+        read_ledger(folder / "row", 4)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import fedfr_jax as ff
 from fedfr_jax.data.stream import stream
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.scaffold import scaffold
@@ -170,6 +171,25 @@ def test_the_first_bad_number_of_a_call_is_named_and_nothing_is_kept():
     with pytest.raises(FloatingPointError, match=f"client {client} in round 2 must be"):
         store_call(sim, store, call, call.rows, found, np.array([True, True]))
     assert store.newest() == 0
+
+
+def test_each_round_of_a_call_is_within_the_budget_before_any_is_trained():
+    """All clients in each round: the third of the call would overspend."""
+    num_clients = len(ALL)
+    given = {"noise_multiplier": 2.0, "cohort_size": num_clients, "delta": 1e-3}
+    mechanism = ff.privacy.Mechanism(num_clients, num_clients, 2.0, 1e-3)
+    budget = ff.privacy.build_accountant(mechanism).epsilon(2)
+    covered = ff.private(
+        toys.fedavg_of(toys.norm_loss), clip_norm=1.0, epsilon=budget, **given
+    )
+    sim = build_simulation(covered, toys.feed(), *toys.problem(), mesh=make_mesh(1))
+    server = start_simulation(sim, toys.norm_variables())
+    store = open_store(sim, server)
+    with pytest.raises(ValueError, match="but round 3 would bring it to"):
+        simulate_rounds(sim, server, store, 0, 3)
+    assert not store.newest()
+    _, logs = simulate_rounds(sim, server, store, 0, 2)
+    assert 0 < logs[0].counts["epsilon"] < logs[1].counts["epsilon"] == budget
 
 
 def test_what_needs_the_host_is_refused_before_anything_compiles():

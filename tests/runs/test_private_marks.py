@@ -58,6 +58,9 @@ def test_epsilon_is_in_every_round_in_the_table_and_in_the_plots(folder, monkeyp
     assert privacy == {"epsilon": spent[1], "delta": PRIVATE["delta"]}
     caption = report.result_table(summary).caption
     assert "row: the model is private" in caption and "plain" not in caption
+    assert "row: epsilon is of zero-out neighbors" in caption
+    note = json.loads((folder / "row" / "privacy.json").read_text())
+    assert note["neighbors"] == summary["neighbors"]["row"] == "zero-out"
     assert "clipped" not in caption
     titles = []
     monkeypatch.setattr(

@@ -5,11 +5,14 @@ import math
 import pytest
 
 from fedfr_jax.config.build import build
+from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.disclosure import format_disclosure
+from fedfr_jax.federated.privacy import Mechanism, Sampling, build_accountant
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.plan.disclosures import disclose_stage
-from fedfr_jax.runs.stage_setup import read_end
+from fedfr_jax.runs.autotune import TuningChoice
+from fedfr_jax.runs.stage_setup import build_stage_simulation, read_end
 
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
 
@@ -67,6 +70,38 @@ def test_skellam_noise_is_calibrated_and_described(noise, levels):
     assert "in shares by the clients, for a secure sum" in text
     with pytest.raises(ValueError, match="row.privacy.*needs sampling 'shuffle' or"):
         build(config_of(given, sampling="poisson"))
+
+
+def test_dropped_stragglers_are_asked_no_more_often_for_being_dropped():
+    """Six clients, four asked and two received: one round an epoch, not three."""
+    straggling = {"straggler_fraction": 0.5, "drop_stragglers": True}
+    given = {**PRIVATE, "noise_multiplier": 4.0}
+    experiment = build(config_of(given, cohort_size=4, **straggling))
+    trainer = experiment.stages["row"].trainer
+    assert trainer.algorithm.privacy.cohort_size == 2
+    accountant = trainer.accountant
+    everybody = Mechanism(6, 6, 4.0, 1e-2)
+    assert accountant.epsilon(3) == build_accountant(everybody).epsilon(3)
+    table = place_examples(experiment.task.dataset, experiment.mesh)
+    sim = build_stage_simulation(experiment, trainer, table, TuningChoice())
+    assert sim.accountant == accountant  # of `fedfr train`, as `fedfr plan` has it
+
+
+def test_a_small_cohort_stands_for_a_large_one_of_a_large_population():
+    given = {**PRIVATE, "delta": 1e-6, "noise_multiplier": 1.0}
+    large = {"noise_cohort_size": 1000, "population": 100_000}
+    config = config_of({**given, **large}, sampling="poisson")
+    trainer = build(config).stages["row"].trainer
+    expected = Mechanism(100_000, 1000, 1.0, 1e-6, Sampling("poisson"))
+    assert trainer.accountant.mechanism == expected._replace(num_sampled=1000)
+    for privacy, message in (
+        ({"noise_cohort_size": 1000}, "noise_cohort_size must be at most the 6 .*1000"),
+        ({**large, "population": 999}, "noise_cohort_size must be at most the 999 "),
+        ({**large, "delta": 1e-4}, "delta must be .*1 / N = 1e-05 of 100000 clients"),
+        ({"population": 5, "delta": 1e-2}, "population must be .*6"),
+    ):
+        with pytest.raises(ValueError, match=f"privacy.{message}"):
+            build(config_of({**given, **privacy}))
 
 
 def test_noise_that_is_given_stays():

@@ -337,6 +337,12 @@ def mechanism_of(
       num_sampled: clients that a round samples, with the stragglers that are dropped.
     """
     cohort_size = settings.noise_cohort_size or settings.cohort_size
+    if 0 < settings.population < num_clients:
+        raise ValueError(
+            f"privacy.population must be at least the {num_clients} clients there are, "
+            f"got {settings.population}. Remove it, or give the number that they stand "
+            "for."
+        )
     num_clients = settings.population or num_clients
     if cohort_size > num_clients:
         raise ValueError(

@@ -182,4 +182,6 @@ def _caption(summary: Mapping[str, Any]) -> str:
             f"{', '.join(private)}: the model is private at this epsilon; numbers "
             "measured on clients' own data are not."
         )
+    for name, neighbors in summary.get("neighbors", {}).items():
+        lines.append(f"{name}: epsilon is of {neighbors} neighbors.")
     return "\n".join(lines)
