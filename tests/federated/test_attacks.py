@@ -75,6 +75,14 @@ def test_attackers_are_as_many_as_the_share_and_drawn_by_the_seed(updates):
     close(network_of(end.servers[0]), sent.mean(axis=0))
 
 
+def test_a_changed_update_is_the_scaled_one_or_noise_of_its_own_for_each_array():
+    key, update = jax.random.key(0), [jnp.arange(4.0), jnp.arange(4.0)]
+    for x in ATTACKS["scaled"](factor=3.0).change(key, update):
+        np.testing.assert_array_equal(x, [0, 3, 6, 9])
+    first, second = ATTACKS["gaussian"](mean=5.0, std=0.1).change(key, update)
+    assert abs(first - 5).max() < 1 and (first != second).all()
+
+
 @pytest.mark.parametrize("link", ["median", "centered_clip"])
 def test_attackers_who_know_the_others_send_one_update_through_the_aggregation(
     updates, link
@@ -143,6 +151,8 @@ def test_a_backdoor_is_a_stamp_and_a_class_on_the_same_share_of_examples():
     np.testing.assert_array_equal(sums, np.where(is_bad, 4, 0))
     again = poisoned("backdoor", batch, target=0, fraction=0.25, pattern_size=2)
     np.testing.assert_array_equal(again.labels, found.labels)
+    none = ATTACKS["backdoor"](fraction=0.0).poison(batch)
+    np.testing.assert_array_equal(none.labels, batch.labels)
     with pytest.raises(ValueError, match="needs images"):
         poisoned("backdoor", batch_of([1, 2], np.zeros((2, 5))))
 

@@ -68,6 +68,13 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
     )
 
 
+def test_a_clients_seconds_are_download_operations_and_upload():
+    profiles = Profiles(np.array([10.0, 20]), np.array([1.0, 2]), np.array([4.0, 8]))
+    work = Work(download=6, upload=16, flops=50, flops_per_step=30)
+    found = seconds_of(profiles, work, np.array([1]), np.array([3]))
+    np.testing.assert_allclose(found, 6 / 2 + (50 + 3 * 30) / 20 + 16 / 8)
+
+
 def test_of_more_clients_than_needed_the_first_ones_count():
     cohort, end = play(count=2, over_selection=2.0)
     assert received(cohort) == [0, 1] and end == 6
@@ -115,7 +122,7 @@ def test_a_round_that_everybody_leaves_ends_at_once():
 
 def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_path):
     path = tmp_path / "there.csv"
-    path.write_text("client,from,to\n0,10,20\n1,15,40\n2,30,40\n3,0,5\n3,30,100\n")
+    path.write_text("client,from,to\n3,30,100\n1,15,40\n0,10,20\n2,30,40\n3,0,5\n")
     there = read_availability(path, 4)
     assert received(play(16.0, availability=there)[0]) == [0, 1]
     cohort, end = play(6.0, availability=there)
