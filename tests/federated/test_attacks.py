@@ -151,7 +151,7 @@ def test_a_backdoor_is_a_stamp_and_a_class_on_the_same_share_of_examples():
     np.testing.assert_array_equal(sums, np.where(is_bad, 4, 0))
     again = poisoned("backdoor", batch, target=0, fraction=0.25, pattern_size=2)
     np.testing.assert_array_equal(again.labels, found.labels)
-    none = ATTACKS["backdoor"](fraction=0.0).poison(batch)
+    none = ATTACKS["backdoor"](fraction=0.0).poison(jax.tree.map(jnp.asarray, batch))
     np.testing.assert_array_equal(none.labels, batch.labels)
     with pytest.raises(ValueError, match="needs images"):
         poisoned("backdoor", batch_of([1, 2], np.zeros((2, 5))))
