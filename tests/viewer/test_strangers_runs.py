@@ -211,6 +211,9 @@ def test_only_pictures_in_the_run_are_shown(run, tmp_path):
         "",
     ):
         assert page.data_url(run, name) is None, name
+    pictures.rename(outside / "others")
+    pictures.symlink_to(outside / "others")
+    assert page.data_url(run, "pictures/sheet.png") is None
 
 
 def test_the_list_of_the_server_is_that_of_a_fresh_reader(run, make_run, monkeypatch):
