@@ -583,14 +583,15 @@ def resume(run: RunState, path: str | os.PathLike) -> RunState:
             f"{path} must have no other arrays than the run, got {min(arrays)}."
         )
     check_settings(path, before, settings_of(run.sim, run.clients))
-    resumed = run._replace(round_number=round_number, ledger=ledger)
-    _after_ledger(resumed)  # raises for what cannot be composed
     store = run.store
     if store.newest():
         store = open_store(run.sim, run.server)
     if len(ids):
         store.scatter(ids, rows, max(round_number - 1, 0))
-    return resumed._replace(server=put_on_mesh(run.sim.mesh, server), store=store)
+    server = put_on_mesh(run.sim.mesh, server)
+    return run._replace(
+        server=server, store=store, round_number=round_number, ledger=ledger
+    )
 
 
 def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:

@@ -96,7 +96,7 @@ def build_accountant(
 def _build_accountant(mechanism, budget, past) -> Accountant:
     check_mechanism(mechanism)
     epsilon_after, epsilons = _epsilon_of(mechanism, past), {0: 0.0}
-    num_past = num_rounds(past)
+    ends = np.cumsum([entry.rounds for entry in past]).tolist()
 
     def epsilon(rounds):
         if rounds not in epsilons:
@@ -106,9 +106,8 @@ def _build_accountant(mechanism, budget, past) -> Accountant:
     def bound(rounds):
         if not _is_slow(mechanism):
             return epsilon(rounds)
-        limit = _next_on_grid(rounds)
-        if rounds <= num_past:  # which rounds to come do not change
-            limit = min(limit, num_past)
+        # The past is not changed by rounds of other noise that came after.
+        limit = min([_next_on_grid(rounds), *(x for x in ends if rounds <= x)])
         epsilon(min((x for x in epsilons if rounds <= x <= limit), default=limit))
         return min(epsilons[x] for x in epsilons if rounds <= x <= limit)
 

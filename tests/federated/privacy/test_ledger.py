@@ -10,6 +10,7 @@ import pytest
 from scipy import optimize
 
 from fedfr_jax.federated.privacy.accountant import (
+    _build_accountant,
     build_accountant,
     calibrate_noise,
     check_round,
@@ -142,6 +143,9 @@ def test_a_client_meets_the_least_noise_of_its_epoch_or_that_of_its_group():
         assert participations((Entry(first, 3), Entry(second, 2))) == times
     with_more = Entry(shuffled._replace(noise_multiplier=4.0), 3)
     assert participations((with_more,)) == {((4.0, 2),)}
+    first, second = (cyclic._replace(noise_multiplier=x) for x in (2.0, 1.0))
+    of_turns = participations((Entry(first, 1), Entry(second, 1)))
+    assert of_turns == {((2.0, 1),), ((1.0, 1),)}
 
 
 def test_epsilon_grows_and_its_bound_in_the_past_is_not_that_of_rounds_to_come():
@@ -149,6 +153,7 @@ def test_epsilon_grows_and_its_bound_in_the_past_is_not_that_of_rounds_to_come()
     accountant = composed(mechanism, (1.5, 22), (0.5, 9), (200.0, 9))
     exact = [accountant.epsilon(number) for number in (3, 22, 23, 31, 32)]
     assert all(a <= b for a, b in itertools.pairwise(exact))
+    _build_accountant.cache_clear()  # which knows the exact ones
     fresh = composed(mechanism, (1.5, 22), (0.5, 9), (200.0, 9))
     assert fresh.epsilon_bound(31) == accountant.epsilon(31)
     assert accountant.epsilon(22) <= fresh.epsilon_bound(22) < accountant.epsilon(23)
@@ -202,6 +207,10 @@ def test_another_mechanism_than_that_of_the_ledger_is_refused(name):
 def test_correlated_noise_goes_on_as_it_began():
     banded = Mechanism(100, 10, 1.0, 1e-3, Sampling("cyclic"), False, BANDED)
     past = (Entry(banded, 3),)
+    accountant = build_accountant(banded, past=past)
+    with pytest.raises(ValueError, match="must be built for all rounds"):
+        check_round(accountant, 64)
+    check_round(ended(accountant, 64), 64)
     longer = banded._replace(strategy=BANDED._replace(rounds=65))
     for other in (longer, banded._replace(noise_multiplier=2.0)):
         with pytest.raises(ValueError, match="to be composed with them"):
