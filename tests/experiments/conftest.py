@@ -50,7 +50,13 @@ def sketched(monkeypatch):
     """Figures are put together, and their files are there without being rendered."""
     from matplotlib.figure import Figure
 
-    save = lambda figure, path, **options: pathlib.Path(path).write_text("a figure")
+    def save(figure, file, **options):
+        del figure, options
+        if hasattr(file, "write"):
+            file.write(b"a figure")
+        else:
+            pathlib.Path(file).write_text("a figure")
+
     monkeypatch.setattr(Figure, "savefig", save)
 
 

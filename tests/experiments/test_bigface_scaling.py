@@ -177,7 +177,8 @@ def test_a_resumed_run_does_not_pass_its_last_seconds_for_all(tmp_path, monkeypa
     monkeypatch.setattr(run, "results_row", lambda one, _: sweep_row(one.name, cell, 0))
     assert "resumed" not in run.Player(tmp_path, False).row(cell, 0)["made"]
     name = json.loads((tmp_path / "results.jsonl").read_text())["run"]
-    (tmp_path / "results.jsonl").unlink()
+    for file in ("results.jsonl", "manifest.json"):
+        (tmp_path / file).unlink()
     (tmp_path / name).mkdir()
     assert "resumed" in run.Player(tmp_path, False).row(cell, 0)["made"]
 
