@@ -276,17 +276,15 @@ def check_clients(expected: np.ndarray | range, given: np.ndarray | range) -> No
         raise ValueError(
             f"data must have the run's {len(expected)} clients, got {len(given)}."
         )
-    if isinstance(expected, range) and expected == given:
-        return  # a population too large for an array of its clients
-    expected, given = np.asarray(expected), np.asarray(given)
-    is_text = [x.dtype.kind not in "fiub" for x in (expected, given)]
-    is_same = expected == given if is_text[0] == is_text[1] else np.False_
-    if not np.all(is_same):
-        first = int(np.argmin(is_same))
+    if isinstance(expected, range) and isinstance(given, range) and expected == given:
+        return  # a population too large for a list of its clients
+    both = [x if isinstance(x, range) else x.tolist() for x in (expected, given)]
+    for before, now in zip(*both, strict=True):
+        if before == now and isinstance(before, str) == isinstance(now, str):
+            continue
         raise ValueError(
-            f"clients of data must be the run's, got {given[first].item()!r} for "
-            f"client {expected[first].item()!r}. Give their examples the client ids "
-            "that the run was started with."
+            f"clients of data must be the run's, got {now!r} for client {before!r}. "
+            "Give their examples the client ids that the run was started with."
         )
 
 

@@ -84,7 +84,7 @@ def _parse(data: bytes, path: pathlib.Path) -> dict[str, Entry]:
         return {name: _entry(name, value) for name, value in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} must be an undamaged manifest, got {error!r}. Restore a copy, or "
+            f"{path} must be an undamaged manifest, got {error}. Restore a copy, or "
             f"delete it to use the files of {path.parent} as they are."
         ) from error
 

@@ -16,6 +16,7 @@ import fedfr_jax as ff
 from fedfr_jax.api import check_clients
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.run_settings import digest
 from fedfr_jax.federated.simulation import open_store
 from fedfr_jax.federated.systems.dropout import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
@@ -450,6 +451,19 @@ def test_evaluating_other_clients_is_refused():
             ff.evaluate(run, apply, swapped)
     check_clients(range(10**12), range(10**12))  # without an array of them
     check_clients(np.arange(4), range(4))
+    check_clients(range(4), np.arange(4))
+    check_clients(np.array([0, 1], object), np.arange(2))
+    with pytest.raises(ValueError, match="got 'b' for client 'a'"):
+        check_clients(np.array(["a"], object), np.array(["b"], object))
+
+
+def test_one_number_for_all_clients_is_digested_without_an_array_of_them():
+    many = np.broadcast_to(np.int32(3), 10**12)
+    other = np.broadcast_to(np.int32(4), 10**12)
+    digests = [digest([x]) for x in (many, many[1:], other)]
+    assert len({*digests}) == 3 and digest([many]) == digests[0]
+    names = [np.array(x, object) for x in (["a", "b"], ["a", "b"], ["a", "c"])]
+    assert digest([names[0]]) == digest([names[1]]) != digest([names[2]])
 
 
 def test_evaluate_sees_plain_images_decoded_as_in_training():

@@ -71,9 +71,12 @@ def _check_folders(images: Mapping[pathlib.PurePath, str]) -> None:
     Args:
       images: {folder: the path of an image in it}.
     """
-    folders = {}
+    folders, named = {}, {part for x in images for part in x.parts}
+    splits = {part for part in named if part.lower() in SPLITS}
+    if len(splits) == 1:  # "Val" alone is a person
+        splits &= {*SPLITS}
     for folder, image in images.items():
-        if folder.name.lower() in SPLITS:
+        if folder.name in splits:
             raise ValueError(
                 f"images must be in <name>/<image>, got {image}: {folder.name} is a "
                 "split of a data set and no identity. Give each identity a folder."
@@ -84,7 +87,7 @@ def _check_folders(images: Mapping[pathlib.PurePath, str]) -> None:
                 "Move the first to a folder of its own, or pass the parent folder, "
                 "which has one folder per person."
             )
-        above = [x for x in folder.parts if x.lower() not in SPLITS]
+        above = [x for x in folder.parts if x not in splits]
         other = folders.setdefault(normalize_unicode(folder.name), (above, image))
         if other[0] != above:
             raise ValueError(

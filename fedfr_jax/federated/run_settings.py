@@ -14,6 +14,7 @@ from fedfr_jax.federated.simulation import Simulation
 from fedfr_jax.types import PyTree
 
 ROUNDS = 16  # whose local epochs are compared
+CHUNK_SIZE = 2**16  # rows that are digested at one time
 
 
 def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
@@ -39,15 +40,15 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
         "drop_last": batching.drop_last,
         "augment": batching.augment is not None,
         "cohort_size": sim.cohort_size,
-        "local_epochs": _digest(epochs),
+        "local_epochs": digest(epochs),
         "seed": sim.seed,
         "sampling": sim.sampling._asdict(),
         "stragglers": sim.stragglers._asdict(),
-        "systems": _digest(sim.systems._replace(work=None)),
+        "systems": digest(sim.systems._replace(work=None)),
         "partial sums": sim.num_partial_sums,
-        "examples per client": _digest([population.offsets, population.num_classes]),
-        "clients": _digest([clients]),
-        "labels": _digest([table.labels]),
+        "examples per client": digest([population.offsets, population.num_classes]),
+        "clients": digest([clients]),
+        "labels": digest([table.labels]),
         "shape of an example": [_kind(x) for x in example],
     }
     if accountant is not None:
@@ -55,7 +56,7 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
         del mechanism["noise_multiplier"]
         described["privacy"] = mechanism
     if not isinstance(table, Stream):
-        described["examples"] = _digest(table)
+        described["examples"] = digest(table)
     return described
 
 
@@ -71,20 +72,28 @@ def check_settings(
             )
 
 
-def _digest(tree: PyTree) -> str:
+def digest(tree: PyTree) -> str:
     """Digest of a tree's numbers, and of the names of what has none."""
     result = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):
             leaf = meshes.fetch(leaf)
         if isinstance(leaf, np.ndarray | int | float):
-            leaf = np.ascontiguousarray(leaf)
-            result.update(f"{leaf.dtype.str} {leaf.shape}".encode())
-            result.update(leaf.data if leaf.dtype.kind in "fiub" else leaf.tobytes())
+            _add_numbers(result, np.asarray(leaf))
         else:  # a function has no name that another process knows
             is_named = isinstance(leaf, str | range)
             result.update(str(leaf if is_named else type(leaf)).encode())
     return result.hexdigest()[:16]
+
+
+def _add_numbers(result, array: np.ndarray) -> None:
+    """Add an array to a digest, in chunks; one number for all clients once."""
+    result.update(f"{array.dtype.str} {array.shape}".encode())
+    array = array.reshape(-1)[:1] if not any(array.strides) else array
+    for start in range(0, len(array), CHUNK_SIZE):
+        part = array[start : start + CHUNK_SIZE]
+        is_object = part.dtype == object  # whose bytes are addresses
+        result.update(repr(part.tolist()).encode() if is_object else part.tobytes())
 
 
 def _kind(x: jax.ShapeDtypeStruct) -> str:

@@ -120,7 +120,7 @@ def algorithm_maker(
       name: of a known algorithm, see `algorithm_of`.
       settings: below the key `algorithm`, of which it takes its own.
       facts: what the task offers, {"num_clients": N, ...}, to factories that ask for
-        it by an argument without a default, see `takes_fact`.
+        it by an argument without a default or with None, see `takes_fact`.
       task: its name.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedfr_jax.files import read_regular, write_text
 from fedfr_jax.metric_names import direction, metric_label, panel_title
 from fedfr_jax.runs.scratch import cache_folder
+from fedfr_jax.text import short_keys
 from fedfr_jax.version import UNKNOWN, library_version
 from fedfr_jax.viewer import charts
 from fedfr_jax.viewer.run_files import (
@@ -165,29 +166,13 @@ def run_labels(runs: Sequence[RunFiles]) -> list[str]:
         longer = [(*label, x) for label, x in zip(labels, texts, strict=True)]
         if len({*longer}) > len({*labels}):
             keys, labels = [*keys, key], longer
-    words = distinct_endings(keys)
+    words = short_keys(keys).values()
     texts = [
         ", ".join(f"{word} {x}" for word, x in zip(words, label, strict=True))
         for label in labels
     ]
     is_clear = keys and len({*texts}) == len(runs) and max(map(len, texts)) <= MAX_LABEL
     return texts if is_clear else [run.name for run in runs]
-
-
-def distinct_endings(keys: Sequence[str]) -> list[str]:
-    """Shortest endings of dotted keys that are distinct.
-
-    >>> distinct_endings(["seed", "methods.a.rate", "methods.b.rate"])
-    ['seed', 'a.rate', 'b.rate']
-    """
-    endings = [key.rpartition(".")[2] for key in keys]
-    for depth in range(2, max((key.count(".") for key in keys), default=0) + 2):
-        longer = [".".join(key.split(".")[-depth:]) for key in keys]
-        endings = [
-            long if endings.count(short) > 1 else short
-            for short, long in zip(endings, longer, strict=True)
-        ]
-    return endings
 
 
 def _setting_text(value: Any) -> str:

@@ -90,7 +90,10 @@ class Files:
             self._problems[name] = f": {error.strerror}"
         except ValueError as error:
             self.is_damaged = True
-            text = str(error).removeprefix(f"{path} ").rstrip(".")
+            listed = f"{parent}/{manifest.FILE}".removeprefix("/")
+            if str(error).startswith(f"{self.folder}/{listed} "):
+                name = listed  # once, whichever files it covers
+            text = str(error).removeprefix(f"{self.folder}/{name} ").rstrip(".")
             self._problems[name] = f": {text}"
         return None
 

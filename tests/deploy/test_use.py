@@ -162,9 +162,10 @@ def test_a_person_is_the_folder_that_an_image_is_in():
         "bo",
     ]
     assert of("set/ann/1.png") == ["ann"] and of("x/y/1.png", "x/y/2.png") == ["y", "y"]
+    assert of("people/Val/1.png", "people/Bo/1.png") == ["Val", "Bo"]
     for names, rule in (
         (["train/1.png", "val/1.png"], "got train/1.png: train is a split"),
-        (["set/Test/1.png"], "got set/Test/1.png: Test is a split"),
+        (["set/Test/1.png", "set/Train/1.png"], "got set/Test/1.png: Test is a split"),
         (["a/ann/1.png", "b/ann/2.png"], "got a/ann/1.png and b/ann/2.png"),
         (["ann/1.png", "ann/old/2.png"], "got both ann/1.png and ann/old/2.png"),
         (["ann/x/old/2.png", "ann/1.png"], "got both ann/1.png and ann/x/old/2.png"),
