@@ -137,7 +137,6 @@ MUTANTS = [
         "data/test_sizes.py",
         [
             ("    check_file(path, MEMORY)\n", ""),
-            ("    check_archive(path)\n    with np", "    with np"),
         ],
     ),
     Mutants(
