@@ -98,7 +98,9 @@ def test_the_fastest_setting_is_measured_once_for_equal_runs(
     monkeypatch.setattr(
         experiment_module,
         "final_simulation",
-        lambda sim, last_round: adapting.append(last_round) or last(sim, last_round),
+        lambda sim, last_round, rounds: (
+            adapting.append(last_round) or last(sim, last_round, rounds)
+        ),
     )
     settings = {
         "rounds": 1,

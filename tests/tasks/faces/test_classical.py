@@ -301,7 +301,6 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
             "init_per_client needs personal leaves",
         ),
         ({"batch_stats": "mine"}, "batch_stats must be one of .*, got 'mine'"),
-        ({"algorithm": {"name": "fedfr", "share": False}}, 'have personal="."'),
         (
             {"batch_stats": "local", "branch": None, "adaptation": {}},
             "be average or random_client",
