@@ -13,8 +13,6 @@ import math
 import mmap
 import os
 import pathlib
-import pickle
-import pickletools
 import secrets
 import stat
 import unicodedata
@@ -77,7 +75,6 @@ def file_lock(path: str | os.PathLike) -> Iterator[None]:
 
 MAX_LIST_BYTES = 2**30  # bytes; IJB-C's list of 15 million pairs has less than 2^28
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # operations of a pickle that number objects
 
 
 def check_file(path: str | os.PathLike, max_bytes: int | None = None) -> None:
@@ -237,26 +234,6 @@ def _unpacked_sizes(path: str | os.PathLike) -> dict[str, int]:
             return {member.filename: member.file_size for member in archive.infolist()}
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return {}
-
-
-def check_pickle(data) -> None:
-    """Raise UnpicklingError for a pickle that needs more memory than its own size.
-
-    The unpickler allocates a memo for any memo index, and bytes for any length, before
-    it reads on.
-
-    Args:
-      data: bytes, or a file that is read to its end.
-    """
-    try:
-        for number, (code, argument, _) in enumerate(pickletools.genops(data)):
-            if code.name in MEMO and argument > number:
-                raise ValueError(
-                    "memo indices must count objects, got memo index "
-                    f"{argument} in operation {number}"
-                )
-    except ValueError as error:  # also of genops, for a damaged pickle
-        raise pickle.UnpicklingError(str(error)) from error
 
 
 CHUNK_BYTES = 2**17  # of a longer request Linux reads only its read-ahead

@@ -92,15 +92,11 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, attack, wanted):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (([b"x", b"y", b"z"], [True]), "two images per pair, got 3 images for 1"),
+        (([b"x", b"y", b"z"], [True]), "two images per pair .*got 3 images and 1"),
         (([], []), "two images per pair"),
         ([1, 2, 3], "be a pickle of"),
-        (([np.zeros((2, 2), np.uint8)] * 2, [True]), "an image of uint8"),
-        (([np.zeros(3, np.float32)] * 2, [True]), "an array of f4"),
-        (([np.array([None])] * 2, [True]), "an array of O8"),
-        (([b"x"] * 2, ["False"]), "is_same must be True or False, got 'False'"),
-        (([b"x"] * 2, [2]), "is_same must be True or False, got 2"),
-        (([b"x"] * 2, np.array([2])), "is_same must be True or False, got .*2"),
+        (([b"x"] * 2, ["False"]), "a truth value, got 2 images and 1 values <U5"),
+        (([b"x"] * 2, np.array([2])), "a truth value, got 2 images and 1 values int"),
     ],
 )
 def test_pickles_of_something_else_are_refused(tmp_path, content, message):

@@ -23,6 +23,7 @@ import warnings
 
 import numpy as np
 
+from fedfr_jax.schema import naming
 from fedfr_jax.types import GALLERY, IGNORE_INDEX, QUERY, TRAIN
 from tests.faults import small_sets, task_sets
 
@@ -166,9 +167,10 @@ def flaws(source, images, masks) -> str | None:
 def outcome(small, folder, expected) -> str:
     """ "same", "valid", "refused", or what is wrong."""
     try:
-        source = small.read(folder)
-        rows = np.arange(len(source.labels))
-        images, masks = source.read(rows), source.masks and source.masks.read(rows)
+        with naming(folder):  # as for the data of a config
+            source = small.read(folder)
+            rows = np.arange(len(source.labels))
+            images, masks = source.read(rows), source.masks and source.masks.read(rows)
     except ValueError as error:
         return "refused" if str(folder) in str(error) else f"no name: {error!r}"
     except (Exception, Late) as error:

@@ -10,7 +10,6 @@ import zipfile
 
 import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 from fedfr_jax.data.sources.classification_sets import cifar100, image_classes
 from fedfr_jax.data.sources.flickr_aes import RATINGS, flickr_aes
@@ -19,11 +18,7 @@ from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
 from fedfr_jax.data.sources.segmentation import CAMVID, camvid, image_masks
 from fedfr_jax.data.sources.table import table
 from fedfr_jax.models.weights import read_weights, write_weights
-from fedfr_jax.tasks.faces.evaluation_sets import (
-    LISTS,
-    identification_set,
-    template_set,
-)
+from fedfr_jax.tasks.faces.evaluation_sets import template_set
 from fedfr_jax.types import Source
 from tests.faults.small_sets import LABELS, Small, encoded, pictures
 
@@ -165,23 +160,6 @@ def _read_templates(path):
     return around(lambda rows: found.read(rows)[:, :8, :8], found.num_images)
 
 
-def _search(path):
-    put(path / "Probe", NAMES[:2])
-    put(path / "Gallery_Match", NAMES[2:6])
-    put(path / "Gallery_Distractor", NAMES[6:])
-    for listed, key, names in zip(LISTS, ("probe", "gallery"),
-                                  (NAMES[:2], NAMES[2:6]), strict=True):  # fmt: skip
-        cells = np.array([[name] for name in names], object)
-        ids = np.arange(len(names))[:, None] % 2
-        variables = {f"{key}_set": cells, f"{key}_ids": ids}
-        savemat(path / listed, variables, do_compression=key == "probe")
-
-
-def _read_search(path):
-    found = identification_set(SHAPE, path=path)
-    return around(lambda rows: found.read(rows % found.num_images), found.num_images)
-
-
 def _weights(path):
     arrays = {"conv/kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
     arrays["fc.bias"] = np.array([1, 2, 3], np.int64)
@@ -221,7 +199,6 @@ SETS = {
     "listed pairs": Small(_pairs, ("pairs.txt",), lambda path: listed_pairs(
         path, pairs=path / "pairs.txt", image_size=8)),
     "templates": Small(_templates, RELEASE, _read_templates),
-    "search": Small(_search, LISTS, _read_search),
     "weights npz": Small(_weights, ("set.npz",), _read_weights("set.npz")),
     "safetensors": Small(_weights, ("set.safetensors",),
                          _read_weights("set.safetensors")),

@@ -2,11 +2,9 @@
 
 A .bin set is a pickle of (encoded images, is_same), with 2P images as bytes, Python 2
 strings or uint8 arrays and P booleans; images 2i and 2i + 1 are pair i. Pickles can run
-code, so the unpickler here supports only plain containers and replacements of arrays;
-it does not even call NumPy's constructors.
+code, so the unpickler here imports nothing but NumPy's arrays.
 """
 
-import mmap
 import os
 import pathlib
 import pickle
@@ -23,10 +21,8 @@ from fedfr_jax.data.sources.decoding import (
     reader,
 )
 from fedfr_jax.data.sources.listed_images import RESIZED, listed_images
-from fedfr_jax.files import check_file, check_pickle, read_list
+from fedfr_jax.files import read_list
 from fedfr_jax.types import Pairs, Preprocessing, Source
-
-ENCODINGS = {"u1": np.uint8, "b1": np.bool_, "i8": np.int64, "i4": np.int32}
 
 
 def bin_pairs(
@@ -68,122 +64,44 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
 
     Returns:
       2P encoded images, and is_same [P] bool.
-
-    Raises:
-      ValueError: naming the file, if it is truncated, holds something else, or imports
-        anything but arrays and containers, which the message names.
     """
-    check_file(path)
     try:
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        ):
-            check_pickle(data)
-            data.seek(0)
-            images, is_same = _Unpickler(data, encoding="bytes").load()
-        images = [_encoded(image) for image in images]
-        is_same = _truths(is_same)
-    except _Forbidden as error:
-        raise ValueError(
-            f"{path} must hold only images and truth values, got a pickle that imports "
-            f"{error}. Do not open it with pickle, it may run code."
-        ) from error
+        with open(path, "rb") as file:
+            images, is_same = _Unpickler(file, encoding="bytes").load()
+        images = [bytes(image) for image in images]
+        is_same = np.array(is_same).reshape(-1)
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(
             f"{path} must be a pickle of (2P encoded images, P truth values), "
             f"got {type(error).__name__}: {error}."
         ) from error
-    if len(images) != 2 * len(is_same) or not images:
+    if is_same.dtype != bool or len(images) != 2 * len(is_same) or not images:
         raise ValueError(
-            f"{path} must have two images per pair, got {len(images)} images "
-            f"for {len(is_same)} pairs."
+            f"{path} must have two images per pair and a truth value, got "
+            f"{len(images)} images and {len(is_same)} values {is_same.dtype}."
         )
     return images, is_same
 
 
-class _Forbidden(Exception):
-    """A name that a pickle imports, but that is not allowed."""
-
-
-class _Dtype:
-    """Stand-in for numpy.dtype: keeps its code, ignores its state."""
-
-    def __init__(self, code=b"", *flags):
-        del flags
-        self.code = code.decode() if isinstance(code, bytes) else str(code)
-
-    def __setstate__(self, state):
-        if state[1] in (">", b">"):
-            raise ValueError("big-endian numbers")
-
-
-class _Array:
-    """Stand-in for numpy.ndarray: dtype, shape and bytes."""
-
-    def __init__(self, data=b"", dtype=None, shape=()):
-        self.data, self.dtype, self.shape = data, dtype, shape
-
-    def __setstate__(self, state):
-        _, self.shape, self.dtype, _, self.data = state
-
-
-def _latin1(text, encoding):
-    """Decode text as Python 3's pickles of bytes need it."""
-    if encoding not in ("latin1", b"latin1"):
-        raise ValueError(f"encoding {encoding}")
-    return text.encode("latin1") if isinstance(text, str) else text
-
-
-def _from_buffer(data, dtype, shape, order):
-    del order
-    return _Array(bytes(data), dtype, shape)
-
-
 ALLOWED = {
-    "numpy.ndarray": None,
-    "numpy.dtype": _Dtype,
-    "numpy.core.multiarray._reconstruct": lambda *arguments: _Array(),
-    "numpy.core.multiarray.scalar": lambda dtype, data: _Array(data, dtype),
-    "numpy.core.numeric._frombuffer": _from_buffer,
-    "_codecs.encode": _latin1,
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "numpy._core.numeric._frombuffer",
+    "_codecs.encode",
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        qualified_name = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
-        if qualified_name not in ALLOWED:
-            raise _Forbidden(qualified_name)
-        return ALLOWED[qualified_name]
-
-
-def _encoded(image) -> bytes:
-    if isinstance(image, bytes | bytearray):
-        return bytes(image)
-    array = _to_numpy(image)
-    if array.dtype != np.uint8 or max(array.shape, default=0) != array.size:
-        raise ValueError(f"an image of {array.dtype} {array.shape}, not [n] uint8")
-    return array.tobytes()
-
-
-def _truths(is_same) -> np.ndarray:
-    """Labels [P] bool of the pairs; other values than truth values are an error."""
-    if isinstance(is_same, _Array):
-        is_same = list(_to_numpy(is_same).reshape(-1))
-    values = [_to_numpy(v).reshape(-1) if isinstance(v, _Array) else v for v in is_same]
-    values = [v[0] if isinstance(v, np.ndarray) and len(v) == 1 else v for v in values]
-    for value in values:
-        if not isinstance(value, bool | np.bool_):
-            raise ValueError(f"is_same must be True or False, got {value!r}")
-    return np.array(values, bool)
-
-
-def _to_numpy(array: _Array) -> np.ndarray:
-    if array.dtype.code not in ENCODINGS:
-        raise ValueError(f"an array of {array.dtype.code}")
-    values = np.frombuffer(array.data, ENCODINGS[array.dtype.code])
-    return values.reshape(array.shape)
+        module = module.replace("numpy.core.", "numpy._core.")  # before NumPy 2
+        if f"{module}.{name}" not in ALLOWED:
+            raise ValueError(
+                f"it imports {module}.{name}. Do not open it with pickle, it may run "
+                "code"
+            )
+        return super().find_class(module, name)
 
 
 IS_SAME = {"1": True, "0": False, "same": True, "different": False}

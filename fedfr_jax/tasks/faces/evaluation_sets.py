@@ -20,8 +20,7 @@ import inspect
 import math
 import os
 import pathlib
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,80 +63,8 @@ from fedfr_jax.evaluation.verification import (
     fold_tar,
     pair_distances,
 )
-from fedfr_jax.files import check_list
 from fedfr_jax.schema import choose, naming
 from fedfr_jax.types import Dataset, Source
-
-DTYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4"}
-DTYPES |= {9: "<f8", 12: "<i8", 13: "<u8", 16: "u1", 17: "<u2"}
-MATRIX, COMPRESSED = 14, 15  # elements that hold elements
-CELL, CHAR = 1, 4  # classes of matrices
-HEADER = 128
-MOST = 2**28  # bytes of a variable
-
-
-def read_mat(path: str | os.PathLike) -> dict[str, np.ndarray | str | list]:
-    """Read a MATLAB file: numbers [n], strings, or lists of those (cells), by name.
-
-    Versions 5 to 7 without structs and sparse matrices ("MAT-File Format", The
-    MathWorks, chapter 1). Not SciPy, which ends the process for one in forty damaged
-    files. Shapes are not kept.
-
-    Raises:
-      ValueError, KeyError, IndexError, zlib.error: for a damaged or another file.
-    """
-    check_list(path)
-    data = pathlib.Path(path).read_bytes()
-    if data[124:HEADER] != b"\0\1IM":
-        raise ValueError(
-            f"{path} must be a little-endian file of MATLAB 5 to 7, got {data[:20]}. "
-            "Save it with -v7."
-        )
-    variables = {}
-    for kind, part in _elements(data[HEADER:]):
-        if kind == COMPRESSED:
-            unpack = zlib.decompressobj()
-            part = unpack.decompress(part, MOST)
-            if not unpack.eof:
-                raise ValueError(
-                    f"{path} must have complete variables, got a truncated file."
-                )
-            ((kind, part),) = _elements(part)
-        if kind == MATRIX:
-            name, values = _matrix(part)
-            variables[name] = values
-    return variables
-
-
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type, content) of each element, padded to 8 bytes unless compressed."""
-    place = 0
-    while place < len(data):
-        kind, size = np.frombuffer(data[place : place + 8], "<u4").tolist()
-        begin, place = place + 8, place + 8 + size + -size % 8
-        if kind >> 16:  # at most 4 bytes, in place of the size
-            kind, size, begin = kind & 0xFFFF, kind >> 16, begin - 4
-            place = begin + 4
-        elif kind == COMPRESSED:
-            place = begin + size
-        if begin + size > len(data):
-            raise ValueError(
-                f"an element must end within the file, got one of {size} bytes."
-            )
-        yield kind, data[begin : begin + size]
-
-
-def _matrix(data: bytes) -> tuple[str, np.ndarray | str | list]:
-    """Parse (name, values) of a matrix."""
-    (_, flags), _, (_, name), *rest = _elements(data)
-    name = name.decode("ascii")
-    if flags[0] == CELL:
-        return name, [_matrix(part)[1] for _, part in rest]
-    kind, content = rest[0]
-    values = np.frombuffer(content, DTYPES[kind])
-    if flags[0] != CHAR:
-        return name, values
-    return name, content.decode("utf-16-le" if values.itemsize == 2 else "utf-8")
 
 
 class EvaluationFiles(NamedTuple):
@@ -423,12 +350,12 @@ def _read_list(path, folder: str, listed: str) -> dict[str, str]:
     if not file.exists():
         names = open_files(pathlib.Path(path, folder)).names
         return {name: _identity(name) for name in names}
+    from scipy.io import loadmat  # slow to import
+
     try:
-        lists, kind = read_mat(file), listed.partition("_")[0]
-        names = [str(name) for name in lists[f"{kind}_set"]]
-        people = [str(int(one)) for one in lists[f"{kind}_ids"]]
-        if not names:
-            raise ValueError(f"{kind}_set must hold names of images, got none.")
+        lists, kind = loadmat(file), listed.partition("_")[0]
+        names = [str(cell[0]) for cell in lists[f"{kind}_set"].ravel()]
+        people = [str(int(number)) for number in lists[f"{kind}_ids"].ravel()]
         return check_unique(zip(names, people, strict=True), "image", file)
     except Exception as error:  # whatever a damaged file leads to
         raise ValueError(
