@@ -194,12 +194,6 @@ def device_grid(mesh: Mesh) -> tuple[int, int]:
     return mesh.shape[CLIENTS], mesh.shape[MODEL]
 
 
-def first_devices(mesh: Mesh, count: int) -> Mesh:
-    """Mesh of the first `count` devices along `clients`; 0 for all."""
-    grid = mesh.devices[: count or None]
-    return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
-
-
 def flatten_mesh(mesh: Mesh) -> Mesh:
     """Mesh with all devices along `clients`, for training one model."""
     grid = mesh.devices.reshape(-1, 1)

@@ -602,8 +602,6 @@ class FederatedTrainer(NamedTuple):
     # Passes over a client's examples, instead of the federation's
     local_epochs: int | tuple[int, ...] | None = None
     accountant: Any = None  # of a private method, from its first round
-    # {implementation of convolutions: the same trainer with it}
-    by_conv_implementation: Mapping[str, "FederatedTrainer"] = MappingProxyType({})
     # Of the evaluated network, as of a `Model`
     count_flops: Callable[[], int] | None = None
     model_config: Mapping[str, Any] | None = None

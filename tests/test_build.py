@@ -1,6 +1,5 @@
 """What a plan builds of a config."""
 
-import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -8,7 +7,6 @@ from ml_collections import ConfigDict
 from fedfr_jax.central.settings import Training
 from fedfr_jax.config.build import build, sections
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.stage_setup import build_stage_simulation
 from fedfr_jax.tasks.faces.stages import plan
 
@@ -43,48 +41,6 @@ def path(tmp_path_factory):
     return path
 
 
-def test_lanes_to_be_measured_bring_the_other_implementations_to_be_measured(path):
-    methods = plan(config(path, "auto")).methods
-    assert isinstance(methods.pop("central"), Training)
-    trainers = {name: method.trainer for name, method in methods.items()}
-    for trainer in trainers.values():
-        assert set(trainer.by_conv_implementation) == {
-            "im2col"
-        }  # what is left on a CPU
-    backbone = plan(config(path, 1)).model.init(jax.random.key(0))
-    variables = {**backbone, "params": {"backbone": backbone["params"]}}
-    images = np.zeros((8, 12, 12, 3), np.float32)
-    text = lambda trainer: str(jax.make_jaxpr(trainer.apply)(variables, images))
-    given = [
-        plan(config(path, 1, conv_implementation=name)).methods["ditto"].trainer
-        for name in ("auto", "im2col")
-    ]
-    tuned = trainers["ditto"], trainers["ditto"].by_conv_implementation["im2col"]
-    assert [*map(text, given)] == [*map(text, tuned)]
-    assert text(tuned[0]) != text(tuned[1])
-
-
-@pytest.mark.parametrize(
-    "lanes, model",
-    [
-        (2, {}),
-        ("auto", {"conv_implementation": "xla"}),
-        (
-            "auto",
-            {"name": "mlp", "hidden_dim": 4, "widths": None, "embedding_dim": None},
-        ),
-    ],
-)
-def test_implementations_are_not_measured_unless_asked_and_there_is_a_choice(
-    path, lanes, model
-):
-    given = config(path, lanes, **model)
-    given["model"] = {k: v for k, v in given["model"].items() if v is not None}
-    methods = plan(given).methods
-    for name in ("fedfr", "ditto"):
-        assert methods[name].trainer.by_conv_implementation == {}
-
-
 def test_a_row_may_have_local_epochs_of_its_own(path):
     settings = {**config(path, 1), "task": "faces"}
     settings["methods"] = {"fedfr": {"local_epochs": (5, 2)}, "ditto": {}}
@@ -97,9 +53,7 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
     for name in ("fedfr", "ditto", "fedavg"):
         trainer = experiment.stages[name].trainer
         table = place_examples(experiment.task.dataset, experiment.mesh)
-        sim = build_stage_simulation(
-            experiment, trainer, table, TuningChoice(clients_per_device=1)
-        )
+        sim = build_stage_simulation(experiment, trainer, table)
         epochs[name] = [sim.local_epochs(r) for r in range(4)]
     assert epochs == {
         "fedfr": [5, 2, 2, 2],

@@ -1,12 +1,8 @@
 """This engine on the same work: the product's own simulation, nothing special-cased.
 
-Implementation, devices and lanes are those of `tune`, chosen by another process before
-the first round: its seconds and memory do not count, and the first round compiles.
+All devices, one lane: measured fastest for every workload here. The first round
+compiles.
 """
-
-import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +19,8 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.models import MODELS, conv
+from fedfr_jax.models import MODELS
 from fedfr_jax.models.linen import xavier_uniform
-from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.tasks.faces.methods import face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
@@ -130,47 +125,12 @@ def build(work, data, made=None, sizes=None, **options):
     return sim, simulation.start_simulation(sim, variables), logits
 
 
-def tuned(work, data, setting: TuningChoice):
-    """`build` with a setting of `tune`."""
-    network_of = (
-        {}
-        if work.model == "mlp"
-        else {"conv_implementation": setting.conv_implementation}
-    )
-    made = maker(work)(work, network(work, **network_of))
-    mesh = make_mesh(setting.devices)
-    return build(
-        work, data, made, mesh=mesh, clients_per_device=setting.clients_per_device
-    )
-
-
-def choose(workload: str) -> TuningChoice:
-    """What clients_per_device="auto" takes: measured by another process, or kept."""
-    command = [sys.executable, __file__, f"--workload={workload}", "--choose"]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return TuningChoice(*json.loads(out.splitlines()[-1]))
-
-
 def main():
-    flag = {"action": "store_true", "help": "print the setting to use"}
-    args = workloads.arguments(__doc__, choose=flag)
+    args = workloads.arguments(__doc__)
     use_every_core()  # before JAX first asks for devices
     work = workloads.WORKLOADS[args.workload]
     data = workloads.make_data(work)
-    if args.choose:
-        say = lambda text: print(text, file=sys.stderr)
-        make = lambda setting: tuned(work, data, setting)[0]
-        sim, server, _ = build(work, data)
-        store = simulation.open_store(sim, server)
-        names = (
-            conv.AUTO,
-            *(() if work.model == "mlp" else conv.other_implementations()),
-        )
-        setting, _ = tune(make, server, store, implementations=names, say=say)
-        print(json.dumps(setting))
-        return
-    setting = choose(args.workload)
-    sim, server, logits = tuned(work, data, setting)
+    sim, server, logits = build(work, data)
     store, clock = simulation.open_store(sim, server), workloads.Clock()
     for round in range(1 + args.rounds):
         cohort = Cohort(workloads.cohort(work, round), round)
@@ -185,7 +145,6 @@ def main():
     rate = work.steps * phases.step_flops(sim, server, counted(work))
     rate /= min(clock.wall[1:])
     facts["fraction_of_matmul_rate"] = rate / phases.matmul_rate()
-    facts["setting"] = list(setting)
     facts["executed_over_useful"] = plan.executed_steps / plan.useful_steps
     parts = phases.seconds(sim, server, work, test)
     facts["phases"] = [[name, value] for name, value in parts.items()]

@@ -78,10 +78,4 @@ def engine(row: dict) -> str:
         percent = 100 * row["fraction_of_matmul_rate"]
         text += f" Arithmetic at {percent:.0f} % of the machine's matmul rate."
     text += f" Executed over useful steps {row['executed_over_useful']:.3f}."
-    if "setting" in row:
-        implementation, devices, lanes = row["setting"]
-        text += (
-            " Chosen by measurement before the first round: implementation "
-            f"{implementation}, devices {devices or 'all'}, lanes {lanes}."
-        )
     return text

@@ -35,8 +35,7 @@ class Federation(NamedTuple):
     drop_last: bool = False
     flip_probability: Share = 0.5
     augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
-    # auto: with implementation and devices measured once, and kept.
-    clients_per_device: Count | Literal["auto"] = 1
+    clients_per_device: Count = 1
     # Local steps of loops whose length the compiler knows, such as (8, 1); 1: none;
     # auto: on GPUs.
     steps_per_loop: Count | tuple[Count, ...] | Literal["auto"] = AUTO
@@ -52,11 +51,6 @@ class Federation(NamedTuple):
         "auto"  # where the examples are: on the device, or a stream to it
     )
     stream_buffer_gib: Positive = 1.0  # GiB that streamed examples may take on a device
-
-    @property
-    def initial_clients_per_device(self) -> int:
-        """Number of lanes to build a simulation with, before autotuning."""
-        return 1 if self.clients_per_device == AUTO else self.clients_per_device
 
     @property
     def straggling(self) -> Stragglers:

@@ -10,9 +10,7 @@ to four fifths of the time of "im2col", the fewer channels the longer), and "im2
 all others. "winograd" has no forward-mode derivative (jax.jvp).
 
 "auto" goes by the devices that a program is traced for, see `mesh.platform`, so that a
-round can be compiled for devices that this machine does not have. That is a rule;
-`federation.clients_per_device = "auto"` times whole rounds with
-`other_implementations()` too.
+round can be compiled for devices that this machine does not have.
 
 Padding is explicit and symmetric, as in PyTorch. Measured in
 experiments/benchmarks/conv_implementations.py.
@@ -94,14 +92,6 @@ def _fastest_implementation(x, kernel, stride, padding):
     height, width = (n + 2 * padding - 2 for n in x.shape[1:3])
     is_large = min(height, width) > 1 and tiling(len(x), height, width).tiles >= 32
     return "winograd" if is_large else "im2col"
-
-
-def other_implementations() -> tuple[str, ...]:
-    """Implementations worth timing next to "auto" on the traced devices.
-
-    XLA's own is not on a CPU, where it makes a round many times slower.
-    """
-    return ("im2col",) + ("winograd",) * (mesh.platform() != "cpu")
 
 
 class Conv(nn.Module):

@@ -24,7 +24,6 @@ from fedfr_jax.federated.simulation import cohort_of_round
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
-from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.runs.loop import intervals
 from fedfr_jax.runs.stage_setup import build_stage_simulation
@@ -55,10 +54,7 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
     table = place_examples(experiment.task.dataset, experiment.mesh)
-    lanes = experiment.federation.initial_clients_per_device
-    return build_stage_simulation(
-        experiment, trainer, table, TuningChoice(clients_per_device=lanes)
-    )
+    return build_stage_simulation(experiment, trainer, table)
 
 
 def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:

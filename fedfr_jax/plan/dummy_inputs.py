@@ -88,11 +88,9 @@ def without_files(settings: Mapping, say=print) -> dict:
             partition["public"]["source"] = {"name": "source_object", "source": source}
     source = dummy_images(settings["data"], partition, say)
     federation = settings["federation"]
-    # A stream reads nothing until it is used, and "auto" lanes would be measured.
+    # A stream reads nothing until it is used.
     if federation.get("data_placement", AUTO) in (AUTO, "device"):
         federation = {**federation, "data_placement": "stream"}
-    if federation.get("clients_per_device") == AUTO:
-        federation = {**federation, "clients_per_device": 1}
 
     def without_weights(section):
         section = drop(section, WEIGHTS)

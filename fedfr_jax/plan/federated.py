@@ -93,7 +93,7 @@ def federated_needs(
     algorithm = in_world(trainer.algorithm, systems, num_clients)
     trainer = trainer._replace(algorithm=algorithm)
     batching = batching._replace(batch_size=batch_size or batching.batch_size)
-    lanes = lanes or federation.initial_clients_per_device
+    lanes = lanes or federation.clients_per_device
     shapes = round_shapes(experiment, trainer, batching, start, examples)
     population = experiment.task.population
     sizes = population.sizes(np.arange(population.num_clients))

@@ -1,16 +1,13 @@
-"""Federated stage setup: new or resumed, autotuned on this machine."""
+"""Federated stage setup: new or resumed."""
 
 import pathlib
 from typing import NamedTuple
 
-from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.many_rounds import check_rounds_per_call
-from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.privacy.accountant import continued, ended
 from fedfr_jax.federated.privacy.ledger import Ledger
-from fedfr_jax.federated.settings import AUTO
 from fedfr_jax.federated.simulation import (
     Simulation,
     build_simulation,
@@ -19,7 +16,6 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.runs import loop
-from fedfr_jax.runs.autotune import TuningChoice, tune
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.stage_ledger import stage_accountant
 from fedfr_jax.schema import naming
@@ -68,35 +64,21 @@ def start_stage(
     is_read_only: bool = False,
     is_mirrored: bool = False,
 ) -> StageState:
-    """Initialize a stage from `variables` or resume it, with autotuned settings.
+    """Initialize a stage from `variables` or resume it.
 
     Args:
       is_read_only: the stage has ended; nothing is written to its folder.
       is_mirrored: the folder is in this process's copy of a run in a bucket.
     """
-    federation, mesh = experiment.federation, experiment.mesh
-    table = place_examples(experiment.task.dataset, mesh)
-    setting = TuningChoice(clients_per_device=federation.initial_clients_per_device)
-    trainers = {setting.conv_implementation: trainer, **trainer.by_conv_implementation}
-
-    def make(setting):
-        trainer = trainers[setting.conv_implementation]
-        return build_stage_simulation(experiment, trainer, table, setting)
-
-    sim = make(setting)
+    table = place_examples(experiment.task.dataset, experiment.mesh)
+    sim = build_stage_simulation(experiment, trainer, table)
     server = start_simulation(sim, trainer.init_variables(variables))
     server, store, checkpointer, first, past = loop.resume(
         sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
     )
-    if federation.clients_per_device == AUTO and first < read_end(
-        trainer, federation.rounds, folder
-    ):
-        options = {"implementations": trainers, "choice_file": folder / "lanes.json"}
-        setting, sim = tune(make, server, store, **options)
-        server = put_on_mesh(sim.mesh, server)
     return StageState(
         sim=with_counted_work(after_rounds(sim, past), server),
-        last_round=trainers[setting.conv_implementation].final_adaptation,
+        last_round=trainer.final_adaptation,
         server=server,
         store=store,
         checkpointer=checkpointer,
@@ -105,7 +87,7 @@ def start_stage(
 
 
 def build_stage_simulation(
-    experiment: Experiment, trainer: FederatedTrainer, table, setting: TuningChoice
+    experiment: Experiment, trainer: FederatedTrainer, table
 ) -> Simulation:
     """Build the simulation of a trainer on the experiment's clients."""
     return build_simulation(
@@ -113,8 +95,8 @@ def build_stage_simulation(
         experiment.batching,
         table,
         experiment.task.population,
-        mesh=meshes.first_devices(experiment.mesh, setting.devices),
-        clients_per_device=setting.clients_per_device,
+        mesh=experiment.mesh,
+        clients_per_device=experiment.federation.clients_per_device,
         seed=experiment.seed,
         **experiment.federation.options_of(
             trainer, experiment.task.population.num_clients

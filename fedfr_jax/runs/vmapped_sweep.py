@@ -140,7 +140,7 @@ def train_stage(
         hypers=[dict(member.numbers.get(name, {})) for member in members],
         seeds=[e.seed for e in experiments],
         mesh=mesh,
-        clients_per_device=federation.initial_clients_per_device,
+        clients_per_device=federation.clients_per_device,
         **federation.options_of(trainers[0], first.task.population.num_clients),
     )
     with contextlib.ExitStack() as stack:

@@ -20,7 +20,6 @@ from fedfr_jax.data.sources import SOURCES, check_exists, names_from
 from fedfr_jax.data.stream import Stream, fits_devices, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.models import MODELS, conv
 from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
 from fedfr_jax.types import (
     Augment,
@@ -281,13 +280,3 @@ def should_stream(
         num_bytes = num_images * example_bytes(source.input_shape)
         is_streamed = mesh.is_multi_process or not fits_devices(num_bytes, mesh)
     return int(federation.stream_buffer_gib * 2**30) if is_streamed else None
-
-
-def by_conv_implementation(settings: Mapping) -> tuple[str, ...]:
-    """Implementations of convolutions to time; none if the config sets one."""
-    parameters = inspect.signature(MODELS[settings["name"]]).parameters
-    is_open = (
-        "conv_implementation" in parameters
-        and settings.get("conv_implementation", conv.AUTO) == conv.AUTO
-    )
-    return conv.other_implementations() if is_open else ()

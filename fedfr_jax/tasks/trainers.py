@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
 from fedfr_jax.data.stream import Stream
-from fedfr_jax.federated.settings import AUTO, Federation
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.schema import call, check_choice, check_keys, naming
-from fedfr_jax.tasks.data import build_batching, by_conv_implementation
+from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.method_algorithm import build_algorithm
 from fedfr_jax.tasks.method_context import MethodContext
 from fedfr_jax.tasks.methods import algorithm_of, with_numbers
@@ -45,28 +45,15 @@ def trainers_and_context(
 ) -> tuple[dict[str, Trainer], MethodContext]:
     """Build ({method: trainer} of a config, their context).
 
-    Where lanes are to be measured, trainers have themselves on others too.
-
     Args:
       network: the section `model`.
       context_of: such a section -> MethodContext.
     """
     federation, methods = Federation(**settings["federation"]), settings["methods"]
 
-    def prepared(network):
-        context = with_initial_weights(context_of(network), settings)
-        return context._replace(federation=federation)
-
-    context = prepared(network)
-    trainers = build_trainers(methods, context)
-    if federation.clients_per_device == AUTO:
-        others = by_conv_implementation(network)
-        networks = {name: {**network, "conv_implementation": name} for name in others}
-        implementations = {
-            k: build_trainers(methods, prepared(x)) for k, x in networks.items()
-        }
-        trainers = with_implementations(trainers, implementations)
-    return trainers, context
+    context = with_initial_weights(context_of(network), settings)
+    context = context._replace(federation=federation)
+    return build_trainers(methods, context), context
 
 
 def build_trainers(methods: Mapping, context: MethodContext) -> dict[str, Trainer]:
@@ -167,21 +154,3 @@ def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
     if isinstance(trainer, CentralTrainer):
         trainer = trainer._replace(dataset=train)
     return Stage(trainer)
-
-
-def with_implementations(
-    trainers: Mapping[str, Trainer], implementations: Mapping[str, Mapping]
-) -> dict[str, Trainer]:
-    """Add variants of federated trainers, by convolution implementation.
-
-    Args:
-      implementations: {implementation: {method: trainer}}.
-    """
-    return {
-        name: trainer
-        if isinstance(trainer, CentralTrainer)
-        else trainer._replace(
-            by_conv_implementation={k: x[name] for k, x in implementations.items()}
-        )
-        for name, trainer in trainers.items()
-    }

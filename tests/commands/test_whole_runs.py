@@ -143,10 +143,10 @@ def check_whole(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lanes, stages", [(1, ["pretrained"]), ("auto", ["pretrained", "fedfr"])]
+    "lanes, stages", [(1, ["pretrained"]), (2, ["pretrained", "fedfr"])]
 )
 def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
-    flags, expected, output = whole(lanes)
+    flags, expected, _ = whole(lanes)
     broken = tmp_path / "broken"
     for stage in stages:
         process = fedfr("train", *flags, f"--workdir={broken}")
@@ -162,10 +162,6 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     assert results(broken) == results(expected)
     check_whole(broken)
     assert all(len([*(broken / x / "tensorboard").iterdir()]) > 1 for x in stages)
-    if lanes == "auto":
-        assert output.count("(measured ms per client") == 2
-        kept = [x / "fedfr" / "lanes.json" for x in (broken, expected)]
-        assert kept[0].read_text() == kept[1].read_text()
 
 
 def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(

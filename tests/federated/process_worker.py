@@ -1,6 +1,6 @@
 """One process of a small federated run: python -m tests.federated.process_worker.
 
-[--devices=D] [--model_shards=M] [--lanes=L|auto] [--stop=R] [--kill=R] [--table=stream]
+[--devices=D] [--model_shards=M] [--lanes=L] [--stop=R] [--kill=R] [--table=stream]
 [--disagree=1]
 --algorithms=a,b --workdir=DIR and, among several, the flags that `launch` gives.
 """
@@ -38,7 +38,7 @@ def main(argv):
             kill=kill,
             streamed=given.get("table") == "stream",
             model_shards=int(given.get("model_shards", 1)),
-            lanes=given.get("lanes", "1"),
+            lanes=int(given.get("lanes", 1)),
         )
     if "disagree" in given:
         folder, port = given["workdir"], int(given["coordinator"].rpartition(":")[2])
@@ -89,7 +89,7 @@ def kill_now(given):
     return True
 
 
-def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"):
+def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes=1):
     """Start or go on under `folder` up to round `stop`; result.npz has the end.
 
     Of a stream, read-I.npz says which rows process I read and whose they should be.
@@ -101,7 +101,6 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     from fedfr_jax.federated import model_parallel
     from fedfr_jax.federated.simulation import build_simulation, start_simulation
     from fedfr_jax.runs import loop
-    from fedfr_jax.runs.autotune import TuningChoice
     from fedfr_jax.runs.trackers import open_sinks
     from tests.federated import toys
 
@@ -114,23 +113,20 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
         read = lambda rows, images=table.images: rows_read.append(rows) or images[rows]
         table = stream(read, table.labels, memory=2 * 12 * 68)  # a client at a time
         rows_read.clear()
-    make = lambda setting: build_simulation(
+    sim = build_simulation(
         algorithm,
         toys.feed(),
         table,
         population,
         mesh=meshes.make_mesh(0, model_shards),
         cohort_size=4,
-        clients_per_device=setting.clients_per_device,
+        clients_per_device=lanes,
         local_epochs=2,
         seed=3,
     )
-    sim = make(TuningChoice(clients_per_device=1 if lanes == "auto" else int(lanes)))
     server, store, checkpointer, first, _ = loop.resume(
         sim, start_simulation(sim, variables), folder
     )
-    if lanes == "auto":
-        sim = choose(make, server, store, folder)
 
     def killer(round, scalars):
         if kill and round == kill:
@@ -154,34 +150,6 @@ def run(name, folder, stop, *, kill=0, streamed=False, model_shards=1, lanes="1"
     if meshes.is_first_process():
         leaves = jax.tree.leaves((server, rows))
         np.savez(folder / "result.npz", *leaves, is_new)
-
-
-def choose(make, server, store, folder):
-    """`tune` by processes that have each their own opinion and cache.
-
-    The first is for two lanes, the others for one; chosen-I.json has, of every choice,
-    the lanes that process I has measured, those that it got and what it said.
-    """
-    import jax
-
-    from fedfr_jax.runs import autotune
-
-    number, measured, facts = jax.process_index(), autotune.seconds, []
-
-    def seconds(sim, *rest):
-        asked.append(sim.clients_per_device)
-        return 0.0 * measured(sim, *rest) + (
-            sim.clients_per_device != max(2 - number, 1)
-        )
-
-    autotune.seconds, kept = seconds, folder / "lanes.json"
-    for caches, own in [("ab", None), ("ca", None), ("ad", kept), ("ef", kept)]:
-        os.environ["XDG_CACHE_HOME"] = str(folder / caches[number])
-        asked, said = [], []
-        _, sim = autotune.tune(make, server, store, choice_file=own, say=said.append)
-        facts.append([asked, sim.clients_per_device, len(said)])
-    (folder / f"chosen-{number}.json").write_text(json.dumps(facts))
-    return sim
 
 
 def result(folder):

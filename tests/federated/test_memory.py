@@ -4,6 +4,7 @@ import functools
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,8 +14,12 @@ from fedfr_jax import trees
 from fedfr_jax.federated import programs
 from fedfr_jax.federated.algorithms.server_optimizers import fedadam
 from fedfr_jax.federated.lowering import Program
-from fedfr_jax.federated.simulation import open_store, simulate_round
-from tests.federated import test_engine, test_stream
+from fedfr_jax.federated.simulation import (
+    build_simulation,
+    open_store,
+    simulate_round,
+)
+from tests.federated import test_engine, test_stream, toys
 
 LANES = 2
 
@@ -204,3 +209,54 @@ def test_an_accelerator_is_asked_for_its_own_memory_only():
 
     assert free({"bytes_limit": 100, "bytes_in_use": 30}) == 70
     assert free(None) is None
+
+
+def out_of_reach(**fields):
+    """A client that asks for 2^52 bytes: no machine has the addresses."""
+    side = 2**25
+
+    def client_update(key, server, personal, client):
+        x = client.num_examples.astype(jnp.float32) + jnp.arange(
+            side, dtype=jnp.float32
+        )
+        products = jnp.sort(x[:, None] * x[None, :], axis=1)
+        return honest(key, server, personal, client)._replace(
+            metrics={"middle": products[client.id, side // 2]}
+        )
+
+    sim, server = test_engine.build("fedavg", cohort_size=3, **fields)
+    honest = sim.algorithm.client_update
+    algorithm = sim.algorithm._replace(client_update=client_update)
+    table, population = toys.problem()
+    options = {
+        "mesh": sim.mesh,
+        "cohort_size": 3,
+        "clients_per_device": sim.clients_per_device,
+    }
+    return build_simulation(
+        algorithm, sim.batching, table, population, **options
+    ), server
+
+
+def test_lanes_that_do_not_fit_say_what_is_needed():
+    sim, server = out_of_reach(lanes=2)
+    with pytest.raises(MemoryError, match="got 2: a round needs .* GiB to train"):
+        simulate_round(sim, server, open_store(sim, server), 0)
+
+
+@pytest.mark.parametrize(
+    "personal, most_lanes, message",
+    [
+        ("", 2, "clients_per_device must .*, got 4: .* at most 2 lanes fit"),
+        ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_compiled(
+    monkeypatch, personal, most_lanes, message
+):
+    sim, server = test_engine.build("fedavg", lanes=4, cohort_size=3, personal=personal)
+    free = (most_lanes + 0.5) * trees.num_bytes(server)
+    monkeypatch.setattr(programs, "free_bytes", lambda mesh: free)
+    with pytest.raises(MemoryError, match=message):
+        simulate_round(sim, server, open_store(sim, server), 0)
+    assert sim.programs.run_whole.num_compiled() == 0

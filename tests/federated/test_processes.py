@@ -1,6 +1,5 @@
 """Several real processes with gloo: same numbers, any number of them, and a kill."""
 
-import json
 import pathlib
 import sys
 
@@ -87,19 +86,6 @@ def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, wh
     for name in process_worker.TOYS:
         assert_same(tmp_path / name, whole / name)
     check_reading(tmp_path / "fedavg", num_rounds=5, count=2)
-
-
-@pytest.mark.slow
-def test_processes_agree_on_the_lanes_that_the_first_has_measured(tmp_path, whole):
-    start(tmp_path, "--devices=1", "--lanes=auto", count=2, names="fedavg")
-    folder = tmp_path / "fedavg"
-    for number, said in enumerate([1, 0]):
-        facts = json.loads((folder / f"chosen-{number}.json").read_text())
-        # What the first one's cache knows, or the run's own file, nobody measures.
-        assert facts == [[x, 2, said] for x in ([1, 2], [1, 2], [], [])]
-    caches = {x for x in "abcdef" if any((folder / x).rglob("tuned.json"))}
-    assert caches == {"a", "c"}  # the first one's
-    assert_same(folder, whole / "fedavg")
 
 
 def check_reading(folder, *, num_rounds, count):

@@ -10,12 +10,10 @@ from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import autotune
 from fedfr_jax.runs import experiment as experiment_module
 from fedfr_jax.runs.experiment import run_federated
 from fedfr_jax.runs.stage_setup import final_simulation
 from fedfr_jax.schema import call
-from fedfr_jax.tasks.faces.methods import backbone_features
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -25,17 +23,6 @@ from fedfr_jax.types import (
     Task,
 )
 from tests.federated import toys
-from tests.tasks.faces import given
-
-
-def test_lanes_are_a_number_or_auto():
-    check_federation(call("federation", Federation, {"clients_per_device": "auto"}), 5)
-    for wrong, rule in [("many", r"a whole number or .*'auto'"), (0, "at least 1")]:
-        says = f"config.federation.clients_per_device must be {rule}"
-        with pytest.raises(ValueError, match=says):
-            call("federation", Federation, {"clients_per_device": wrong})
-    with pytest.raises(ValueError, match="config.federation.rounds must be a whole"):
-        call("federation", Federation, {"rounds": "auto"})
 
 
 def experiment(federation, *, devices=1, judge=lambda networks: None):
@@ -60,80 +47,6 @@ def experiment(federation, *, devices=1, judge=lambda networks: None):
         federation=federation,
         seed=0,
     )
-
-
-@pytest.mark.ci
-def test_the_fastest_setting_is_measured_once_for_equal_runs(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model, asked, seen = toys.linear_model(), [], []
-    plain, other = (
-        given.method_of(
-            model,
-            num_classes=3,
-            use_public_data=False,
-            contrastive_weight=0.0,
-            branch=None,
-            adaptation={"epochs": 1},
-        )
-        for _ in range(2)
-    )
-    trainer = plain.trainer._replace(by_conv_implementation={"im2col": other.trainer})
-    trainer = trainer._replace(apply_global=backbone_features(model))
-
-    def fake(sim, server, store, cohort):
-        name = "im2col" if sim.algorithm is other.algorithm else "auto"
-        asked.append((name, sim.mesh.size, sim.clients_per_device))
-        spent = (
-            2.0 if name == "auto" else 1.0
-        ) / sim.clients_per_device + 0.1 * sim.mesh.size
-        return spent * len(cohort.ids)
-
-    monkeypatch.setattr(autotune, "seconds", fake)
-    told = lambda sim, *_: str(sim.algorithm is other.algorithm)
-    monkeypatch.setattr(autotune, "lowered_text", told)
-    last = experiment_module.final_simulation
-    adapting = []
-    monkeypatch.setattr(
-        experiment_module,
-        "final_simulation",
-        lambda sim, last_round, rounds: (
-            adapting.append(last_round) or last(sim, last_round, rounds)
-        ),
-    )
-    settings = {
-        "rounds": 1,
-        "local_epochs": 1,
-        "batch_size": 4,
-        "flip_probability": 0.0,
-    }
-    federation = Federation(**settings, clients_per_device="auto")
-    whole = experiment(federation, devices=2, judge=seen.append)
-    backbone = model.init(jax.random.key(0))
-    params = {"backbone": backbone["params"], "phi": None}
-    before = {**backbone, "params": params}
-    for folder in ("a", "b", "b"):  # the last is finished: nothing to choose
-        run_federated(whole, trainer, before, tmp_path / folder)
-    tried = [(name, 2, lanes) for name in ("auto", "im2col") for lanes in (1, 2)]
-    fewer = [("im2col", 1, lanes) for lanes in (2, 4)]
-    assert asked == [*tried, *fewer]
-    assert adapting == [other.final_adaptation] * 2 + [plain.final_adaptation]
-    line = "clients_per_device: 4, conv_implementation: im2col, devices: 1 "
-    assert capsys.readouterr().out.count(f"{line}(measured") == 2
-    kept = json.loads((tmp_path / "a" / "lanes.json").read_text())
-    assert kept == {
-        "conv_implementation": "im2col",
-        "devices": 1,
-        "clients_per_device": 4,
-    }
-    # Judged on all devices, wherever it was trained.
-    assert {len(x.devices()) for x in jax.tree.leaves(seen)} == {2}
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    more = whole._replace(federation=federation._replace(rounds=2))
-    run_federated(more, trainer, before, tmp_path / "a")
-    assert len(asked) == 6  # a run that goes on keeps its own
-    assert f"{line}(as this run began" in capsys.readouterr().out
 
 
 def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, capsys):

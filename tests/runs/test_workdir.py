@@ -78,7 +78,7 @@ def set_aside(folder, name):
         ({"methods__mine": {}}, list(STAGES)),
         ({"evaluation__fars": [0.2]}, list(STAGES)),
         (
-            {"federation__clients_per_device": "auto", "pretrain__checkpoint_every": 2},
+            {"federation__clients_per_device": 2, "pretrain__checkpoint_every": 2},
             list(STAGES),
         ),
     ],

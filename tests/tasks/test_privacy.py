@@ -11,7 +11,6 @@ from fedfr_jax.federated.privacy import Mechanism, Sampling, build_accountant
 from fedfr_jax.federated.privacy.mechanism import accountant_of
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.plan.disclosures import disclose_stage
-from fedfr_jax.runs.autotune import TuningChoice
 from fedfr_jax.runs.stage_setup import build_stage_simulation, read_end
 
 PRIVATE = {"clip_norm": 0.5, "delta": 1e-2, "epsilon": 4.0}
@@ -83,7 +82,7 @@ def test_dropped_stragglers_are_asked_no_more_often_for_being_dropped():
     everybody = Mechanism(6, 6, 4.0, 1e-2)
     assert accountant.epsilon(3) == build_accountant(everybody).epsilon(3)
     table = place_examples(experiment.task.dataset, experiment.mesh)
-    sim = build_stage_simulation(experiment, trainer, table, TuningChoice())
+    sim = build_stage_simulation(experiment, trainer, table)
     assert sim.accountant == accountant  # of `fedfr train`, as `fedfr plan` has it
 
 

@@ -98,7 +98,7 @@ def classification(settings: Mapping) -> Experiment:
         feed = build_batching(federation, drop_last=drop_last, is_images=is_images)
     clients = build_clients(source, parts, stream_bytes)
     others = build_clients(source, unseen, stream_bytes) if len(unseen.train) else None
-    lanes, seed = federation.initial_clients_per_device, settings["seed"]
+    lanes, seed = federation.clients_per_device, settings["seed"]
     facts = class_report(parts, source.labels, source.names)
     if others:
         facts["unseen clients"] = len(unseen.train_offsets) - 1

@@ -12,7 +12,6 @@ from fedfr_jax.data.partition import PARTITIONS, format_report, report
 from fedfr_jax.data.partition.identity_assignment import IdentityPartition
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import (
-    AUTO,
     Federation,
     build_mesh,
     check_federation,
@@ -22,7 +21,6 @@ from fedfr_jax.schema import call, check_settings, keyword_kinds, kinds_of, nami
 from fedfr_jax.tasks.data import (
     build_batching,
     build_preprocessing,
-    by_conv_implementation,
     open_data,
     should_stream,
     split,
@@ -148,22 +146,6 @@ def plan(settings: Mapping) -> FaceConfig:
     partition = split(settings["partition"], source)
     model = build_model(settings["model"], source)
     methods = methods_of(settings, model, partition)
-    if federation.clients_per_device == AUTO:
-        names = by_conv_implementation(settings["model"])
-        implementations = {
-            name: methods_of(
-                settings,
-                build_model({**settings["model"], "conv_implementation": name}, source),
-                partition,
-            )
-            for name in names
-        }
-        methods = {
-            name: with_others(
-                method, {k: of[name] for k, of in implementations.items()}
-            )
-            for name, method in methods.items()
-        }
     num_public = len(partition.public_examples)
     check_federation(federation, len(partition.num_classes))
     mesh = build_mesh(federation)
@@ -219,16 +201,6 @@ def check_config(settings: Mapping) -> None:
         check_distill(f"methods.{name}", options.get("distill"))
         if options.get("kind") != "central":
             read_terms(f"methods.{name}", options)
-
-
-def with_others(method: FaceMethod | Training, others: Mapping) -> FaceMethod:
-    """Add variants of a federated method by {convolution implementation: method}."""
-    if isinstance(method, Training):
-        return method
-    trainers = {name: other.trainer for name, other in others.items()}
-    return method._replace(
-        trainer=method.trainer._replace(by_conv_implementation=trainers)
-    )
 
 
 def check_unlabeled(distillations: Sequence) -> None:

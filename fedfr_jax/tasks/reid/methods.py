@@ -14,12 +14,11 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.model_parallel import gather
-from fedfr_jax.federated.settings import AUTO, Federation
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.models.external_checkpoints import fill_resnet
 from fedfr_jax.models.weights import read_weights
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import check_values, naming
-from fedfr_jax.tasks.data import by_conv_implementation
 from fedfr_jax.tasks.method_context import MethodContext, method_context
 from fedfr_jax.tasks.model import build_network, with_name
 from fedfr_jax.tasks.reid.data import ReidSplit, fill_statistics
@@ -28,7 +27,6 @@ from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.tasks.task_methods import CENTRAL_KEYS, TaskMethods
 from fedfr_jax.tasks.trainers import (
     build_trainer,
-    with_implementations,
     with_initial_weights,
 )
 from fedfr_jax.types import Algorithm, CentralTrainer, FederatedTrainer, Model, PyTree
@@ -93,26 +91,15 @@ def trainers_of(
     """
     network = with_name("reid", settings["model"])
 
-    def build(network):
-        def context(classes):
-            context = context_of(network, parts, classes)
-            return with_initial_weights(context, settings)
+    def context(classes):
+        return with_initial_weights(context_of(network, parts, classes), settings)
 
-        clients = context(int(parts.split.num_classes.max()))
-        central = context(int(parts.people.max()) + 1)
-        return {
-            name: trainer_of(name, options, clients, central, parts)
-            for name, options in settings["methods"].items()
-        }
-
-    trainers = build(network)
-    if parts.federation.clients_per_device == AUTO:
-        names = by_conv_implementation(network)
-        implementations = {
-            name: build({**network, "conv_implementation": name}) for name in names
-        }
-        trainers = with_implementations(trainers, implementations)
-    return trainers
+    clients = context(int(parts.split.num_classes.max()))
+    central = context(int(parts.people.max()) + 1)
+    return {
+        name: trainer_of(name, options, clients, central, parts)
+        for name, options in settings["methods"].items()
+    }
 
 
 def context_of(settings: Mapping, parts: Parts, num_classes: int) -> MethodContext:

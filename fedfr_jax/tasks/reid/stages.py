@@ -230,6 +230,6 @@ def client_training(
         *(evaluator, algorithm, parts.feed, train, build_population(parts.split)),
         mesh=parts.mesh,
         local_epochs=epochs,
-        clients_per_device=parts.federation.initial_clients_per_device,
+        clients_per_device=parts.federation.clients_per_device,
         seed=parts.seed,
     )
