@@ -14,12 +14,23 @@ import os
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from annotated_types import Interval, MinLen
 
 from fedfr_jax.ranges import MAX, TINY, Noun, pattern_error
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
 
 
@@ -87,7 +98,7 @@ def check_keys(what: str, given: Mapping, known: Collection[str]) -> None:
             )
 
 
-def checked(function: Callable) -> Callable:
+def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """`function`, which checks its numbers, words and lists against its annotations.
 
     For what a user calls without a config. Arrays and functions pass by.

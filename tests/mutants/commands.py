@@ -2,10 +2,8 @@
 
 from tests.mutants import Mutants
 
-STOPPING = "test_stopping.py"
-WRONG = (
-    "commands/test_mistakes.py::test_a_wrong_setting_is_one_line_and_claims_no_folder"
-)
+STOPPING = "cli/test_stopping.py"
+WRONG = "cli/test_mistakes.py::test_a_wrong_setting_is_one_line_and_claims_no_folder"
 VALUES = "contracts/test_config_values.py"
 MUTANTS = [
     Mutants(
@@ -66,7 +64,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/cli/signals.py",
-        "commands/test_commands.py::test_the_launcher_starts_without_jax",
+        "cli/test_commands.py::test_the_launcher_starts_without_jax",
         [("import threading\n", "import threading\n\nimport jax  # noqa: F401\n")],
     ),
     Mutants(
@@ -104,7 +102,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/cli/train.py",
-        "commands/test_whole_runs.py::"
+        "cli/test_whole_runs.py::"
         "test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named",
         [
             ("is_fresh=bool(values.overwrite)", "is_fresh=False"),
@@ -114,12 +112,12 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/cli/flags.py",
-        "commands/test_flags.py",
+        "cli/test_flags.py",
         [("del section[key]", "pass")],
     ),
     Mutants(
         "fedfr_jax/config/files.py",
-        "commands/test_flags.py",
+        "cli/test_flags.py",
         [
             ("(error, SyntaxError) and error.filename:", "(error, SyntaxError):"),
             ('line {line}," if line else', 'line {line}," if True else'),

@@ -376,7 +376,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/federated/rates.py",
-        "test_notebook.py",
+        "test_api.py",
         [
             ("    _check_no_schedule(state)\n", ""),
             ("and not _takes_two(rate)", "and False"),
@@ -384,7 +384,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/api.py",
-        "test_notebook.py",
+        "test_api.py",
         [
             ("x.dtype == jnp.uint8", "False"),
             ("if not sim.batching.steps_per_epoch(largest)", "if False"),
@@ -393,7 +393,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/api.py",
-        "test_notebook.py",
+        "test_api.py",
         [
             ("if not is_fine.all()", "if False"),
             ("smallest < 0 or largest >= limit", "largest >= limit"),

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/runs/data_digest.py",
-        "commands/test_changed_data.py",
+        "cli/test_changed_data.py",
         [
             ("if has_changed and is_kept:", "if has_changed:"),
             ("if path.exists() else True", "if path.exists() else False"),
@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/runs/stage_config.py",
-        "commands/test_changed_data.py",
+        "cli/test_changed_data.py",
         [("stages[name], without_places(config)", "stages[name], config")],
     ),
     Mutants(
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/models/flops.py",
-        "commands/test_sweep.py::test_faces_have_parameters_by_three_definitions",
+        "cli/test_sweep.py::test_faces_have_parameters_by_three_definitions",
         [("return network + 2 * rows", "return network + rows")],
     ),
     Mutants(
@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/runs/sweep.py",
-        "commands/test_sweep.py::test_a_number_that_is_not_finite_is_null_in_the_table",
+        "cli/test_sweep.py::test_a_number_that_is_not_finite_is_null_in_the_table",
         [("_finite(value) for key", "value for key")],
     ),
     Mutants(
@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/files.py",
-        "test_drafts.py",
+        "test_files.py",
         [
             ("            os.fsync(file.fileno())", "            pass"),
             ("temporary.unlink(missing_ok=True)", "pass"),

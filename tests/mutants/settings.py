@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutants
 
-MISTAKES = "commands/test_mistakes.py"
+MISTAKES = "cli/test_mistakes.py"
 WRONG = f"{MISTAKES}::test_a_wrong_setting_is_one_line_and_claims_no_folder"
 NETWORK = "tasks/test_network.py"
 RANGES = "contracts/test_ranges.py"
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutants(
         "fedfr_jax/config/build.py",
-        f"test_build.py {WRONG}",
+        f"config/test_build.py {WRONG}",
         [
             ('    check_literals("config", settings)\n', ""),
             ("frozenset, types.EllipsisType)", "frozenset)"),

@@ -12,7 +12,7 @@ from fedfr_jax import digest_json
 from fedfr_jax.cli import aot_compile
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.compiled_programs import STAMP
-from tests.commands.test_more_rounds import CONFIG
+from tests.cli.test_more_rounds import CONFIG
 
 
 @pytest.fixture(scope="module")

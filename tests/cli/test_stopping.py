@@ -21,7 +21,7 @@ from fedfr_jax.distributed import TERMINAL
 
 pytestmark = pytest.mark.ci
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 BUSY = "print('begun', flush=True); threading.Event().wait()"
 
 
