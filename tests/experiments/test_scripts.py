@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Other systems and their networks live in environments of their own.
+# Other systems and their networks live in environments of their own, mutmut in that of
+# `make mutants`.
 PEERS = ("torch", "torchvision", "flwr", "fedjax", "pfl", "tensorflow_federated")
-PEERS += ("tensorflow",)
+PEERS += ("tensorflow", "mutmut", "libcst")
 IMPORT_ALL = """
 import importlib, pathlib, sys
 folder, peers = pathlib.Path(sys.argv[1]), sys.argv[2:]
