@@ -45,7 +45,6 @@ from fedfr_jax.files import replace_file
 from fedfr_jax.json_files import parse_json
 from fedfr_jax.ranges import Count
 from fedfr_jax.schema import check_keys, checked
-from fedfr_jax.tasks.classification.evaluators import Accuracy
 from fedfr_jax.types import Algorithm, Dataset, PyTree, TrainedModels, model_inputs
 
 CHUNK_BYTES = 2**24  # of examples that are checked at one time
@@ -477,6 +476,8 @@ def evaluate(
       ValueError: when the data has other clients, shape or dtype, or more classes than
         `apply` gives, or a round was trained from this run.
     """
+    from fedfr_jax.tasks.classification.evaluators import Accuracy  # slow to import
+
     _check_newest(run)
     check_clients(run.clients, data.clients)
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh

@@ -31,7 +31,6 @@ from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.profiles import Work
 from fedfr_jax.federated.systems.state import plain_server
-from fedfr_jax.models.flops import program_flops
 from fedfr_jax.types import (
     Algorithm,
     ClientOutput,
@@ -86,6 +85,8 @@ def count_work(sim: Simulation, server: PyTree, row: PyTree) -> Work | None:
     trace = _trace(sim, server, row)
     if trace is None:
         return None
+    from fedfr_jax.models.flops import program_flops  # which imports every network
+
     (up, down), program = trace.communication, trace.program
     no_step, one_step = program_flops(program, 0), program_flops(program, 1)
     return Work(down, up, flops=no_step, flops_per_step=one_step - no_step)

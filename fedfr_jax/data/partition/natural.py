@@ -10,7 +10,6 @@ from fedfr_jax.data.partition.client_partition import (
     build_partition,
     rows_to_assign,
 )
-from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.files import check_members
 from fedfr_jax.ranges import Count, OpenShare, Seed
 from fedfr_jax.schema import checked
@@ -80,6 +79,8 @@ def read_client_ids(
 
 
 def _read_npz(text):
+    from fedfr_jax.data.sources.npz import DAMAGED  # which imports every source
+
     path, _, keys = text.rpartition(":")
     check_members(path, keys.split("+"))
     try:

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import (
@@ -252,6 +251,8 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
 
 def _smallest_noise(excess: Callable, low: float, high: float) -> float:
     """Find the root of a falling function near [low, high], from above, to 0.001."""
+    from scipy import optimize  # slow to import
+
     while excess(high) > 0:
         low, high = high, 1.5 * high
     while excess(low) <= 0:

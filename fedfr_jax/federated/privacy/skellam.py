@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from annotated_types import Interval
-from scipy import special
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.contract import no_state
@@ -190,6 +189,8 @@ class NoiseTable(NamedTuple):
 
 def noise_table(std: float) -> NoiseTable:
     """Table of the symmetric Skellam variable of a standard deviation."""
+    from scipy import special  # slow to import
+
     radius = math.ceil(7 * std) + 20
     chances = special.ive(np.abs(np.arange(-radius, radius + 1)), std**2)
     sums = np.round(np.cumsum(chances / chances.sum()) * 2**32)
