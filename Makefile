@@ -20,7 +20,7 @@ help:
 	@echo "make accelerators  every system for TPUs and GPUs without one; 8 GB of packages, three hours"
 	@echo "make faults     kills, damage and 100,000 damaged inputs; an hour"
 	@echo "make mutants    mutmut over the files that differ from main, or ARGS=FILES; ten minutes for a small one"
-	@echo "make lint       ruff"
+	@echo "make lint       ruff, and types by basedpyright"
 	@echo "make check      lint, test and test-ci, what CI runs"
 	@echo "make bench      speed and memory beside peers"
 	@echo "make clean      remove $(VENV) and caches; runs/ stays"
@@ -69,6 +69,7 @@ mutants: $(READY)
 lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m basedpyright --pythonpath $(RUN) --level error
 
 check: lint test test-ci
 

@@ -17,8 +17,8 @@ from fedfr_jax.version import library_version
 def _places() -> dict[str, str]:
     """Module of every public name."""
     stub = ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_text())
-    imports = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
-    return {name.name: line.module for line in imports for name in line.names}
+    lines = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+    return {name.name: line.module or "" for line in lines for name in line.names}
 
 
 _PLACES = _places()

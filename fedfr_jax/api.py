@@ -482,7 +482,8 @@ def evaluate(
     check_clients(run.clients, data.clients)
     batching, mesh = run.sim.batching._replace(batch_size=batch_size), run.sim.mesh
     check_data(run, apply, data)
-    accuracy = Accuracy(data.dataset, data.population.offsets, mesh, batching)
+    offsets: Any = data.population.offsets  # EqualRows are indexed as an array is
+    accuracy = Accuracy(data.dataset, offsets, mesh, batching)
     has_rows = bool(jax.tree.leaves(run.store.template))
     models = run.sim.algorithm, run.server, run.sim.key, run.store, mesh
     of_client = client_models(*models)[0] if has_rows else None
@@ -599,9 +600,9 @@ def _named(path, arrays, part: str, template: PyTree, leading: tuple) -> PyTree:
     def pick(key_path, leaf):
         name = f"{part}/{trees.path_name(key_path)}"
         array = arrays.pop(name, None)
-        shape = "none" if array is None else array.shape
         expected = (*leading, *leaf.shape)
-        if shape != expected:
+        if array is None or array.shape != expected:
+            shape = "none" if array is None else array.shape
             raise ValueError(
                 f"{path} must have {name} of shape {expected}, got {shape}."
             )

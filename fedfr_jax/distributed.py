@@ -48,9 +48,9 @@ def join(
             "coordinator, num_processes and process_id must all be set or all be None, "
             f"got {address}."
         )
-    if num_processes is not None and not 0 <= process_id < num_processes:
+    if process_id is not None and process_id not in range(num_processes or 0):
         raise ValueError(
-            f"process_id must be in [0, {num_processes - 1}], got {process_id}."
+            f"process_id must be in [0, {(num_processes or 0) - 1}], got {process_id}."
         )
     # Two programs dispatched to a CPU device at once could meet those of other
     # processes in another order, a deadlock.

@@ -241,8 +241,13 @@ CHUNK_BYTES = 2**17  # of a longer request Linux reads only its read-ahead
 
 def advise_random_access(array: np.memmap) -> np.memmap:
     """Turn off read-ahead for a memory map that is read at random positions."""
-    array.base.madvise(mmap.MADV_RANDOM)
+    _map_of(array).madvise(mmap.MADV_RANDOM)
     return array
+
+
+def _map_of(array: np.memmap) -> mmap.mmap:
+    assert isinstance(array.base, mmap.mmap)
+    return array.base
 
 
 def will_need(array: np.memmap, begin: int, end: int) -> None:
@@ -250,7 +255,8 @@ def will_need(array: np.memmap, begin: int, end: int) -> None:
     header = array.offset % mmap.ALLOCATIONGRANULARITY
     first, end = header + begin, header + end
     for start in range(first - first % mmap.PAGESIZE, end, CHUNK_BYTES):
-        array.base.madvise(mmap.MADV_WILLNEED, start, min(CHUNK_BYTES, end - start))
+        size = min(CHUNK_BYTES, end - start)
+        _map_of(array).madvise(mmap.MADV_WILLNEED, start, size)
 
 
 def will_need_rows(array: np.memmap, rows: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedfr_jax.schema import is_traced
 from fedfr_jax.types import PyTree
 
 MIB = 2**20
@@ -46,7 +47,9 @@ class DescribedDevices(NamedTuple):
     has_host_memory: bool  # whether they can place arrays in host memory
 
 
-_DESCRIBED = contextvars.ContextVar("devices to compile for", default=None)
+_DESCRIBED: contextvars.ContextVar[DescribedDevices | None] = contextvars.ContextVar(
+    "devices to compile for", default=None
+)
 
 
 @contextlib.contextmanager
@@ -142,7 +145,7 @@ def min_across_processes(gathered: np.ndarray, is_shared: bool) -> int | None:
     return None if free.min() < 0 else int(free.min()) * MIB
 
 
-def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether the backend ran out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
@@ -266,7 +269,7 @@ def put_global(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
     device to device. `sharding` is one for all, or a tree of one per leaf. On described
     devices the result is ShapeDtypeStructs, unless this is traced.
     """
-    if available_devices() and not isinstance(jnp.zeros(()), jax.core.Tracer):
+    if available_devices() and not is_traced(jnp.zeros(())):
         return shapes_at(tree, _for_each(tree, sharding))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -310,7 +313,7 @@ def _for_each(tree, sharding):
 def _put_parts(x, sharding):
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _put_parts(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     x = np.asarray(x)
@@ -327,6 +330,7 @@ def fetch(tree: PyTree) -> PyTree:
             return x
         if x.is_fully_replicated:
             return x
+        assert isinstance(x.sharding, NamedSharding)
         return jax.device_put(x, replicated(x.sharding.mesh))
 
     return jax.device_get(jax.tree.map(whole, tree))

@@ -125,7 +125,7 @@ def stack_blocks(tree: PyTree, start: int, stop: int) -> PyTree:
     for low, high, key in sorted(
         (*overlap, key) for key in tree if (overlap := _overlap(key, start, stop))
     ):
-        first, last = stack_span(key)
+        first, last = stack_span(key) or (low, high)
         part = tree[key]
         if last == first + 1:
             part = jax.tree.map(lambda x: x[None], part)

@@ -114,12 +114,12 @@ def stop_gradients(
         mask_of(params)
         return optimizer.init(params)
 
-    def update(grads, state, params=None):
-        steps, state = optimizer.update(grads, state, params)
+    def update(updates, state, params=None):
+        steps, state = optimizer.update(updates, state, params)
         named = scanned_blocks.by_block_name(steps)
         hold = lambda is_found, x: jnp.zeros_like(x) if is_found else x
         steps = jax.tree.map(hold, mask_of(steps), named)
-        return scanned_blocks.unstack_like(steps, grads), state
+        return scanned_blocks.unstack_like(steps, updates), state
 
     return optax.GradientTransformation(init, update)
 

@@ -72,6 +72,7 @@ class Model(NamedTuple):
     @property
     def flops(self) -> int:
         """FLOPs of one image, twice the multiply-adds, if the network counts them."""
+        assert self.count_flops
         return self.count_flops()
 
 

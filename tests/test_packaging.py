@@ -98,6 +98,37 @@ def test_dependencies_are_what_the_library_imports():
     assert core <= imported() <= core | optional
 
 
+CALLS = """\
+import jax, fedfr_jax as ff
+def check(local: ff.LocalTraining, data: ff.FederatedDataset, variables: dict):
+    algorithm = ff.fedavg(local, weighting="uniform")
+    ff.fedavg(local, weightng="x")  # wrong
+    ff.fedavg(local, weighting=1)  # wrong
+    run = ff.init(algorithm, data, variables, batch_size=8)
+    ff.init(algorithm, data, variables, batch_size="8")  # wrong
+    ff.init(algorithm, data)  # wrong
+    ff.evaluate(run, data)  # wrong
+    ff.fedavgg  # wrong
+"""
+
+
+@pytest.mark.ci
+def test_mistyped_calls_of_the_public_functions_are_reported(tmp_path):
+    pytest.importorskip("basedpyright")
+    (tmp_path / "calls.py").write_text(CALLS)
+    settings = {"typeCheckingMode": "standard", "include": ["calls.py"]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    (tmp_path / "fedfr_jax").symlink_to(ROOT / "fedfr_jax")
+    words = ["--pythonpath", sys.executable, "--outputjson"]
+    command = [sys.executable, "-m", "basedpyright", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    errors = [x for x in found if x["severity"] == "error"]
+    lines = enumerate(CALLS.splitlines())
+    wrong = {number for number, line in lines if line.endswith("# wrong")}
+    assert {error["range"]["start"]["line"] for error in errors} == wrong, errors
+
+
 def built(tmp_path):
     """The wheel and beside it the source archive, of a copy of the repository."""
     source, out = tmp_path / "source", tmp_path / "dist"

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from typing import Any
+from typing import Any, cast
 
 from ml_collections import ConfigDict
 
@@ -218,7 +218,7 @@ def set_key(config: ConfigDict, path: str, value: Any) -> None:
     themselves.
     """
     *sections, key = path.split(".")
-    location, section = "config", config
+    location, section = "config", cast(Any, config)
     for name in sections or [key]:
         if sections and isinstance(section.get(name), str):  # a name without settings
             named = ConfigDict({"name": section[name]})

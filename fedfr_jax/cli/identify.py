@@ -58,10 +58,10 @@ def main(argv: list[str]) -> None:
     print(f"threshold {threshold:.4f} ({source}), {len(gallery.names)} people")
     for name, indices, scores in zip(images.names, rows, cosines, strict=True):
         matches = [
-            f"{printable(gallery.names[i])} {score:.4f}"
+            f"{printable(str(gallery.names[i]))} {score:.4f}"
             for i, score in zip(indices, scores, strict=True)
             if score >= threshold
         ]
-        nearest = printable(gallery.names[indices[0]])
+        nearest = printable(str(gallery.names[indices[0]]))
         no_match = f"nobody (nearest {nearest} {scores[0]:.4f})"
         print(f"{printable(name)}: {', '.join(matches) or no_match}")

@@ -152,7 +152,8 @@ def launch(
         for child in children.values():
             child.kill()
             child.wait()
-            child.stdin.close()
+            if child.stdin:
+                child.stdin.close()
         for reader in readers:
             reader.join()
     if failed is None:

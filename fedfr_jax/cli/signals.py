@@ -191,7 +191,7 @@ def newest_checkpoint(workdir: str) -> str:
     if "://" in workdir:
         from fedfr_jax.runs.scratch import copy_folder
 
-        workdir = copy_folder(workdir)
+        workdir = str(copy_folder(workdir))
     checkpoints = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
     is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
     checkpoints = [p for p in checkpoints if p.name.isdigit() and is_new(p)]

@@ -103,13 +103,14 @@ def group_runs(runs: Sequence[Run]) -> list[list[tuple[Run, dict]]]:
     groups = {}
     for run in runs:
         shared, numbers = copy.deepcopy(run.config), {}
-        has_attack = any(x.get("attack") for x in shared.methods.values())
+        methods = plain(shared.methods)
+        has_attack = any(settings.get("attack") for settings in methods.values())
         for key, value in run.changes.items():
             section, _, rest = key.partition(".")
             method, _, name = rest.partition(".")
             if key == "seed" and not has_attack:
                 set_key(shared, key, 0)
-            elif section == "methods" and method in shared.methods and is_rate(value):
+            elif section == "methods" and method in methods and is_rate(value):
                 set_key(shared, key, 0.0)
                 numbers.setdefault(method, {})[name] = float(value)
         keys = sorted((name, *sorted(values)) for name, values in numbers.items())
