@@ -8,6 +8,7 @@ import contextlib
 import csv
 import errno
 import fcntl
+import hashlib
 import io
 import math
 import mmap
@@ -51,6 +52,12 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a UTF-8 text file atomically."""
     with replace_file(path) as file:
         file.write(text.encode())
+
+
+def digest_of_file(path: str | os.PathLike) -> str:
+    """SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_drafts(folder: pathlib.Path) -> None:

@@ -6,8 +6,9 @@ lines are of work that no checkpoint has yet. A file without an entry is not cov
 such as one that is being replaced: its entry goes before it, and comes back after it,
 so that a kill at any moment leaves no entry of other bytes.
 
-A stage's manifest covers its logs, evaluation and model, a checkpoint's the files of
-the checkpoint, a run's its summary and config, a sweep's its results.
+A stage's manifest covers its settings, data digest, logs, evaluation and model, a
+checkpoint's the files of the checkpoint, a run's its summary and config, a sweep's its
+results.
 """
 
 import functools
@@ -19,8 +20,13 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from fedfr_jax.digest_json import digest_of_file
-from fedfr_jax.files import check_list, file_lock, read_regular, write_text
+from fedfr_jax.files import (
+    check_list,
+    digest_of_file,
+    file_lock,
+    read_regular,
+    write_text,
+)
 from fedfr_jax.json_files import parse_json
 
 FILE, LOG = "manifest.json", ".jsonl"
@@ -142,11 +148,22 @@ def _read(path, read_file=None) -> tuple[bytes, Entry | None]:
             return data, entry
         if entry == read(path.parent).get(path.name):  # else a writer came between
             got = "no file" if data is None else f"{len(data)} bytes that differ"
-            raise ValueError(
-                f"{path} must be as it was written, {entry.size} bytes, got {got}. "
-                f"Restore a copy of it, or delete {path.with_name(FILE)} to use the "
-                "files there as they are."
-            )
+            raise _changed(path, entry, got)
+
+
+def _changed(path: pathlib.Path, entry: Entry, got: str) -> ValueError:
+    return ValueError(
+        f"{path} must be as it was written, {entry.size} bytes, got {got}. Restore a "
+        f"copy of it, or delete {path.with_name(FILE)} to use the files there as they "
+        "are."
+    )
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Raise ValueError for a covered file, of any size, that has changed."""
+    entry = read(path.parent).get(path.name)
+    if entry and (not path.is_file() or digest_of_file(path) != entry.sha256):
+        raise _changed(path, entry, "another file" if path.is_file() else "no file")
 
 
 def difference(folder: pathlib.Path) -> str | None:
@@ -194,6 +211,11 @@ def write(path: pathlib.Path, text: str) -> None:
         _set(path.parent, {path.name: None})
         write_text(path, text)
         _set(path.parent, {path.name: entry_of(text.encode())})
+
+
+def write_object(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, and cover it."""
+    write(path, json.dumps(value, indent=1) + "\n")
 
 
 def check_logs(folder: pathlib.Path) -> None:

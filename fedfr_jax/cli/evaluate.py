@@ -48,7 +48,7 @@ def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
     from fedfr_jax.loading import writing_nothing
     from fedfr_jax.runs.locks import lock_to_read
     from fedfr_jax.runs.restore import evaluate_experiment
-    from fedfr_jax.runs.stage_folders import check_stages
+    from fedfr_jax.runs.stage_settings import check_stages
     from fedfr_jax.runs.workdir import check_config, check_inside
 
     config = json.loads(config_text(values.config))

@@ -250,9 +250,8 @@ def _exit_text(
         return message
     values = find_run(command)
     again = "the same command again"
-    for flag in FRESH:
-        if vars(values)[flag]:
-            again = f"it again without --{flag}"
+    if values.overwrite:
+        again = f"it again without --{FRESH}"
     again += "" if is_alone else " on every host"
     return (
         f"{message} Start {again} to resume from {newest_checkpoint(values.workdir)}."

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fedfr_jax.text import without_secrets
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FRESH = ("overwrite", "restart")  # flags that train anew instead of resuming
+FRESH = "overwrite"  # flag that trains anew instead of resuming
 GRACE = 30  # seconds from SIGTERM to the end, as of Kubernetes and Slurm
 
 
@@ -155,11 +155,11 @@ def describe_interrupt(number: int, arguments: Sequence[str]) -> str:
 
 
 def describe_resume(arguments: Sequence[str]) -> list[str]:
-    """Command line to resume, without the flags that train anew."""
+    """Command line to resume, without the flag that trains anew."""
     result, is_value = [], False
     for argument in arguments:
         flag, equals, _ = argument.removeprefix("--").partition("=")
-        is_fresh = argument.startswith("--") and flag in FRESH
+        is_fresh = argument.startswith("--") and flag == FRESH
         if not is_fresh and not (is_value and not argument.startswith("-")):
             result.append(argument)
         is_value = is_fresh and not equals
@@ -167,17 +167,14 @@ def describe_resume(arguments: Sequence[str]) -> list[str]:
 
 
 def find_run(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse --workdir, --grace_seconds, --overwrite and --restart of a command.
+    """Parse --workdir, --grace_seconds and --overwrite of a command.
 
     The command's parser is not used, as a signal may come before it is loaded.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("workdir", "restart"):
-        parser.add_argument(f"--{name}", nargs="?", default="")
+    parser.add_argument("--workdir", nargs="?", default="")
+    parser.add_argument("--overwrite", nargs="?", default="", const="all")
     parser.add_argument("--grace_seconds", type=_seconds, default=GRACE)
-    is_true = lambda text: text.lower() in ("true", "1")
-    parser.add_argument("--overwrite", nargs="?", const=True, type=is_true)
-    parser.add_argument("--nooverwrite", dest="overwrite", action="store_false")
     return parser.parse_known_args(arguments)[0]
 
 
@@ -193,8 +190,7 @@ def newest_checkpoint(workdir: str) -> str:
 
         workdir = str(copy_folder(workdir))
     checkpoints = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
-    is_new = lambda path: "." not in path.parent.parent.name  # <stage>.old
-    checkpoints = [p for p in checkpoints if p.name.isdigit() and is_new(p)]
+    checkpoints = [path for path in checkpoints if path.name.isdigit()]
     if not checkpoints:
         return "the beginning"
     last = max(checkpoints, key=_modified)

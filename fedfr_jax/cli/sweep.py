@@ -105,11 +105,11 @@ def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
 
 def check_same_base(folder: pathlib.Path, config) -> None:
     """Store the config that all runs share, or raise ValueError if it differs."""
-    from fedfr_jax import digest_json, manifest
+    from fedfr_jax import manifest
     from fedfr_jax.cli.flags import CONFIG_FILE
     from fedfr_jax.runs import sweep
     from fedfr_jax.runs.locks import lock_to_write
-    from fedfr_jax.runs.stage_config import first_difference
+    from fedfr_jax.runs.stage_settings import first_difference
     from fedfr_jax.runs.workdir import check_contents
     from fedfr_jax.tasks.places import without_places
 
@@ -118,8 +118,8 @@ def check_same_base(folder: pathlib.Path, config) -> None:
     path, base = folder / CONFIG_FILE, json.loads(config_text(config))
     with lock_to_write(folder, sweep.MARK, waits=True):
         if not path.exists():
-            manifest.write(path, digest_json.text(base))
-        stored = digest_json.read(path)
+            manifest.write_object(path, base)
+        stored = manifest.read_object(path)
     if difference := first_difference(without_places(stored), without_places(base)):
         key, before, now = difference
         raise ValueError(

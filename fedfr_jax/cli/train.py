@@ -26,11 +26,11 @@ from fedfr_jax.text import without_secrets
 
 ABOUT = """\
 Pretrain, then train every method of a config. An interrupted run resumes with the same
-command. With a changed config, stages that it does not affect are kept, and a line
-lists which are kept, restored or trained anew; more rounds continue from the last one.
---restart=fedfr trains one method again, --overwrite everything. --from=runs/a trains
-the config of another run in a new --workdir. fedfr plan estimates the needs of a config
-beforehand, fedfr serve shows the run while it trains.
+command, and with more rounds continues from the last one. Any other change to what a
+trained stage depends on is refused: --overwrite=fedfr trains that method again, with
+those that start from it, --overwrite everything. --from=runs/a trains the config of
+another run in a new --workdir. fedfr plan estimates the needs of a config beforehand,
+fedfr serve shows the run while it trains.
 
 As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
 pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
@@ -41,13 +41,15 @@ def main(argv: list[str]) -> None:
     """Run the command on its arguments."""
     parser = new_parser("fedfr train", ABOUT)
     define(parser)
-    add_switch(parser, "overwrite", "empty the run directory first")
-    parser.flag(
-        "--restart",
-        "A,B",
-        "stages (methods, or pretrained) to train again, with those that start from "
-        "them",
+    parser.add_argument(
+        "--overwrite",
+        nargs="?",
+        const=True,
+        default=(),
         type=names,
+        metavar="A,B",
+        help="stages (methods, or pretrained) to remove and train again, with those "
+        "that start from them; without names, all that is in the run directory",
     )
     define_data_changed(parser)
     parser.flag(
@@ -182,7 +184,7 @@ def train_in(
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.hosts import describe_hosts, see_hosts
     from fedfr_jax.runs.lifecycle import Lifecycle
-    from fedfr_jax.runs.stage_config import earlier_stages_of
+    from fedfr_jax.runs.stage_settings import with_earlier
     from fedfr_jax.runs.trackers import Logging, check_sinks
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
@@ -194,7 +196,7 @@ def train_in(
         if jax.process_index() == 0:
             print(hosts, flush=True)
     check_sinks(sinks)  # a config's file may have registered some
-    chosen = earlier_stages_of(experiment.stages, values.methods or experiment.stages)
+    chosen = with_earlier(experiment.stages, values.methods or experiment.stages)
     text = config_text(values.config)
     folder, copy = run.path, run.mirror and run.mirror.upload
     with (
@@ -202,8 +204,7 @@ def train_in(
             folder,
             text,
             experiment.stages,
-            is_fresh=bool(values.overwrite),
-            restart=values.restart or (),
+            overwrite=values.overwrite,
             to_train=chosen,
             check_data=data_check(experiment.task, values.data_changed),
         ),

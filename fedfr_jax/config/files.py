@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
-from fedfr_jax import digest_json
+from fedfr_jax import manifest
 from fedfr_jax.configs import FOLDER
 from fedfr_jax.schema import hint, naming, with_tuples
 
@@ -103,7 +103,7 @@ def restore(path: pathlib.Path) -> ConfigDict:
       ValueError: naming the file when it is damaged.
     """
     with naming(path):
-        return ConfigDict(with_tuples(digest_json.read(path)))
+        return ConfigDict(with_tuples(manifest.read_object(path)))
 
 
 def _make_importable(path: pathlib.Path) -> None:

@@ -136,7 +136,7 @@ def lost_states(folder: pathlib.Path, got: str) -> ValueError:
     """Build the error for lost client states, with what to do."""
     return ValueError(
         f"{folder} must hold the personal rows as written, got {got}. Rows are lost: "
-        f"rerun with --restart={folder.parent.name} to retrain that stage; earlier "
+        f"rerun with --overwrite={folder.parent.name} to retrain that stage; earlier "
         "stages are kept."
     )
 

@@ -3,7 +3,7 @@
 A stage of a run ends by writing them; training from a trained model, comparing with one
 and deploying one read nothing else of the run. model.json describes the weights
 ("model", the config's section; "image_shape"; "preprocessing"; "calibration" and the
-like) and has checksums of both files.
+like); the folder's manifest has checksums of both files.
 """
 
 import json
@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedfr_jax import digest_json, manifest, trees
+from fedfr_jax import manifest, trees
 from fedfr_jax.models.weights import Weights, read_weights, write_weights
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import PyTree
 
 WEIGHTS, RECORD = "weights.safetensors", "model.json"
-WEIGHTS_DIGEST = "weights_sha256"
 CONFIG, PRETRAINED = "config.json", "pretrained"  # of a run's folder
 
 
@@ -35,17 +34,18 @@ def named_arrays(variables: PyTree) -> dict[str, np.ndarray]:
 def save_model(
     folder: pathlib.Path, variables: PyTree | None, record: Mapping[str, Any]
 ) -> None:
-    """Write the weights, then the record with their digest.
+    """Write the weights, then the record, both covered by the folder's manifest.
 
     Args:
       variables: None if only clients have models; then only the record is written.
       record: values of JSON; None values are left out.
     """
     record = {key: value for key, value in record.items() if value is not None}
+    manifest.cover(folder, {WEIGHTS: None, RECORD: None})
     if variables is not None:
         write_weights(folder / WEIGHTS, named_arrays(variables), _texts(record))
-        record[WEIGHTS_DIGEST] = digest_json.digest_of_file(folder / WEIGHTS)
-    digest_json.write(folder / RECORD, record)
+        manifest.cover_files(folder, [WEIGHTS])
+    manifest.write_object(folder / RECORD, record)
 
 
 def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
@@ -63,21 +63,14 @@ def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
             "it with `fedfr train`; for a run of an earlier version use `fedfr "
             f"evaluate --workdir={folder.parent}`."
         )
-    manifest.read_bytes(folder / RECORD)  # of this stage, if it is one
-    record = digest_json.read(folder / RECORD)
-    if WEIGHTS_DIGEST not in record:
+    record = manifest.read_object(folder / RECORD)
+    manifest.check_file(folder / WEIGHTS)
+    if not (folder / WEIGHTS).is_file():
         raise ValueError(
             f"{folder} has no global model, so it needs `client`: choose a client's "
             "model."
         )
-    file = folder / WEIGHTS
-    if not file.is_file() or digest_json.digest_of_file(file) != record[WEIGHTS_DIGEST]:
-        raise ValueError(
-            f"{file} must have the digest in {RECORD}, but it was changed or deleted. "
-            f"Restore a copy, or delete {RECORD} and write both again with `fedfr "
-            f"evaluate --workdir={folder.parent}`."
-        )
-    return Weights(read_weights(file).arrays, _texts(record))
+    return Weights(read_weights(folder / WEIGHTS).arrays, _texts(record))
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
@@ -93,7 +86,7 @@ def _stage_folder(folder: pathlib.Path, method: str | None) -> pathlib.Path:
         raise ValueError(
             f"{folder} must be the folder of a run, got no {CONFIG} in it."
         )
-    stages = [*digest_json.read(folder / CONFIG).get("methods", ())]
+    stages = [*manifest.read_object(folder / CONFIG).get("methods", ())]
     if (folder / PRETRAINED).is_dir() or not stages:
         stages = [PRETRAINED, *stages]
     if method is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from fedfr_jax import digest_json
-from fedfr_jax.runs.stage_config import first_difference
+from fedfr_jax import manifest
+from fedfr_jax.runs.stage_settings import first_difference
 from fedfr_jax.tasks.places import without_places
 
 STAMP = "compiled.json"
@@ -71,7 +71,7 @@ def target_of(devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 def write_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> None:
     """Record the config and devices of the folder's programs."""
-    digest_json.write(folder / STAMP, {**target_of(devices), "config": config})
+    manifest.write_object(folder / STAMP, {**target_of(devices), "config": config})
 
 
 def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> None:
@@ -85,7 +85,7 @@ def check_stamp(folder: pathlib.Path, config: Mapping, devices: Sequence) -> Non
             f"--compiled must be a folder that `fedfr plan --compile --save` wrote, "
             f"got {folder} without {STAMP}."
         )
-    stamp = digest_json.read(path)
+    stamp = manifest.read_object(path)
     compiled_config = without_places(stamp.pop("config"))
     difference = first_difference(stamp, target_of(devices))
     difference = difference or first_difference(

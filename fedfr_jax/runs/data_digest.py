@@ -17,7 +17,7 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.stored import get_stored
 from fedfr_jax.files import read_npz, replace_file
-from fedfr_jax.runs.stage_folders import is_trained
+from fedfr_jax.runs.checkpoint import is_trained
 from fedfr_jax.types import DataUsage, Source, Task, UsedRows
 
 FILE = "data.npz"

@@ -45,7 +45,7 @@ from fedfr_jax.runs.stage_setup import (
 )
 from fedfr_jax.runs.terminal import StageSizes
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks, show_at_end
-from fedfr_jax.runs.workdir import ElapsedTime, named_config
+from fedfr_jax.runs.workdir import ElapsedTime
 from fedfr_jax.text import printable
 from fedfr_jax.types import (
     CentralTrainer,
@@ -221,7 +221,7 @@ def run_experiment(
         evaluations = run_stages(experiment, workdir, clock, logging, lifecycle)
     seconds = clock.note(times.seconds)
     summary = {"methods": metrics_by_stage(evaluations), "seconds": seconds}
-    summary |= {**goodput(times.seconds, seconds), **named_config(workdir)}
+    summary |= goodput(times.seconds, seconds)
     summary |= neighbors_of([workdir / name for name in evaluations])
     write_summary(workdir / "summary.json", summary)
     show(report.result_table(summary))  # before the plots, which may lack a package

@@ -31,12 +31,11 @@ from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round, run_sweep_rounds
 from fedfr_jax.mesh import is_first_process
 from fedfr_jax.metric_names import NOT_PRIVATE
-from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.checkpoint import Checkpointer, ledger_files, read_ledger
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
 from fedfr_jax.runs.sinks import cover_logs
-from fedfr_jax.runs.stage_ledger import files_of, read_ledger
 from fedfr_jax.types import PyTree
 
 
@@ -243,7 +242,7 @@ def save_round(
     is_saved = must_end or is_due(outputs.period.checkpoint_every, round, last)
     if outputs.checkpointer and is_saved:
         with outputs.lifecycle.timed("checkpoint"):
-            files = files_of(outputs.accountant, round + 1)
+            files = ledger_files(outputs.accountant, round + 1)
             with _with_round(round, outputs.checkpointer):
                 outputs.store.flush(round + 1)
             cover_logs([*outputs.sinks, outputs.client_log])
@@ -370,7 +369,7 @@ def _with_advice(checkpointer: Checkpointer | None):
         if stage := _stage(checkpointer):
             advice = (
                 f"Lower the learning rate of {stage} and start again with "
-                f"--restart={stage}, which keeps the stages before it."
+                f"--overwrite={stage}, which keeps the stages before it."
             )
         raise FloatingPointError(f"{error}; {good}. {advice}") from error
 

@@ -28,8 +28,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from fedfr_jax.digest_json import digest_of_file
-from fedfr_jax.files import check_bytes
+from fedfr_jax.files import check_bytes, digest_of_file
 from fedfr_jax.manifest import is_plain
 from fedfr_jax.runs import bucket_manifest, heartbeat, locks
 from fedfr_jax.runs.bucket_manifest import (

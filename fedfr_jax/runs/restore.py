@@ -9,7 +9,7 @@ from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.models.saved_model import RECORD
 from fedfr_jax.runs import data_digest, report
 from fedfr_jax.runs.central_stage import read_central
-from fedfr_jax.runs.checkpoint import Checkpointer
+from fedfr_jax.runs.checkpoint import check_end
 from fedfr_jax.runs.evaluation_record import write_record
 from fedfr_jax.runs.experiment import (
     evaluate,
@@ -22,7 +22,6 @@ from fedfr_jax.runs.experiment import (
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_model import add_calibration, write_model
 from fedfr_jax.runs.stage_setup import StageState, read_end, start_stage
-from fedfr_jax.runs.workdir import named_config
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import CentralTrainer, Experiment, PyTree, TrainedModels
 
@@ -70,7 +69,7 @@ def evaluate_experiment(
     rounds, evaluators = experiment.federation.rounds, experiment.task.evaluators
     for name, stage in experiment.stages.items():
         folder = workdir / name
-        check_end(folder / "checkpoints", read_end(stage.trainer, rounds, folder))
+        check_end(folder, read_end(stage.trainer, rounds, folder))
     folders = [workdir / name for name in experiment.stages]
     data_digest.check(experiment.task, folders, changed=changed)
     evaluations = {}
@@ -86,7 +85,7 @@ def evaluate_experiment(
         evaluations[name] = results
         with _if_writable(folder / RECORD):
             write_record(workdir, name, results)
-    result = {"methods": metrics_by_stage(evaluations), **named_config(workdir)}
+    result = {"methods": metrics_by_stage(evaluations)}
     result |= neighbors_of(folders)
     with _if_writable(workdir / "evaluation.json"):
         write_summary(workdir / "evaluation.json", result)
@@ -101,27 +100,6 @@ def _if_writable(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         show(f"{path} could not be written: {error}.")
-
-
-def check_end(folder: pathlib.Path, end: int) -> None:
-    """Raise ValueError unless `end` is the newest checkpoint, and readable."""
-    done = None
-    if folder.exists():
-        with contextlib.closing(
-            Checkpointer(folder, is_read_only=True)
-        ) as checkpointer:
-            done = checkpointer.latest()
-            why = checkpointer.why_unreadable(end) if done == end else None
-    if done != end:
-        raise ValueError(
-            f"{folder} must have the checkpoint {end}, got {done}. Train it first."
-        )
-    if why:
-        raise ValueError(
-            f"checkpoint {end} in {folder} must be readable to be evaluated, got "
-            f"{why!r}. `fedfr train` resumes from the one before, if its client states "
-            "are kept."
-        )
 
 
 def _finished_stages(
@@ -152,7 +130,7 @@ def _read(
     """Read the finished stage `name`, which started from `before`."""
     trainer, folder = experiment.stages[name].trainer, workdir / name
     end = read_end(trainer, experiment.federation.rounds, folder)
-    check_end(folder / "checkpoints", end)
+    check_end(folder, end)
     if isinstance(trainer, CentralTrainer):
         state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
         network, apply = trainer.global_model(state), trainer.apply_global

@@ -17,9 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax import digest_json
-from fedfr_jax.files import write_text
-from fedfr_jax.json_files import read_json
+from fedfr_jax import manifest
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.types import PyTree
@@ -59,9 +57,10 @@ class ServerFolder:
 
     def _read(self, settings: dict) -> None:
         if not (self.path / RUN).exists():
-            digest_json.write(self.path / RUN, {"run": self.run, "settings": settings})
+            record = {"run": self.run, "settings": settings}
+            manifest.write_object(self.path / RUN, record)
             return
-        record = digest_json.read(self.path / RUN)
+        record = manifest.read_object(self.path / RUN)
         self.run = record["run"]
         for name, value in settings.items():
             if record["settings"].get(name) != value:
@@ -71,7 +70,7 @@ class ServerFolder:
                     "workdir for another training."
                 )
         if (self.path / CLIENTS).exists():
-            owners = read_json(self.path / CLIENTS)
+            owners = manifest.read_object(self.path / CLIENTS)
             self.owners = {int(client): node for client, node in owners.items()}
 
     def claim(self, client: int, node: str) -> bool:
@@ -79,7 +78,7 @@ class ServerFolder:
         is_new = client not in self.owners
         owner = self.owners.setdefault(client, node)
         if is_new and self.path:
-            write_text(self.path / CLIENTS, json.dumps(self.owners, indent=1) + "\n")
+            manifest.write_object(self.path / CLIENTS, self.owners)
         return owner == node
 
     def restore(self, start: PyTree) -> tuple[int, PyTree]:

@@ -8,9 +8,8 @@ model.json first, as it would describe other weights.
 import pathlib
 import subprocess
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from fedfr_jax import digest_json, manifest
+from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
@@ -18,7 +17,6 @@ from fedfr_jax.types import CentralTrainer, Evaluation, FederatedTrainer, PyTree
 from fedfr_jax.version import library_version
 
 CALIBRATION = "calibration"
-NOT_COVERED = MappingProxyType({WEIGHTS: None, RECORD: None})  # by the manifest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -50,9 +48,7 @@ def write_model(
         "version": library_version(),
         "commit": _commit(),
     }
-    manifest.cover(folder, NOT_COVERED)
     save_model(folder, variables, record)
-    manifest.cover_files(folder, [*NOT_COVERED])
 
 
 def add_calibration(
@@ -62,16 +58,15 @@ def add_calibration(
     roc = evaluations.get("generic", Evaluation()).curves.get("roc")
     if roc is None or not meshes.is_first_process() or not (folder / RECORD).exists():
         return
-    record = digest_json.read(folder / RECORD)
+    record = manifest.read_object(folder / RECORD)
     if CALIBRATION not in record:
-        record[CALIBRATION] = roc.as_lists()
-        manifest.write(folder / RECORD, digest_json.text(record))
+        manifest.write_object(folder / RECORD, {**record, CALIBRATION: roc.as_lists()})
 
 
 def forget_model(folder: pathlib.Path) -> None:
     """Remove model.json of a stage before it trains, as it describes old weights."""
     if meshes.is_first_process():
-        manifest.cover(folder, NOT_COVERED)
+        manifest.cover(folder, {WEIGHTS: None, RECORD: None})
         (folder / RECORD).unlink(missing_ok=True)
 
 

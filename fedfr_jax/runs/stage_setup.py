@@ -16,8 +16,7 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.runs import loop
-from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.stage_ledger import stage_accountant
+from fedfr_jax.runs.checkpoint import Checkpointer, stage_accountant
 from fedfr_jax.schema import naming
 from fedfr_jax.types import (
     CentralTrainer,

@@ -20,15 +20,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedfr_jax import digest_json, manifest, trees
+from fedfr_jax import manifest, trees
 from fedfr_jax.json_files import parse_json_lines
 from fedfr_jax.models.flops import PASSES, forward_flops, network_flops
 from fedfr_jax.runs import data_digest
+from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.restore import check_end
 from fedfr_jax.runs.sinks import read_jsonl, write_text
-from fedfr_jax.runs.stage_config import stage_config
-from fedfr_jax.runs.stage_folders import is_trained
+from fedfr_jax.runs.stage_settings import stage_settings
 from fedfr_jax.runs.stage_setup import read_end
 from fedfr_jax.runs.workdir import CONFIG
 from fedfr_jax.text import short_keys
@@ -230,7 +229,7 @@ def reuse_stages(
       folder: of the run, with its config; its siblings are in the same folder.
       changed: as of `data_digest.check`.
     """
-    config = digest_json.read(folder / CONFIG)
+    config = manifest.read_object(folder / CONFIG)
     for name in experiment.stages:
         if not is_trained(folder / name):
             for other in _finished_stages(experiment, name, config, folder):
@@ -250,15 +249,15 @@ def _finished_stages(
     """Folders of other runs that have this stage finished."""
     stages = experiment.stages
     trainer, rounds = stages[name].trainer, experiment.federation.rounds
-    needs = stage_config(name, stages, config), config.get("evaluation") or {}
+    needs = stage_settings(name, stages, config), config.get("evaluation") or {}
     for path in sorted(folder.parent.glob(f"*/{CONFIG}")):
         other = path.parent
         if other == folder or not (other / name).is_dir():
             continue
         with contextlib.suppress(ValueError):  # not at its end, or damaged
-            other_config = digest_json.read(path)
+            other_config = manifest.read_object(path)
             evaluation = other_config.get("evaluation") or {}
-            if (stage_config(name, stages, other_config), evaluation) == needs:
+            if (stage_settings(name, stages, other_config), evaluation) == needs:
                 end = read_end(trainer, rounds, other / name)
-                check_end(other / name / "checkpoints", end)
+                check_end(other / name, end)
                 yield other

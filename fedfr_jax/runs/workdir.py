@@ -1,6 +1,6 @@
 """Run directory: lock, config check, elapsed time.
 
-A changed config keeps the stages that it does not affect, see `stage_folders`.
+A changed config keeps the stages that it does not affect, see `stage_settings`.
 """
 
 import contextlib
@@ -10,14 +10,22 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Literal
 
-from fedfr_jax import digest_json, manifest
+from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.files import remove_drafts
-from fedfr_jax.json_files import read_json
-from fedfr_jax.runs import locks, stage_folders
+from fedfr_jax.runs import locks
+from fedfr_jax.runs.checkpoint import is_trained
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.runs.stage_config import first_difference, with_followers
+from fedfr_jax.runs.stage_settings import (
+    check_stages,
+    first_difference,
+    read_settings,
+    stage_settings,
+    with_followers,
+    write_settings,
+)
 from fedfr_jax.tasks.places import without_places
 from fedfr_jax.types import Stage
 
@@ -81,22 +89,21 @@ def claim(
     config: str,
     stages: Mapping[str, Stage] | None = None,
     *,
-    is_fresh: bool = False,
+    overwrite: Collection[str] | Literal[True] = (),
     but_for: str = "",
-    restart: Collection[str] = (),
     to_train: Collection[str] | None = None,
     check_data: Callable[[Collection[pathlib.Path]], None] = lambda folders: None,
 ):
     """Store `config` (JSON lines) in the run directory, and lock it.
 
     Args:
-      stages: of the config; those whose settings have changed are trained anew.
-      is_fresh: empty the folder first, once it is locked.
-      but_for: name of a top-level section that may differ.
-      restart: names of stages to train anew, with those that start from them.
+      stages: of the config; one that was trained with other settings is refused.
+      overwrite: names of stages whose folders are removed first, with those that start
+        from them; "all" empties the run directory.
+      but_for: without stages, name of a top-level section that may differ.
       to_train: names of the stages that are to be trained now; None: all.
-      check_data: called with the folders of stages that are kept or restored, before
-        anything is changed; raises ValueError if the data do not fit them.
+      check_data: called with the folders of trained stages, before anything is changed;
+        raises ValueError if the data do not fit them.
 
     Returns:
       The lock, held as long as the object lives.
@@ -105,29 +112,41 @@ def claim(
       ValueError: when the folder has other contents than a run, belongs to another
         config (names the first key that differs) or another process uses it.
     """
-    if stages:
-        restart = with_followers(stages, restart)
+    anew = set()
+    if stages and overwrite is not True:
+        anew = {*with_followers(stages, overwrite)}
     check_contents(workdir, MARK, SIGN)
     workdir.mkdir(parents=True, exist_ok=True)
     lock = locks.lock_to_write(workdir, MARK)
     try:
-        if is_fresh:
+        if overwrite is True:
             _empty(workdir)
         remove_drafts(workdir)
-        old, new = stored_config(workdir), json.loads(config)
+        new = json.loads(config)
         if stages:
-            to_train = stages if to_train is None else to_train
-            stage_folders.arrange(
-                workdir, stages, old, new, restart, to_train, check_data
-            )
-        elif old is not None:
+            kept = {name: x for name, x in stages.items() if name not in anew}
+            check_stages(workdir, kept, new, trains=True)
+            check_data([workdir / x for x in kept if is_trained(workdir / x)])
+            _prepare_stages(workdir, stages, new, anew, to_train or stages)
+        elif (workdir / CONFIG).exists():
             check_config(workdir, new, but_for)
-        if old is None or stages:
-            manifest.write(workdir / CONFIG, digest_json.text(new))
+        if stages or not (workdir / CONFIG).exists():
+            manifest.write_object(workdir / CONFIG, new)
     except (OSError, ValueError):
         lock.close()
         raise
     return lock
+
+
+def _prepare_stages(workdir, stages, config, anew, to_train) -> None:
+    """Remove stages that begin anew, or had other settings; record the settings."""
+    for name in stages:
+        folder, settings = workdir / name, stage_settings(name, stages, config)
+        is_other = not is_trained(folder) and read_settings(folder) != settings
+        if folder.exists() and (name in anew or is_other):
+            shutil.rmtree(folder)
+        if name in to_train or is_trained(folder):
+            write_settings(folder, settings)
 
 
 def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
@@ -151,10 +170,8 @@ def _is_marked(folder, mark, sign):
     lock_mark = locks.lock_mark(folder)
     if lock_mark:
         return lock_mark == mark
-    if lock_mark is not None and (folder / CONFIG).exists():  # of an earlier version
-        return True
     with contextlib.suppress(OSError, ValueError):
-        if digest_json.DIGEST in read_json(folder / CONFIG):
+        if CONFIG in manifest.read(folder):
             return True
     return any(folder.glob(sign))
 
@@ -194,13 +211,7 @@ def check_inside(workdir: pathlib.Path) -> None:
 def stored_config(workdir: pathlib.Path) -> dict | None:
     """Config stored in the run directory; None without one."""
     path = workdir / CONFIG
-    return digest_json.read(path) if path.exists() else None
-
-
-def named_config(workdir: pathlib.Path) -> dict[str, str]:
-    """{"config_sha256": digest of the stored config}; {} without one."""
-    config = stored_config(workdir)
-    return {} if config is None else {"config_sha256": digest_json.digest_of(config)}
+    return manifest.read_object(path) if path.exists() else None
 
 
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:

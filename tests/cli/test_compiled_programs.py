@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax import digest_json
+from fedfr_jax import manifest
 from fedfr_jax.cli import aot_compile
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.compiled_programs import STAMP
@@ -65,8 +65,8 @@ def test_programs_of_something_else_are_refused(
     config, saved, tmp_path, capsys, change, says
 ):
     if change is not None:
-        stamp = digest_json.read(saved / STAMP) | change
-        digest_json.write(tmp_path / STAMP, stamp)
+        stamp = manifest.read_object(saved / STAMP) | change
+        manifest.write_object(tmp_path / STAMP, stamp)
     words = [config, f"--workdir={tmp_path / 'run'}", f"--compiled={tmp_path}"]
     assert main(["train", *words]) == 2
     line = capsys.readouterr().err.splitlines()[0]

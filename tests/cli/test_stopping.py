@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedfr_jax import distributed
-from fedfr_jax.cli import flags, launch, train
+from fedfr_jax.cli import launch, train
 from fedfr_jax.cli.main import main
 from fedfr_jax.cli.signals import SIGNALS, describe_interrupt, describe_resume, find_run
 from fedfr_jax.distributed import TERMINAL
@@ -169,8 +169,8 @@ def test_a_checkpoint_that_is_being_removed_is_not_the_newest(tmp_path):
     "words",
     [
         "train --overwrite --config=a",
-        "train --restart=b --config=a",
-        "train --restart b,c --overwrite=true --config=a",
+        "train --overwrite=b,c --config=a",
+        "train --overwrite b --config=a",
     ],
 )
 def test_nobody_is_told_to_begin_again_to_go_on(words):
@@ -186,11 +186,9 @@ def test_nobody_is_told_to_begin_again_to_go_on(words):
     [
         "--workdir=a",
         "--workdir a --overwrite",
-        "--overwrite=TRUE --workdir=a --config.seed=1",
-        "--overwrite 0 --workdir=a",
-        "--overwrite --nooverwrite --workdir=a=b",
-        "--workdir=a --restart=b,c --workdir=d --distributed=false",
-        "--restart b --workdir=a --restart=",
+        "--overwrite=b,c --workdir=a=b --config.seed=1",
+        "--workdir=a --overwrite b --workdir=d --distributed=false",
+        "--overwrite b --workdir=a --overwrite=",
     ],
 )
 def test_a_signal_reads_the_flags_of_train_as_train_does(words, monkeypatch):
@@ -201,7 +199,6 @@ def test_a_signal_reads_the_flags_of_train_as_train_does(words, monkeypatch):
     (values,), found = seen, find_run(words)
     assert found.workdir == values.workdir
     assert bool(found.overwrite) == bool(values.overwrite)
-    assert flags.names(found.restart) == (values.restart or [])
 
 
 def test_a_process_of_a_launcher_ends_with_it():

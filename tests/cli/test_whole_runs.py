@@ -164,14 +164,14 @@ def test_a_killed_run_ends_like_a_whole_one(lanes, stages, whole, tmp_path):
     assert all(len([*(broken / x / "tensorboard").iterdir()]) > 1 for x in stages)
 
 
-def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
-    whole, tmp_path, monkeypatch
+def test_train_refuses_a_changed_stage_and_begins_anew_what_is_named(
+    whole, tmp_path, monkeypatch, capsys
 ):
     flags, folder, _ = whole(1)
     run, built = tmp_path / "run", []
     shutil.copytree(folder, run)
     checkpoints = lambda: run.glob("*/checkpoints/[0-9]*")
-    trained = lambda: {x.parent.parent.name.partition("-")[0] for x in checkpoints()}
+    trained = lambda: {x.parent.parent.name for x in checkpoints()}
     monkeypatch.setattr(experiment, "run_experiment", lambda *x, **_: built.append(x))
     changed = [
         "train",
@@ -179,14 +179,13 @@ def test_train_keeps_what_a_change_leaves_and_begins_anew_what_is_named(
         f"--workdir={run}",
         "--config.methods.fedfr.algorithm.hard_negative_threshold=0.3",
     ]
-    said = here(*changed)
-    assert "kept are pretrained, fedavg; trained anew are fedfr, whose" in said
-    assert trained() == {"pretrained", "fedavg", "fedfr.old"}
-    said = here(*changed, "--restart=fedavg")
-    assert "Asked to restart: kept are pretrained; trained anew are fedavg" in said
-    assert trained() == {"pretrained", "fedavg.old", "fedfr.old"}
+    assert main(changed) == 2
+    assert "--overwrite=fedfr." in capsys.readouterr().err
+    assert trained() == {"pretrained", "fedavg", "fedfr"} and not built
+    here(*changed, "--overwrite=fedfr")
+    assert trained() == {"pretrained", "fedavg"}
     here(*changed, "--overwrite")
-    assert not trained() and len(built) == 3
+    assert not trained() and len(built) == 2
 
 
 def test_rows_alone_are_trained_with_what_they_start_from(

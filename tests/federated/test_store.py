@@ -213,7 +213,7 @@ def test_a_store_that_is_not_as_its_checkpoint_saw_it_is_refused(tmp_path):
     ]:
         do(tmp_path / "s" / name)
         with pytest.raises(
-            ValueError, match=f"/s must hold .*, got {message}.*--restart="
+            ValueError, match=f"/s must hold .*, got {message}.*--overwrite="
         ):
             resume(4)
         shutil.copytree(tmp_path / "whole", tmp_path / "s", dirs_exist_ok=True)

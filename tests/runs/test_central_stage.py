@@ -70,7 +70,7 @@ def spoiled(is_loss_bad):
 )
 def test_an_epoch_with_a_bad_number_is_not_kept(is_loss_bad, what, tmp_path):
     folder = tmp_path / "pretrained"
-    message = f"{what} must be finite, .*checkpoint 1 is good.*--restart=pretrained"
+    message = f"{what} must be finite, .*checkpoint 1 is good.*--overwrite=pretrained"
     with (
         jax.numpy_dtype_promotion("standard"),
         pytest.raises(FloatingPointError, match=message),

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedfr_jax import digest_json
+from fedfr_jax import manifest
 from fedfr_jax.cli import evaluate, signals
 from fedfr_jax.cli.flags import config_text
 from fedfr_jax.cli.main import main
@@ -92,7 +92,7 @@ def evaluate_settings(folder, monkeypatch):
 def test_a_run_is_evaluated_without_writing_what_its_config_names(
     tmp_path, monkeypatch
 ):
-    digest_json.write(tmp_path / "config.json", STORED)
+    manifest.write_object(tmp_path / "config.json", STORED)
     found = evaluate_settings(tmp_path, monkeypatch)
     assert found["evaluation"]["representation"] == {"reference": "runs/other"}
 
@@ -111,7 +111,7 @@ def test_a_run_with_links_out_of_its_folder_is_not_evaluated(tmp_path, monkeypat
     run, mine = tmp_path / "run", tmp_path / "mine"
     mine.mkdir()
     (mine / "x.jpg").write_text("mine")
-    digest_json.write(run / "config.json", STORED)
+    manifest.write_object(run / "config.json", STORED)
     (run / "inner").symlink_to(run)
     evaluate_settings(run, monkeypatch)
     for name, goal in (

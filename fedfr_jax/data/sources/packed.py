@@ -24,10 +24,10 @@ from fedfr_jax.data.sources.decoding import check_rows
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.selection import keep_identities
 from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.digest_json import digest_of_file
 from fedfr_jax.files import (
     advise_random_access,
     check_file,
+    digest_of_file,
     remove_drafts,
     replace_file,
     will_need_rows,
