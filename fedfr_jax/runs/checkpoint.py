@@ -195,7 +195,7 @@ class Checkpointer:
         In those the others would wait for a process that fails. Only the first process
         compares digests.
         """
-        place = files_of(self.folder.parent, step)
+        place = self.folder / str(step) / "default"
         if self._is_alone or meshes.is_first_process():
             if fault := manifest.difference(place):
                 raise _damage(self.folder, step, fault)
