@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import pathlib
+import re
 import secrets
 import stat
 import unicodedata
@@ -24,6 +25,21 @@ from typing import IO
 import numpy as np
 
 DRAFT = ".????????????????.tmp"  # pattern of the names of files being written
+
+
+def is_url(path: str | os.PathLike) -> bool:
+    """Whether a path is a URL, such as of a bucket.
+
+    >>> is_url("s3://bucket/run"), is_url("runs/a")
+    (True, False)
+    """
+    return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None
+
+
+def cache_folder() -> pathlib.Path:
+    """The library's cache folder, below $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root).absolute() / "fedfr_jax"
 
 
 @contextlib.contextmanager

@@ -198,7 +198,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
 
 def _variables_before(experiment, method: str, run: str | None) -> PyTree | None:
     """Variables that the stage starts from; None if it has no earlier stage."""
-    from fedfr_jax.runs.restore import variables_before
+    from fedfr_jax.runs.stages import variables_before
 
     start = experiment.stages[method].init_from_stage
     if start is not None and run is None:

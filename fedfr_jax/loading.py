@@ -33,8 +33,8 @@ from fedfr_jax.plan.dummy_inputs import is_there, with_dummy_teachers
 from fedfr_jax.runs.data_digest import ACCEPT
 from fedfr_jax.runs.locks import lock_to_read
 from fedfr_jax.runs.remote import fetch, is_model
-from fedfr_jax.runs.restore import load_models
 from fedfr_jax.runs.stage_settings import check_stages
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import CONFIG, stored_config
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.schema import check_choice, naming, with_tuples

@@ -30,7 +30,6 @@ from fedfr_jax.files import (
 from fedfr_jax.json_files import parse_json
 
 FILE, LOG = "manifest.json", ".jsonl"
-KEYS = ({"size", "sha256"}, {"size", "sha256", "log"})  # of an entry
 MAX_BYTES = 2**26  # of a manifest
 MAX_NAME = 255  # bytes, of file systems
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -95,16 +94,20 @@ def _parse(data: bytes, path: pathlib.Path) -> dict[str, Entry]:
         ) from error
 
 
-def _entry(name: str, value: Mapping[str, Any]) -> Entry:
+def _entry(name: str, value: Any) -> Entry:
     """Check and convert an entry of the file."""
     if not is_plain(name):
         raise ValueError(f"a path must be plain and relative, got {name!r}")
-    is_entry = isinstance(value, dict) and {*value} in KEYS
-    size, sha256 = (value["size"], value["sha256"]) if is_entry else (None, "")
-    is_right = type(size) is int and size >= 0 and DIGEST.fullmatch(str(sha256))
-    if not is_right or value.get("log", True) is not True:
+    is_known = isinstance(value, dict) and {*value} - {"log"} == {"size", "sha256"}
+    if not is_known or not is_entry(value) or value.get("log", True) is not True:
         raise ValueError(f"{name} must have a size and a digest, got {value!r}")
-    return Entry(size, sha256, "log" in value)
+    return Entry(value["size"], value["sha256"], "log" in value)
+
+
+def is_entry(value: Mapping[str, Any]) -> bool:
+    """Whether the "size" and "sha256" of a stranger's entry are such."""
+    size, sha256 = value["size"], str(value["sha256"])
+    return type(size) is int and size >= 0 and DIGEST.fullmatch(sha256) is not None
 
 
 def read_bytes(

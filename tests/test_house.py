@@ -51,7 +51,7 @@ ONLY_IN = {
         *("central/settings.py", "plan/", "cli/plan"),
     ),
     r"^ *(import|from) fedfr_jax\.federated(\.| import .*)parameter_packing\b": (
-        *("tasks/faces/", "federated/local.py", "runs/stage_model.py"),
+        *("tasks/faces/", "federated/local.py", "runs/stages.py"),
         "loading.py",
     ),
     # Public names are loaded when asked for; a key of a tree path has two names in JAX;
@@ -80,7 +80,6 @@ EXCEPTIONS = {
     "CLIENT_VERIFICATIONS of evaluation/__init__.py is closed": "one protocol, twice",
     "config/build.py imports fedfr_jax.plan.disclosures": "goes with typed sections",
     "config/build.py imports fedfr_jax.runs.remote": "goes with files by fsspec",
-    "config/build.py imports fedfr_jax.runs.scratch": "goes with files by fsspec",
     "tests/tasks/faces/judged mirrors no folder": "goes with one contract over TASKS",
 }
 

@@ -55,7 +55,10 @@ def work(config: pathlib.Path, epochs: int) -> None:
         sys.stdin.readline()
         began = read()
 
-    central_stage.open_sinks = lambda *_, **__: contextlib.nullcontext([sink])
+    options = {"sinks": [sink]}
+    if hasattr(central_stage, "open_sinks"):  # of an earlier tree
+        central_stage.open_sinks = lambda *_, **__: contextlib.nullcontext([sink])
+        options = {}
     experiment = build(load(config))
     trainer = experiment.stages["pretrained"].trainer
     settings = trainer.settings._replace(epochs=epochs, checkpoint_every=0)
@@ -64,7 +67,7 @@ def work(config: pathlib.Path, epochs: int) -> None:
         sys.stdin.readline()
         began = read()
         place = pathlib.Path(folder, "pretrained")
-        central_stage.train_central(trainer, experiment.mesh, place, seed=0)
+        central_stage.train_central(trainer, experiment.mesh, place, seed=0, **options)
 
 
 def start(tree: pathlib.Path, args) -> subprocess.Popen:

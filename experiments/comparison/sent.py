@@ -16,8 +16,8 @@ import studies
 
 from fedfr_jax.cli.flags import define, new_parser, parse
 from fedfr_jax.config.build import build
-from fedfr_jax.runs.experiment import communication
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.costs import communication
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.types import FederatedTrainer
 
 

@@ -133,7 +133,7 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
 
 def trained(experiment, method: str, folder: pathlib.Path) -> dict:
     """The network of a row, trained or read, and what its evaluators found."""
-    from fedfr_jax.runs.experiment import run_central, run_federated
+    from fedfr_jax.runs.stages import run_central, run_federated
 
     play = run_central if method == CENTRAL else run_federated
     trainer = experiment.stages[method].trainer

@@ -260,8 +260,8 @@ def with_evaluator(experiment, name: str, evaluator):
 
 def trained(experiment, name: str, folder: pathlib.Path) -> tuple:
     """(network or None, a line of metrics per round) of a stage."""
-    from fedfr_jax.runs.experiment import run_federated
     from fedfr_jax.runs.sinks import read_jsonl
+    from fedfr_jax.runs.stages import run_federated
 
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ def with_backbone(config, folder: pathlib.Path):
     from fedfr_jax.config.build import build
     from fedfr_jax.models.weights import write_weights
     from fedfr_jax.runs.experiment import run_stages
-    from fedfr_jax.runs.restore import load_models
+    from fedfr_jax.runs.stages import load_models
 
     path = folder / "backbone.npz"
     if not path.exists():

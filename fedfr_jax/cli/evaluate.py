@@ -46,8 +46,8 @@ def evaluate(values: argparse.Namespace, folder: pathlib.Path) -> None:
     """Evaluate the run in `folder` again."""
     from fedfr_jax.config.build import build, sections
     from fedfr_jax.loading import writing_nothing
+    from fedfr_jax.runs.experiment import evaluate_experiment
     from fedfr_jax.runs.locks import lock_to_read
-    from fedfr_jax.runs.restore import evaluate_experiment
     from fedfr_jax.runs.stage_settings import check_stages
     from fedfr_jax.runs.workdir import check_config, check_inside
 

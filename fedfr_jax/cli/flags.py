@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from fedfr_jax import distributed
 from fedfr_jax.config.files import find, load, restore, with_argument
+from fedfr_jax.files import is_url
 from fedfr_jax.runs.remote import fetch
-from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import hint
 from fedfr_jax.text import without_secrets
 

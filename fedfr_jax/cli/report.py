@@ -30,8 +30,8 @@ def main(argv: list[str]) -> None:
         raise ValueError(
             f"{parser.prog} needs a run directory: fedfr report runs/demo."
         )
+    from fedfr_jax.files import is_url
     from fedfr_jax.runs.remote import fetch, is_reported
-    from fedfr_jax.runs.scratch import is_url
 
     folders = [fetch(run, is_reported) for run in values.runs]
     is_inside = len(folders) == 1 and not is_url(values.runs[0])

@@ -28,8 +28,8 @@ def main(argv: list[str]) -> None:
     parser.flag("--port", "N", port, type=count, default=8000)
     add_switch(parser, "open", "open the list in a browser")
     values = parse_flags(parser, argv)
+    from fedfr_jax.files import is_url
     from fedfr_jax.runs.remote import fetch_runs
-    from fedfr_jax.runs.scratch import is_url
     from fedfr_jax.viewer.server import serve
 
     folder = fetch_runs(values.folder)

@@ -186,7 +186,7 @@ def _seconds(text: str) -> float:
 def newest_checkpoint(workdir: str) -> str:
     """Describe the newest complete checkpoint of the run in `workdir`."""
     if "://" in workdir:
-        from fedfr_jax.runs.scratch import copy_folder
+        from fedfr_jax.runs.remote import copy_folder
 
         workdir = str(copy_folder(workdir))
     checkpoints = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()

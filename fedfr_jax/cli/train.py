@@ -132,8 +132,8 @@ def train(values: argparse.Namespace, location) -> None:
     join_processes(values)
     import jax
 
-    from fedfr_jax.runs.lifecycle import RunInterrupted
     from fedfr_jax.runs.remote import open_run
+    from fedfr_jax.runs.trackers import RunInterrupted
 
     with (
         ending_after_a_round(values.words, values.grace_seconds) as is_asked,
@@ -183,7 +183,7 @@ def train_in(
     from fedfr_jax.runs.data_digest import data_check
     from fedfr_jax.runs.experiment import run_experiment
     from fedfr_jax.runs.hosts import describe_hosts, see_hosts
-    from fedfr_jax.runs.lifecycle import Lifecycle
+    from fedfr_jax.runs.loop import Lifecycle
     from fedfr_jax.runs.stage_settings import with_earlier
     from fedfr_jax.runs.trackers import Logging, check_sinks
     from fedfr_jax.runs.workdir import claim_on_all_processes

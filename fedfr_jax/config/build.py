@@ -15,10 +15,10 @@ from fedfr_jax.federated.privacy.mechanism import check_prepare
 from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import check_together
 from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
+from fedfr_jax.files import is_url
 from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
-from fedfr_jax.runs.scratch import is_url
 from fedfr_jax.schema import check_choice, check_values, naming
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.tasks.places import with_paths

@@ -60,8 +60,7 @@ def load_weights(path: str | os.PathLike, method: str | None = None) -> Weights:
     if not (folder / RECORD).is_file():
         raise ValueError(
             f"{folder} needs the file {RECORD}, which a finished stage writes. Finish "
-            "it with `fedfr train`; for a run of an earlier version use `fedfr "
-            f"evaluate --workdir={folder.parent}`."
+            "it with `fedfr train`."
         )
     record = manifest.read_object(folder / RECORD)
     manifest.check_file(folder / WEIGHTS)

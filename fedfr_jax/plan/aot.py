@@ -25,8 +25,8 @@ from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
-from fedfr_jax.runs.loop import intervals
-from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.runs.loop import longest_call
+from fedfr_jax.runs.stages import build_stage_simulation
 from fedfr_jax.schema import check_choice
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer, PyTree
 
@@ -47,9 +47,8 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
         return {"step": epochs.lower(first, trainer.dataset)}
     sim = _simulation(experiment, trainer)
     server, federation = server_shapes(experiment, name, sim), experiment.federation
-    period = intervals(federation)
     rounds = affordable_rounds(sim.accountant, federation.rounds)
-    return round_programs(sim, server, period.longest_call(rounds))
+    return round_programs(sim, server, longest_call(federation, rounds))
 
 
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:

@@ -16,26 +16,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedfr_jax.json_files import parse_json
-from fedfr_jax.manifest import is_plain
+from fedfr_jax.manifest import is_entry, is_plain
 
 OBJECTS = "files"  # folder of all objects in the bucket
 CLAIM = r"[0-9]{9}-[0-9a-f]{32}"
 UPLOAD = rf"({CLAIM})-[0-9]+"
-NAME = rf"MANIFEST(?:-({CLAIM}))?\.json"  # without a claim: of an earlier version
+NAME = rf"MANIFEST-({CLAIM})\.json"
 MAX_BYTES = 2**26  # of a manifest
 
 
 class StoredFile(NamedTuple):
     """A file of a run, and where it lies in the bucket."""
 
-    bytes: int
+    size: int
     sha256: str
     modified: float  # seconds since 1970
-    upload: str = ""  # of which claim; "" of an earlier version, which had none
+    upload: str = ""  # of which claim
 
     def place(self, path: str) -> str:
         """Path of the object that holds the file `path`."""
-        return f"{OBJECTS}/{self.upload}/{path}" if self.upload else path
+        return f"{OBJECTS}/{self.upload}/{path}"
 
 
 class Manifest(NamedTuple):
@@ -46,9 +46,9 @@ class Manifest(NamedTuple):
 
 
 def claim_of(name: str) -> str | None:
-    """Claim in the name of a manifest, "" of an earlier version; None for others."""
+    """Claim in the name of a manifest; None for others."""
     match = re.fullmatch(NAME, name)
-    return match and (match[1] or "")
+    return match and match[1]
 
 
 def claim_of_upload(folder: str) -> str | None:
@@ -59,7 +59,7 @@ def claim_of_upload(folder: str) -> str | None:
 
 def name_of(claim: str) -> str:
     """Name of the manifest of a claim."""
-    return f"MANIFEST-{claim}.json" if claim else "MANIFEST.json"
+    return f"MANIFEST-{claim}.json"
 
 
 def next_claim(newest: str | None) -> str:
@@ -92,44 +92,28 @@ def parse(data: bytes, claim: str, origin: str) -> Manifest:
         )
 
     if after is not None:
-        is_earlier = after == "" or (_matches(CLAIM, after) and after < claim)
+        is_earlier = _matches(CLAIM, after) and after < claim
         return Manifest({}, after) if is_earlier else refuse("an earlier claim", after)
     if not isinstance(files, dict):
         refuse("an object of files", files)
     for path, entry in files.items():
         if not is_plain(path):
             refuse("plain paths below the run's folder", path)
-        if any(parent in files for parent in _parents(path)):
+        parts = path.split("/")
+        if any("/".join(parts[:depth]) in files for depth in range(1, len(parts))):
             refuse("no file that is a folder as well", path)
-        if not _is_entry(entry):
-            refuse("bytes, sha256 and modified of every file", path)
-    fields = StoredFile._fields
-    return Manifest(
-        {
-            path: StoredFile(**{k: x for k, x in entry.items() if k in fields})
-            for path, entry in files.items()
-        }
-    )
+        if not _is_stored_file(entry):
+            refuse("size, sha256, modified and upload of every file", path)
+    return Manifest({path: StoredFile(**entry) for path, entry in files.items()})
 
 
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _is_entry(entry: Any) -> bool:
+def _is_stored_file(entry: Any) -> bool:
     """Whether a file's entry has the fields of `StoredFile`, of their types."""
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, Mapping) or {*entry} != {*StoredFile._fields}:
         return False
-    size, modified, upload = (entry.get(k) for k in ("bytes", "modified", "upload"))
-    return (
-        type(size) is int
-        and size >= 0
-        and _matches("[0-9a-f]{64}", entry.get("sha256"))
-        and type(modified) in (int, float)
-        and 0 <= modified < 2**33
-        and (upload is None or upload == "" or _matches(UPLOAD, upload))
-    )
+    modified = entry["modified"]
+    is_time = type(modified) in (int, float) and 0 <= modified < 2**33
+    return is_entry(entry) and is_time and _matches(UPLOAD, entry["upload"])
 
 
 def _matches(pattern: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ import functools
 import json
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,11 +32,8 @@ from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
 from fedfr_jax.runs.compile_time import CompileTimer
 from fedfr_jax.runs.goodput import speeds
-from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle
-from fedfr_jax.runs.sinks import cover_logs
-from fedfr_jax.runs.stage_model import forget_model
-from fedfr_jax.runs.terminal import StageSizes
-from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
+from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
+from fedfr_jax.runs.sinks import Sink, cover_logs
 from fedfr_jax.types import CentralTrainer, FederatedTrainer, PyTree, ShardedClasses
 
 NAMES = "class_names"
@@ -109,7 +107,7 @@ def train_central(
     folder: pathlib.Path,
     *,
     seed: int,
-    logging: Logging = DEFAULT_LOGGING,
+    sinks: Sequence[Sink] = (),
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
 ) -> PyTree:
     """Train or resume a central stage under `folder`; return the final variables.
@@ -121,7 +119,7 @@ def train_central(
     if trainer.sharded_classes:
         check_labels(trainer)
     with class_capacity.explain_memory(trainer, own_mesh):
-        state = _train_epochs(trainer, own_mesh, folder, seed, logging, lifecycle)
+        state = _train_epochs(trainer, own_mesh, folder, seed, sinks, lifecycle)
     return _unshard(state.variables, trainer, mesh)
 
 
@@ -162,7 +160,7 @@ def _train_epochs(
     own_mesh: Mesh,
     folder: pathlib.Path,
     seed: int,
-    logging: Logging,
+    sinks: Sequence[Sink],
     lifecycle: Lifecycle,
 ):
     """Train to the last epoch; return the state."""
@@ -172,29 +170,23 @@ def _train_epochs(
         trainer, epochs, folder, seed, is_mirrored=lifecycle.is_mirrored
     )
     if first < settings.epochs:
-        forget_model(folder)
         data = place_examples(trainer.dataset, own_mesh)
-        images, flops = epochs.num_steps * settings.batch_size, training_flops(trainer)
-        sizes = StageSizes(examples=trainer.num_rows)
-        with open_sinks(
-            folder, folder.name, settings.epochs, first, logging=logging, sizes=sizes
-        ) as sinks:
-            first_call = CompileTimer(
-                sinks, own_mesh, folder.name, state, settings.batch_size
-            )
-            for epoch in range(first, settings.epochs):
-                started = time.perf_counter()
-                if epoch == first:
-                    first_call.begin()
-                with lifecycle.timed("training"):
-                    state, scalars = epochs.run(state, data, epoch)
-                seconds = time.perf_counter() - started
-                first_call.record(seconds)
-                scalars |= speeds(seconds, images=images, flops_per_image=flops)
-                loop.check_epoch(scalars, state, epoch, checkpointer)
-                for sink in sinks:
-                    sink(epoch, scalars)
-                _save_epoch(trainer, checkpointer, epoch, state, sinks, lifecycle)
+    images, flops = epochs.num_steps * settings.batch_size, training_flops(trainer)
+    program = folder.name, state, settings.batch_size
+    first_call = CompileTimer(sinks, own_mesh, *program)
+    for epoch in range(first, settings.epochs):
+        started = time.perf_counter()
+        if epoch == first:
+            first_call.begin()
+        with lifecycle.timed("training"):
+            state, scalars = epochs.run(state, data, epoch)
+        seconds = time.perf_counter() - started
+        first_call.record(seconds)
+        scalars |= speeds(seconds, images=images, flops_per_image=flops)
+        loop.check_epoch(scalars, state, epoch, checkpointer)
+        for sink in sinks:
+            sink(epoch, scalars)
+        _save_epoch(trainer, checkpointer, epoch, state, sinks, lifecycle)
     if checkpointer.latest() is None:  # no epochs: the initial weights
         checkpointer.save(0, _with_names(state, trainer))
     checkpointer.close()

@@ -181,7 +181,7 @@ class Checkpointer:
             text = f"checkpoint {step} in {self.folder} cannot be read"
             fault = OSError(f"{text}: {_first_line(error)}.")
             fault.__cause__ = error
-        if _is_anywhere(fault is not None):  # or the others would wait
+        if is_anywhere(fault is not None):  # or the others would wait
             raise fault or OSError("another process could not read its checkpoint.")
         return step, _refill(template, leaves)
 
@@ -223,8 +223,10 @@ def _first_line(error: BaseException) -> str:
     return (lines or [type(error).__name__])[0].rstrip(".")
 
 
-def _is_anywhere(fact: bool) -> bool:
+def is_anywhere(fact: bool) -> bool:
     """Whether `fact` is true in any process; a collective call."""
+    if jax.process_count() == 1:
+        return fact
     return bool(multihost_utils.process_allgather(np.array(fact)).any())
 
 

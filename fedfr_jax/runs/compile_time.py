@@ -14,9 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from fedfr_jax.files import write_text
+from fedfr_jax.files import cache_folder, write_text
 from fedfr_jax.json_files import read_json
-from fedfr_jax.runs.scratch import cache_folder
 
 MAX_ENTRIES = 300  # programs in the file, the newest
 

@@ -1,4 +1,4 @@
-"""The loop over federated rounds.
+"""The loop over federated rounds, and the hooks of a run for it.
 
 A round is trained, then logged, evaluated and checkpointed when due; several rounds are
 trained in one call if the run asks for it. The state of a run is (server, store): a run
@@ -18,8 +18,7 @@ import numpy as np
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.finite import check_number, check_state
 from fedfr_jax.federated.many_rounds import simulate_rounds
-from fedfr_jax.federated.privacy.accountant import Accountant
-from fedfr_jax.federated.privacy.ledger import Ledger
+from fedfr_jax.federated.privacy.accountant import continued
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     RoundLog,
@@ -29,41 +28,71 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round, run_sweep_rounds
-from fedfr_jax.mesh import is_first_process
+from fedfr_jax.mesh import barrier, is_first_process
 from fedfr_jax.metric_names import NOT_PRIVATE
-from fedfr_jax.runs.checkpoint import Checkpointer, ledger_files, read_ledger
+from fedfr_jax.runs.checkpoint import (
+    Checkpointer,
+    is_anywhere,
+    ledger_files,
+    read_ledger,
+)
 from fedfr_jax.runs.compile_time import CompileTimer
-from fedfr_jax.runs.goodput import speeds
-from fedfr_jax.runs.lifecycle import DEFAULT_LIFECYCLE, Lifecycle, RunInterrupted
-from fedfr_jax.runs.sinks import cover_logs
+from fedfr_jax.runs.goodput import TimeUse, speeds
+from fedfr_jax.runs.sinks import Sink, cover_logs
+from fedfr_jax.runs.trackers import RunInterrupted
 from fedfr_jax.types import PyTree
 
 
-class Intervals(NamedTuple):
-    """Rounds between evaluations, and between checkpoints; 0: after the last only."""
+class Lifecycle(NamedTuple):
+    """Hooks of a run for its loops over rounds or epochs."""
 
-    evaluate_every: int = 0
-    checkpoint_every: int = 1
-    rounds_per_call: int = 1  # at most, see `calls_of_rounds`
+    copy: Callable[[], None] | None = None  # uploads a run in a bucket after a save
+    is_asked_to_end: Callable[[], bool] = lambda: False  # in this process
+    times: TimeUse | None = None
 
-    def longest_call(self, num_rounds: int) -> int:
-        """Number of rounds in the longest call of a stage of `num_rounds`."""
-        every = self.evaluate_every, self.checkpoint_every
-        return max(min(self.rounds_per_call, num_rounds, *filter(None, every)), 1)
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether each process has its own copy of the run directory."""
+        return self.copy is not None
+
+    def timed(self, use: str) -> contextlib.AbstractContextManager:
+        """Add the block's seconds to `use` in the run's time."""
+        return self.times.timed(use) if self.times else contextlib.nullcontext()
+
+    def must_end(self) -> bool:
+        """Whether any process was asked to end; all processes must call it."""
+        return is_anywhere(self.is_asked_to_end())
+
+    def saved(self) -> None:
+        """Copy the run once a checkpoint, or a stage's end, is complete on disk."""
+        if self.copy:
+            if is_first_process():
+                self.copy()
+            barrier("copied")  # no process ends before
 
 
-def intervals(federation: Federation) -> Intervals:
-    """Intervals of a config's federation."""
-    return Intervals(
-        federation.evaluate_every,
-        federation.checkpoint_every,
-        federation.rounds_per_call,
-    )
+DEFAULT_LIFECYCLE = Lifecycle()
 
 
 def is_due(every: int, round: int, last: int) -> bool:
     """Whether something is due after `round` (0-based); always after the last."""
     return round == last or (every > 0 and (round + 1) % every == 0)
+
+
+def longest_call(federation: Federation, num_rounds: int) -> int:
+    """Number of rounds in the longest call of a stage of `num_rounds`."""
+    every = federation.evaluate_every, federation.checkpoint_every
+    return max(min(federation.rounds_per_call, num_rounds, *filter(None, every)), 1)
+
+
+class StageState(NamedTuple):
+    """A federated stage, ready to be trained or finished."""
+
+    sim: Simulation
+    server: PyTree
+    store: Store
+    checkpointer: Checkpointer
+    first: int  # the round to train next
 
 
 class RunOutputs(NamedTuple):
@@ -73,22 +102,10 @@ class RunOutputs(NamedTuple):
     checkpointer: Checkpointer | None
     # (server, store) -> {name: number}, called when due
     evaluate: Callable[[PyTree, Store], dict[str, float]]
-    sinks: Sequence[Callable] = ()  # take (round, {name: number})
-    client_log: Callable | None = None  # takes (round, {name: [K] list})
-    period: Intervals = Intervals()
+    federation: Federation = Federation()  # when something is due
+    sinks: Sequence[Sink] = ()
     lifecycle: Lifecycle = DEFAULT_LIFECYCLE
     flops_per_image: int | None = None  # of training; None: no speed is logged
-    accountant: Accountant | None = None  # of private rounds
-
-
-class RestoredRun(NamedTuple):
-    """State from which a run resumes."""
-
-    server: PyTree
-    store: Store
-    checkpointer: Checkpointer
-    next_round: int  # the round to train next
-    past: Ledger = ()  # of its private rounds
 
 
 def resume(
@@ -98,7 +115,7 @@ def resume(
     *,
     is_read_only: bool = False,
     is_mirrored: bool = False,
-) -> RestoredRun:
+) -> StageState:
     """State at the newest complete checkpoint under `folder`, or the initial one.
 
     Args:
@@ -108,9 +125,10 @@ def resume(
     checkpointer = Checkpointer(
         folder / "checkpoints", is_read_only=is_read_only, is_mirrored=is_mirrored
     )
-    restored = checkpointer.restore(server)
-    first, server = restored or (0, server)
-    past = () if sim.accountant is None else read_ledger(folder, first)
+    first, server = checkpointer.restore(server) or (0, server)
+    if sim.accountant is not None:
+        past = read_ledger(folder, first)
+        sim = sim._replace(accountant=continued(sim.accountant, past))
     store = open_store(
         sim,
         server,
@@ -120,7 +138,7 @@ def resume(
         is_read_only=is_read_only,
         is_mirrored=is_mirrored,
     )
-    return RestoredRun(server, store, checkpointer, first, past)
+    return StageState(sim, server, store, checkpointer, first)
 
 
 def train(
@@ -132,7 +150,7 @@ def train(
 ) -> PyTree:
     """Train rounds first_round..num_rounds-1; return the last server."""
     store, checkpointer = outputs.store, outputs.checkpointer
-    max_rounds = outputs.period.longest_call(num_rounds - first_round)
+    max_rounds = longest_call(outputs.federation, num_rounds - first_round)
     sizes = sim.batching.batch_size, sim.clients_per_device, max_rounds
     program = _stage(checkpointer), server, store.template, *sizes
     first_call = CompileTimer(outputs.sinks, sim.mesh, *program)
@@ -154,9 +172,16 @@ def train(
         warning = warning or warn_of_clipping(_stage(checkpointer), first, logs)
         for round, outcome in enumerate(logs, first):
             timing = _round_timing(sim, outputs, outcome, seconds / len(logs))
-            last, is_end = num_rounds - 1, round == end - 1
+            is_end = round == end - 1
             save_round(
-                outputs, round, last, server, outcome, timing, is_end_of_call=is_end
+                sim,
+                outputs,
+                round,
+                num_rounds - 1,
+                server,
+                outcome,
+                timing,
+                is_end_of_call=is_end,
             )
     return server
 
@@ -201,17 +226,18 @@ def calls_of_rounds(
     and saved is what single rounds would have left.
     """
     first, last = first_round, num_rounds - 1
-    every = outputs.period.evaluate_every, outputs.period.checkpoint_every
-    ends_calls = [x.ends_call for x in outputs.sinks if hasattr(x, "ends_call")]
+    federation = outputs.federation
+    every = federation.evaluate_every, federation.checkpoint_every
     for round in range(first_round, num_rounds):
-        is_full = round - first + 1 == outputs.period.rounds_per_call
+        is_full = round - first + 1 == federation.rounds_per_call
         is_end = is_full or any(is_due(x, round, last) for x in every)
-        if is_end or any(ends(round) for ends in ends_calls):
+        if is_end or any(sink.ends_call(round) for sink in outputs.sinks):
             yield first, round + 1
             first = round + 1
 
 
 def save_round(
+    sim: Simulation,
     outputs: RunOutputs,
     round: int,
     last: int,
@@ -226,28 +252,26 @@ def save_round(
     Args:
       is_end_of_call: whether `server` is the state after this round, not a later one.
     """
+    federation, lifecycle = outputs.federation, outputs.lifecycle
     scalars = {**summarize(outcome), **extra}
-    if is_due(outputs.period.evaluate_every, round, last):
-        with outputs.lifecycle.timed("evaluation"):
+    if is_due(federation.evaluate_every, round, last):
+        with lifecycle.timed("evaluation"):
             scalars.update(outputs.evaluate(server, outputs.store))
     # Before the checkpoint: a resume drops a line that is written twice, but
     # cannot restore one that was never written.
     for sink in outputs.sinks:
         sink(round, scalars)
-        if hasattr(sink, "histograms"):
-            sink.histograms(round, histograms_of(outcome))
-    if outputs.client_log:
-        outputs.client_log(round, per_client_rows(outcome))
-    must_end = is_end_of_call and round < last and outputs.lifecycle.must_end()
-    is_saved = must_end or is_due(outputs.period.checkpoint_every, round, last)
+        sink.clients(round, client_numbers(outcome))
+    must_end = is_end_of_call and round < last and lifecycle.must_end()
+    is_saved = must_end or is_due(federation.checkpoint_every, round, last)
     if outputs.checkpointer and is_saved:
-        with outputs.lifecycle.timed("checkpoint"):
-            files = ledger_files(outputs.accountant, round + 1)
+        with lifecycle.timed("checkpoint"):
             with _with_round(round, outputs.checkpointer):
                 outputs.store.flush(round + 1)
-            cover_logs([*outputs.sinks, outputs.client_log])
+            cover_logs(outputs.sinks)
+            files = ledger_files(sim.accountant, round + 1)
             outputs.checkpointer.save(round + 1, server, files=files)
-            outputs.lifecycle.saved()
+            lifecycle.saved()
     if must_end:
         raise interrupted(outputs.checkpointer, f"round {round + 1}")
 
@@ -267,7 +291,8 @@ def train_sweep(
 ) -> PyTree:
     """`train` for the S members of a sweep, with servers [S, ...]."""
     stores = [x.store for x in outputs]
-    max_rounds = outputs[0].period.longest_call(num_rounds - first_round)
+    federation, last = outputs[0].federation, num_rounds - 1
+    max_rounds = longest_call(federation, num_rounds - first_round)
     for first, end in calls_of_rounds(outputs[0], first_round, num_rounds):
         started, count = time.perf_counter(), end - first
         with _with_round(first, outputs[0].checkpointer):
@@ -280,9 +305,9 @@ def train_sweep(
                 )
         share = {"seconds": (time.perf_counter() - started) / len(outputs) / count}
         for s, member_logs in enumerate(logs):
-            server = member(servers, s)
+            sim, server = runs.sims[s], member(servers, s)
             for round, outcome in enumerate(member_logs, first):
-                save_round(outputs[s], round, num_rounds - 1, server, outcome, share)
+                save_round(sim, outputs[s], round, last, server, outcome, share)
     return servers
 
 
@@ -301,7 +326,7 @@ def _with_round(round, checkpointer):
         ) from error
 
 
-def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
+def client_numbers(outcome: RoundLog) -> dict[str, np.ndarray]:
     """Each client's numbers of a round, [K] per name in the cohort's order.
 
     Those of a private method are marked as not private.
@@ -312,12 +337,6 @@ def per_client_rows(outcome: RoundLog) -> dict[str, np.ndarray]:
         "added_examples": outcome.num_added,
         **outcome.metrics,
     }
-
-
-def histograms_of(outcome: RoundLog) -> dict[str, np.ndarray]:
-    """Each client's numbers for trackers, marked in the names if not private."""
-    prefix = f"{NOT_PRIVATE}/" if is_private(outcome) else ""
-    return {f"{prefix}{name}": values for name, values in outcome.metrics.items()}
 
 
 def is_private(outcome: RoundLog) -> bool:

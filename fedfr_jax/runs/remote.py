@@ -8,7 +8,8 @@ they are rebuilt from its log, see `federated.row_log`.
 
 Buckets have no locks. Of several processes the one that started last has the greatest
 claim, see `bucket_manifest`; an earlier one finds it and ends at its next checkpoint.
-While a process trains, it writes the time into HEARTBEAT.
+While a process trains, it writes the time into HEARTBEAT, whose age shows that it
+lives.
 
 A bucket may be a stranger's: paths, sizes and digests are those of a checked manifest,
 and the copy has only real folders and files, so that nothing is written through a link.
@@ -17,41 +18,67 @@ JAX is not needed here, and fsspec is imported where a path is a URL.
 """
 
 import contextlib
+import hashlib
 import itertools
+import math
 import os
 import pathlib
+import re
 import shutil
 import stat
 import sys
-import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from fedfr_jax.files import check_bytes, digest_of_file
+from fedfr_jax.files import cache_folder, check_bytes, digest_of_file, is_url
 from fedfr_jax.manifest import is_plain
-from fedfr_jax.runs import bucket_manifest, heartbeat, locks
+from fedfr_jax.runs import bucket_manifest, locks
 from fedfr_jax.runs.bucket_manifest import (
     OBJECTS,
     Manifest,
     StoredFile,
     claim_of,
     claim_of_upload,
+    name_of,
 )
-from fedfr_jax.runs.scratch import RUNNING, copy_folder, is_url
 from fedfr_jax.text import printable, without_secrets
 
 HEARTBEAT, CHECK = "HEARTBEAT", ".write-check"
+BEAT_EVERY = 60.0  # seconds between heartbeats
+SILENT = 300.0  # seconds after which a run counts as ended
 TRIES = 5  # of a download, while another process writes the run
 DOWNLOADED = ".download"  # folder of a copy for files until they are checked
+RUNNING = ".running"  # in a copy, while the run in the bucket trains
 MARK = "copy of a run in a bucket\n"  # content of a copy's lock file
 LARGE = ("rows.bin", "stamps.bin")  # of a store
 PARTIAL = (".tmp", "-tmp")  # suffixes of files and folders that are being written
 DEPTH = 3  # levels of folders in which runs are listed
 # Suffixes of the files that pages and tables of runs read.
 REPORTED = (".json", ".jsonl", ".png", ".jpg", ".webp", ".txt")
-MODEL = ("model.json", "weights.safetensors", "config.json")
+MODEL = ("model.json", "weights.safetensors", "config.json", "manifest.json")
 Files = Mapping[str, StoredFile]  # by path
+
+
+def copies_folder() -> pathlib.Path:
+    """Folder of all local copies."""
+    return cache_folder() / "buckets"
+
+
+def copy_folder(url: str, process: int = 0, *, use: str = "run") -> pathlib.Path:
+    """Folder of a local copy, in the cache folder.
+
+    Args:
+      process: number of the process; each has a copy.
+      use: kind of the copy; only "run" is written to.
+    """
+    url = url.rstrip("/")
+    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+    name = re.match("[^?#:@]*", url.rpartition("/")[2])[0].lstrip(".") or "run"
+    kind = use if not process else f"{use}-{process}"
+    return copies_folder() / digest / kind / name
 
 
 class Mirror:
@@ -63,11 +90,7 @@ class Mirror:
         self._seen = None  # the newest claim at the last download
         self._uploads = itertools.count(1)
         self._entries = {}  # {path: (state of the file, its entry)}
-        with explained(url, "opened"):
-            import fsspec
-
-            self._fs, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
-            self._fs.auto_mkdir = True  # of file://, others make folders anyway
+        self._fs = open_folder(url)
 
     def is_there(self) -> bool:
         """Whether the bucket has a run at the URL."""
@@ -83,8 +106,8 @@ class Mirror:
             )
         with explained(self.url, "written"):
             name = f"{CHECK}-{uuid.uuid4().hex}"  # nobody has made a link of this name
-            self._put_bytes(name, b"")
-            self._fs.rm_file(f"{self._root}/{name}")
+            self._fs.pipe_file(name, b"")
+            self._fs.rm_file(name)
 
     def download(self, is_wanted: Callable[[str], bool] = lambda path: True) -> None:
         """Download the wanted files to the local copy; delete files not in the bucket.
@@ -113,14 +136,16 @@ class Mirror:
             for path, entry in files.items()
             if is_wanted(path) and not _is_same(local, path, entry)
         }
-        size = sum(entry.bytes for entry in missing.values())
+        size = sum(entry.size for entry in missing.values())
         with _empty_folder(self.folder / DOWNLOADED) as folder:
             check_bytes(size, self.url, shutil.disk_usage(folder).free)
             with explained(self.url, "read"):
                 self._get(missing, folder)
             for path in local.keys() - files.keys():
                 (self.folder / path).unlink()
-            _remove_empty(self.folder)
+            for path in sorted(self.folder.rglob("*"), reverse=True):
+                if path.is_dir() and not any(path.iterdir()):  # of a deleted checkpoint
+                    path.rmdir()
             wrong = [path for path in missing if not self._keep(path, missing[path])]
         if wrong:
             place = missing[wrong[0]].place(wrong[0])
@@ -134,20 +159,32 @@ class Mirror:
     def _keep(self, path: str, entry: StoredFile) -> bool:
         """Move a downloaded file to its place, if it has the content of its entry."""
         new, place = self.folder / DOWNLOADED / path, self.folder / path
-        if not new.exists() or self._entry(new).sha256 != entry.sha256:
+        if not new.exists() or digest_of_file(new) != entry.sha256:
             return False
         os.utime(new, (entry.modified,) * 2)
         place.parent.mkdir(parents=True, exist_ok=True)
         new.replace(place)
         return True
 
+    def _get(self, files: Files, folder: pathlib.Path) -> None:
+        """Download the files that have the size of their entries."""
+        found = self._find() if files else {}
+        places = {}
+        for path, entry in files.items():
+            there = found.get(entry.place(path), {})
+            if there.get("type") == "file" and there.get("size") == entry.size:
+                places[entry.place(path)] = folder / path
+        for path in places.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if places:
+            self._fs.get([*places], [*map(str, places.values())])
+
     def claim(self) -> None:
         """Take over the run as its only writer, and upload the local copy."""
         newest = self._newest()
         self._claim = bucket_manifest.next_claim(newest)
-        begun = Manifest({}) if newest is None else Manifest({}, after=newest)
         with explained(self.url, "written"):
-            self._write_manifest(begun)
+            self._write_manifest(Manifest({}, after=newest))
         self._upload()
 
     def claim_unchanged(self) -> None:
@@ -158,17 +195,6 @@ class Mirror:
         """
         self._check_newest(self._seen)
         self.claim()
-
-    @contextlib.contextmanager
-    def beating(self) -> Iterator[None]:
-        """Mark the run as training, in the bucket, within the block."""
-        with heartbeat.beating(self._fs, f"{self._root}/{HEARTBEAT}"):
-            yield
-
-    def is_running(self) -> bool:
-        """Whether a process has written a heartbeat within the last minutes."""
-        with explained(self.url, "read"):
-            return heartbeat.is_beating(self._fs, f"{self._root}/{HEARTBEAT}")
 
     def upload(self) -> None:
         """Upload changes of the local copy to the bucket.
@@ -184,8 +210,7 @@ class Mirror:
         if self._newest() != claim:
             raise OSError(
                 f"{self.url} has been taken over by another process, which was started "
-                "later. This one ends; its files stay in "
-                f"{self.folder}."
+                f"later. This one ends; its files stay in {self.folder}."
             )
 
     def _upload(self) -> None:
@@ -208,6 +233,11 @@ class Mirror:
         with explained(self.url, "written"):
             self._remove_unlisted(listed, files)
 
+    def _put(self, files: Files) -> None:
+        if files:
+            places = [entry.place(path) for path, entry in files.items()]
+            self._fs.put([str(self.folder / path) for path in files], places)
+
     def _remove_unlisted(self, before: Files, files: Files) -> None:
         """Remove earlier manifests, and objects of this and earlier claims."""
         uploads = {entry.upload for entry in files.values()}
@@ -217,15 +247,14 @@ class Mirror:
             if (claim := claim_of_upload(upload)) and claim <= self._claim:
                 kept = upload in uploads
                 gone.add(path) if kept else gone_folders.add(f"{OBJECTS}/{upload}")
-        for name in self._list():
-            if (claim := claim_of(name)) is not None and claim < self._claim:
-                gone.add(name)
+        claims = filter(None, map(claim_of, self._list()))
+        gone |= {name_of(claim) for claim in claims if claim < self._claim}
         gone -= {entry.place(path) for path, entry in files.items()}
         gone = {x for x in gone if "/".join(x.split("/")[:2]) not in gone_folders}
         for paths, recursive in ((gone, False), (gone_folders, True)):
             with contextlib.suppress(FileNotFoundError):  # removed by another process
-                places = [f"{self._root}/{path}" for path in sorted(paths)]
-                self._fs.rm(places, recursive=recursive)
+                if paths:
+                    self._fs.rm(sorted(paths), recursive=recursive)
 
     def files(self) -> dict[str, StoredFile]:
         """Return {path: entry} of the local copy's files, without links to others."""
@@ -243,42 +272,34 @@ class Mirror:
         state = path.stat()
         key = state.st_size, state.st_mtime_ns
         if self._entries.get(path, (None,))[0] != key:
-            digest = digest_of_file(path)
-            self._entries[path] = (
-                key,
-                StoredFile(state.st_size, digest, state.st_mtime),
-            )
+            entry = StoredFile(state.st_size, digest_of_file(path), state.st_mtime)
+            self._entries[path] = key, entry
         return self._entries[path][1]
 
     def _newest(self) -> str | None:
         """The greatest claim in the bucket; None if there is none."""
-        claims = [claim_of(name) for name in self._list()]
-        return max((x for x in claims if x is not None), default=None)
+        return max(filter(None, map(claim_of, self._list())), default=None)
 
     def _read_files(self, claim: str | None) -> Files:
         """Files of a claim, or of the one that it is to replace."""
         while claim is not None:
-            manifest = self._read_manifest(claim)
+            name = name_of(claim)
+            with explained(self.url, "read"):
+                size = self._fs.info(name)["size"]
+            check_bytes(size, f"{self.url}/{name}", bucket_manifest.MAX_BYTES)
+            with explained(self.url, "read"):
+                data = self._fs.cat_file(name)
+            manifest = bucket_manifest.parse(data, claim, f"{self.url}/{name}")
             if manifest.after is None:
                 return manifest.files
             claim = manifest.after
         return {}
 
-    def _read_manifest(self, claim: str) -> Manifest:
-        name = bucket_manifest.name_of(claim)
-        with explained(self.url, "read"):
-            path = f"{self._root}/{name}"
-            size = self._fs.info(path)["size"]
-        check_bytes(size, f"{self.url}/{name}", bucket_manifest.MAX_BYTES)
-        with explained(self.url, "read"):
-            data = self._fs.cat_file(path)
-        return bucket_manifest.parse(data, claim, f"{self.url}/{name}")
-
     def _write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of this claim atomically, by renaming."""
-        name = bucket_manifest.name_of(self._claim)
-        self._put_bytes(f".{name}", bucket_manifest.dump(manifest))
-        self._fs.mv(f"{self._root}/.{name}", f"{self._root}/{name}")
+        name = name_of(self._claim)
+        self._fs.pipe_file(f".{name}", bucket_manifest.dump(manifest))
+        self._fs.mv(f".{name}", name)
 
     def _list(self) -> list[str]:
         """Names in the run's own folder.
@@ -288,52 +309,83 @@ class Mirror:
         """
         with explained(self.url, "read"):
             try:
-                found = self._fs.ls(self._root, detail=True, refresh=True)
+                found = self._fs.ls("", detail=True, refresh=True)
             except FileNotFoundError:
                 return []
-        names = {entry["name"].rpartition("/")[2]: entry["type"] for entry in found}
-        for name, kind in names.items():
-            if kind not in ("file", "directory"):
+        for entry in found:
+            if entry["type"] not in ("file", "directory"):
                 raise ValueError(
                     f"{self.url} must have files and folders only, got a link, pipe or "
-                    f"device {name!r}. Remove it."
+                    f"device {entry['name']!r}. Remove it."
                 )
-        return [*filter(None, names)]
+        return [*filter(None, (entry["name"].strip("/") for entry in found))]
 
     def _find(self, place: str = "") -> dict[str, dict]:
         """{path: what the bucket says} of all objects below a folder of the run."""
         self._fs.invalidate_cache()
-        found = self._fs.find(f"{self._root}/{place}".rstrip("/"), detail=True)
-        root = self._root.strip("/")
-        return {
-            path.strip("/").removeprefix(root).strip("/"): entry
-            for path, entry in found.items()
-        }
+        return self._fs.find(place, detail=True)
 
-    def _get(self, files: Files, folder: pathlib.Path) -> None:
-        """Download the files that have the size of their entries."""
-        found = self._find() if files else {}
-        places = {}
-        for path, entry in files.items():
-            there = found.get(entry.place(path), {})
-            if there.get("type") == "file" and there.get("size") == entry.bytes:
-                places[f"{self._root}/{entry.place(path)}"] = folder / path
-        for path in places.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if places:
-            self._fs.get([*places], [*map(str, places.values())])
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Write the time to HEARTBEAT, from a thread, in the block.
 
-    def _put(self, files: Files) -> None:
-        if files:
-            places = [f"{self._root}/{x.place(path)}" for path, x in files.items()]
-            self._fs.put([str(self.folder / path) for path in files], places)
+        Failures are ignored: the next upload raises them.
+        """
+        is_over = threading.Event()
 
-    def _put_bytes(self, name: str, data: bytes) -> None:
-        """Write bytes through a temporary file, as `pipe_file` makes no folders."""
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(data)
-            file.flush()
-            self._fs.put_file(file.name, f"{self._root}/{name}")
+        def beat():
+            with contextlib.suppress(Exception):
+                self._fs.pipe_file(HEARTBEAT, str(time.time()).encode())
+
+        def keep_beating():
+            while not is_over.wait(BEAT_EVERY):
+                beat()
+
+        beat()
+        thread = threading.Thread(target=keep_beating, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            with contextlib.suppress(Exception):  # then it counts as alive for a while
+                self._fs.rm_file(HEARTBEAT)
+
+    def is_running(self) -> bool:
+        """Whether a process has written a heartbeat within the last minutes."""
+        with explained(self.url, "read"):
+            try:
+                written = float(self._fs.cat_file(HEARTBEAT))
+            except (FileNotFoundError, ValueError):  # none, or a stranger's
+                return False
+        return math.isfinite(written) and time.time() - written < SILENT
+
+    def mark_running(self) -> None:
+        """Mark the copy if the run in the bucket is training."""
+        if self.is_running():
+            (self.folder / RUNNING).touch()
+        else:
+            (self.folder / RUNNING).unlink(missing_ok=True)
+
+    def refresh(self) -> None:
+        """Download the bucket to the copy, and restore its client-state stores."""
+        from fedfr_jax.federated.store import restore_rows  # which needs JAX
+
+        self.download()
+        for layout in self.folder.glob("*/store/layout.txt"):
+            restore_rows(layout.parent)
+
+
+def open_folder(url: str):
+    """Open the folder at a URL: an fsspec file system of paths relative to it."""
+    with explained(url, "opened"):
+        import fsspec
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        fs, root = fsspec.core.url_to_fs(url.rstrip("/"))
+        fs.auto_mkdir = True  # of file://, others make folders anyway
+        return DirFileSystem(root, fs)
 
 
 def _is_same(entries: Files, path: str, entry: StoredFile) -> bool:
@@ -359,13 +411,6 @@ def _empty_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_empty(folder: pathlib.Path) -> None:
-    """Remove empty folders, such as those of deleted checkpoints."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -410,11 +455,6 @@ class RunFolder(NamedTuple):
     path: pathlib.Path
     mirror: Mirror | None = None
 
-    @property
-    def is_mirrored(self) -> bool:
-        """Whether the path is this process's copy of a run in a bucket."""
-        return self.mirror is not None
-
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Claim a run in a bucket before writing; then other processes download it."""
@@ -427,10 +467,9 @@ class RunFolder(NamedTuple):
             if mesh.is_first_process():
                 self.mirror.claim()
             else:
-                refresh(self.mirror)
-        with contextlib.ExitStack() as stack:
-            if mesh.is_first_process():
-                stack.enter_context(self.mirror.beating())
+                self.mirror.refresh()
+        is_first = mesh.is_first_process()
+        with self.mirror.beating() if is_first else contextlib.nullcontext():
             yield
 
 
@@ -451,15 +490,6 @@ def open_run(workdir: str | os.PathLike, process: int = 0) -> Iterator[RunFolder
     mirror = Mirror(str(workdir), copy_folder(str(workdir), process))
     if not process:
         mirror.check_writable()
-    with _locked_copy(mirror):
-        if not process:
-            refresh(mirror)
-        yield RunFolder(mirror.folder, mirror)
-
-
-@contextlib.contextmanager
-def _locked_copy(mirror: Mirror) -> Iterator[None]:
-    """Lock the local copy against other processes of this machine."""
     mirror.folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.lock_to_write(mirror.folder.parent, MARK)
@@ -468,17 +498,10 @@ def _locked_copy(mirror: Mirror) -> Iterator[None]:
             f"{mirror.url} is in use by another process of this machine. Wait for it, "
             "or choose another --workdir."
         ) from None
-    with contextlib.closing(lock):
-        yield
-
-
-def refresh(mirror: Mirror) -> None:
-    """Download the bucket to the local copy, and restore its client-state stores."""
-    from fedfr_jax.federated.store import restore_rows  # which needs JAX
-
-    mirror.download()
-    for layout in mirror.folder.glob("*/store/layout.txt"):
-        restore_rows(layout.parent)
+    with lock:
+        if not process:
+            mirror.refresh()
+        yield RunFolder(mirror.folder, mirror)
 
 
 def fetch(
@@ -490,9 +513,9 @@ def fetch(
       ValueError: when there is no run.
       OSError: when the bucket cannot be read.
     """
-    if not is_url(path):
-        return pathlib.Path(path)
-    return _fetch_copy(str(path), is_wanted).folder
+    return (
+        _fetch_copy(str(path), is_wanted).folder if is_url(path) else pathlib.Path(path)
+    )
 
 
 def _fetch_copy(
@@ -502,22 +525,13 @@ def _fetch_copy(
     if not mirror.is_there():
         raise ValueError(f"{mirror.url} must be a run, got no manifest there.")
     mirror.folder.mkdir(parents=True, exist_ok=True)
-    lock = locks.lock_to_write(mirror.folder.parent, MARK, waits=True)
-    with contextlib.closing(lock):
+    with locks.lock_to_write(mirror.folder.parent, MARK, waits=True):
         if is_wanted is None:
-            refresh(mirror)
+            mirror.refresh()
         else:
             mirror.download(is_wanted)
-        mark_running(mirror)
+        mirror.mark_running()
     return mirror
-
-
-def mark_running(mirror: Mirror) -> None:
-    """Mark a copy for reading if the run in the bucket is training."""
-    if mirror.is_running():
-        (mirror.folder / RUNNING).touch()
-    else:
-        (mirror.folder / RUNNING).unlink(missing_ok=True)
 
 
 def is_reported(path: str) -> bool:
@@ -527,7 +541,7 @@ def is_reported(path: str) -> bool:
 
 def is_model(path: str) -> bool:
     """Whether a file belongs to a stage's model, or is the config with the stages."""
-    return path.rpartition("/")[2] in MODEL
+    return path.rpartition("/")[2] in MODEL and "/checkpoints/" not in path
 
 
 @contextlib.contextmanager
@@ -563,40 +577,30 @@ def fetch_runs(folder: str | os.PathLike) -> pathlib.Path:
         return pathlib.Path(folder)
     url, copy = str(folder).rstrip("/"), copy_folder(str(folder), use="list")
     copy.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(locks.lock_to_write(copy.parent, MARK, waits=True)):
+    with locks.lock_to_write(copy.parent, MARK, waits=True):
         names = _find_runs(url)
         for path in copy.rglob("config.json"):
             if path.parent not in {copy / name for name in names}:
                 shutil.rmtree(path.parent)  # of a run that is gone
         for name in names:
+            (copy / name).mkdir(parents=True, exist_ok=True)
             try:
-                _fetch_reported(f"{url}/{name}" if name else url, copy / name)
+                mirror = Mirror(f"{url}/{name}".rstrip("/"), copy / name)
+                mirror.download(is_reported)
+                mirror.mark_running()
             except (OSError, ValueError) as error:  # the others are listed
                 text = printable(without_secrets(str(error)))
                 print(text, file=sys.stderr, flush=True)
     return copy
 
 
-def _fetch_reported(url: str, folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    mirror = Mirror(url, folder)
-    mirror.download(is_reported)
-    mark_running(mirror)
-
-
 def _find_runs(url: str) -> list[str]:
     """Paths of the runs below a URL; "" is the URL itself."""
-    with explained(url, "opened"):
-        import fsspec
-
-        fs, root = fsspec.core.url_to_fs(url)
-    found = []
+    fs = open_folder(url)
     with explained(url, "read"):
         fs.invalidate_cache()  # or a list stays as it was
-        for depth in range(DEPTH + 1):
-            found += fs.glob("/".join([root, *["*"] * depth, "MANIFEST*.json"]))
-    bare = root.strip("/")
-    inner = (path.strip("/").removeprefix(bare).strip("/") for path in found)
-    folders_and_names = (path.rpartition("/") for path in inner)
-    folders = {x for x, _, name in folders_and_names if claim_of(name) is not None}
-    return sorted(x for x in folders if not x or is_plain(x))
+        levels = ("*/" * depth for depth in range(DEPTH + 1))
+        found = [path for level in levels for path in fs.glob(f"{level}MANIFEST*.json")]
+    folders = (path.rpartition("/") for path in found)
+    runs = {folder for folder, _, name in folders if claim_of(name)}
+    return sorted(x for x in runs if not x or is_plain(x))

@@ -1,21 +1,21 @@
-"""Sinks of a run's metrics: the contract, and the files that every run writes.
+"""Sinks of a stage's numbers: the contract, and the files that every run writes.
 
-A sink takes (round, {name: number}) and is closed once. The loop counts rounds from 0,
-files count them from 1.
-
-The files survive a kill at any moment: a line of metrics.jsonl is whole or dropped,
-summary.json is the old one or the new one, and a resumed run leaves the same lines as
-an uninterrupted one. Only the first process writes.
+The loop counts rounds from 0, files count them from 1. The files survive a kill at any
+moment: a line of a log is whole or dropped, summary.json is the old one or the new one,
+and a resumed run leaves the same lines as an uninterrupted one. Only the first process
+writes.
 """
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +24,33 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.json_files import parse_json_lines
 
 
-class Sink(Protocol):
-    """Receives the metrics of one round, which the loop counts from 0.
+class Sink:
+    """Receives the numbers of a stage, round by round, and does nothing with them.
 
-    Optional methods: `histograms(step, {name: [K]})` takes the cohort's numbers,
-    `note(text)` shows a message between rounds, `ends_call(step)` is True if a call of
-    many rounds must end with `step`, and `fail(error)` is called in place of `close`
-    when an error ends the stage.
+    The loop counts rounds, or epochs, from 0.
     """
 
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the numbers of a round."""
 
-    def close(self) -> None: ...
+    def clients(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take numbers of the round's cohort, {name: [K]}; "client" are their ids."""
+
+    def result(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take the evaluation after the last round, `step`."""
+
+    def note(self, text: str) -> None:
+        """Take a message between rounds."""
+
+    def ends_call(self, step: int) -> bool:
+        """Whether a call of many rounds must end with `step`."""
+        return False
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take the end of the stage, or the error that has ended it."""
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Append a line `{"round": r, name: number, ...}` per call to a file.
 
     JSON has no nan and no infinity: such a number is written as null and named under
@@ -82,11 +94,59 @@ class JsonlSink:
     def _entry(self):
         return manifest.Entry(self._size, self._sha256.hexdigest(), is_log=True)
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         self._file.close()
 
 
-def cover_logs(sinks: Iterable[Callable | None]) -> None:
+class ClientLog(JsonlSink):
+    """Append a line of the cohort's numbers per round to a file."""
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        pass
+
+    def clients(self, step: int, values: Mapping[str, Any]) -> None:
+        super().__call__(step, values)
+
+
+class CsvSink(Sink):
+    """A column per number, a row per round, in metrics.csv."""
+
+    def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
+        """Open the file and drop the rounds after resume_step."""
+        self._path = pathlib.Path(path)
+        self._rows = []
+        if self._path.is_file():
+            with self._path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("round")]
+            self._rows = [row for row in rows if int(row["round"]) <= resume_step]
+        self._write_all()
+
+    def _write_all(self) -> None:
+        """Write all rows again, since columns or rows have changed."""
+        self._names = list(dict.fromkeys(name for row in self._rows for name in row))
+        lines = [self._names, *(self._cells(row) for row in self._rows)]
+        text = "".join(map(_csv_line, lines)) if self._names else ""
+        files.write_text(self._path, text)
+
+    def _cells(self, row: Mapping[str, Any]) -> list:
+        return [row.get(name, "") for name in self._names]
+
+    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
+        row = {"round": int(step) + 1, **{k: float(x) for k, x in scalars.items()}}
+        self._rows.append(row)
+        if not set(row) <= set(self._names):
+            return self._write_all()
+        with self._path.open("a", newline="") as file:
+            file.write(_csv_line(self._cells(row)))
+
+
+def _csv_line(cells: Sequence) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
+
+
+def cover_logs(sinks: Iterable[Sink]) -> None:
     """Cover the lines of a stage's logs by its manifest, before their checkpoint."""
     logs = [sink for sink in sinks if isinstance(sink, JsonlSink)]
     for folder in {log.path.parent for log in logs}:

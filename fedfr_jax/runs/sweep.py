@@ -28,7 +28,7 @@ from fedfr_jax.runs.checkpoint import check_end, is_trained
 from fedfr_jax.runs.locks import lock_to_write
 from fedfr_jax.runs.sinks import read_jsonl, write_text
 from fedfr_jax.runs.stage_settings import stage_settings
-from fedfr_jax.runs.stage_setup import read_end
+from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.workdir import CONFIG
 from fedfr_jax.text import short_keys
 from fedfr_jax.types import (

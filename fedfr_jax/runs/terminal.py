@@ -5,25 +5,22 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
+from rich import progress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.text import printable
 
 MAX_SHOWN = 4  # evaluated metrics in the live view
 
 
-class StageSizes(NamedTuple):
-    """Sizes of a round or an epoch, from which a view computes speeds."""
-
-    clients: int = 0  # of a cohort; 0 of central training
-    batch_size: int = 0
-    examples: int = 0  # of an epoch
-
-
-NO_SIZES = StageSizes()
-
-
-class LineView:
+class LineView(Sink):
     """Prints a plain line per round, for log files."""
 
     def __init__(
@@ -44,8 +41,6 @@ class LineView:
           every_seconds: minimum between two lines; the last round is always shown.
           console: a rich Console; None takes standard output.
         """
-        from rich.console import Console
-
         self._console = console or Console()
         self._total, self._name, self._metrics = total, name, metrics
         self._every, self._last = every_seconds, -math.inf
@@ -70,11 +65,8 @@ class LineView:
         line = printable(line)  # names of stages and metrics are anybody's
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
-        pass
 
-
-class LiveView:
+class LiveView(Sink):
     """Progress bar with time left, speed, memory and the last evaluation."""
 
     def __init__(
@@ -83,18 +75,13 @@ class LiveView:
         *,
         name: str = "rounds",
         metrics: tuple[str, ...] = (),
-        sizes: StageSizes = NO_SIZES,
         console: Any = None,
     ):
         """Open the view; the arguments are those of `LineView`."""
-        from rich.console import Console
-        from rich.live import Live
-
         self._bar = _bar()
         self._task = self._bar.add_task(printable(name), total=total)
-        self._metrics, self._sizes = metrics, sizes
+        self._metrics = metrics
         self._numbers, self._speed, self._evaluated = "starting", "", ""
-        self._then = time.monotonic()
         self._live = Live(
             console=console or Console(),
             refresh_per_second=4,
@@ -103,22 +90,16 @@ class LiveView:
         self._live.start()
 
     def _render(self):
-        from rich.console import Group
-        from rich.text import Text
-
         texts = filter(None, (self._numbers, self._speed, self._evaluated))
         texts = map(printable, texts)
         lines = [Text(f"  {text}", style="dim", overflow="fold") for text in texts]
         return Group(self._bar, *lines)
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        now = time.monotonic()
-        seconds, self._then = now - self._then, now
         self._numbers = shown_numbers(scalars, self._metrics)
         if epsilon := scalars.get("epsilon"):
             self._numbers += f"  epsilon {epsilon:.3g}"
-        seconds = scalars.get("seconds", seconds)
-        self._speed = "  ".join([*speeds(scalars, self._sizes, seconds), memory_text()])
+        self._speed = "  ".join([*speeds(scalars), memory_text()])
         evaluated = {k: x for k, x in scalars.items() if "/" in k}
         if evaluated:
             shown = tuple(evaluated)[:MAX_SHOWN]
@@ -129,21 +110,11 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Show a note until the next numbers."""
-        self._numbers, self._then = text, time.monotonic()
+        self._numbers = text
         self._live.refresh()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         self._live.stop()
-
-
-class QuietView:
-    """Prints nothing but errors and results."""
-
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def open_view(
@@ -152,17 +123,14 @@ def open_view(
     *,
     name: str,
     metrics: tuple[str, ...] = (),
-    sizes: StageSizes = NO_SIZES,
     console: Any = None,
-):
+) -> Sink:
     """Open the view `kind`: auto, lines or quiet; auto is live on a terminal."""
-    from rich.console import Console
-
     if kind == "quiet":
-        return QuietView()
+        return Sink()
     console = console or Console()
     if kind == "auto" and console.is_terminal:
-        return LiveView(total, name=name, metrics=metrics, sizes=sizes, console=console)
+        return LiveView(total, name=name, metrics=metrics, console=console)
     return LineView(total, name=name, metrics=metrics, console=console)
 
 
@@ -176,24 +144,19 @@ def shown_numbers(scalars: Mapping[str, float], names: tuple[str, ...]) -> str:
     return text
 
 
-def speeds(
-    scalars: Mapping[str, float], sizes: StageSizes, seconds: float
-) -> list[str]:
+def speeds(scalars: Mapping[str, float]) -> list[str]:
     """Clients and images per second, as far as they are known.
 
-    >>> speeds({"steps": 5.0}, StageSizes(clients=8, batch_size=10), 2.0)
+    >>> speeds({"loss": 1.0, "clients_per_second": 4.0, "images_per_second": 200.0})
     ['4 clients/s', '200 images/s']
     """
-    examples = sizes.examples
-    examples = examples or scalars.get("steps", 0) * sizes.clients * sizes.batch_size
-    parts = [f"{sizes.clients / seconds:.3g} clients/s"] if sizes.clients else []
-    return parts + ([f"{examples / seconds:.3g} images/s"] if examples else [])
+    names = ("clients", "images")
+    known = [name for name in names if f"{name}_per_second" in scalars]
+    return [f"{scalars[f'{name}_per_second']:.3g} {name}/s" for name in known]
 
 
 def memory_text() -> str:
     """Peak memory: of the fullest device if known, else of the process."""
-    import jax
-
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peak = max(x.get("peak_bytes_in_use", 0) for x in stats)
     if peak:
@@ -204,8 +167,6 @@ def memory_text() -> str:
 
 
 def _bar():
-    from rich import progress
-
     return progress.Progress(
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
@@ -214,3 +175,16 @@ def _bar():
         progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
     )
+
+
+def show(text_or_table) -> None:
+    """Print text, or a table as wide as needed, in the first process."""
+    if not meshes.is_first_process():
+        return
+    if isinstance(text_or_table, str):
+        print(printable(text_or_table, keep="\n"), flush=True)
+        return
+    console = Console()
+    wide = Console(width=10_000)
+    width = max(console.width, wide.measure(text_or_table).maximum)
+    Console(width=width).print(text_or_table)

@@ -1,16 +1,14 @@
-"""Sinks for experiment trackers and files: TensorBoard, CSV, W&B, Trackio, MLflow.
+"""Sinks for experiment trackers: TensorBoard, W&B, Trackio, MLflow; all of a stage.
 
-A sink is created from a `StageRun`. Values per client become histograms if the tracker
-has them. Trackers read their project, address and key from environment variables, such
-as WANDB_PROJECT, MLFLOW_TRACKING_URI. A training that begins at its first round is a
+A sink is created from a `StageRun`. Numbers of clients become histograms if the tracker
+has them, those of private methods under other names. Trackers read their project,
+address and key from environment variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI.
+A training that begins at its first round is a
 new run of a tracker; one that is resumed goes on with its run, by the id in ID_FILE.
 """
 
 import contextlib
-import csv
 import functools
-import hashlib
-import io
 import json
 import math
 import os
@@ -23,16 +21,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedfr_jax import manifest, schema
 from fedfr_jax import mesh as meshes
-from fedfr_jax import schema
-from fedfr_jax.files import write_text
 from fedfr_jax.json_files import read_json
-from fedfr_jax.runs.lifecycle import RunInterrupted
-from fedfr_jax.runs.scratch import lasting_name
-from fedfr_jax.runs.sinks import JsonlSink, Sink
-from fedfr_jax.runs.terminal import NO_SIZES, StageSizes, open_view
+from fedfr_jax.metric_names import NOT_PRIVATE
+from fedfr_jax.runs.sinks import ClientLog, CsvSink, JsonlSink, Sink, write_text
+from fedfr_jax.runs.terminal import open_view
 
 CLIENTS = "clients"  # prefix of numbers per client
+HIDDEN = ("client", "added_examples", NOT_PRIVATE)  # of the cohort's numbers
 NUM_BINS = 30  # of a histogram
 PROJECT = "fedfr"  # unless the tracker's environment variables name another
 QUANTILES = (10, 50, 90)  # percent, for trackers without histograms
@@ -40,6 +37,10 @@ ID_FILE = "tracker_id"  # in the stage's folder, of a stage with trackers
 # MLflow's limits: letters of a parameter's name and value, parameters in one call.
 NAME_LENGTH, VALUE_LENGTH, BATCH = 250, 500, 100
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"  # MLflow's words
+
+
+class RunInterrupted(Exception):
+    """Raised when a run ends early on request, after saving a checkpoint."""
 
 
 class StageRun(NamedTuple):
@@ -55,15 +56,13 @@ class StageRun(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Identifier of the training, 16 hexadecimal digits, kept when it is resumed.
-
-        A stage without ID_FILE has that of its path.
-        """
+        """Identifier of the training, 16 hexadecimal digits, kept in ID_FILE."""
         path = self.folder / ID_FILE
         stored = path.read_text(errors="replace") if path.is_file() else ""
-        if re.fullmatch("[0-9a-f]{16}", stored):
-            return stored
-        return hashlib.sha256(lasting_name(self.folder).encode()).hexdigest()[:16]
+        if not re.fullmatch("[0-9a-f]{16}", stored):  # also a stranger's words
+            stored = secrets.token_hex(8)
+            write_text(path, stored)
+        return stored
 
     @property
     def unique_name(self) -> str:
@@ -96,7 +95,7 @@ def check_sinks(names: Sequence[str]) -> None:
         schema.check_choice("--sinks", name, sorted(SINKS))
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Scalars for TensorBoard; without tensorboardX only a printed note.
 
     A missing viewer must not end a run. A number goes by its `tag`, under its own name
@@ -130,16 +129,16 @@ class TensorBoardSink:
                 )
         self._writer.flush()
 
-    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+    result = __call__
+
+    def clients(self, step: int, values: Mapping[str, Any]) -> None:
         if self._writer is None:
             return
-        for name, numbers in values.items():
-            self._writer.add_histogram(
-                f"{CLIENTS}/{tag(name)}", numbers, int(step) + 1, bins=NUM_BINS
-            )
+        for name, numbers in histograms(values):
+            self._writer.add_histogram(tag(name), numbers, int(step) + 1, bins=NUM_BINS)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         if self._writer is not None:
             self._writer.close()
 
@@ -155,6 +154,14 @@ def _summary_writer():
     return SummaryWriter
 
 
+def histograms(values: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and numbers [K] of a cohort, for trackers."""
+    prefix = f"{CLIENTS}/{NOT_PRIVATE}" if values.get(NOT_PRIVATE) else CLIENTS
+    for name, numbers in values.items():
+        if name not in HIDDEN:
+            yield f"{prefix}/{name}", numbers
+
+
 def tag(name: str) -> str:
     """Replace the characters of a name that TensorBoard does not allow.
 
@@ -164,7 +171,7 @@ def tag(name: str) -> str:
     return re.sub(r"[^-/\w.]", "_", name.replace("@", "_at_")).strip("/")
 
 
-class TraceSink:
+class TraceSink(Sink):
     """Profiler trace of some rounds, next to TensorBoard's scalars, for xprof.
 
     Its regions are sample, prepare, gather, train, aggregate and evaluate. The trace
@@ -198,53 +205,13 @@ class TraceSink:
             jax.profiler.start_trace(self._folder, profiler_options=options)
             self.is_tracing = True
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         if self.is_tracing:
             jax.profiler.stop_trace()
             self.is_tracing = False
 
 
-class CsvSink:
-    """A column per number, a row per round, in metrics.csv."""
-
-    def __init__(self, path: str | os.PathLike, *, resume_step: int = 0):
-        """Open the file and drop the rounds after resume_step."""
-        self._path = pathlib.Path(path)
-        self._rows = []
-        if self._path.is_file():
-            with self._path.open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row.get("round")]
-            self._rows = [row for row in rows if int(row["round"]) <= resume_step]
-        self._write_all()
-
-    def _write_all(self) -> None:
-        """Write all rows again, since columns or rows have changed."""
-        self._names = list(dict.fromkeys(name for row in self._rows for name in row))
-        lines = [self._names, *(self._cells(row) for row in self._rows)]
-        write_text(self._path, "".join(map(_csv_line, lines)) if self._names else "")
-
-    def _cells(self, row: Mapping[str, Any]) -> list:
-        return [row.get(name, "") for name in self._names]
-
-    def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        row = {"round": int(step) + 1, **{k: float(x) for k, x in scalars.items()}}
-        self._rows.append(row)
-        if not set(row) <= set(self._names):
-            return self._write_all()
-        with self._path.open("a", newline="") as file:
-            file.write(_csv_line(self._cells(row)))
-
-    def close(self) -> None:
-        pass
-
-
-def _csv_line(cells: Sequence) -> str:
-    line = io.StringIO()
-    csv.writer(line).writerow(cells)
-    return line.getvalue()
-
-
-class TrackerSink:
+class TrackerSink(Sink):
     """Sink for a tracker with `log(numbers, step)`, and its histograms."""
 
     def __init__(
@@ -261,32 +228,27 @@ class TrackerSink:
         """
         self._log, self._histogram, self._end = log, histogram, end
 
-    def close(self) -> None:
-        self._end(FINISHED)
-
-    def fail(self, error: BaseException) -> None:
-        stops = RunInterrupted, KeyboardInterrupt
-        self._end(KILLED if isinstance(error, stops) else FAILED)
-
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
         finite = {k: float(x) for k, x in scalars.items() if math.isfinite(x)}
         self._log(finite, int(step) + 1)
 
-    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+    result = __call__
+
+    def clients(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {}
-        for name, per_client in values.items():
+        for name, per_client in histograms(values):
             if self._histogram:
-                numbers[f"{CLIENTS}/{name}"] = self._histogram(per_client)
+                numbers[name] = self._histogram(per_client)
                 continue
             for percent in QUANTILES:
                 value = float(np.percentile(per_client, percent))
-                numbers[f"{CLIENTS}/{name}_p{percent}"] = value
+                numbers[f"{name}_p{percent}"] = value
         self._log(numbers, int(step) + 1)
 
-
-def jsonl(run: StageRun) -> Sink:
-    """Write metrics.jsonl of the stage, which every run has."""
-    return JsonlSink(run.folder / "metrics.jsonl", resume_step=run.first_round)
+    def close(self, error: BaseException | None = None) -> None:
+        stops = RunInterrupted, KeyboardInterrupt
+        status = KILLED if isinstance(error, stops) else FAILED
+        self._end(FINISHED if error is None else status)
 
 
 def csv_file(run: StageRun) -> Sink:
@@ -395,16 +357,12 @@ def _optional(name: str) -> Iterator[None]:
 
 
 SINKS = {
-    "jsonl": jsonl,
     "csv": csv_file,
     "tensorboard": tensorboard,
     "wandb": wandb,
     "trackio": trackio,
     "mlflow": mlflow,
 }
-
-
-FILES = ("jsonl", "csv")  # sinks with a row per round, which is written once
 
 
 def register_sink(name: str, factory: Callable[[StageRun], Sink]) -> None:
@@ -415,67 +373,44 @@ def register_sink(name: str, factory: Callable[[StageRun], Sink]) -> None:
 @contextlib.contextmanager
 def open_sinks(
     folder: pathlib.Path,
-    name: str,
     total: int,
     first: int,
     *,
+    title: str = "",
     shown: tuple[str, ...] = ("loss", "seconds"),
     logging: Logging = DEFAULT_LOGGING,
-    sizes: StageSizes = NO_SIZES,
+    has_clients: bool = False,
 ) -> Iterator[list[Sink]]:
-    """Open metrics.jsonl, other sinks and the view of a stage; close them at the end.
-
-    A sink with a method `fail(error)` gets the error that ends the stage in its place.
+    """Open the logs, other sinks and the view of a stage; close them at its end.
 
     Args:
-      name: of the stage, for the view.
       total: rounds of the whole stage.
       first: the round to come.
+      title: of the view, by default the stage's name.
       shown: numbers of the live progress; () shows all.
-      sizes: sizes of a round, for its speed.
+      has_clients: whether a log has the numbers of each round's clients.
     """
     if not meshes.is_first_process():
         yield []
         return
-    run = StageRun(pathlib.Path(folder), first)
-    if first == 0 and not set(logging.sinks) <= {*FILES, "tensorboard"}:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.folder / ID_FILE, secrets.token_hex(8))
+    folder = pathlib.Path(folder)
+    if first == 0 and (folder / ID_FILE).exists():  # a new training, a new id
+        manifest.cover(folder, {ID_FILE: None})
+        (folder / ID_FILE).unlink()
+    sinks = []
     with contextlib.ExitStack() as stack:
-        sinks = []
-        for kind in dict.fromkeys(["jsonl", *logging.sinks]):
-            sinks.append(SINKS[kind](run))
-            stack.push(functools.partial(_close, sinks[-1]))
-        view = open_view(logging.view, total, name=name, metrics=shown, sizes=sizes)
-        stack.callback(view.close)
+
+        def add(sink: Sink) -> None:
+            sinks.append(sink)
+            stack.push(lambda kind, error, traceback: sink.close(error))
+
+        add(JsonlSink(folder / "metrics.jsonl", resume_step=first))
+        if has_clients:
+            add(ClientLog(folder / "clients.jsonl", resume_step=first))
+        for kind in dict.fromkeys(logging.sinks):
+            add(SINKS[kind](StageRun(folder, first)))
+        title = title or folder.name
+        add(open_view(logging.view, total, name=title, metrics=shown))
         if logging.trace:
-            sinks.append(TraceSink(folder / "tensorboard", logging.trace, first))
-            stack.callback(sinks[-1].close)
-        yield [*sinks, view]
-
-
-def _close(sink: Sink, kind, error: BaseException | None, traceback) -> None:
-    """Close a sink whose block has ended, perhaps by an error."""
-    del kind, traceback
-    if error is not None and hasattr(sink, "fail"):
-        sink.fail(error)
-    else:
-        sink.close()
-
-
-def show_at_end(
-    folder: pathlib.Path,
-    step: int,
-    scalars: Mapping[str, float],
-    logging: Logging = DEFAULT_LOGGING,
-) -> None:
-    """Send the evaluation after a stage's last round to the trackers.
-
-    The round's line of metrics.jsonl is written before, and summary.json has it.
-    """
-    if not meshes.is_first_process() or not scalars:
-        return
-    for kind in logging.sinks:
-        if kind not in FILES:
-            with contextlib.closing(SINKS[kind](StageRun(folder, step + 1))) as sink:
-                sink(step, scalars)
+            add(TraceSink(folder / "tensorboard", logging.trace, first))
+        yield sinks

@@ -22,12 +22,11 @@ from fedfr_jax.federated.simulation import start_simulation
 from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.experiment import evaluators_during_training, open_client_log
+from fedfr_jax.runs.checkpoint import checkpoint_numbers
 from fedfr_jax.runs.sinks import write_summary
-from fedfr_jax.runs.stage_model import forget_model
-from fedfr_jax.runs.stage_setup import after_rounds, check_calls
+from fedfr_jax.runs.stages import check_calls, open_training, stage_outputs
 from fedfr_jax.runs.sweep import reuse_stages
-from fedfr_jax.runs.trackers import Logging, open_sinks
+from fedfr_jax.runs.trackers import Logging
 from fedfr_jax.runs.workdir import read_seconds
 from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
 
@@ -119,10 +118,13 @@ def _record_data(member: SweepMember, name: str) -> None:
 
 def _train_central(member: SweepMember, name: str) -> PyTree:
     """Train a central stage of one run; return its final variables."""
-    experiment = member.experiment
+    experiment, folder = member.experiment, member.folder / name
     trainer = experiment.stages[name].trainer
-    folder = member.folder / name
-    return train_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+    first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
+    with open_training(folder, end, first) as sinks:
+        return train_central(
+            trainer, experiment.mesh, folder, seed=experiment.seed, sinks=sinks
+        )
 
 
 def train_stage(
@@ -156,51 +158,34 @@ def train_stage(
         ]
         for run in resumed:
             stack.callback(run.checkpointer.close)
-        rounds = {run.next_round for run in resumed}
+        rounds = {run.first for run in resumed}
         if len(rounds) > 1:
             raise ValueError(
                 "runs must all be at the same round to train together, got "
                 f"{sorted(rounds)}."
             )
         (first_round,) = rounds
-        pairs = zip(runs.sims, resumed, strict=True)
-        sims = tuple(after_rounds(sim, run.past) for sim, run in pairs)
+        sims = tuple(run.sim for run in resumed)
         runs = runs._replace(sims=sims)
         end = min(affordable_rounds(x.accountant, federation.rounds) for x in sims)
         if first_round >= end:
             return
-        for member in members:
-            forget_model(member.folder / name)
         servers = jax.tree.map(
             lambda *x: jnp.stack(x), *[run.server for run in resumed]
         )
-        outputs = [
-            stack.enter_context(
-                _open_outputs(member, name, sim, run, run is resumed[0])
+        outputs = []
+        for member, trainer, run in zip(members, trainers, resumed, strict=True):
+            # One member shows the progress of all.
+            logging = Logging(view="quiet" if outputs else "auto")
+            sinks = open_training(
+                member.folder / name,
+                federation.rounds,
+                first_round,
+                title=f"{name}, together",
+                logging=logging,
+                has_clients=True,
             )
-            for member, sim, run in zip(members, runs.sims, resumed, strict=True)
-        ]
+            sinks = stack.enter_context(sinks)
+            outputs.append(stage_outputs(member.experiment, trainer, run, sinks))
         servers = jax.device_put(servers, placement(mesh, servers, None))
         loop.train_sweep(runs, servers, outputs, first_round, end)
-
-
-@contextlib.contextmanager
-def _open_outputs(member, name, sim, run: loop.RestoredRun, is_shown: bool):
-    """Open the outputs of a member's rounds; one member shows the progress of all."""
-    experiment, folder = member.experiment, member.folder / name
-    trainer, federation = experiment.stages[name].trainer, experiment.federation
-    title, rounds, first = f"{name}, together", federation.rounds, run.next_round
-    logging = Logging(view="auto" if is_shown else "quiet")
-    with (
-        open_sinks(folder, title, rounds, first, logging=logging) as sinks,
-        open_client_log(folder, first) as clients,
-    ):
-        yield loop.RunOutputs(
-            run.store,
-            run.checkpointer,
-            evaluators_during_training(experiment, trainer, sim),
-            sinks,
-            clients,
-            loop.intervals(federation),
-            accountant=sim.accountant,
-        )

@@ -10,9 +10,8 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedfr_jax.files import read_regular, write_text
+from fedfr_jax.files import cache_folder, read_regular, write_text
 from fedfr_jax.metric_names import direction, metric_label, panel_title
-from fedfr_jax.runs.scratch import cache_folder
 from fedfr_jax.text import short_keys
 from fedfr_jax.version import UNKNOWN, library_version
 from fedfr_jax.viewer import charts

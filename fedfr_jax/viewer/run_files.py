@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedfr_jax import manifest
 from fedfr_jax.files import read_regular
 from fedfr_jax.runs import locks
-from fedfr_jax.runs.scratch import RUNNING
+from fedfr_jax.runs.remote import RUNNING
 from fedfr_jax.text import printable
 from fedfr_jax.viewer import records
 

@@ -10,7 +10,7 @@ import pytest
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
 from fedfr_jax.runs.checkpoint import read_ledger
-from fedfr_jax.runs.restore import load_models
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 

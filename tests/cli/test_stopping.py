@@ -43,7 +43,7 @@ def start(*lines, **options):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_leaves_one_line_that_says_how_to_go_on(name, tmp_path):
-    for place in ("pretrained/checkpoints/2", "fedfr.old/checkpoints/9"):
+    for place in ("pretrained/checkpoints/2", "fedfr/checkpoints/9.orbax"):
         (tmp_path / place).mkdir(parents=True)
     words = ["train", "--config=demo", "--overwrite", f"--workdir={tmp_path}"]
     process = start(

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from fedfr_jax.central.settings import Training
 from fedfr_jax.config.build import build, sections
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.runs.stages import build_stage_simulation
 from fedfr_jax.tasks.faces.stages import plan
 
 

@@ -20,10 +20,9 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
-from fedfr_jax.runs import experiment as experiment_runs
-from fedfr_jax.runs import loop
+from fedfr_jax.runs import loop, stages
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.restore import load_models
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import choose, with_tuples
 from fedfr_jax.tasks.faces.distillation import DummyTeacher, distill
@@ -76,25 +75,6 @@ def test_two_files_in_an_empty_folder_are_the_model(run, server, tmp_path):
     assert (record["task"], record["method"]) == ("faces", "fedfr")
 
 
-def test_a_run_of_an_earlier_version_gets_its_files_by_evaluate(
-    run, server, pretrained, faces, tmp_path
-):
-    folder = shutil.copytree(run, tmp_path / "run")
-    for path in folder.glob("*/model.json"):
-        path.unlink()
-    for of in (lambda: ff.load_model(folder), lambda: start_from(folder, faces)):
-        with pytest.raises(
-            ValueError, match="fedfr needs the file model.json.*fedfr eval"
-        ):
-            of()
-    assert main(["evaluate", f"--workdir={folder}"]) == 0
-    for stage, before in {"pretrained": pretrained, "fedfr": server}.items():
-        after = ff.load_model(folder, method=stage)
-        assert after.fingerprint == before.fingerprint
-        # To the bit, though the judge was another one.
-        jax.tree.map(np.testing.assert_array_equal, after.roc(), before.roc())
-
-
 def start_from(folder, faces):
     config = settings(faces, methods={})
     config["pretrain"] = {**config["pretrain"], "init": str(folder)}
@@ -138,7 +118,7 @@ def test_a_stage_that_trains_on_takes_its_model_away(
         return {}
 
     monkeypatch.setattr(loop, "train", watched)
-    monkeypatch.setattr(experiment_runs, "evaluate", fail)
+    monkeypatch.setattr(stages, "evaluate", fail)
     with pytest.raises(RuntimeError, match="no evaluation"):
         play(config, folder)
     network = ff.load_model(folder)
@@ -149,7 +129,7 @@ def test_a_stage_that_trains_on_takes_its_model_away(
 @pytest.fixture
 def unjudged(monkeypatch):
     """Networks are trained and not judged."""
-    monkeypatch.setattr(experiment_runs, "evaluate", lambda evaluators, networks: {})
+    monkeypatch.setattr(stages, "evaluate", lambda evaluators, networks: {})
 
 
 def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedfr_jax as ff
+from fedfr_jax.runs.experiment import evaluate_experiment
 from fedfr_jax.runs.locks import lock_to_read
-from fedfr_jax.runs.restore import evaluate_experiment
 
 pytestmark = pytest.mark.ci
 

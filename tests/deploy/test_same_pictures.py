@@ -18,7 +18,7 @@ from fedfr_jax.evaluation.retrieval import (
     summary,
 )
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.runs.restore import load_models
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
 from fedfr_jax.types import Preprocessing

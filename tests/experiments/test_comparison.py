@@ -13,7 +13,7 @@ sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 import comparison_tables  # noqa: E402
 
 from fedfr_jax.configs import base  # noqa: E402
-from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.runs import stages  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 
 

@@ -21,7 +21,7 @@ import summary  # noqa: E402
 import thresholds  # noqa: E402
 
 from fedfr_jax.cli.flags import parse  # noqa: E402
-from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.runs import stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
 

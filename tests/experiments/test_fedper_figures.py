@@ -18,7 +18,7 @@ import findings  # noqa: E402
 import studies  # noqa: E402
 
 from fedfr_jax.config.files import find, load  # noqa: E402
-from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.runs import stages  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Source, Stage  # noqa: E402
 
 

@@ -26,7 +26,7 @@ from fedfr_jax.config.files import find, load  # noqa: E402
 from fedfr_jax.data.sources import SOURCES  # noqa: E402
 from fedfr_jax.models import MODELS  # noqa: E402
 from fedfr_jax.models.external_checkpoints import fill_resnet  # noqa: E402
-from fedfr_jax.runs import experiment as stages  # noqa: E402
+from fedfr_jax.runs import stages  # noqa: E402
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Evaluation, Experiment, Stage, Task  # noqa: E402
 from tests.tasks.reid.given import source_of  # noqa: E402
 

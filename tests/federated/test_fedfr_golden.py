@@ -11,8 +11,7 @@ from fedfr_jax.data.augment.photometric import certain
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation import weighted_mean
 from fedfr_jax.federated.simulation import simulate_round
-from fedfr_jax.runs.experiment import trained_models
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage, trained_models
 from fedfr_jax.tasks.faces.frozen_features import hard_negatives
 from fedfr_jax.types import Model
 from tests.tasks.faces import given

@@ -19,6 +19,7 @@ from fedfr_jax.federated.many_rounds import (
     simulate_rounds,
     store_call,
 )
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -29,6 +30,7 @@ from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop
+from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.types import LocalTraining
 from tests.federated import toys
 from tests.federated.test_reduction import digest
@@ -77,11 +79,19 @@ def train(sim, folder, num_rounds, rounds_per_call):
         begun.store,
         begun.checkpointer,
         lambda server, store: {"rows": float(np.sum(digits(server, store)))},
-        [lambda round, scalars: lines.update({round: {**scalars, "seconds": 0.0}})],
-        lambda round, numbers: per_client.append((round, numbers)),
-        loop.Intervals(KILLED, KILLED, rounds_per_call),
+        Federation(
+            evaluate_every=KILLED,
+            checkpoint_every=KILLED,
+            rounds_per_call=rounds_per_call,
+        ),
+        [
+            toys.Watcher(
+                lambda round, scalars: lines.update({round: {**scalars, "seconds": 0}}),
+                lambda round, numbers: per_client.append((round, numbers)),
+            )
+        ],
     )
-    server = loop.train(sim, begun.server, to, begun.next_round, num_rounds)
+    server = loop.train(sim, begun.server, to, begun.first, num_rounds)
     begun.checkpointer.close()
     rows = begun.store.gather(ALL)
     seals = (folder / "store" / "seals.txt").read_bytes()
@@ -149,14 +159,15 @@ def test_a_client_that_trains_again_in_a_call_goes_on_from_its_own_state():
 
 
 def test_a_call_ends_where_something_is_due():
-    class Trace:
+    class Trace(Sink):
         def ends_call(self, round):
             return round == 4
 
-    to = loop.RunOutputs(None, None, None, [Trace()], None, loop.Intervals(3, 8, 4))
+    due = Federation(evaluate_every=3, checkpoint_every=8, rounds_per_call=4)
+    to = loop.RunOutputs(None, None, None, due, [Trace()])
     calls = list(loop.calls_of_rounds(to, 1, 14))
     assert calls == [(1, 3), (3, 5), (5, 6), (6, 8), (8, 9), (9, 12), (12, 14)]
-    assert to.period.longest_call(13) == 3
+    assert loop.longest_call(due, 13) == 3
 
 
 def test_the_first_bad_number_of_a_call_is_named_and_nothing_is_kept():

@@ -26,6 +26,7 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.runs.sinks import Sink
 from fedfr_jax.tasks.faces.frozen_features import prepare_features
 from fedfr_jax.tasks.faces.loss import face_loss, init_local
 from fedfr_jax.tasks.faces.methods import previous_features
@@ -275,3 +276,17 @@ def others_are_slow(chosen: set, *axes) -> list:
     mark = lambda case: () if case in chosen else pytest.mark.slow
     cases = itertools.product(*axes)
     return [pytest.param(*case, marks=mark(case)) for case in cases]
+
+
+class Watcher(Sink):
+    """A sink that calls `numbers` and `clients`."""
+
+    def __init__(self, numbers=lambda step, scalars: None, clients=None):
+        self.numbers, self.of_clients = numbers, clients
+
+    def __call__(self, step, scalars):
+        self.numbers(step, scalars)
+
+    def clients(self, step, values):
+        if self.of_clients:
+            self.of_clients(step, values)

@@ -28,7 +28,7 @@ from fedfr_jax.plan.aot import compile_stages, stage_programs
 from fedfr_jax.plan.report import format_programs
 from fedfr_jax.plan.topologies import device_kind
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
-from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.runs.stages import build_stage_simulation
 
 CLASSES = {
     "task": "classification",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from fedfr_jax.runs import bucket_manifest, heartbeat, remote
+from fedfr_jax.runs import bucket_manifest, remote
 from fedfr_jax.runs.bucket_manifest import claim_of, name_of, next_claim
 from fedfr_jax.runs.remote import Mirror
 
@@ -21,7 +21,7 @@ READS = ("ls", "info", "cat_file", "find", "invalidate_cache")
 
 def entry(text=TEXT, **changes):
     sha256 = hashlib.sha256(text).hexdigest()
-    right = {"bytes": len(text), "sha256": sha256, "modified": 1.0, "upload": UPLOAD}
+    right = {"size": len(text), "sha256": sha256, "modified": 1.0, "upload": UPLOAD}
     return {**right, **changes}
 
 
@@ -67,9 +67,9 @@ HOSTILE_ENTRIES = (
     None,
     [],
     {},
-    entry(bytes="2"),
-    entry(bytes=True),
-    entry(bytes=-1),
+    entry(size="2"),
+    entry(size=True),
+    entry(size=-1),
     entry(sha256="0" * 63),
     entry(sha256=7),
     entry(sha256="G" * 64),
@@ -80,6 +80,7 @@ HOSTILE_ENTRIES = (
     entry(modified=-1),
     entry(upload="../.."),
     entry(upload=5),
+    entry(more=1),
 )
 
 
@@ -153,7 +154,7 @@ def test_no_more_is_fetched_than_the_manifest_says_and_the_disk_has(tmp_path):
     )
     with pytest.raises(OSError, match="/a must have its sha256"):
         reader.download()
-    url = stranger(tmp_path / "large", {"a": entry(bytes=2**60)})
+    url = stranger(tmp_path / "large", {"a": entry(size=2**60)})
     with pytest.raises(ValueError, match="large must take at most .*, got 1073741824"):
         mirror(url, tmp_path / "copy").download()
 
@@ -171,12 +172,11 @@ def test_runs_of_a_bucket_are_listed_without_those_that_are_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert "bad/MANIFEST" in line and "plain paths" in line
     files = fsspec.filesystem("memory")
-    monkeypatch.setattr(
-        files, "glob", lambda _: [f"/runs/../../out/{name_of(CLAIM)}"], raising=False
-    )
+    found = [f"/runs/../../out/{name_of(CLAIM)}"]
+    monkeypatch.setattr(files, "glob", lambda _: found, raising=False)
     assert remote._find_runs("memory://runs") == []
-    files.pipe_file("/beat", b"nan")
-    assert not heartbeat.is_beating(files, "/beat")
+    files.pipe_file("/beat/HEARTBEAT", b"nan")
+    assert not Mirror("memory://beat", tmp_path).is_running()
 
 
 @pytest.fixture
@@ -283,26 +283,6 @@ def test_what_no_manifest_names_is_removed(run, tmp_path):
     assert sorted(names) == ["log", "mine", "old", "part"] and later.exists()
     assert len([x for x in bucket.iterdir() if claim_of(x.name)]) == 1
     assert contents(bucket, tmp_path / "c") == {"log": "A3\n", "old": "old"}
-
-
-def test_a_run_of_an_earlier_version_is_read_and_continued(tmp_path):
-    bucket = tmp_path / "bucket"
-    bucket.mkdir()
-    (bucket / "log").write_bytes(TEXT)
-    (bucket / "mine").write_text("mine")
-    old = entry()
-    del old["upload"]
-    (bucket / "MANIFEST.json").write_text(
-        json.dumps({"writer": "w", "files": {"log": old}})
-    )
-    writer = second_writer(bucket, tmp_path / "a")
-    writer.claim()
-    assert (bucket / "log").exists()  # as it has not changed
-    (writer.folder / "log").write_text("new")
-    writer.upload()
-    assert contents(bucket, tmp_path / "b") == {"log": "new"}
-    assert not (bucket / "log").exists() and (bucket / "mine").exists()
-    assert not (bucket / "MANIFEST.json").exists()
 
 
 def test_an_evaluation_is_not_written_over_a_run_that_trains(

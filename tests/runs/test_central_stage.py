@@ -13,6 +13,8 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
+from fedfr_jax.runs.checkpoint import checkpoint_numbers
+from fedfr_jax.runs.trackers import open_sinks
 from fedfr_jax.types import CentralTrainer, Dataset
 from tests.federated import toys
 
@@ -75,7 +77,10 @@ def test_an_epoch_with_a_bad_number_is_not_kept(is_loss_bad, what, tmp_path):
         jax.numpy_dtype_promotion("standard"),
         pytest.raises(FloatingPointError, match=message),
     ):
-        train_central(spoiled(is_loss_bad), make_mesh(1), folder, seed=3)
+        with open_sinks(folder, 4, 0) as sinks:
+            train_central(
+                spoiled(is_loss_bad), make_mesh(1), folder, seed=3, sinks=sinks
+            )
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
@@ -83,7 +88,11 @@ def test_a_killed_stage_resumes_to_the_same_bits(tmp_path):
     def train(name, num_reads):
         with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
             folder = tmp_path / name
-            return train_central(trainer(num_reads), make_mesh(2), folder, seed=3)
+            first = max(checkpoint_numbers(folder), default=0)
+            with open_sinks(folder, 4, first) as sinks:
+                return train_central(
+                    trainer(num_reads), make_mesh(2), folder, seed=3, sinks=sinks
+                )
 
     often = 10**6
     whole = train("whole", often)

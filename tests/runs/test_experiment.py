@@ -11,8 +11,7 @@ from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import experiment as experiment_module
-from fedfr_jax.runs.experiment import run_federated
-from fedfr_jax.runs.stage_setup import final_simulation
+from fedfr_jax.runs.stages import final_simulation, run_federated
 from fedfr_jax.schema import call
 from fedfr_jax.types import (
     Evaluation,
@@ -57,7 +56,7 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
         raise RuntimeError("no font")
 
     found = {"fedavg": {"generic": Evaluation({"accuracy": 0.8125})}}
-    scores = experiment_module.metrics_by_stage(found)
+    scores = {"fedavg": {"generic": {"accuracy": 0.8125}}}
     monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
     monkeypatch.setattr(experiment_module.report, "draw", fail)
     with pytest.raises(RuntimeError, match="no font"):

@@ -17,14 +17,15 @@ import pytest
 from fedfr_jax import manifest
 from fedfr_jax.federated import schedule
 from fedfr_jax.federated.finite import check_metrics, check_rows
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import compile_time, loop
 from fedfr_jax.runs.checkpoint import Checkpointer, check_end
-from fedfr_jax.runs.experiment import evaluate
-from fedfr_jax.runs.lifecycle import Lifecycle, RunInterrupted
+from fedfr_jax.runs.loop import Lifecycle
 from fedfr_jax.runs.sinks import JsonlSink
-from fedfr_jax.runs.trackers import TraceSink
+from fedfr_jax.runs.stages import evaluate
+from fedfr_jax.runs.trackers import RunInterrupted, TraceSink
 from tests.federated import toys
 
 ROUNDS = 5
@@ -54,7 +55,7 @@ def build(name, **changes):
 
 def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUNDS):
     """Start or go on under `folder`; `kill_at` = (where, round)."""
-    server, store, checkpointer, first, _ = loop.resume(sim, server, folder)
+    sim, server, store, checkpointer, first = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
     clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
 
@@ -78,10 +79,9 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
 
     checkpointer.save = saving
     with contextlib.closing(sink), contextlib.closing(clients):
-        period = loop.Intervals(evaluate_every=1, checkpoint_every=checkpoint_every)
-        to = loop.RunOutputs(
-            store, checkpointer, evaluate, [sink, killer], clients, period
-        )
+        due = Federation(evaluate_every=1, checkpoint_every=checkpoint_every)
+        all_sinks = [sink, clients, toys.Watcher(killer)]
+        to = loop.RunOutputs(store, checkpointer, evaluate, due, all_sinks)
         server = loop.train(sim, server, to, first, rounds)
     return jax.device_get(server), store.gather(np.arange(5))
 
@@ -104,8 +104,8 @@ def test_a_profile_is_of_the_rounds_that_are_named_and_of_their_parts(tmp_path):
     store, rounds = loop.open_store(sim, server), []
     trace = TraceSink(tmp_path, range(2, 4), next=0)
     watch = lambda step, _: rounds.append(trace.is_tracing)
-    to = loop.RunOutputs(store, None, lambda *_: evaluate({}, None), [watch, trace])
-    to = to._replace(period=loop.Intervals(evaluate_every=1))
+    due, all_sinks = Federation(evaluate_every=1), [toys.Watcher(watch), trace]
+    to = loop.RunOutputs(store, None, lambda *_: evaluate({}, None), due, all_sinks)
     loop.train(sim, server, to, 0, 4)
     assert rounds == [False, True, True, False]
     (found,) = tmp_path.rglob("*.xplane.pb")
@@ -133,7 +133,8 @@ def test_a_run_that_is_asked_to_end_saves_its_round_and_loses_nothing(
     copies, asked = [], iter([False, True])
     lifecycle = Lifecycle(lambda: copies.append(None), lambda: next(asked))
     to = loop.RunOutputs(found.store, found.checkpointer, lambda *_: {})
-    to = to._replace(period=loop.Intervals(0, 0, per_call), lifecycle=lifecycle)
+    due = Federation(checkpoint_every=0, rounds_per_call=per_call)
+    to = to._replace(federation=due, lifecycle=lifecycle)
     end = 2 * per_call
     with pytest.raises(RunInterrupted, match=f"asked: round {end} has ended and its "):
         loop.train(sim, found.server, to, 0, ROUNDS)

@@ -15,10 +15,8 @@ import pytest
 import fedfr_jax as ff
 from fedfr_jax.cli.main import main
 from fedfr_jax.config.build import build
-from fedfr_jax.runs import heartbeat, remote
-from fedfr_jax.runs.remote import Mirror
-from fedfr_jax.runs.scratch import copy_folder
-from fedfr_jax.runs.trackers import StageRun
+from fedfr_jax.runs import remote
+from fedfr_jax.runs.remote import Mirror, copy_folder
 from fedfr_jax.viewer import server
 from fedfr_jax.viewer.runs_table import list_runs
 
@@ -141,9 +139,7 @@ def test_a_run_killed_on_two_machines_has_the_bits_of_one_on_a_disk(
     jax.tree.map(np.testing.assert_array_equal, left[2], right[2])
 
 
-@pytest.mark.parametrize(
-    "method, number", [("_put_bytes", 2), ("_put", 1), ("_write_manifest", 2)]
-)
+@pytest.mark.parametrize("method, number", [("_put", 1), ("_write_manifest", 2)])
 def test_a_run_killed_in_its_first_upload_begins_again(
     config, machine, bucket, monkeypatch, method, number
 ):
@@ -196,18 +192,9 @@ def test_a_run_counts_as_running_while_its_process_says_so(finished, machine, ca
     with mirror.beating():
         assert state() == "running"
     assert state() == "finished"
-    killed = str(time.time() - 2 * heartbeat.SILENT).encode()
+    killed = str(time.time() - 2 * remote.SILENT).encode()
     fsspec.filesystem("memory").pipe_file(f"{finished}/{remote.HEARTBEAT}", killed)
     assert state() == "finished"
-
-
-def test_a_tracker_knows_a_run_on_every_machine(machine):
-    def number(url):
-        return StageRun(copy_folder(url) / "fedper").id
-
-    first = number("s3://runs/a")
-    machine("second")
-    assert number("s3://runs/a") == first != number("s3://runs/b")
 
 
 def test_a_config_and_the_server_of_pages_take_the_url_of_a_run(
@@ -282,7 +269,7 @@ def test_a_place_that_cannot_be_used_is_one_line(
     fsspec.filesystem("memory").pipe_file(f"{bucket}/photo.png", b"")
     assert "must be empty or a run, got a folder with photo.png" in refuse(bucket)
     forbidden = lambda *_: (_ for _ in ()).throw(PermissionError("Access Denied"))
-    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "put_file", forbidden)
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "pipe_file", forbidden)
     assert "could not be written (PermissionError: Access Denied)" in refuse(
         f"{bucket}/run"
     )

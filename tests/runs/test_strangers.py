@@ -19,8 +19,7 @@ from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.loading import writing_nothing
 from fedfr_jax.plan.dummy_inputs import DummyTeacher
 from fedfr_jax.runs import evaluation_record
-from fedfr_jax.runs.remote import Mirror
-from fedfr_jax.runs.scratch import copy_folder
+from fedfr_jax.runs.remote import Mirror, copy_folder
 from fedfr_jax.types import Evaluation, Samples, ScoredPairs
 
 SECRET_URLS = (

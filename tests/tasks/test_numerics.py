@@ -16,7 +16,7 @@ from fedfr_jax.federated.algorithms.personal import Server
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.plan.federated import client_program, round_shapes
 from fedfr_jax.plan.stages import count_examples, init_stage
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 from tests.federated import toys
 

@@ -8,7 +8,7 @@ import pytest
 from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.locks import lock_to_write
-from fedfr_jax.runs.scratch import RUNNING
+from fedfr_jax.runs.remote import RUNNING
 from fedfr_jax.viewer import page
 from fedfr_jax.viewer.run_files import config_differences, find_runs, read_run
 from fedfr_jax.viewer.runs_table import RunList, list_runs

@@ -8,8 +8,8 @@ import pytest
 
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.runs.restore import evaluate_experiment, load_models
+from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.tasks.data import open_data
 from fedfr_jax.types import Experiment, TrainedModels
 from tests.contracts.rows import rows_of

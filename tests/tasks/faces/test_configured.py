@@ -10,8 +10,8 @@ from fedfr_jax.federated.local import step_decay
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.experiment import communication
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.costs import communication
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.tasks.faces import methods
 from fedfr_jax.types import Model
 from tests.tasks.faces import given

@@ -20,7 +20,7 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.scanned_blocks import by_block_name
 from fedfr_jax.tasks.data import build_batching
 from fedfr_jax.tasks.faces import distillation as d

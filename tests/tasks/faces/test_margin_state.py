@@ -10,7 +10,7 @@ from fedfr_jax.federated.parameter_packing import on_unpacked, pack_networks, un
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
 from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Batch, Model

@@ -20,7 +20,7 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs.stage_setup import final_simulation
+from fedfr_jax.runs.stages import final_simulation
 from fedfr_jax.tasks.faces.final_adaptation import distillation_loss
 from fedfr_jax.tasks.faces.frozen_features import (
     class_features,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.evaluation.error_rates import UNSUPPORTED
-from fedfr_jax.runs.experiment import trained_models
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage, trained_models
 from fedfr_jax.types import Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of

@@ -7,7 +7,7 @@ import pytest
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import train_central
-from fedfr_jax.runs.stage_setup import start_stage
+from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.schema import call
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of

@@ -20,8 +20,8 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.runs.restore import evaluate_experiment, load_models
+from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
+from fedfr_jax.runs.stages import load_models
 from fedfr_jax.tasks.data import open_data, split_classes
 from fedfr_jax.tasks.evaluators import build_feature_fn
 from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks

@@ -12,7 +12,7 @@ from fedfr_jax.cli.main import main
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.evaluation import templates
 from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
-from fedfr_jax.runs import experiment, restore
+from fedfr_jax.runs import experiment
 from fedfr_jax.tasks.faces.evaluation_sets import template_set
 from fedfr_jax.types import TrainedModels
 from tests.tasks.faces.judged.given import META, write_bin, write_release
@@ -105,7 +105,7 @@ def test_train_and_evaluate_judge_by_the_direct_calls(tiny, monkeypatch, capsys)
     built = []
     keep = lambda made, folder, changed=None, **_: built.append(made)
     monkeypatch.setattr(experiment, "run_experiment", keep)
-    monkeypatch.setattr(restore, "evaluate_experiment", keep)
+    monkeypatch.setattr(experiment, "evaluate_experiment", keep)
     words = [f"--config={config}", f"--workdir={path / 'run'}"]
     rates = {"fars": (1e-2, 1e-1), "fpirs": (1e-1,)}
     options = {"path": str(path / "IJBC"), "ranks": (1, 2), **rates}

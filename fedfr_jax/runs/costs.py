@@ -1,0 +1,138 @@
+"""What a stage's rounds cost: communication, privacy, rounds to a target."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from fedfr_jax.federated.communication import count_communication
+from fedfr_jax.federated.privacy.accountant import Accountant
+from fedfr_jax.federated.systems.stragglers import num_trained
+from fedfr_jax.metric_names import NOT_PRIVATE
+from fedfr_jax.runs.loop import StageState
+from fedfr_jax.runs.report.rounds import SIMULATED
+from fedfr_jax.runs.sinks import read_jsonl, write_summary
+from fedfr_jax.runs.terminal import show
+from fedfr_jax.types import Evaluation, Evaluator, Experiment
+
+Evaluations = Mapping[str, Evaluation]  # by evaluator
+MEGABYTE = 1e6
+PRIVACY_FILE = "privacy.json"
+PRIVACY_NOTE = MappingProxyType(
+    {
+        "private": ["the global model", "epsilon", "delta", "clip_norm"],
+        NOT_PRIVATE: {
+            "clients.jsonl": "numbers of single clients",
+            "metrics.jsonl": "all but epsilon, delta and clip_norm: exact means over "
+            "clients",
+            "evaluation.json": "what is marked there: measured on clients' own data",
+            "store": "the clients' own state, which never leaves a client",
+            "plots and tables": "what is made of these",
+        },
+    }
+)
+
+
+def with_spent(
+    experiment: Experiment,
+    evaluations: Evaluations,
+    folder: pathlib.Path,
+    state: StageState | None,
+) -> dict[str, Evaluation]:
+    """Add what a federated stage's rounds cost to its evaluations."""
+    if state is None:
+        return dict(evaluations)
+    accountant, rounds = state.sim.accountant, experiment.federation.rounds
+    if accountant:  # fewer are trained where the privacy budget ends
+        rounds = accountant.rounds_within_budget(rounds)
+    rows, evaluators = read_metrics(folder), experiment.task.evaluators
+    result = with_costs(evaluations, evaluators, rows, state, rounds)
+    if is_private(accountant):
+        epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
+        result["privacy"] = Evaluation({"epsilon": epsilon, "delta": delta})
+    return result
+
+
+def with_costs(
+    evaluations: Evaluations,
+    evaluators: Mapping[str, Evaluator],
+    rows: Sequence[Mapping[str, Any]],
+    state: StageState,
+    rounds: int,
+) -> dict[str, Evaluation]:
+    """Add the costs of a target and the evaluation "communication" to evaluations.
+
+    Args:
+      rows: lines of the stage's metrics.jsonl; if some are missing, rounds to a target
+        are left out, with a message.
+      rounds: of the whole stage.
+    """
+    result = dict(evaluations)
+    if missing := sorted({*range(1, rounds + 1)} - {row["round"] for row in rows}):
+        first = ", ".join(map(str, missing[:3]))
+        show(
+            f"metrics.jsonl has lost {len(missing)} rounds ({first}...): the rounds "
+            "to a target are left out."
+        )
+    else:
+        for name, evaluation in evaluations.items():
+            costs = cost_of_target(name, evaluators[name], rows, evaluation)
+            metrics = {**evaluation.metrics, **costs}
+            result[name] = evaluation._replace(metrics=metrics)
+    sent = communication(state, rounds)
+    return {**result, "communication": Evaluation(sent)} if sent else result
+
+
+def cost_of_target(
+    name: str, evaluator: Evaluator, rows: Sequence[Mapping], evaluation: Evaluation
+) -> dict[str, float | None]:
+    """{"rounds_to_TARGET": first round, from 1, whose evaluation reached the target}.
+
+    Where clients take time there is "simulated_seconds_to_TARGET" too, the time at the
+    end of that round. None if no round reached it; {} if the evaluator gave no such
+    metric.
+    """
+    costs = {}
+    is_timed = any(SIMULATED in row for row in rows)
+    for metric, target in evaluator.targets.items():
+        if metric not in evaluation.metrics:
+            continue
+        values = ((row, row.get(f"{name}/{metric}")) for row in rows)
+        reached = (row for row, x in values if x is not None and x >= target)
+        first = next(reached, {})
+        costs[f"rounds_to_{target:g}"] = first.get("round")
+        if is_timed:
+            costs[f"{SIMULATED}_to_{target:g}"] = first.get(SIMULATED)
+    return costs
+
+
+def communication(state: StageState, rounds: int) -> dict[str, float]:
+    """Megabytes per client and round, uploaded and downloaded, and in total."""
+    sim = state.sim
+    sizes = count_communication(sim, state.server, state.store.template)
+    if sizes is None:
+        return {}
+    senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
+    total = (sizes.up * senders + sizes.down * sim.num_places) * rounds
+    megabytes = {"upload_mb": sizes.up, "download_mb": sizes.down, "total_mb": total}
+    return {name: size / MEGABYTE for name, size in megabytes.items()}
+
+
+def read_metrics(folder: pathlib.Path) -> list[dict]:
+    """Lines of a stage's metrics.jsonl; [] if it has none yet."""
+    try:
+        return read_jsonl(folder / "metrics.jsonl")
+    except FileNotFoundError:
+        return []
+
+
+def is_private(accountant: Accountant | None) -> bool:
+    """Whether rounds are private: clipping without noise is not."""
+    return accountant is not None and accountant.mechanism.noise_multiplier > 0
+
+
+def note_privacy(accountant: Accountant | None, folder: pathlib.Path) -> None:
+    """Write privacy.json of a private method: what in its folder is private."""
+    if is_private(accountant):
+        neighbors = {"neighbors": accountant.mechanism.neighbors}
+        write_summary(folder / PRIVACY_FILE, neighbors | {**PRIVACY_NOTE})

@@ -1,0 +1,431 @@
+"""Stages: start or resume, train, save and evaluate their models, read them again."""
+
+import contextlib
+import pathlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+from fedfr_jax import manifest
+from fedfr_jax import mesh as meshes
+from fedfr_jax.data.stream import Stream, place_examples
+from fedfr_jax.federated.aggregation.contract import on_inner
+from fedfr_jax.federated.inference import client_models
+from fedfr_jax.federated.many_rounds import check_rounds_per_call
+from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.federated.privacy.accountant import (
+    affordable_rounds,
+    ended,
+)
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    build_simulation,
+    start_simulation,
+    with_counted_work,
+)
+from fedfr_jax.federated.store import Store
+from fedfr_jax.federated.systems.state import plain_server
+from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
+from fedfr_jax.runs import data_digest, loop
+from fedfr_jax.runs.central_stage import read_central, train_central, training_flops
+from fedfr_jax.runs.checkpoint import check_end, checkpoint_numbers, stage_accountant
+from fedfr_jax.runs.costs import Evaluations, note_privacy
+from fedfr_jax.runs.evaluation_record import with_prefix
+from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle, StageState
+from fedfr_jax.runs.sinks import Sink
+from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging, open_sinks
+from fedfr_jax.schema import check_choice, naming
+from fedfr_jax.types import (
+    CentralTrainer,
+    Evaluation,
+    Evaluator,
+    Experiment,
+    FederatedTrainer,
+    FinalAdaptation,
+    PyTree,
+    Task,
+    TrainedModels,
+)
+from fedfr_jax.version import library_version
+
+CALIBRATION = "calibration"  # of model.json
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class EndedStage(NamedTuple):
+    """A stage at its end."""
+
+    models: TrainedModels
+    variables: PyTree | None  # for stages that start from this one
+    state: StageState | None  # of a federated stage
+
+
+# Federated stages: new or resumed.
+
+
+def check_calls(experiment: Experiment) -> None:
+    """Raise ValueError for stages whose rounds cannot be run in one call."""
+    federation, task = experiment.federation, experiment.task
+    for name, stage in experiment.stages.items():
+        if isinstance(stage.trainer, FederatedTrainer):
+            with naming(f"config.methods.{name}"):
+                check_rounds_per_call(
+                    "federation.rounds_per_call",
+                    federation.rounds_per_call,
+                    stage.trainer.algorithm,
+                    federation.build_systems(task.population.num_clients),
+                    mesh=experiment.mesh,
+                    is_streamed=isinstance(task.dataset, Stream),
+                )
+
+
+def start_stage(
+    experiment: Experiment,
+    trainer: FederatedTrainer,
+    variables: PyTree,
+    folder,
+    *,
+    is_read_only: bool = False,
+    is_mirrored: bool = False,
+) -> StageState:
+    """Initialize a stage from `variables` or resume it.
+
+    Args:
+      is_read_only, is_mirrored: as of `loop.resume`.
+    """
+    table = place_examples(experiment.task.dataset, experiment.mesh)
+    sim = build_stage_simulation(experiment, trainer, table)
+    server = start_simulation(sim, trainer.init_variables(variables))
+    state = loop.resume(
+        sim, server, folder, is_read_only=is_read_only, is_mirrored=is_mirrored
+    )
+    return state._replace(sim=with_counted_work(state.sim, state.server))
+
+
+def build_stage_simulation(
+    experiment: Experiment, trainer: FederatedTrainer, table
+) -> Simulation:
+    """Build the simulation of a trainer on the experiment's clients."""
+    return build_simulation(
+        trainer.algorithm,
+        experiment.batching,
+        table,
+        experiment.task.population,
+        mesh=experiment.mesh,
+        clients_per_device=experiment.federation.clients_per_device,
+        seed=experiment.seed,
+        **experiment.federation.options_of(
+            trainer, experiment.task.population.num_clients
+        ),
+    )
+
+
+def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Simulation:
+    """Build the simulation of the final adaptation: all clients, another algorithm.
+
+    Its clients send nothing, so that it spends no privacy after the `rounds` before.
+    """
+    canonical = {"reproducible_sum": True, "num_partial_sums": sim.num_partial_sums}
+    has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
+    adapting = build_simulation(
+        on_inner(last.algorithm) if has_world else last.algorithm,
+        sim.batching,
+        sim.device_data,
+        sim.population,
+        mesh=sim.mesh,
+        local_epochs=last.epochs,
+        clients_per_device=sim.clients_per_device,
+        seed=sim.seed,
+        **(canonical if sim.num_partial_sums else {}),
+    )
+    return adapting._replace(accountant=ended(sim.accountant, rounds))
+
+
+def read_end(
+    trainer: FederatedTrainer | CentralTrainer, rounds: int, folder: pathlib.Path
+) -> int:
+    """Number of the last checkpoint of the stage in `folder`."""
+    if isinstance(trainer, CentralTrainer):
+        return trainer.settings.epochs
+    if accountant := stage_accountant(trainer, folder):
+        rounds = accountant.rounds_within_budget(rounds)
+    return rounds + (trainer.final_adaptation is not None)
+
+
+# Training.
+
+
+def run_central(
+    experiment: Experiment,
+    trainer: CentralTrainer,
+    start: PyTree,
+    folder: pathlib.Path,
+    logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
+) -> tuple[PyTree, Evaluations]:
+    """Train a central stage, or read it if finished: (its variables, evaluations)."""
+    del start  # a central stage takes its start from its trainer
+    first, end = max(checkpoint_numbers(folder), default=0), trainer.settings.epochs
+    with open_training(folder, end, first, logging=logging) as sinks:
+        variables = train_central(
+            trainer,
+            experiment.mesh,
+            folder,
+            seed=experiment.seed,
+            sinks=sinks,
+            lifecycle=lifecycle,
+        )
+        stage = _ended_central(trainer, variables)
+        with lifecycle.timed("evaluation"):
+            evaluations = save_and_evaluate(experiment, trainer, stage.models, folder)
+        send_results(sinks, end, evaluations)
+    return variables, evaluations
+
+
+def run_federated(
+    experiment: Experiment,
+    trainer: FederatedTrainer,
+    start: PyTree | None,
+    folder: pathlib.Path,
+    logging: Logging = DEFAULT_LOGGING,
+    lifecycle: Lifecycle = DEFAULT_LIFECYCLE,
+) -> tuple[PyTree, Evaluations]:
+    """Train a method, or read it if finished: (global model, evaluations).
+
+    Args:
+      start: variables of the stage that this one starts from, if any.
+    """
+    state = start_stage(
+        experiment, trainer, start, folder, is_mirrored=lifecycle.is_mirrored
+    )
+    rounds = affordable_rounds(state.sim.accountant, experiment.federation.rounds)
+    end = read_end(trainer, rounds, folder)
+    note_privacy(state.sim.accountant, folder)
+    with open_training(
+        folder, end, state.first, logging=logging, has_clients=True
+    ) as sinks:
+        outputs = stage_outputs(experiment, trainer, state, sinks)._replace(
+            lifecycle=lifecycle, flops_per_image=training_flops(trainer)
+        )
+        server = _train_rounds(trainer, state, outputs, rounds)
+        state.store.keep_newest()  # the last checkpoint is whole
+        stage = _ended_federated(experiment, trainer, state._replace(server=server))
+        with lifecycle.timed("evaluation"):
+            evaluations = save_and_evaluate(experiment, trainer, stage.models, folder)
+        evaluators = experiment.task.evaluators  # the others are in the last round
+        late = {
+            k: x for k, x in evaluations.items() if not evaluators[k].during_training
+        }
+        send_results(sinks, end, late)
+    state.checkpointer.close()
+    return stage, evaluations
+
+
+@contextlib.contextmanager
+def open_training(
+    folder: pathlib.Path, end: int, first: int, **options
+) -> Iterator[list[Sink]]:
+    """Open the sinks of a stage with rounds to come; none of a finished one.
+
+    Args:
+      options: of `open_sinks`.
+    """
+    if first >= end:
+        yield []
+        return
+    forget_model(folder)
+    with open_sinks(folder, end, first, **options) as sinks:
+        yield sinks
+
+
+def send_results(sinks: list[Sink], end: int, evaluations: Evaluations) -> None:
+    """Send the evaluations after the last round to the sinks."""
+    if numbers := with_prefix(evaluations):
+        for sink in sinks:
+            sink.result(end - 1, numbers)
+
+
+def stage_outputs(
+    experiment: Experiment, trainer: FederatedTrainer, state: StageState, sinks
+) -> loop.RunOutputs:
+    """Outputs of a method's rounds."""
+    evaluators = experiment.task.evaluators.items()
+    during_training = {name: x for name, x in evaluators if x.during_training}
+
+    def evaluate_models(server, store):
+        models = trained_models(experiment, trainer, state.sim, server, store)
+        return with_prefix(evaluate(during_training, models))
+
+    return loop.RunOutputs(
+        state.store, state.checkpointer, evaluate_models, experiment.federation, sinks
+    )
+
+
+def _train_rounds(trainer, state: StageState, outputs, rounds: int) -> PyTree:
+    """Train the rounds to come, and a final adaptation; return the last server."""
+    first, adaptation = state.first, trainer.final_adaptation
+    adapted = adaptation and final_simulation(state.sim, adaptation, rounds)
+    server = loop.train(state.sim, state.server, outputs, first, rounds)
+    if adapted:
+        server = loop.train(adapted, server, outputs, max(first, rounds), rounds + 1)
+    return server
+
+
+# Models of a stage at its end.
+
+
+def _ended_central(trainer: CentralTrainer, variables: PyTree) -> EndedStage:
+    network, apply = trainer.global_model(variables), trainer.apply_global
+    return EndedStage(TrainedModels(network, apply, None, apply), variables, None)
+
+
+def _ended_federated(experiment, trainer, state: StageState) -> EndedStage:
+    server = plain_server(state.server)
+    models = trained_models(experiment, trainer, state.sim, server, state.store)
+    variables = trainer.global_model(server) if trainer.global_model else None
+    return EndedStage(models, variables, state)
+
+
+def trained_models(
+    experiment: Experiment, trainer: FederatedTrainer, sim, server: PyTree, store: Store
+) -> TrainedModels:
+    """The global model and every client's model, on the whole mesh."""
+    mesh, server = experiment.mesh, plain_server(server)
+    variables = of_client = of_new = None
+    if trainer.global_model:
+        variables = put_on_mesh(mesh, trainer.global_model(server))
+    if jax.tree.leaves(store.template) or variables is None:
+        of_client, of_new = client_models(
+            trainer.algorithm, server, sim.key, store, mesh
+        )
+    return TrainedModels(
+        variables, trainer.apply_global, of_client, trainer.apply, of_new
+    )
+
+
+def load_models(
+    experiment: Experiment,
+    name: str,
+    workdir: pathlib.Path,
+    *,
+    changed: str | None = None,
+) -> TrainedModels:
+    """Load the models of a finished stage.
+
+    Args:
+      changed: as of `data_digest.check`.
+
+    Raises:
+      ValueError: for an unknown stage, one that is not trained to its end, or one whose
+        data have changed.
+    """
+    check_choice("method", name, experiment.stages)
+    data_digest.check(experiment.task, [workdir / name], changed=changed)
+    start = variables_before(experiment, name, workdir)
+    return read_stage(experiment, name, workdir, start).models
+
+
+def variables_before(experiment, name, workdir) -> PyTree | None:
+    """Variables that the stage `name` starts from."""
+    start = experiment.stages[name].init_from_stage
+    if start is None:
+        return None
+    before = variables_before(experiment, start, workdir)
+    return read_stage(experiment, start, workdir, before).variables
+
+
+def read_stage(
+    experiment: Experiment, name: str, workdir, start: PyTree | None
+) -> EndedStage:
+    """Read the finished stage `name`, which started from the variables `start`."""
+    trainer, folder = experiment.stages[name].trainer, workdir / name
+    check_end(folder, read_end(trainer, experiment.federation.rounds, folder))
+    if isinstance(trainer, CentralTrainer):
+        state = read_central(trainer, experiment.mesh, folder, seed=experiment.seed)
+        return _ended_central(trainer, state)
+    state = start_stage(experiment, trainer, start, folder, is_read_only=True)
+    state.checkpointer.close()
+    return _ended_federated(experiment, trainer, state)
+
+
+def save_and_evaluate(
+    experiment: Experiment,
+    trainer: FederatedTrainer | CentralTrainer,
+    models: TrainedModels,
+    folder: pathlib.Path,
+) -> dict[str, Evaluation]:
+    """Save a stage's model in its folder, see `models.saved_model`, and evaluate it.
+
+    In this order, so that a failed evaluation costs no model; the ROC on unseen
+    identities is added afterwards, for thresholds.
+    """
+    _write_model(folder, experiment.task, trainer, models.variables)
+    evaluations = evaluate(experiment.task.evaluators, models)
+    roc = evaluations.get("generic", Evaluation()).curves.get("roc")
+    if roc is not None and meshes.is_first_process() and (folder / RECORD).exists():
+        record = manifest.read_object(folder / RECORD)
+        if CALIBRATION not in record:
+            record[CALIBRATION] = roc.as_lists()
+            manifest.write_object(folder / RECORD, record)
+    return evaluations
+
+
+def evaluate(
+    evaluators: Mapping[str, Evaluator], models: TrainedModels
+) -> dict[str, Evaluation]:
+    """Run every evaluator on a stage's models."""
+    with jax.profiler.TraceAnnotation("evaluate"):
+        return {name: x.evaluate(models) for name, x in evaluators.items()}
+
+
+def _write_model(
+    folder: pathlib.Path,
+    task: Task,
+    trainer: FederatedTrainer | CentralTrainer,
+    variables: PyTree | None,
+) -> None:
+    """Write the model of the stage in `folder`, unless it exists.
+
+    Args:
+      variables: of the global model; None if there is none.
+    """
+    variables = meshes.fetch(unpack(variables))  # by every process
+    if not meshes.is_first_process() or (folder / RECORD).exists():
+        return
+    model, preprocessing = trainer.model_config, task.preprocessing
+    if model is not None:
+        model = {k: v for k, v in model.items() if k != "conv_implementation"}
+    record = {
+        "task": task.name,
+        "method": folder.name,
+        "model": model,
+        "image_shape": task.dataset.input_shape,
+        "output": "features" if task.is_of_features else None,
+        "classes": list(task.classes) or None,
+        "preprocessing": preprocessing and preprocessing._asdict(),
+        "version": library_version(),
+        "commit": _commit(),
+    }
+    save_model(folder, variables, record)
+
+
+def forget_model(folder: pathlib.Path) -> None:
+    """Remove model.json of a stage before it trains, as it describes old weights."""
+    if meshes.is_first_process():
+        manifest.cover(folder, {WEIGHTS: None, RECORD: None})
+        (folder / RECORD).unlink(missing_ok=True)
+
+
+def _commit() -> str | None:
+    """Git commit of the checkout that has this library; None elsewhere."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:  # no git
+        return None
+    return done.stdout.strip() or None
