@@ -30,7 +30,7 @@ from fedfr_jax.federated import (  # noqa: E402
     inference,  # noqa: E402
     lowering,
 )
-from fedfr_jax.runs import compile_time, experiment, report  # noqa: E402
+from fedfr_jax.runs import experiment, report, timing  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
 gc.set_threshold(100_000, 50, 50)  # compiled programs are many objects that stay
@@ -45,7 +45,7 @@ def seconds_of_tests(tmp_path_factory):
     """What tests compile is not remembered for the user's runs."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(compile_time, "path", lambda: folder / "first_calls.json")
+        patch.setattr(timing, "path", lambda: folder / "first_calls.json")
         yield
 
 

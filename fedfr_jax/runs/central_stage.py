@@ -30,10 +30,9 @@ from fedfr_jax.data.stream import place_examples
 from fedfr_jax.models.flops import PASSES
 from fedfr_jax.runs import loop
 from fedfr_jax.runs.checkpoint import Checkpointer
-from fedfr_jax.runs.compile_time import CompileTimer
-from fedfr_jax.runs.goodput import speeds
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import Sink, cover_logs
+from fedfr_jax.runs.timing import CompileTimer, speeds
 from fedfr_jax.types import CentralTrainer, FederatedTrainer, PyTree, ShardedClasses
 
 NAMES = "class_names"

@@ -8,11 +8,12 @@ data's path is not part of it.
 """
 
 import pathlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.sources.npz import DAMAGED
 from fedfr_jax.data.sources.stored import get_stored
@@ -23,13 +24,12 @@ from fedfr_jax.types import DataUsage, Source, Task, UsedRows
 FILE = "data.npz"
 ACCEPT = "accept"  # value of --data-changed
 MAX_NAMES = 3  # images of each change that a message names
-END = "\0"  # which no file name contains
 
 
 class Digest(NamedTuple):
     """Names, identities, checksums and uses of n images."""
 
-    names: list[str]  # n, each once
+    names: np.ndarray  # [n] str, each once
     identities: np.ndarray  # [n] str
     sizes: np.ndarray  # [n] int64 bytes
     checksums: np.ndarray  # [n] uint32, 0: not known
@@ -52,7 +52,7 @@ def digest_of(used: DataUsage) -> Digest:
     stored = get_stored(source)
     sizes, checksums = stored.facts(rows)
     return Digest(
-        names=_make_unique([stored.names[row] for row in rows]),
+        names=np.array(_make_unique([stored.names[row] for row in rows]), str),
         identities=np.array(source.names, str)[source.labels[rows]],
         sizes=sizes,
         checksums=checksums,
@@ -80,32 +80,19 @@ def _make_unique(names: list[str]) -> list[str]:
 
 
 def write(digest: Digest, path: pathlib.Path) -> None:
-    """Write a digest to a file; repeated strings are stored as codes."""
-    arrays = {}
-    for key, values in digest._asdict().items():
-        if key == "names":
-            values = _join(values)
-        elif values.dtype.kind == "U":
-            distinct, values = np.unique(values, return_inverse=True)
-            arrays[f"{key}_words"] = _join(distinct.tolist())
-            values = values.astype(np.int32)
-        arrays[key] = values
+    """Write a digest to a file, and cover it by the folder's manifest."""
+    manifest.cover(path.parent, {path.name: None})
     with replace_file(path) as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **digest._asdict())
+    manifest.cover_files(path.parent, [path.name])
 
 
 def read(path: pathlib.Path) -> Digest:
     """Read a digest from a file."""
+    manifest.check_file(path)
     try:
-        columns = read_npz(path)
-        for key in ("identities", "uses"):
-            distinct = np.array(_split(columns.pop(f"{key}_words")), str)
-            columns[key] = distinct[columns[key]]
-        digest = Digest(names=_split(columns.pop("names")), **columns)
-        if len(lengths := {len(values) for values in digest}) > 1:
-            raise ValueError(f"columns must have one length, got {lengths}")
-        return digest
-    except (*DAMAGED, TypeError, IndexError) as error:
+        return Digest(**read_npz(path))
+    except (*DAMAGED, TypeError) as error:
         raise ValueError(
             f"{path} must be an undamaged digest, got a damaged file "
             f"({type(error).__name__}). Restore a copy, or delete it and use "
@@ -113,49 +100,37 @@ def read(path: pathlib.Path) -> Digest:
         ) from error
 
 
-def _join(strings):
-    text = "".join(f"{string}{END}" for string in strings)
-    return np.frombuffer(text.encode(), np.uint8)
-
-
-def _split(data):
-    return data.tobytes().decode().split(END)[:-1]
-
-
 def difference(stored: Digest, now: Digest) -> str:
     """Describe the changes between two digests, by count and names; "": equal."""
-    lists = {}
-    old = new = np.arange(len(stored.names))
-    if stored.names != now.names:
-        row_of_name = {name: row for row, name in enumerate(now.names)}
-        before = {*stored.names}
-        lists["added"] = [name for name in now.names if name not in before]
-        lists["gone"] = [name for name in stored.names if name not in row_of_name]
-        is_common = [name in row_of_name for name in stored.names]
-        old = np.flatnonzero(is_common)
-        new = np.array([row_of_name[stored.names[row]] for row in old], int)
-    for change, is_changed, describe in _changes(stored, now, old, new):
-        lists[change] = [
+    _, old, new = np.intersect1d(
+        stored.names, now.names, assume_unique=True, return_indices=True
+    )
+    changes = {
+        "added": np.delete(now.names, new),
+        "gone": np.delete(stored.names, old),
+    }
+
+    def compare(change, is_changed, describe):
+        changes[change] = [
             f"{stored.names[i]}: {describe(stored, i)}, now {describe(now, j)}"
             for i, j in zip(old[is_changed], new[is_changed], strict=True)
         ]
-    parts = [f"{len(x)} {change} ({_first(x)})" for change, x in lists.items() if x]
+
+    both = [(a[old], b[new]) for a, b in zip(stored, now, strict=True)]
+    _, identities, sizes, checksums, *uses = both
+    is_relabeled = np.not_equal(*identities)
+    compare("relabeled", is_relabeled, lambda digest, row: digest.identities[row])
+    is_known = (checksums[0] != 0) & (checksums[1] != 0)
+    is_other = np.not_equal(*sizes) | (is_known & np.not_equal(*checksums))
+    compare("with other contents", is_other, _describe_contents)
+    is_moved = np.any([a != b for a, b in uses], axis=0)
+    compare("with another use", is_moved, _describe_use)
+    parts = [
+        f"{len(names)} {change} ({_first(names)})"
+        for change, names in changes.items()
+        if len(names)
+    ]
     return "; ".join(parts)
-
-
-def _changes(stored, now, old, new) -> Iterator:
-    """Yield (change, mask [m], (digest, row) -> text) of images `old`, now `new`."""
-    is_relabeled = stored.identities[old] != now.identities[new]
-    yield "relabeled", is_relabeled, lambda digest, row: digest.identities[row]
-    sums = stored.checksums[old], now.checksums[new]
-    is_known = (sums[0] != 0) & (sums[1] != 0)
-    has_other_size = stored.sizes[old] != now.sizes[new]
-    is_other = has_other_size | (is_known & (sums[0] != sums[1]))
-    yield "with other contents", is_other, _describe_contents
-    columns = [(x.uses, x.clients, x.numbers) for x in (stored, now)]
-    pairs = zip(*columns, strict=True)
-    is_moved = np.any([a[old] != b[new] for a, b in pairs], axis=0)
-    yield "with another use", is_moved, _describe_use
 
 
 def _describe_contents(digest, row):
@@ -223,28 +198,12 @@ def check(
         return
     for folder in trained:
         path = folder / FILE
-        has_changed = compare(path, now, changed) if path.exists() else True
+        manifest.check_file(path)
+        has_changed = not path.exists() or compare(path, now, changed)
         if not path.exists():
-            _check_unrecorded(task, path, changed)
+            print(f"{path} is missing: the data cannot be compared.", flush=True)
         if has_changed and is_kept:
             write(now, path)
-
-
-def _check_unrecorded(task, path, changed):
-    """Raise ValueError for a stage without a digest whose test images may have changed.
-
-    It was trained by a version that sampled test images in another way.
-    """
-    source = task.used.source if task.used else None
-    is_sampled = source is not None and source.roles is None  # else its files say it
-    if is_sampled and get_stored(source).is_named and changed != ACCEPT:
-        raise ValueError(
-            f"{path} must exist to compare the data, but does not, as in runs of an "
-            "earlier version, which chose other test images: the current ones may have "
-            "been trained on. Train in another --workdir, or use the data as they are "
-            f"with --data-changed={ACCEPT}."
-        )
-    print(f"{path} is missing: the data cannot be compared.", flush=True)
 
 
 def data_check(

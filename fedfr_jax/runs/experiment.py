@@ -18,13 +18,12 @@ from fedfr_jax.runs.costs import (
     with_spent,
 )
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
-from fedfr_jax.runs.goodput import goodput, measured_time
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.terminal import show
+from fedfr_jax.runs.timing import ElapsedTime, goodput, measured_time
 from fedfr_jax.runs.trackers import DEFAULT_LOGGING, Logging
-from fedfr_jax.runs.workdir import ElapsedTime
 from fedfr_jax.types import CentralTrainer, Experiment
 
 

@@ -22,7 +22,7 @@ def lock_to_write(folder: pathlib.Path, mark: str, *, waits: bool = False) -> IO
     """
     file = open(folder / LOCK, "a+", opener=open_regular)
     try:
-        _lock(file, folder, fcntl.LOCK_EX, waits)
+        _lock(file, folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         if not file.seek(0, 2):  # nothing in it yet
             file.write(mark)
             file.flush()
@@ -39,16 +39,15 @@ def lock_to_read(folder: pathlib.Path) -> contextlib.AbstractContextManager:
     read unlocked: a copy, or an archive that nothing writes to.
 
     Raises:
-      ValueError: when another process writes to the folder.
+      RunInUse: when another process writes to the folder.
     """
     try:
         file = open(folder / LOCK, "rb", opener=open_regular)
     except OSError:
         return contextlib.nullcontext()
     try:
-        _lock(file, folder, fcntl.LOCK_SH, waits=False)
-    except LocksUnsupported:
-        pass
+        with contextlib.suppress(LocksUnsupported):
+            _lock(file, folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BaseException:
         file.close()
         raise
@@ -69,9 +68,9 @@ class LocksUnsupported(ValueError):
     """The file system cannot lock."""
 
 
-def _lock(file, folder, kind, waits):
+def _lock(file, folder, kind):
     try:
-        fcntl.flock(file, kind | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(file, kind)
     except BlockingIOError:
         raise RunInUse(
             f"{folder} cannot be used by two processes at once. Wait for the other one."

@@ -36,9 +36,8 @@ from fedfr_jax.runs.checkpoint import (
     ledger_files,
     read_ledger,
 )
-from fedfr_jax.runs.compile_time import CompileTimer
-from fedfr_jax.runs.goodput import TimeUse, speeds
 from fedfr_jax.runs.sinks import Sink, cover_logs
+from fedfr_jax.runs.timing import CompileTimer, TimeUse, speeds
 from fedfr_jax.runs.trackers import RunInterrupted
 from fedfr_jax.types import PyTree
 

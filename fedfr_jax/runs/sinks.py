@@ -171,8 +171,6 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dict]:
     """Read the rows of a JsonlSink's file, without an unfinished last line.
 
-    Files of earlier versions count rounds from 0: they are read as from 1.
-
     Args:
       is_covered: only the lines that the folder's manifest covers, if it covers any.
 
@@ -180,9 +178,7 @@ def read_jsonl(path: str | os.PathLike, *, is_covered: bool = False) -> list[dic
       ValueError: for a file that is not as it was written, or a line without a round.
     """
     data = (manifest.read_covered if is_covered else manifest.read_bytes)(path)
-    rows = parse_json_lines(data, path, "round", int, torn=True)
-    is_old = any(row["round"] == 0 for row in rows)
-    return [{**row, "round": row["round"] + 1} for row in rows] if is_old else rows
+    return parse_json_lines(data, path, "round", int, torn=True)
 
 
 def _lines_until(path: pathlib.Path, last: int | None) -> bytes:

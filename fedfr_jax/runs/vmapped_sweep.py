@@ -7,7 +7,6 @@ stages, or resume from the last checkpoint if the runs had to be separated.
 
 import contextlib
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,11 +22,10 @@ from fedfr_jax.federated.sweep import sweep
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.checkpoint import checkpoint_numbers
-from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stages import check_calls, open_training, stage_outputs
 from fedfr_jax.runs.sweep import reuse_stages
+from fedfr_jax.runs.timing import ElapsedTime
 from fedfr_jax.runs.trackers import Logging
-from fedfr_jax.runs.workdir import read_seconds
 from fedfr_jax.types import CentralTrainer, Dataset, Experiment, PyTree
 
 
@@ -44,7 +42,7 @@ def train_members(members: Sequence[SweepMember]) -> None:
     """Train all stages of S `shared_program` runs; federated stages in one program."""
     check_program(members[0].experiment)
     check_calls(members[0].experiment)
-    started = time.perf_counter()
+    clocks = [ElapsedTime(member.folder / "seconds.json") for member in members]
     ends = [{} for _ in members]
     for name, stage in members[0].experiment.stages.items():
         if isinstance(stage.trainer, CentralTrainer):
@@ -57,10 +55,8 @@ def train_members(members: Sequence[SweepMember]) -> None:
             for member in members:
                 _record_data(member, name)
             train_stage(members, name, starts)
-    share = (time.perf_counter() - started) / len(members)
-    for member in members:
-        path = member.folder / "seconds.json"
-        write_summary(path, {"seconds": read_seconds(path) + share})
+    for clock in clocks:
+        clock.note(share=len(members))
 
 
 def shared_program(members: Sequence[SweepMember]) -> list[list[SweepMember]]:

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
 
@@ -17,7 +16,6 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.files import remove_drafts
 from fedfr_jax.runs import locks
 from fedfr_jax.runs.checkpoint import is_trained
-from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stage_settings import (
     check_stages,
     first_difference,
@@ -35,43 +33,6 @@ SIGN = "*/checkpoints/*/default/manifest.json"  # in a stage's folder
 # Files that a shell, a scheduler or a file manager may leave in a run's folder.
 IGNORED = ("desktop.ini", "Thumbs.db")
 IGNORED_SUFFIXES = (".log", ".out", ".err")
-
-
-class ElapsedTime:
-    """Elapsed seconds of a run, including interrupted starts."""
-
-    def __init__(self, path: pathlib.Path):
-        self._path, self._started = path, time.perf_counter()
-        self._before, self.uses = read_seconds(path), _read_uses(path)
-
-    def note(self, uses: Mapping[str, float] | None = None) -> float:
-        """Total seconds so far, which are also saved.
-
-        Args:
-          uses: {use: seconds}, including earlier starts.
-        """
-        total = self._before + time.perf_counter() - self._started
-        self.uses = self.uses if uses is None else {**uses}
-        write_summary(self._path, {"seconds": total, "uses": self.uses})
-        return total
-
-
-def read_seconds(path):
-    """Read the seconds in a file; 0 if it is damaged."""
-    try:
-        return float(manifest.read_object(path)["seconds"])
-    except FileNotFoundError:
-        return 0.0
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        print(f"{path} is damaged ({error!r}): seconds are counted from now on.")
-        return 0.0
-
-
-def _read_uses(path) -> dict[str, float]:
-    """{use: seconds} in the file of a run; {} if it is damaged."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {use: float(x) for use, x in manifest.read_object(path)["uses"].items()}
-    return {}
 
 
 @contextlib.contextmanager
@@ -155,7 +116,7 @@ def check_contents(folder: pathlib.Path, mark: str, sign: str) -> None:
     Args:
       mark: content of its lock file.
       sign: pattern of a file that marks a folder without such a lock, such as a copy or
-        one of an earlier version; a config with a digest marks it as well.
+        a download; a manifest that names a config marks it as well.
     """
     contents = _contents(folder) if folder.is_dir() else []
     if contents and not _is_marked(folder, mark, sign):

@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import gc
 import json
-import logging
 import shutil
 import time
 import types
@@ -20,8 +18,7 @@ from fedfr_jax.federated.finite import check_metrics, check_rows
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import compile_time, loop
-from fedfr_jax.runs.checkpoint import Checkpointer, check_end
+from fedfr_jax.runs import loop, timing
 from fedfr_jax.runs.loop import Lifecycle
 from fedfr_jax.runs.sinks import JsonlSink
 from fedfr_jax.runs.stages import evaluate
@@ -218,13 +215,13 @@ def test_the_log_holds_the_examples_that_were_added_for_each_client(tmp_path):
 def test_who_watches_is_told_for_how_long_a_round_compiled_the_last_time(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(compile_time, "path", lambda: tmp_path / "first_calls.json")
+    monkeypatch.setattr(timing, "path", lambda: tmp_path / "first_calls.json")
     sim, server = build("fedavg")
     notes = []
     watcher = types.SimpleNamespace(note=notes.append)
     times = [("a", [12.9, 0.5, 0.4]), ("a", [0.1, 3.0]), ("a", []), ("b", [])]
     for stage, spent in times:
-        first = compile_time.CompileTimer([watcher], sim.mesh, stage, server)
+        first = timing.CompileTimer([watcher], sim.mesh, stage, server)
         first.begin()
         for seconds in spent:
             first.record(seconds)
@@ -240,121 +237,6 @@ def test_a_finished_run_is_read_and_not_repeated(tmp_path):
     first = train(sim, server, tmp_path)
     again = train(sim, server, tmp_path, kill_at=("after sinks", 0))
     jax.tree.map(np.testing.assert_array_equal, again, first)
-
-
-def test_a_stage_ends_with_a_whole_checkpoint_of_its_last_round(tmp_path):
-    state = {"w": jnp.arange(3.0), "empty": jnp.zeros((0, 2))}
-    with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, state)
-    check_end(tmp_path, 2)
-    with pytest.raises(ValueError, match="must have the checkpoint 3, got 2. Train it"):
-        check_end(tmp_path, 3)
-    empty(tmp_path / "checkpoints" / "2")
-    with pytest.raises(ValueError, match="checkpoint 2 in .* cannot be read: mani"):
-        check_end(tmp_path, 2)
-
-
-def noise(step):
-    """A state too large to lie in a checkpoint's index."""
-    drawn = np.random.default_rng(step).standard_normal(5000, "float32")
-    return {"w": jnp.asarray(drawn)}
-
-
-@pytest.fixture
-def two(tmp_path):
-    """Checkpoints 1 and 2."""
-    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, noise(step))
-        yield checkpointer
-
-
-def restored(checkpointer):
-    step, state = checkpointer.restore(noise(0))
-    np.testing.assert_array_equal(state["w"], noise(step)["w"])
-    return step
-
-
-def test_an_error_of_the_machine_is_no_damage(two, monkeypatch):
-    def restore(path, **rest):
-        raise MemoryError("no more\nof it")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(two._handler, "restore", restore)
-        with pytest.raises(OSError, match=r"checkpoint 2 in .* read: no more\.$"):
-            restored(two)
-    assert restored(two) == 2
-
-
-def test_no_changed_file_is_trusted(two, tmp_path):
-    """Of any that is read: in turn each is flipped, then removed."""
-    files = [p for p in (tmp_path / "2" / "default").rglob("*") if p.is_file()]
-    for file in (p for p in files if p.name != "commit_success.txt"):  # never read
-        whole = file.read_bytes()
-        place = len(whole) // 2
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        for _ in range(2):
-            words = f"{file.name} is not as it was|no manifest.json in it"
-            with pytest.raises(ValueError, match=words) as error:
-                restored(two)
-            assert "\n" not in str(error.value) and two.steps() == (1, 2)
-            file.unlink(missing_ok=True)
-        file.write_bytes(whole)
-    assert restored(two) == 2
-
-
-def test_stray_files_beside_a_checkpoint_are_no_damage(two, tmp_path):
-    """As file managers and sync clients leave them, in each of its folders."""
-    step = tmp_path / "2"
-    for folder in (tmp_path, step, step / "default", step / "default" / "d"):
-        for name in ("desktop.ini", ".DS_Store", "d (conflicted copy)"):
-            (folder / name).write_bytes(b"1")
-    shutil.copytree(step, tmp_path / "2 (1)")
-    with contextlib.closing(Checkpointer(tmp_path)) as again:
-        assert restored(again) == 2 and again.steps() == (1, 2)
-
-
-def test_a_checkpoint_of_another_model_names_the_leaf(tmp_path):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(1, {"w": jnp.zeros(3), "empty": jnp.zeros((0, 2))})
-    with pytest.raises(ValueError, match=r"w: \(\(3,\).*against \(\(4,\)"):
-        checkpointer.restore({"w": jnp.zeros(4), "empty": jnp.zeros((0, 2))})
-    step, state = checkpointer.restore({"w": jnp.ones(3), "empty": jnp.ones((0, 2))})
-    assert step == 1 and state["empty"].shape == (0, 2)
-    np.testing.assert_array_equal(state["w"], np.zeros(3))
-
-
-def test_a_refused_resume_says_one_line_and_no_library_says_more(
-    tmp_path, capfd, caplog
-):
-    """Without handlers Python shows warnings of loggers on the error stream."""
-    for name in ("absl", "asyncio"):  # which a command silences for its process
-        caplog.set_level(logging.WARNING, logger=name)
-    wide = lambda size: {f"w{i}": jnp.zeros((4, size)) for i in range(20)}
-    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
-        checkpointer.save(1, wide(4))
-    says = r"must match the config's model and clients, got w0: \(\(4, 4\)"
-    with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
-        with pytest.raises(ValueError, match=says) as error:
-            checkpointer.restore(wide(5))
-    assert "\n" not in str(error.value)
-    gc.collect()  # what nobody has waited for is told when it goes
-    assert not [x for x in caplog.records if x.levelno >= logging.WARNING]
-    assert not capfd.readouterr().err
-
-
-def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path, monkeypatch):
-    checkpointer = Checkpointer(tmp_path)
-    checkpointer.save(1, {"w": jnp.zeros(3)})
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpointer._manager, "save", full)
-    with pytest.raises(OSError, match="No space left.*the last whole one is 1"):
-        checkpointer.save(2, {"w": jnp.ones(3)})
-    assert checkpointer.restore({"w": jnp.ones(3)})[0] == 1
 
 
 def test_a_bad_metric_names_the_first_client_that_has_one():
@@ -374,51 +256,58 @@ def test_a_bad_metric_names_the_first_client_that_has_one():
         check_metrics(metrics, ids, 3)
 
 
-def test_a_loss_that_is_not_finite_stops_with_round_client_and_checkpoint(tmp_path):
-    sim, _ = build("fedavg")
-    honest = sim.algorithm.client_update
-
-    def diverging(key, server, personal, client):
-        output = honest(key, server, personal, client)
-        is_bad = client.round == 3
-        loss = jnp.where(is_bad, jnp.nan, output.metrics["loss"])
-        return output._replace(metrics={**output.metrics, "loss": loss})
-
-    sim, server = build("fedavg", client_update=diverging)
-    sim = sim._replace(cohort_size=3)
-    message = r"loss of client \d in round 4 must be finite, got nan.*checkpoint 2 is"
-    with pytest.raises(FloatingPointError, match=message) as error:
-        train(sim, server, tmp_path)
-    assert f"start again with --overwrite={tmp_path.name}," in str(error.value)
-    assert [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
+def spoiled_loss(output, is_bad):
+    loss = jnp.where(is_bad, jnp.nan, output.metrics["loss"])
+    return output._replace(metrics={**output.metrics, "loss": loss})
 
 
-def test_a_personal_row_that_is_not_finite_is_not_kept(tmp_path):
+def spoiled_update(output, is_bad):
+    spoil = lambda x: x + jnp.where(is_bad, jnp.inf, 0)
+    return output._replace(update=jax.tree.map(spoil, output.update))
+
+
+def spoiled_row(output, is_bad):
     """The server's own numbers and all metrics are fine; one element is not."""
-    sim, _ = build("fedfr")
-    honest = sim.algorithm.client_update
+    row, params = output.personal, output.personal.leaves["params"]
+    head = params["head"]
+    head = head.at[-1, -1].set(jnp.where(is_bad, jnp.inf, head[-1, -1]))
+    leaves = {**row.leaves, "params": {**params, "head": head}}
+    return output._replace(personal=row._replace(leaves=leaves))
+
+
+@pytest.mark.parametrize(
+    "name, spoil, words",
+    [
+        (
+            "fedavg",
+            spoiled_loss,
+            "loss of client {} in round 4 must be .* nan",
+        ),
+        ("fedavg", spoiled_update, "update of client {} in round 4 must be finite"),
+        (
+            "fedfr",
+            spoiled_row,
+            "personal .*params/head of client {} after round 4",
+        ),
+    ],
+)
+def test_a_number_of_a_client_that_is_not_finite_is_not_kept(
+    tmp_path, name, spoil, words
+):
+    honest = build(name)[0].algorithm.client_update
     victim = schedule.sample_cohort(3, 3, 5, 3)[1]
 
     def spoiling(key, server, personal, client):
         output = honest(key, server, personal, client)
-        is_bad = (client.round == 3) & (client.id == victim)
-        row, params = output.personal, output.personal.leaves["params"]
-        head = params["head"]
-        head = head.at[-1, -1].set(jnp.where(is_bad, jnp.inf, head[-1, -1]))
-        leaves = {**row.leaves, "params": {**params, "head": head}}
-        row = row._replace(leaves=leaves)
-        return output._replace(personal=row)
+        return spoil(output, (client.round == 3) & (client.id == victim))
 
-    sim, server = build("fedfr", client_update=spoiling)
-    message = (
-        f"personal .*params/head of client {victim} after round 4 must be finite, "
-        "got nan or infinity; checkpoint 3 is good"
-    )
-    with pytest.raises(FloatingPointError, match=message):
+    sim, server = build(name, client_update=spoiling)
+    advice = f"; checkpoint 3 is good.*start again with --overwrite={tmp_path.name},"
+    with pytest.raises(FloatingPointError, match=words.format(victim) + ".*" + advice):
         train(sim, server, tmp_path, checkpoint_every=1)
-    _, store, _, next_round, _ = loop.resume(sim, server, tmp_path)
-    assert next_round == 3 and [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
-    for x in jax.tree.leaves(store.gather(np.arange(5))[0]):
+    state = loop.resume(sim, server, tmp_path)
+    assert state.first == 3 and [row["round"] for row in lines(tmp_path)] == [1, 2, 3]
+    for x in jax.tree.leaves(state.store.gather(np.arange(5))[0]):
         assert np.isfinite(x).all()
 
 
@@ -427,26 +316,6 @@ def test_idle_places_and_whole_numbers_are_no_bad_rows():
     check_rows(rows, np.array([4, -1]), 0)
     with pytest.raises(FloatingPointError, match="x of client 9 after round 3"):
         check_rows(rows, np.array([4, 9]), 2)
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_under_a_finite_loss_names_its_client(
-    tmp_path, number
-):
-    sim, _ = build("fedavg")
-    honest = sim.algorithm.client_update
-    victim = schedule.sample_cohort(3, 3, 5, 3)[1]
-
-    def spoiling(key, server, personal, client):
-        output = honest(key, server, personal, client)
-        is_bad = (client.round == 3) & (client.id == victim)
-        spoil = lambda x: x + jnp.where(is_bad, number, 0)
-        return output._replace(update=jax.tree.map(spoil, output.update))
-
-    sim, server = build("fedavg", client_update=spoiling)
-    message = f"update of client {victim} in round 4 must be finite.*checkpoint 3 is"
-    with pytest.raises(FloatingPointError, match=message):
-        train(sim, server, tmp_path, checkpoint_every=1)
 
 
 def test_a_server_that_is_not_finite_after_finite_updates_is_not_kept(tmp_path):
@@ -460,12 +329,3 @@ def test_a_server_that_is_not_finite_after_finite_updates_is_not_kept(tmp_path):
     sim, server = build("fedavg", server_update=spoiling)
     with pytest.raises(FloatingPointError, match="after round 4.*checkpoint 3 is good"):
         train(sim, server, tmp_path, checkpoint_every=1)
-
-
-def test_a_checkpoint_of_another_precision_is_refused_by_its_dtype(tmp_path):
-    with jax.enable_x64(True):
-        checkpointer = Checkpointer(tmp_path / "checkpoints")
-        checkpointer.save(1, {"w": jnp.zeros(3, jnp.float64)})
-        checkpointer.close()
-    with pytest.raises(ValueError, match="w: .*float64.* against .*float32"):
-        Checkpointer(tmp_path / "checkpoints").restore({"w": jnp.zeros(3)})

@@ -76,16 +76,6 @@ def test_resume_at_zero_starts_afresh(tmp_path):
     assert [row["round"] for row in sinks.read_jsonl(path)] == [1]
 
 
-def test_a_file_that_counts_rounds_from_0_is_read_and_resumed_as_from_1(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"round": r, "loss": 1 / (r + 3), "steps": 7}) for r in (0, 1)]
-    path.write_text("\n".join(lines) + "\n")
-    assert [row["round"] for row in sinks.read_jsonl(path)] == [1, 2]
-    run(path, [1, 2], resume_step=1)
-    run(tmp_path / "new.jsonl", range(3))
-    assert path.read_bytes() == (tmp_path / "new.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"loss": 1}', '{"round": "a"}'])
 def test_a_foreign_line_in_the_middle_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"

@@ -12,7 +12,7 @@ from fedfr_jax import manifest
 from fedfr_jax.central.settings import Training
 from fedfr_jax.config.files import restore
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.runs import workdir
+from fedfr_jax.runs import timing, workdir
 from fedfr_jax.runs.stage_settings import check_stages, stage_settings
 from fedfr_jax.types import CentralTrainer, FederatedTrainer, FinalAdaptation, Stage
 
@@ -271,7 +271,7 @@ def test_a_run_is_known_without_its_lock(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00", "[" * 99999, '{"seed": 3}'])
-def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_path):
+def test_a_damaged_config_is_named(text, tmp_path):
     workdir.claim(tmp_path, '{"seed": 0}').close()
     path = tmp_path / "config.json"
     assert restore(path).to_dict() == workdir.stored_config(tmp_path) == {"seed": 0}
@@ -279,5 +279,11 @@ def test_a_damaged_config_is_named_and_damaged_seconds_are_forgotten(text, tmp_p
     for read in (restore, lambda path: workdir.claim(tmp_path, '{"seed": 3}')):
         with pytest.raises(ValueError, match="config.json must be as it was written"):
             read(path)
-    (tmp_path / "seconds.json").write_text(text)
-    assert workdir.ElapsedTime(tmp_path / "seconds.json").note() < 60
+
+
+def test_seconds_of_a_run_are_of_all_its_starts(tmp_path):
+    path = tmp_path / "seconds.json"
+    manifest.write_object(path, {"seconds": 60.0, "uses": {"training": 50.0}})
+    clock = timing.ElapsedTime(path)
+    assert clock.uses == {"training": 50.0} and 60 < clock.note({"training": 51.0}) < 90
+    assert timing.ElapsedTime(path).uses == {"training": 51.0}

@@ -1,18 +1,46 @@
-"""Goodput: the share of a run's wall time spent on training, and uses of the rest.
-
-Tracing and compiling are subtracted from the use that waits for them, by JAX's events.
-"""
+"""Time of a run: elapsed, uses of it (goodput), speeds, compile times to expect."""
 
 import contextlib
+import hashlib
+import json
+import pathlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from fedfr_jax import manifest
+from fedfr_jax.files import cache_folder, write_text
+from fedfr_jax.json_files import read_json
+from fedfr_jax.runs.sinks import Sink, write_summary
 
 USES = ("training", "compile", "input", "evaluation", "checkpoint")
 EVENTS = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")
 EVENTS += ("backend_compile_duration",)  # the last includes reading a kept program
+
+
+class ElapsedTime:
+    """Elapsed seconds of a run, including interrupted starts, in a file of it."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path, self._started = path, time.perf_counter()
+        stored = manifest.read_object(path) if path.exists() else {}
+        self._before, self.uses = stored.get("seconds", 0.0), stored.get("uses", {})
+
+    def note(self, uses: Mapping[str, float] | None = None, *, share: int = 1) -> float:
+        """Total seconds so far, which are also saved.
+
+        Args:
+          uses: {use: seconds}, including earlier starts.
+          share: number of runs that share the seconds of this start.
+        """
+        total = self._before + (time.perf_counter() - self._started) / share
+        self.uses = self.uses if uses is None else {**uses}
+        write_summary(self._path, {"seconds": total, "uses": self.uses})
+        return total
 
 
 class TimeUse:
@@ -102,3 +130,58 @@ def speeds(
     if flops_per_image:
         result["model_flops_per_second"] = images * flops_per_image / seconds
     return result
+
+
+MAX_ENTRIES = 300  # programs in the file of compile times, the newest
+
+
+class CompileTimer:
+    """Timer of a program's first call, which compiles; it tells the sinks.
+
+    The program is identified by its stage, the shapes of its inputs and its devices;
+    its seconds are kept in the user's cache folder.
+
+    Args:
+      mesh: where it runs.
+      program: identifies the program; of trees the shapes count.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], mesh: Mesh, *program: Any):
+        shape = lambda x: (x.shape, str(x.dtype)) if hasattr(x, "dtype") else x
+        devices = dict(mesh.shape), mesh.devices.flat[0].device_kind
+        text = f"{jax.tree.map(shape, program)} {devices} {jax.__version__}"
+        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._sinks, self._seconds = sinks, []
+
+    def begin(self) -> None:
+        """Report that the program compiles, with the estimated seconds if known."""
+        if self._sinks:
+            seconds = compile_times().get(self._key)
+            about = f", about {max(seconds, 1):.0f} s" if seconds is not None else ""
+            for sink in self._sinks:
+                sink.note(f"compiling{about}")
+
+    def record(self, seconds: float) -> None:
+        """Store the compile time: the first call's seconds minus the second's."""
+        if not self._sinks or len(self._seconds) == 2:
+            return
+        self._seconds.append(seconds)
+        times = compile_times()
+        times.pop(self._key, None)
+        times[self._key] = round(max(2 * self._seconds[0] - sum(self._seconds), 0), 2)
+        newest = dict([*times.items()][-MAX_ENTRIES:])
+        with contextlib.suppress(OSError):  # a home that cannot be written
+            write_text(path(), json.dumps(newest, indent=1))
+
+
+def path() -> pathlib.Path:
+    """Path of the stored compile times."""
+    return cache_folder() / "first_calls.json"
+
+
+def compile_times() -> dict[str, float]:
+    """Read {key: seconds}, oldest first; {} if the file is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        stored = read_json(path())
+        return {k: float(v) for k, v in stored.items() if isinstance(v, int | float)}
+    return {}

@@ -3,7 +3,7 @@
 import pytest
 
 from fedfr_jax.runs import goodput
-from fedfr_jax.runs.goodput import EVENTS, TimeUse, speeds
+from fedfr_jax.runs.timing import EVENTS, TimeUse, speeds
 
 
 @pytest.fixture
