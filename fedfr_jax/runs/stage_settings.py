@@ -124,6 +124,7 @@ def check_stages(
         if before in (None, now) or (trains and goes_on(stage, folder, before, now)):
             continue
         key, *values = first_difference(before, now)
+        key = key.replace("start_from.", "").replace("row.", f"methods.{name}.")
         changed = ",".join(with_followers(stages, [name]))
         raise ValueError(
             f"{workdir} must have the config of this command, got {key} {values[0]} in "

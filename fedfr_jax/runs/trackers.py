@@ -23,7 +23,6 @@ import numpy as np
 
 from fedfr_jax import manifest, schema
 from fedfr_jax import mesh as meshes
-from fedfr_jax.json_files import read_json
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.sinks import ClientLog, CsvSink, JsonlSink, Sink, write_text
 from fedfr_jax.runs.terminal import open_view
@@ -73,7 +72,7 @@ class StageRun(NamedTuple):
     def config(self) -> dict:
         """Config stored in the run directory."""
         path = self.folder.parent / "config.json"
-        return read_json(path) if path.is_file() else {}
+        return manifest.read_object(path) if path.is_file() else {}
 
 
 class Logging(NamedTuple):
@@ -96,32 +95,12 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 class TensorBoardSink(Sink):
-    """Scalars for TensorBoard; without tensorboardX only a printed note.
+    """Scalars for TensorBoard, by their `tag`, with their own name as the title."""
 
-    A missing viewer must not end a run. A number goes by its `tag`, under its own name
-    as the title; numbers of clients are histograms under "clients/".
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike,
-        *,
-        resume_step: int | None = None,
-        suffix: str = "",
-    ):
-        """Open the folder; TensorBoard hides the rounds after resume_step.
-
-        Files opened in the same second must differ in their suffix.
-        """
-        self._writer = None
-        if (open_writer := _summary_writer()) is not None:
-            first = None if resume_step is None else resume_step + 1
-            options = {"purge_step": first, "filename_suffix": suffix}
-            self._writer = open_writer(str(folder), **options)
+    def __init__(self, writer: Any):
+        self._writer = writer
 
     def __call__(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._writer is None:
-            return
         for name, value in scalars.items():
             if math.isfinite(value):
                 self._writer.add_scalar(
@@ -132,15 +111,12 @@ class TensorBoardSink(Sink):
     result = __call__
 
     def clients(self, step: int, values: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            return
         for name, numbers in histograms(values):
             self._writer.add_histogram(tag(name), numbers, int(step) + 1, bins=NUM_BINS)
         self._writer.flush()
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 @functools.cache  # a run has a sink per stage, and prints the note once
@@ -258,8 +234,17 @@ def csv_file(run: StageRun) -> Sink:
 
 def tensorboard(run: StageRun) -> Sink:
     """Write event files to the stage's folder tensorboard (tensorboardX)."""
-    folder, first = run.folder / "tensorboard", run.first_round
-    return TensorBoardSink(folder, resume_step=first, suffix=f".{first}")
+    open_writer = _summary_writer()
+    if open_writer is None:  # a missing viewer must not end a run
+        return Sink()
+    first = run.first_round
+    return TensorBoardSink(
+        open_writer(
+            str(run.folder / "tensorboard"),
+            purge_step=first + 1,  # of rounds that are done again
+            filename_suffix=f".{first}",  # for files of the same second
+        )
+    )
 
 
 def wandb(run: StageRun) -> Sink:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedfr_jax.runs import goodput
+from fedfr_jax.runs import timing
 from fedfr_jax.runs.timing import EVENTS, TimeUse, speeds
 
 
@@ -10,7 +10,7 @@ from fedfr_jax.runs.timing import EVENTS, TimeUse, speeds
 def clock(monkeypatch):
     """Function: from now on it is so late."""
     now = [0.0]
-    monkeypatch.setattr(goodput.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     return lambda seconds: now.__setitem__(0, seconds)
 
 
@@ -40,7 +40,7 @@ def test_the_wait_for_input_is_no_training(clock):
     times.move(1.0, "training", "input")
     with times.timed("checkpoint"):
         clock(6)
-    found = goodput.goodput(times.seconds, 8.0)
+    found = timing.goodput(times.seconds, 8.0)
     assert found["goodput"] == 0.375
     assert found["time_shares"] == {
         "training": 0.375,

@@ -17,11 +17,11 @@ from fedfr_jax.runs.trackers import Logging, RunInterrupted, StageRun
 
 def test_tensorboard_scalars_are_written_and_nan_is_left_out(tmp_path, capfd):
     pytest.importorskip("tensorboardX")
-    sink = trackers.TensorBoardSink(tmp_path, resume_step=2)
+    sink = trackers.tensorboard(StageRun(tmp_path, 2))
     name = "personalized/tar@far=1e-03"
     sink(2, {name: jnp.float32(0.5), "loss": float("nan")})
     sink.close()
-    (file,) = tmp_path.iterdir()
+    (file,) = (tmp_path / "tensorboard").iterdir()
     content = file.read_bytes()
     # The tag in letters that are allowed, the name as the title.
     assert b"personalized/tar_at_far_1e-03" in content and name.encode() in content
@@ -47,7 +47,7 @@ def test_without_tensorboardx_a_run_says_so_in_one_line_and_goes_on(
     tmp_path, no_tensorboardx, capsys
 ):
     for stage in ("pretrained", "fedavg"):
-        sink = trackers.TensorBoardSink(tmp_path / stage)
+        sink = trackers.tensorboard(StageRun(tmp_path / stage))
         sink(0, {"loss": 1.0})
         sink.close()
     lines = capsys.readouterr().out.splitlines()

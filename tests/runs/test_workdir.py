@@ -70,7 +70,7 @@ ALL = "pretrained,fedavg,fedfr"
         ({"federation__clients_per_device": 2, "pretrain__checkpoint_every": 2}, None),
         (
             {"methods__fedfr__scale": 64},
-            "row.scale 30 in the trained stage fedfr and 64 here. Use another "
+            "methods.fedfr.scale 30 in the trained stage fedfr and 64 here. .* another "
             "--workdir, or train again with --overwrite=fedfr.",
         ),
         ({"federation__rounds": 2}, "rounds 3 .* fedavg and 2 here.*=fedavg."),
