@@ -49,15 +49,15 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(escaped)
 
 
-def short_keys(keys: Collection[str], others: Collection[str] = ()) -> dict[str, str]:
-    """{dotted key: its shortest end that no other key has, nor one of `others`}.
+def short_keys(keys: Collection[str]) -> dict[str, str]:
+    """{dotted key: its shortest end that no other key has}.
 
     >>> short_keys(["methods.a.rate", "methods.b.rate", "model.depth"])
     {'methods.a.rate': 'a.rate', 'methods.b.rate': 'b.rate', 'model.depth': 'depth'}
     """
 
     def shorten(key):
-        rest = [f".{other}" for other in {*keys, *others} - {key}]
+        rest = [f".{other}" for other in {*keys} - {key}]
         words = key.split(".")
         ends = (".".join(words[-count:]) for count in range(1, len(words)))
         is_unique = lambda end: not any(other.endswith(f".{end}") for other in rest)

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     from fedfr_jax.cli.sweep_grid import build_runs
     from fedfr_jax.runs import sweep
 
-    runs = [with_older_name(run, folder) for run in build_runs(values.config, axes)]
+    runs = build_runs(values.config, axes)
     check_same_base(folder, values.config)
     rows = sweep.read(folder)
     failed = {name for name, row in rows.items() if "error" in row}
@@ -71,13 +71,6 @@ def main(argv: list[str]) -> None:
     show_results(runs, rows)
     print(folder / "results.csv")
     check_any_trained(runs, rows, folder)
-
-
-def with_older_name(run, folder: pathlib.Path):
-    """Keep the name of a folder of the run's digest that an older sweep has made."""
-    digest = run.name.rpartition("-")[2]
-    older = [folder / digest, *sorted(folder.glob(f"*-{digest}"))]
-    return next((run._replace(name=x.name) for x in older if x.is_dir()), run)
 
 
 def check_any_trained(runs: Sequence, rows: Mapping[str, dict], folder) -> None:

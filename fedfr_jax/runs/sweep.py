@@ -30,7 +30,6 @@ from fedfr_jax.runs.sinks import read_jsonl, write_text
 from fedfr_jax.runs.stage_settings import stage_settings
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.workdir import CONFIG
-from fedfr_jax.text import short_keys
 from fedfr_jax.types import (
     CentralTrainer,
     Experiment,
@@ -79,21 +78,19 @@ def _finite(value: Any) -> Any:
 def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
     """Summarize a sweep over seeds for `result_table`, a method per setting.
 
-    Settings are told apart by their whole keys, and named by the ends of keys that no
-    other one has, nor the same setting of another stage.
-
     Args:
       rows: (changes, row) of each run; rows with an error are left out.
 
     Returns:
       {"stage, setting": {evaluator: {metric: one value per seed}}}.
     """
-    result, names = {}, short_keys(*_swept_keys(rows))
+    result = {}
     for changes, row in rows:
         metrics = [key for key in row if key.count("/") == 2]
         if not metrics or "error" in row:
             continue
-        parts = [f"{names[k]}={value}" for k, value in changes.items() if k != "seed"]
+        settings = {k.removeprefix("methods."): x for k, x in changes.items()}
+        parts = [f"{k}={value}" for k, value in settings.items() if k != "seed"]
         is_one = len({key.partition("/")[0] for key in metrics}) == 1
         for key in metrics:
             stage, evaluator, metric = key.split("/")
@@ -101,19 +98,6 @@ def mean_over_seeds(rows: Sequence[tuple[Mapping, Mapping]]) -> dict[str, dict]:
             evaluators = result.setdefault(name, {})
             evaluators.setdefault(evaluator, {}).setdefault(metric, []).append(row[key])
     return result
-
-
-def _swept_keys(rows: Sequence[tuple[Mapping, Mapping]]) -> tuple[set, set]:
-    """(keys of the changes, the same keys of every stage's method)."""
-    keys = {key for changes, _ in rows for key in changes}
-    stages = {key.split("/")[0] for _, row in rows for key in row if "/" in key}
-    others = set()
-    for key in keys:
-        section, _, rest = key.partition(".")
-        if section == "methods":
-            setting = rest.partition(".")[2]
-            others |= {f"methods.{stage}.{setting}" for stage in stages}
-    return keys, others
 
 
 def metric_names(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from fedfr_jax.cli import sweep_grid
-from fedfr_jax.cli.sweep import with_older_name
 from fedfr_jax.runs import sweep
 
 
@@ -36,8 +35,8 @@ def test_a_sweeps_table_has_every_stage_of_every_setting_over_its_seeds():
     }
     alone = [(changes, {"a/generic/accuracy": 1}) for changes, _ in rows]
     assert [*sweep.mean_over_seeds(alone)] == [
-        "learning_rate=0.25",
-        "learning_rate=0.5",
+        "a.learning_rate=0.25",
+        "a.learning_rate=0.5",
     ]
     assert sweep.mean_over_seeds([({"seed": 0}, {"a/generic/accuracy": 1})]) == {
         "a": of([1])
@@ -62,12 +61,3 @@ def test_settings_of_the_same_last_word_are_not_pooled():
     )
     name = sweep_grid.folder_name({keys[0]: 0.1, keys[1]: 0.2}, "0a1b")
     assert name == "a.learning_rate=0.1,b.learning_rate=0.2-0a1b"
-
-
-def test_a_run_keeps_the_folder_that_an_older_sweep_made(tmp_path):
-    run = sweep_grid.Run("a.rate=1,b.rate=2-0a1b", {}, None)
-    assert with_older_name(run, tmp_path) == run
-    (tmp_path / "rate=1,rate=2-0a1b").mkdir()
-    assert with_older_name(run, tmp_path).name == "rate=1,rate=2-0a1b"
-    (tmp_path / "0a1b").mkdir()
-    assert with_older_name(run, tmp_path).name == "0a1b"
