@@ -15,7 +15,6 @@ import json
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -129,21 +128,15 @@ def read_central(
     own_mesh = build_mesh(trainer.settings, mesh)
     with class_capacity.explain_memory(trainer, own_mesh):
         epochs = build_epochs_of_stage(trainer, own_mesh, seed)
-        restored = _restore(trainer, epochs, folder, seed, is_read_only=True)
-    restored.checkpointer.close()
-    return _unshard(restored.state.variables, trainer, mesh)
+        checkpointer, _, state = _restore(
+            trainer, epochs, folder, seed, is_read_only=True
+        )
+    checkpointer.close()
+    return _unshard(state.variables, trainer, mesh)
 
 
-class _RestoredState(NamedTuple):
-    """A central stage at its newest checkpoint, or before its first epoch."""
-
-    checkpointer: Checkpointer
-    first: int  # the epoch to come
-    state: PyTree
-
-
-def _restore(trainer, epochs, folder, seed, **kind) -> _RestoredState:
-    """State in the newest checkpoint under `folder`, or a new one."""
+def _restore(trainer, epochs, folder, seed, **kind) -> tuple[Checkpointer, int, PyTree]:
+    """(checkpointer, epoch to come, state) of the newest checkpoint, or a new stage."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_WEIGHTS)
     state = epochs.init(functools.partial(trainer.init, key))
     checkpointer = Checkpointer(folder / "checkpoints", **kind)
@@ -151,7 +144,7 @@ def _restore(trainer, epochs, folder, seed, **kind) -> _RestoredState:
         restored = restore(checkpointer, state, trainer.sharded_classes)
     else:
         restored = checkpointer.restore(state)
-    return _RestoredState(checkpointer, *(restored or (0, state)))
+    return checkpointer, *(restored or (0, state))
 
 
 def _train_epochs(
