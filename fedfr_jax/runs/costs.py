@@ -3,7 +3,6 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from fedfr_jax.federated.communication import count_communication
 from fedfr_jax.federated.privacy.accountant import Accountant
@@ -12,7 +11,6 @@ from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.loop import StageState
 from fedfr_jax.runs.report.rounds import SIMULATED
 from fedfr_jax.runs.sinks import read_jsonl, write_summary
-from fedfr_jax.runs.terminal import show
 from fedfr_jax.types import Evaluation, Evaluator, Experiment
 
 Evaluations = Mapping[str, Evaluation]  # by evaluator
@@ -46,41 +44,16 @@ def with_spent(
     if accountant:  # fewer are trained where the privacy budget ends
         rounds = accountant.rounds_within_budget(rounds)
     rows, evaluators = read_metrics(folder), experiment.task.evaluators
-    result = with_costs(evaluations, evaluators, rows, state, rounds)
+    result = {}
+    for name, evaluation in evaluations.items():
+        costs = cost_of_target(name, evaluators[name], rows, evaluation)
+        result[name] = evaluation._replace(metrics={**evaluation.metrics, **costs})
+    if sent := communication(state, rounds):
+        result["communication"] = Evaluation(sent)
     if is_private(accountant):
         epsilon, delta = accountant.epsilon_bound(rounds), accountant.mechanism.delta
         result["privacy"] = Evaluation({"epsilon": epsilon, "delta": delta})
     return result
-
-
-def with_costs(
-    evaluations: Evaluations,
-    evaluators: Mapping[str, Evaluator],
-    rows: Sequence[Mapping[str, Any]],
-    state: StageState,
-    rounds: int,
-) -> dict[str, Evaluation]:
-    """Add the costs of a target and the evaluation "communication" to evaluations.
-
-    Args:
-      rows: lines of the stage's metrics.jsonl; if some are missing, rounds to a target
-        are left out, with a message.
-      rounds: of the whole stage.
-    """
-    result = dict(evaluations)
-    if missing := sorted({*range(1, rounds + 1)} - {row["round"] for row in rows}):
-        first = ", ".join(map(str, missing[:3]))
-        show(
-            f"metrics.jsonl has lost {len(missing)} rounds ({first}...): the rounds "
-            "to a target are left out."
-        )
-    else:
-        for name, evaluation in evaluations.items():
-            costs = cost_of_target(name, evaluators[name], rows, evaluation)
-            metrics = {**evaluation.metrics, **costs}
-            result[name] = evaluation._replace(metrics=metrics)
-    sent = communication(state, rounds)
-    return {**result, "communication": Evaluation(sent)} if sent else result
 
 
 def cost_of_target(

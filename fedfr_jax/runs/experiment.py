@@ -113,7 +113,7 @@ def evaluate_experiment(
             write_record(workdir, name, found)
         write_summary(workdir / "evaluation.json", result)
     except OSError as error:
-        show(f"the evaluation could not be written: {error}.")
+        show(f"{workdir / 'evaluation.json'} could not be written: {error}.")
     show(report.result_table(result))
     return result
 

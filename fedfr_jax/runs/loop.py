@@ -158,7 +158,10 @@ def train(
         started = time.perf_counter()
         if first == first_round:
             first_call.begin()
-        with _with_round(first, checkpointer), outputs.lifecycle.timed("training"):
+        with (
+            _with_advice(f"round {first + 1}", checkpointer),
+            outputs.lifecycle.timed("training"),
+        ):
             if max_rounds == 1:
                 server, log = simulate_round(sim, server, store, first)
                 logs = [log]
@@ -265,7 +268,7 @@ def save_round(
     is_saved = must_end or is_due(federation.checkpoint_every, round, last)
     if outputs.checkpointer and is_saved:
         with lifecycle.timed("checkpoint"):
-            with _with_round(round, outputs.checkpointer):
+            with _with_advice(f"round {round + 1}", outputs.checkpointer):
                 outputs.store.flush(round + 1)
             cover_logs(outputs.sinks)
             files = ledger_files(sim.accountant, round + 1)
@@ -294,7 +297,7 @@ def train_sweep(
     max_rounds = longest_call(federation, num_rounds - first_round)
     for first, end in calls_of_rounds(outputs[0], first_round, num_rounds):
         started, count = time.perf_counter(), end - first
-        with _with_round(first, outputs[0].checkpointer):
+        with _with_advice(f"round {first + 1}", outputs[0].checkpointer):
             if max_rounds == 1:
                 servers, outcomes = run_sweep_round(runs, servers, stores, first)
                 logs = [[outcome] for outcome in outcomes]
@@ -308,21 +311,6 @@ def train_sweep(
             for round, outcome in enumerate(member_logs, first):
                 save_round(sim, outputs[s], round, last, server, outcome, share)
     return servers
-
-
-@contextlib.contextmanager
-def _with_round(round, checkpointer):
-    """Add the round and the last checkpoint to errors of disk and numbers."""
-    try:
-        with _with_advice(checkpointer):
-            yield
-    except OSError as error:
-        last = checkpointer.latest() if checkpointer else None
-        raise OSError(
-            f"client states of round {round + 1} could not be written ({error}); the "
-            f"last complete checkpoint is {last}. Free disk space and start the same "
-            "command again."
-        ) from error
 
 
 def client_numbers(outcome: RoundLog) -> dict[str, np.ndarray]:
@@ -367,22 +355,20 @@ def summarize(outcome: RoundLog) -> dict[str, float]:
 def check_epoch(scalars, state: PyTree, epoch: int, checkpointer) -> None:
     """Raise FloatingPointError for a non-finite metric or state of a central epoch."""
     location = f"epoch {epoch + 1}"
-    with _with_advice(checkpointer):
+    with _with_advice(location, checkpointer):
         for name, value in scalars.items():
             check_number(name, value, location)
         check_state(state, location)
 
 
 @contextlib.contextmanager
-def _with_advice(checkpointer: Checkpointer | None):
-    """Add to errors about non-finite numbers which checkpoint to return to."""
+def _with_advice(location: str, checkpointer: Checkpointer | None):
+    """Add the last checkpoint, and what to do, to errors of numbers and disk."""
+    last = checkpointer.latest() if checkpointer else None
+    good = "there is no checkpoint" if last is None else f"checkpoint {last} is good"
     try:
         yield
     except FloatingPointError as error:
-        last = checkpointer.latest() if checkpointer else None
-        good = (
-            "there is no checkpoint" if last is None else f"checkpoint {last} is good"
-        )
         advice = "Lower the learning rate and start again."
         if stage := _stage(checkpointer):
             advice = (
@@ -390,6 +376,11 @@ def _with_advice(checkpointer: Checkpointer | None):
                 f"--overwrite={stage}, which keeps the stages before it."
             )
         raise FloatingPointError(f"{error}; {good}. {advice}") from error
+    except OSError as error:
+        raise OSError(
+            f"client states of {location} could not be written ({error}); {good}. Free "
+            "disk space and start the same command again."
+        ) from error
 
 
 def _stage(checkpointer: Checkpointer | None) -> str:

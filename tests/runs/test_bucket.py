@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pathlib
-from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -16,7 +15,6 @@ from fedfr_jax.runs.remote import Mirror
 CLAIM = next_claim(None)
 UPLOAD = f"{CLAIM}-1"
 TEXT = b"{}"
-READS = ("ls", "info", "cat_file", "find", "invalidate_cache")
 
 
 def entry(text=TEXT, **changes):
@@ -146,17 +144,24 @@ def test_links_and_pipes_of_a_bucket_are_not_opened(tmp_path):
     assert secret.read_bytes() == TEXT
 
 
-def test_no_more_is_fetched_than_the_manifest_says_and_the_disk_has(tmp_path):
-    url = stranger(tmp_path / "long", {"a": entry()}, text=TEXT + b"more")
+def test_a_file_of_other_bytes_is_named_and_no_larger_one_is_fetched(tmp_path):
+    url = stranger(tmp_path / "bucket", {"a": entry(), "b": entry()})
+    objects = tmp_path / "bucket" / "files" / UPLOAD
     reader = mirror(url, tmp_path / "copy")
-    reader._fs = SimpleNamespace(  # without `get`: the file is not even asked for
-        **{k: getattr(reader._fs, k) for k in READS}
-    )
-    with pytest.raises(OSError, match="/a must have its sha256"):
-        reader.download()
+    get, fetched = reader._fs.get, []
+    reader._fs.get = lambda found, places: fetched.extend(found) or get(found, places)
+    for text in (b"()", TEXT + b"more"):  # of the same size, of another
+        (objects / "a").write_bytes(text)
+        with pytest.raises(OSError, match="/a must have its sha256"):
+            reader.download()
+        assert [*reader.files()] == ["b"]
+    assert [path.rpartition("/")[2] for path in fetched] == ["a", "b"]
+    (objects / "a").write_bytes(TEXT)
+    reader.download()
+    assert [*reader.files()] == ["a", "b"]
     url = stranger(tmp_path / "large", {"a": entry(size=2**60)})
     with pytest.raises(ValueError, match="large must take at most .*, got 1073741824"):
-        mirror(url, tmp_path / "copy").download()
+        mirror(url, tmp_path / "large-copy").download()
 
 
 def test_runs_of_a_bucket_are_listed_without_those_that_are_refused(

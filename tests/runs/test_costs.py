@@ -11,7 +11,6 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.runs import costs
 from fedfr_jax.runs.costs import communication, cost_of_target
 from fedfr_jax.types import Evaluation, Evaluator
 from tests.federated.toys import fedavg_toy, feed, problem
@@ -33,19 +32,6 @@ def test_the_first_evaluation_at_the_target_is_told():
         "rounds_to_0.6": None,
         "simulated_seconds_to_0.6": None,
     }
-
-
-def test_rounds_to_a_target_are_left_out_where_rounds_are_lost(monkeypatch, capsys):
-    monkeypatch.setattr(costs, "communication", lambda begun, rounds: {})
-    evaluators = {"own": Evaluator(evaluate=None, targets={"accuracy": 0.6})}
-    found = {"own": Evaluation({"accuracy": 0.7})}
-    rows = [{"round": i + 1, "own/accuracy": 0.5 + i / 10} for i in range(3)]
-    told = costs.with_costs(found, evaluators, rows, None, rounds=3)
-    assert told["own"].metrics == {"accuracy": 0.7, "rounds_to_0.6": 2}
-    assert capsys.readouterr().out == ""
-    told = costs.with_costs(found, evaluators, rows[2:], None, rounds=3)
-    assert told == found
-    assert "metrics.jsonl has lost 2 rounds (1, 2...)" in capsys.readouterr().out
 
 
 def test_clients_that_are_dropped_send_nothing():

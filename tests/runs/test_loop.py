@@ -20,7 +20,7 @@ from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs import loop, timing
 from fedfr_jax.runs.loop import Lifecycle
-from fedfr_jax.runs.sinks import JsonlSink
+from fedfr_jax.runs.sinks import ClientLog, JsonlSink
 from fedfr_jax.runs.stages import evaluate
 from fedfr_jax.runs.trackers import RunInterrupted, TraceSink
 from tests.federated import toys
@@ -54,7 +54,7 @@ def train(sim, server, folder, *, kill_at=None, checkpoint_every=2, rounds=ROUND
     """Start or go on under `folder`; `kill_at` = (where, round)."""
     sim, server, store, checkpointer, first = loop.resume(sim, server, folder)
     sink = JsonlSink(folder / "metrics.jsonl", resume_step=first)
-    clients = JsonlSink(folder / "clients.jsonl", resume_step=first)
+    clients = ClientLog(folder / "clients.jsonl", resume_step=first)
 
     def evaluate(server, store):
         del store

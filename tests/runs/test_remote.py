@@ -139,47 +139,12 @@ def test_a_run_killed_on_two_machines_has_the_bits_of_one_on_a_disk(
     jax.tree.map(np.testing.assert_array_equal, left[2], right[2])
 
 
-@pytest.mark.parametrize("method, number", [("_put", 1), ("_write_manifest", 2)])
-def test_a_run_killed_in_its_first_upload_begins_again(
-    config, machine, bucket, monkeypatch, method, number
-):
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill_in(patch, number, method)
-        with remote.open_run(bucket) as run:
-            (run.path / "config.json").write_text("{}")
-            run.mirror.claim()
-    fsspec.filesystem("memory").pipe_file(f"{bucket}/{remote.CHECK}-1", b"")
-    machine("second")
-    with remote.open_run(bucket) as run:
-        (run.path / "config.json").write_text("{}")
-        run.mirror.claim()
-    machine("third")
-    assert (remote.fetch(bucket) / "config.json").read_text() == "{}"
-
-
 @pytest.fixture
 def finished(local, machine, bucket):
     """URL of a run's files, which a test may change."""
     mirror = Mirror(bucket, local)
     mirror.claim()
     return bucket
-
-
-def test_a_file_of_other_bytes_is_named_and_all_others_are_in_the_copy(
-    finished, machine
-):
-    name, files = "fedper/metrics.jsonl", fsspec.filesystem("memory")
-    (place,) = files.glob(f"{finished}/files/*/{name}")
-    whole = files.cat_file(place)
-    for other in (whole[1:], b"x" + whole[1:]):  # of another size, of the same
-        files.pipe_file(place, other)
-        machine(str(len(other)))
-        with pytest.raises(OSError, match=f"{name} must have its sha256 in the manif"):
-            remote.fetch(finished)
-    copy = copy_folder(finished, use="read")
-    assert (copy / "config.json").is_file() and not (copy / name).exists()
-    files.pipe_file(place, whole)
-    assert (remote.fetch(finished) / name).read_bytes() == whole
 
 
 def test_a_run_counts_as_running_while_its_process_says_so(finished, machine, capsys):
@@ -239,16 +204,6 @@ def test_a_copy_is_used_by_one_process(finished):
         with pytest.raises(ValueError, match="in use by another process of this mach"):
             with remote.open_run(finished):
                 pass
-
-
-def test_a_run_that_is_emptied_is_empty_in_the_bucket(finished, machine, tmp_path):
-    with remote.open_run(finished) as run:
-        for path in run.path.rglob("*.jsonl"):
-            path.unlink()
-        run.mirror.claim()
-    files = fsspec.filesystem("memory").find(finished)
-    names = {name.rpartition("/")[2] for name in files}
-    assert "summary.json" in names and "metrics.jsonl" not in names
 
 
 def refusal(capsys, *words):
