@@ -1,9 +1,9 @@
 """Runs that are killed at any moment end with the bits of one that nobody stopped.
 
 An experiment of three stages (pretraining, FedAvg, FedFR) with a checkpoint every third
-epoch and round is started again and again, and killed each time: at a random moment, or
-just before a change of a file in its folder. When it has reached its end, everything
-that it leaves but the seconds is compared with an uninterrupted run's.
+epoch and round is started again and again, and killed each time just before a random
+change of a file in its folder. When it has reached its end, everything that it leaves
+but the seconds is compared with an uninterrupted run's.
 """
 
 import collections
@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from typing import NamedTuple
 
@@ -71,7 +70,6 @@ class Setup(NamedTuple):
 
     folder: pathlib.Path
     processes: int
-    seconds: float  # that it takes
     events: tuple[int, ...]  # changes of files, of each process
     ends: dict
 
@@ -145,19 +143,6 @@ def kill_all(process) -> None:
         pass
 
 
-def kill_one(process, number: int) -> None:
-    """SIGKILL the child that is process `number` of a run, all where it has none."""
-    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    try:
-        for pid in children.read_text().split():
-            words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if f"--process_id={number}" in words:
-                return os.kill(int(pid), signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    kill_all(process)
-
-
 def ends_of(workdir: pathlib.Path) -> dict:
     """All that a run leaves, but for seconds, by name."""
     ends = {"summary": json.loads((workdir / "summary.json").read_text())["methods"]}
@@ -204,9 +189,7 @@ def set_up(folder: pathlib.Path, processes: int) -> Setup:
     workdirs = [folder / f"whole{processes}-{i}" for i in range(2)]
     logs = [folder / f"events{processes}-{i}" for i in range(processes)]
     finish(start(folder, workdirs[0], processes, least_compiled=0))
-    begin = time.monotonic()
     output = finish(start(folder, workdirs[1], processes))
-    seconds = time.monotonic() - begin
     for i, log in enumerate(logs):
         workdir = folder / f"counted{processes}-{i}"
         faults = {"root": workdir, "kill": 0, "log": log}
@@ -219,7 +202,7 @@ def set_up(folder: pathlib.Path, processes: int) -> Setup:
     if different(ends, ends_of(workdirs[1])):
         raise RuntimeError("two uninterrupted runs must end with the same bits")
     events = tuple(len(log.read_text().splitlines()) for log in logs)
-    return Setup(folder, processes, seconds, events, ends)
+    return Setup(folder, processes, events, ends)
 
 
 def different(ends: dict, expected: dict) -> list[str]:
@@ -233,40 +216,28 @@ def chain(setup: Setup, seed: int, is_enough, kills: collections.Counter) -> lis
     rng = random.Random(seed)
     workdir = setup.folder / f"chain{setup.processes}-{seed}"
     while True:
-        process, how = doomed(setup, workdir, rng, is_free=is_enough())
+        process = doomed(setup, workdir, rng, is_free=is_enough())
         output = finish(process)
         if process.returncode == 0:
             break
         if process.returncode != -signal.SIGKILL and "with signal 9" not in output:
             return [f"a run that nobody killed stopped: {output[-2000:]}"]
         stage = [s for s in STAGES if (workdir / s).exists()][-1:]
-        kills[(setup.processes, *(stage or ["before the first"]), how)] += 1
+        kills[(setup.processes, *(stage or ["before the first"]))] += 1
     return different(ends_of(workdir), setup.ends)
 
 
 def doomed(setup: Setup, workdir, rng, *, is_free: bool):
-    """(process, how it is killed) of the next start."""
-    if is_free:
-        return start(setup.folder, workdir, setup.processes), None
-    number = rng.randrange(setup.processes)
-    if rng.random() < 0.6:
+    """The next start, which is killed at a change of a file unless it is free."""
+    faults = {}
+    if not is_free:
+        number = rng.randrange(setup.processes)
         # The first events of a resumed run as often as those of all three stages.
         most = rng.choice((60, setup.events[number]))
         faults = {"root": workdir, "kill": rng.randrange(1, most + 1)}
         if setup.processes > 1:
             faults["process"] = number
-        return start(setup.folder, workdir, setup.processes, **faults), "change"
-    process = start(setup.folder, workdir, setup.processes)
-    is_alone = rng.random() < 0.5
-
-    def kill():
-        if process.poll() is None:
-            kill_one(process, number) if is_alone else kill_all(process)
-
-    timer = threading.Timer(rng.uniform(0.1, 0.9) * setup.seconds, kill)
-    timer.daemon = True
-    timer.start()
-    return process, "moment"
+    return start(setup.folder, workdir, setup.processes, **faults)
 
 
 def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) -> dict:
@@ -293,8 +264,8 @@ def report(count: int, workers: int = 2, processes: tuple[int, ...] = (1, 2)) ->
                 for done in [pool.submit(run_chains) for _ in range(workers)]:
                     done.result()
     table = {
-        f"{stage}, processes: {number}, killed at a {how}": times
-        for (number, stage, how), times in sorted(kills.items())
+        f"{stage}, processes: {number}": times
+        for (number, stage), times in sorted(kills.items())
     }
     for name, times in table.items():
         print(f"{name}: {times}")
