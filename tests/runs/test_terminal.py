@@ -21,11 +21,10 @@ def test_without_a_terminal_a_round_and_a_note_are_a_plain_line():
     sink(0, {"loss": jnp.float32(0.5), "tar@far=[1e-3]": 0.25})
     sink(1, {"loss": 0.0, "steps": 0.0})
     sink.close()
-    assert screen.file.getvalue().splitlines() == [
-        "fedfr  compiling round 0 [red]",
-        "fedfr 1/2  0 s  loss 0.5  tar@far=[1e-3] 0.25",
-        "fedfr 2/2  0 s  loss 0  steps 0  no client took a step: none has a whole batch",
-    ]
+    note, first, silent = screen.file.getvalue().splitlines()
+    assert note == "fedfr  compiling round 0 [red]"
+    assert first == "fedfr 1/2  0 s  loss 0.5  tar@far=[1e-3] 0.25"
+    assert silent.startswith("fedfr 2/2  0 s  loss 0  steps 0  no client took a step: ")
 
 
 def test_plain_lines_are_spaced_in_time_but_the_last_round_is_always_shown():
