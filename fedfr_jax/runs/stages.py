@@ -32,7 +32,7 @@ from fedfr_jax.models.saved_model import RECORD, WEIGHTS, save_model
 from fedfr_jax.runs import data_digest, loop
 from fedfr_jax.runs.central_stage import read_central, train_central, training_flops
 from fedfr_jax.runs.checkpoint import check_end, checkpoint_numbers, stage_accountant
-from fedfr_jax.runs.costs import Evaluations, note_privacy
+from fedfr_jax.runs.costs import Evaluations, note_privacy, with_spent
 from fedfr_jax.runs.evaluation_record import with_prefix
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle, StageState
 from fedfr_jax.runs.sinks import Sink
@@ -215,13 +215,12 @@ def run_federated(
         stage = _ended_federated(experiment, trainer, state._replace(server=server))
         with lifecycle.timed("evaluation"):
             evaluations = save_and_evaluate(experiment, trainer, stage.models, folder)
-        evaluators = experiment.task.evaluators  # the others are in the last round
-        late = {
-            k: x for k, x in evaluations.items() if not evaluators[k].during_training
-        }
+        evaluators = experiment.task.evaluators
+        in_last_round = {k for k, x in evaluators.items() if x.during_training}
+        late = {k: x for k, x in evaluations.items() if k not in in_last_round}
         send_results(sinks, end, late)
     state.checkpointer.close()
-    return stage, evaluations
+    return stage.variables, with_spent(experiment, evaluations, folder, stage.state)
 
 
 @contextlib.contextmanager
