@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import time
 
 import fsspec
 import pytest
@@ -180,8 +181,9 @@ def test_runs_of_a_bucket_are_listed_without_those_that_are_refused(
     found = [f"/runs/../../out/{name_of(CLAIM)}"]
     monkeypatch.setattr(files, "glob", lambda _: found, raising=False)
     assert remote._find_runs("memory://runs") == []
-    files.pipe_file("/beat/HEARTBEAT", b"nan")
-    assert not Mirror("memory://beat", tmp_path).is_running()
+    for text in (b"nan", b"", b"soon", str(time.time() - 900).encode()):
+        files.pipe_file("/beat/HEARTBEAT", text)
+        assert not Mirror("memory://beat", tmp_path).is_running()
 
 
 @pytest.fixture

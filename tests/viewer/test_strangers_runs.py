@@ -3,14 +3,12 @@
 import copy
 import json
 import os
-import time
 
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs.heartbeat import is_beating
 from fedfr_jax.runs.report import result_table
 from fedfr_jax.runs.terminal import LineView
 from fedfr_jax.viewer import page, records, runs_table
@@ -254,15 +252,3 @@ def test_the_list_of_the_server_is_that_of_a_fresh_reader(run, make_run, monkeyp
         assert reads == expected
         fresh = list_runs(folder).rows
         assert [{**x, "age": ""} for x in rows] == [{**x, "age": ""} for x in fresh]
-
-
-def test_only_a_time_of_the_last_minutes_is_a_heartbeat():
-    def is_alive(written):
-        class Bucket:
-            cat_file = staticmethod(lambda path: written)
-
-        return is_beating(Bucket, "HEARTBEAT")
-
-    assert is_alive(b"%f" % time.time())
-    for written in (b"", b"soon", b"\xff", b"nan", b"1e999", b"0"):
-        assert not is_alive(written), written
