@@ -27,38 +27,38 @@ from fedfr_jax.federated.aggregation import with_aggregation as with_aggregation
 from fedfr_jax.federated.aggregation import with_update_checks as with_update_checks
 from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
 from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
-from fedfr_jax.federated.algorithms.afl import afl as afl
 from fedfr_jax.federated.algorithms.apfl import apfl as apfl
-from fedfr_jax.federated.algorithms.batch_stats import (
-    with_batch_stats as with_batch_stats,
-)
-from fedfr_jax.federated.algorithms.cdw import cdw as cdw
-from fedfr_jax.federated.algorithms.ditto import ditto as ditto
+from fedfr_jax.federated.algorithms.clusters import fesem as fesem
+from fedfr_jax.federated.algorithms.clusters import finch as finch
+from fedfr_jax.federated.algorithms.clusters import hypcluster as hypcluster
+from fedfr_jax.federated.algorithms.clusters import ifca as ifca
+from fedfr_jax.federated.algorithms.corrections import feddane as feddane
+from fedfr_jax.federated.algorithms.corrections import mime as mime
+from fedfr_jax.federated.algorithms.corrections import mimelite as mimelite
+from fedfr_jax.federated.algorithms.corrections import scaffold as scaffold
+from fedfr_jax.federated.algorithms.fair import afl as afl
+from fedfr_jax.federated.algorithms.fair import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg as fedavg
-from fedfr_jax.federated.algorithms.fedaws import fedaws as fedaws
-from fedfr_jax.federated.algorithms.feddane import feddane as feddane
-from fedfr_jax.federated.algorithms.feddyn import feddyn as feddyn
 from fedfr_jax.federated.algorithms.fedfr import fedfr as fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin as fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova as fednova
-from fedfr_jax.federated.algorithms.fedprox import fedprox as fedprox
-from fedfr_jax.federated.algorithms.fedrep import fedrep as fedrep
-from fedfr_jax.federated.algorithms.finch import finch as finch
-from fedfr_jax.federated.algorithms.ifca import fesem as fesem
-from fedfr_jax.federated.algorithms.ifca import hypcluster as hypcluster
-from fedfr_jax.federated.algorithms.ifca import ifca as ifca
-from fedfr_jax.federated.algorithms.kd import kd as kd
-from fedfr_jax.federated.algorithms.mime import mime as mime
-from fedfr_jax.federated.algorithms.mime import mimelite as mimelite
+from fedfr_jax.federated.algorithms.fedreid import cdw as cdw
+from fedfr_jax.federated.algorithms.fedreid import kd as kd
 from fedfr_jax.federated.algorithms.moon import moon as moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg as perfedavg
 from fedfr_jax.federated.algorithms.personal import top_blocks as top_blocks
 from fedfr_jax.federated.algorithms.personal import (
+    with_batch_stats as with_batch_stats,
+)
+from fedfr_jax.federated.algorithms.personal import (
     with_personal_layers as with_personal_layers,
 )
-from fedfr_jax.federated.algorithms.pfedme import pfedme as pfedme
-from fedfr_jax.federated.algorithms.qfedavg import qfedavg as qfedavg
-from fedfr_jax.federated.algorithms.scaffold import scaffold as scaffold
+from fedfr_jax.federated.algorithms.phases import fedrep as fedrep
+from fedfr_jax.federated.algorithms.proximal import ditto as ditto
+from fedfr_jax.federated.algorithms.proximal import feddyn as feddyn
+from fedfr_jax.federated.algorithms.proximal import fedprox as fedprox
+from fedfr_jax.federated.algorithms.proximal import pfedme as pfedme
+from fedfr_jax.federated.algorithms.spreadout import fedaws as fedaws
 from fedfr_jax.federated.attacks import ATTACKS as ATTACKS
 from fedfr_jax.federated.attacks import backdoor_rate as backdoor_rate
 from fedfr_jax.federated.attacks import register_attack as register_attack
@@ -66,6 +66,7 @@ from fedfr_jax.federated.attacks import with_attack as with_attack
 from fedfr_jax.federated.local import build_local_training as build_local_training
 from fedfr_jax.federated.local import sgd as sgd
 from fedfr_jax.federated.local import step_decay as step_decay
+from fedfr_jax.federated.privacy import Privacy as Privacy
 from fedfr_jax.federated.privacy import private as private
 from fedfr_jax.federated.sampling import Sampling as Sampling
 from fedfr_jax.federated.systems.asynchronous import fedasync as fedasync

@@ -463,8 +463,9 @@ def settings_of(deployment: Deployment) -> dict[str, Any]:
     """Settings that all rounds of a training must share, in JSON's types."""
     privacy = deployment.algorithm.privacy
     if privacy:
-        strategy = privacy.strategy and [privacy.strategy.name, privacy.strategy.rounds]
-        privacy = {**privacy._asdict(), "strategy": strategy}
+        if noise := privacy.noise:
+            noise = [noise.name, *(x for x in noise if isinstance(x, int))]
+        privacy = {**privacy._asdict(), "noise": noise}
         del privacy["epsilon"]  # a limit
     return {
         "algorithm": repr(deployment.algorithm),

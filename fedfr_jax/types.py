@@ -483,6 +483,24 @@ class Message(NamedTuple):
 LINK, MEAN, SUM, LAST = "link", "mean", "sum", "last"
 
 
+def no_state(like: PyTree) -> PyTree:
+    """Empty state, as `Aggregator.init` of a link without state."""
+    del like
+    return ()
+
+
+def send_unchanged(key, state, update: PyTree, weight: PyTree) -> tuple[Summary, dict]:
+    """Pass an update on as it is, as `Aggregator.summarize`."""
+    del key, state
+    return Summary(update, weight), {}
+
+
+def return_unchanged(key, state, total: Summary) -> tuple[PyTree, PyTree, dict]:
+    """Return the sum as it is, as `Aggregator.finish`."""
+    del key
+    return total.update, state, {}
+
+
 class Aggregator(NamedTuple):
     """Aggregation of clients' updates: one link, or a chain of links.
 
@@ -492,12 +510,13 @@ class Aggregator(NamedTuple):
     `federated.aggregation.contract`. State lies in the server's tree.
     """
 
-    init: Callable[[PyTree], PyTree]  # zeros like a client's update -> state
+    # Zeros like a client's update -> state
+    init: Callable[[PyTree], PyTree] = no_state
     # (key, state, update, weight) -> (Summary, metrics {name: []}); the metric
     # "dropped" is 1 for a client whose numbers are left out
-    summarize: Callable[..., tuple[Summary, PyTree]]
+    summarize: Callable[..., tuple[Summary, PyTree]] = send_unchanged
     # (key, state, total Summary) -> (aggregate, state, metrics {name: []})
-    finish: Callable[..., tuple[PyTree, PyTree, PyTree]]
+    finish: Callable[..., tuple[PyTree, PyTree, PyTree]] = return_unchanged
     role: str = LINK
     min_clients: int = 1  # of a cohort
     max_clients: int | None = None
@@ -578,8 +597,11 @@ class Algorithm(NamedTuple):
     built_for: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
-        """Name of the module that defines `client_update`."""
-        return f"Algorithm({self.client_update.__module__.rpartition('.')[2]})"
+        """Name of the factory that defines `client_update`."""
+        function = self.client_update
+        is_named = hasattr(function, "__qualname__")
+        name = function.__qualname__ if is_named else type(function).__name__
+        return f"Algorithm({name.partition('.')[0]})"
 
 
 class FinalAdaptation(NamedTuple):

@@ -560,7 +560,7 @@ def test_private_rounds_that_are_resumed_with_other_noise_are_composed(tmp_path)
 
     def private(noise, **options):
         given = {"clip_norm": 0.5, "cohort_size": 2, "delta": 0.1, **options}
-        covered = ff.private(algorithm(), noise_multiplier=noise, **given)
+        covered = ff.private(algorithm(), ff.Privacy(noise_multiplier=noise, **given))
         return new_run(lambda: covered, data=data)
 
     loud, found = played(private(0.5), 2)

@@ -42,7 +42,7 @@ def methods():
         "quantized": ff.with_aggregation(
             fedavg, ff.AGGREGATORS["quantize"](range=512.0)
         ),
-        "private": ff.privacy.private(fedavg, cohort_size=NUM_CLIENTS, **noise),
+        "private": ff.private(fedavg, ff.Privacy(cohort_size=NUM_CLIENTS, **noise)),
     }
     variables = model.init(jax.random.key(0))
     found = {name: (algorithm, variables) for name, algorithm in algorithms.items()}

@@ -40,10 +40,12 @@ def play(rounds: int) -> dict[str, list]:
     data, (plain, *rest) = workloads.make_data(work), ours.classifier(work)
     covered = ff.private(
         plain,
-        clip_norm=workloads.CLIP_NORM,
-        noise_multiplier=workloads.NOISE_MULTIPLIER,
-        cohort_size=work.cohort,
-        delta=1e-4,
+        ff.Privacy(
+            clip_norm=workloads.CLIP_NORM,
+            noise_multiplier=workloads.NOISE_MULTIPLIER,
+            cohort_size=work.cohort,
+            delta=1e-4,
+        ),
     )
     runs, seconds = {}, {name: [] for name in NAMES[:2]}
     for name, algorithm in zip(NAMES, (plain, covered), strict=False):

@@ -114,12 +114,14 @@ def accuracy_of(data, test, noise: str, epsilon: float) -> dict:
     multiplier, strategy = calibrated(noise, epsilon)
     algorithm = ff.private(
         plain(),
-        clip_norm=CLIP,
-        noise_multiplier=multiplier,
-        cohort_size=COHORT,
-        delta=DELTA,
-        epsilon=epsilon,
-        noise=strategy,
+        ff.Privacy(
+            clip_norm=CLIP,
+            noise_multiplier=multiplier,
+            cohort_size=COHORT,
+            delta=DELTA,
+            epsilon=epsilon,
+            noise=strategy,
+        ),
     )
     run = ff.init(
         algorithm,
@@ -148,7 +150,7 @@ def cost(data) -> dict:
     """Seconds of a round, private and plain in turns, without what compiles."""
     options = {"batch_size": 10, "cohort_size": COHORT, "clients_per_device": LANES}
     covered = ff.private(
-        plain(), clip_norm=CLIP, noise_multiplier=1.0, cohort_size=COHORT, delta=DELTA
+        plain(), ff.Privacy(CLIP, 1.0, cohort_size=COHORT, delta=DELTA)
     )
     runs = {
         name: ff.init(algorithm, data, first_variables(), **options)

@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from fedfr_jax.federated.algorithms.batch_stats import batch_norms
-from fedfr_jax.federated.algorithms.personal import top_blocks
+from fedfr_jax.federated.algorithms.personal import batch_norms, top_blocks
 from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.schema import check_settings
 from fedfr_jax.types import Model, PyTree

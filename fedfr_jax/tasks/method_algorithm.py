@@ -7,11 +7,11 @@ import jax
 
 from fedfr_jax.federated.aggregation import build_links, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.batch_stats import (
+from fedfr_jax.federated.algorithms.personal import (
     check_batch_stats,
     with_batch_stats,
+    with_personal_layers,
 )
-from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.algorithms.phases import head_first
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import freeze_leaves, trainable

@@ -24,7 +24,6 @@ NEEDS = {
     "equal_features": Need(
         "features that are the same in training and evaluation, unlike a bnneck's",
         (*PLAIN, "reid"),
-        "Set train_mode to True",
     ),
     "features": Need(
         "a network that gives features",

@@ -16,8 +16,7 @@ from fedfr_jax.federated.privacy.mechanism import (
     accountant_of,
     check_privacy,
     mechanism_of,
-    noise_fields,
-    with_mechanism,
+    private,
 )
 from fedfr_jax.federated.privacy.skellam import Skellam
 from fedfr_jax.federated.settings import Federation, build_sampling
@@ -65,7 +64,7 @@ def with_privacy(
     settings = {"noise_multiplier": 0.0, **settings}
     num_sampled = federation.cohort_size or num_clients
     cohort_size = num_trained(federation.straggling, num_sampled)
-    fixed = {"cohort_size": cohort_size, **noise_fields(noise)}
+    fixed = {"cohort_size": cohort_size, "noise": noise}
     privacy = call(section, Privacy, settings, **fixed)
     with naming(f"config.{section}"):
         check_privacy(privacy)
@@ -74,15 +73,14 @@ def with_privacy(
             mechanism = mechanism_of(privacy, sampling, num_clients, num_sampled)
             needed = calibrate_noise(mechanism, epsilon=privacy.epsilon, rounds=rounds)
             privacy = privacy._replace(noise_multiplier=needed)
-        return with_mechanism(algorithm, privacy)
+        return private(algorithm, privacy)
 
 
 def check_privacy_settings(section: str, settings: Mapping) -> None:
     """Raise ValueError for a wrong key, kind or number, or a missing key."""
     where, kinds = f"config.{section}.privacy", kinds_of(Privacy)
     kinds["noise"] = str | Mapping | None
-    for fixed in ("cohort_size", "strategy", "skellam"):
-        del kinds[fixed]
+    del kinds["cohort_size"]
     check_settings(where, settings, kinds)
     if not {"epsilon", "noise_multiplier"} & settings.keys():
         raise ValueError(f"{where} needs the key epsilon or noise_multiplier.")

@@ -15,9 +15,12 @@ from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.aggregation import AGGREGATORS, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.batch_stats import with_batch_stats
-from fedfr_jax.federated.algorithms.personal import top_blocks, with_personal_layers
-from fedfr_jax.federated.algorithms.public_data import PublicImages
+from fedfr_jax.federated.algorithms.fedreid import PublicImages
+from fedfr_jax.federated.algorithms.personal import (
+    top_blocks,
+    with_batch_stats,
+    with_personal_layers,
+)
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd

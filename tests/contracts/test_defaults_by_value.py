@@ -33,7 +33,6 @@ MIME = {"server_momentum": 0.9, "server_learning_rate": 1.0, **EXAMPLES}
 EXPECTED = {
     "afl": {"domain_learning_rate": 0.1, "domain_window_size": 1, "domain_of": None},
     "apfl": {"alpha": 0.5, **SERVER, **EQUALLY},
-    "cdw": {"train_mode": False},
     "ditto": {"lam": 1.0, **SERVER, **EXAMPLES},
     "fedavg": {**SERVER, **EXAMPLES},
     "fedaws": {"margin": 0.9, "lam": 10.0, "server_learning_rate": 0.1, **EXAMPLES},
@@ -51,8 +50,6 @@ EXPECTED = {
         "measure": "displacement",
         "temperature": 1.0,
         "normalize_features": True,
-        "attention": "softmax",
-        "attention_combination": "mean",
         **EQUALLY,
         "prototype_momentum": 0.0,
     },
@@ -60,7 +57,7 @@ EXPECTED = {
     "fedprox": {**SERVER, **EXAMPLES},
     "fedrep": EXAMPLES,
     "fesem": GROUPS,
-    "finch": {**EXAMPLES, "train_mode": False},
+    "finch": {**EXAMPLES},
     "hypcluster": GROUPS,
     "ifca": {**GROUPS, **EQUALLY},
     "kd": {
@@ -70,7 +67,6 @@ EXPECTED = {
         "distill_momentum": 0.9,
         "distill_weight_decay": 5e-4,
         **EXAMPLES,
-        "train_mode": False,
     },
     "mime": MIME,
     "mimelite": MIME,

@@ -84,7 +84,7 @@ def test_who_sees_what_follows_from_the_aggregation():
 def private(algorithm, **settings):
     """The algorithm with privacy for the contract's cohort."""
     numbers = {"clip_norm": 0.5, "noise_multiplier": 1.1, "cohort_size": 3}
-    return ff.private(algorithm, **numbers, delta=1e-3, **settings)
+    return ff.private(algorithm, ff.Privacy(**numbers, delta=1e-3, **settings))
 
 
 def test_what_privacy_covers_is_said():

@@ -10,12 +10,12 @@ import optax
 import pytest
 
 from fedfr_jax import trees
+from fedfr_jax.federated.algorithms.corrections import scaffold
+from fedfr_jax.federated.algorithms.fair import qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.pfedme import pfedme
-from fedfr_jax.federated.algorithms.qfedavg import qfedavg
-from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.algorithms.proximal import pfedme
 from fedfr_jax.federated.local import build_local_training, run_steps, sgd
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import (

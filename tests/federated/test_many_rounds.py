@@ -10,8 +10,8 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.stream import stream
+from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.many_rounds import (
     check_rounds_per_call,
@@ -191,7 +191,8 @@ def test_each_round_of_a_call_is_within_the_budget_before_any_is_trained():
     mechanism = ff.privacy.Mechanism(num_clients, num_clients, 2.0, 1e-3)
     budget = ff.privacy.build_accountant(mechanism).epsilon(2)
     covered = ff.private(
-        toys.fedavg_of(toys.norm_loss), clip_norm=1.0, epsilon=budget, **given
+        toys.fedavg_of(toys.norm_loss),
+        ff.Privacy(clip_norm=1.0, epsilon=budget, **given),
     )
     sim = build_simulation(covered, toys.feed(), *toys.problem(), mesh=make_mesh(1))
     server = start_simulation(sim, toys.norm_variables())

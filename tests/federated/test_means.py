@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.data.stream import place_examples, stream
 from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.algorithms.feddane import feddane
+from fedfr_jax.federated.algorithms.corrections import feddane
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.local import sgd, step_decay
 from fedfr_jax.federated.simulation import build_simulation, start_simulation

@@ -75,7 +75,7 @@ METHODS = {
         lambda: ff.with_batch_stats(fedavg(), "random_client")
     ),
     "private": Method(
-        lambda: ff.privacy.private(fedavg(), cohort_size=2, **PRIVATE),
+        lambda: ff.private(fedavg(), ff.Privacy(cohort_size=2, **PRIVATE)),
         cohort_size=2,
         sampling=ff.Sampling("poisson"),
     ),
@@ -224,8 +224,8 @@ def test_a_private_server_has_the_epsilon_of_its_rounds_and_stops_at_the_budget(
         return dp_accounting.get_epsilon_gaussian(noise, PRIVATE["delta"])
 
     budget = (epsilon(2) + epsilon(3)) / 2
-    build = lambda: ff.privacy.private(
-        fedavg(), cohort_size=4, epsilon=budget, **PRIVATE
+    build = lambda: ff.private(
+        fedavg(), ff.Privacy(cohort_size=4, epsilon=budget, **PRIVATE)
     )
     given = deployment(Method(build, cohort_size=4))
     server, state, answers = first_round(given)

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from fedfr_jax import scanned_blocks
+from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.fedrep import fedrep
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.algorithms.phases import fedrep
 from fedfr_jax.federated.local import by_block, sgd
 from fedfr_jax.federated.simulation import (
     build_simulation,

@@ -11,7 +11,7 @@ from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
-from fedfr_jax.federated.privacy import private
+from fedfr_jax.federated.privacy import Privacy, private
 from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.federated.simulation import (
     assign,
@@ -242,9 +242,7 @@ def test_no_member_plays_a_round_that_overspends_its_privacy():
     given = {"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": few}
     make = lambda hyper: private(
         fedavg(toys.LOCAL._replace(learning_rate=hyper["rate"])),
-        **given,
-        delta=1e-3,
-        epsilon=4.0,
+        Privacy(**given, delta=1e-3, epsilon=4.0),
     )
     runs = sweep(
         make,

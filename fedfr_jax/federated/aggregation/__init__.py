@@ -6,8 +6,12 @@ config the key `aggregation` of a method. The contract is `types.Aggregator`.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedfr_jax.federated.aggregation.attention import attention
-from fedfr_jax.federated.aggregation.clip import centered_clip, clip_by_global_norm
+from fedfr_jax.federated.aggregation.clip import (
+    centered_clip,
+    clip_by_global_norm,
+    gaussian_noise,
+    with_update_checks,
+)
 from fedfr_jax.federated.aggregation.compress import (
     random_k,
     rotate,
@@ -21,13 +25,12 @@ from fedfr_jax.federated.aggregation.contract import (
     with_aggregation,
 )
 from fedfr_jax.federated.aggregation.exact_sum import quantize
-from fedfr_jax.federated.aggregation.mean import weighted_mean
+from fedfr_jax.federated.aggregation.mean import attention, weighted_mean
 from fedfr_jax.federated.aggregation.mixing import (
     adaptive_robust_clipping,
     bucketing,
     nearest_neighbor_mixing,
 )
-from fedfr_jax.federated.aggregation.noise import gaussian_noise
 from fedfr_jax.federated.aggregation.robust import (
     bulyan,
     geometric_median,
@@ -37,7 +40,6 @@ from fedfr_jax.federated.aggregation.robust import (
     rfa,
     trimmed_mean,
 )
-from fedfr_jax.federated.aggregation.update_checks import with_update_checks
 from fedfr_jax.schema import choose, register
 from fedfr_jax.types import Aggregator
 

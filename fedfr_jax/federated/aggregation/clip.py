@@ -1,24 +1,26 @@
-"""Clipping of updates, to a norm or around a center.
+"""Updates that are too long or not finite, clipped or left out; and noise.
 
 Norms are of everything that is trained together; running statistics are averaged as
-they are. An update that is not finite is dropped, see `drop_non_finite`.
+they are.
 """
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
+from fedfr_jax.federated import sums
 from fedfr_jax.federated.aggregation.contract import (
     chain,
     drop_non_finite,
-    keep,
-    no_state,
+    on_change,
     split,
 )
-from fedfr_jax.ranges import Positive
+from fedfr_jax.ranges import NonNegative, Positive, Share
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Aggregator, PyTree, Summary
+from fedfr_jax.types import Aggregator, Algorithm, PyTree, Summary
 
 
 @checked
@@ -28,7 +30,7 @@ def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
     The metric `clip_fraction` is 1 for a client whose update was longer.
 
     Args:
-      max_norm: C > 0, the largest norm of an update.
+      max_norm: C, the largest norm of an update.
     """
 
     def summarize(key, state, update, weight):
@@ -37,7 +39,7 @@ def clip_by_global_norm(*, max_norm: Positive = 1.0) -> Aggregator:
         clipped, metrics = clip(change, max_norm)
         return Summary(join(clipped, statistics), weight), metrics
 
-    return chain(drop_non_finite(), Aggregator(no_state, summarize, keep))
+    return chain(drop_non_finite(), Aggregator(summarize=summarize))
 
 
 @checked
@@ -48,8 +50,7 @@ def centered_clip(*, max_norm: Positive = 1.0) -> Aggregator:
     round: v <- v + mean_k (u_k - v) min(1, C / ||u_k - v||), w+ = w + v.
 
     Args:
-      max_norm: C > 0, the largest distance of an update from the center that counts
-        whole.
+      max_norm: C, the largest distance of an update from the center that counts whole.
     """
 
     def summarize(key, center, update, weight):
@@ -88,3 +89,70 @@ def clip(change: PyTree, max_norm: float | jax.Array) -> tuple[PyTree, dict]:
 
     metrics = {"clip_fraction": jnp.where(is_longer, 1.0, 0.0)}
     return jax.tree.map(shorten, change), metrics
+
+
+@checked
+def gaussian_noise(*, std: NonNegative) -> Aggregator:
+    """Add normal noise to every entry of the aggregate, but not to running statistics.
+
+    Before weighted_mean in a chain it is on the mean, behind it on the sum of weighted
+    updates. It is drawn once from (seed, round), the same on any devices.
+    """
+
+    def finish(key, state, total):
+        def add_noise(change):
+            keys = jax.random.split(key, max(len(change), 1))
+            draw = lambda k, x: x + std * jax.random.normal(k, x.shape, x.dtype)
+            return [draw(k, x) for k, x in zip(keys, change, strict=False)]
+
+        return on_change(add_noise, total.update), state, {}
+
+    return Aggregator(finish=finish)
+
+
+@checked
+def with_update_checks(
+    algorithm: Algorithm,
+    on_bad_update: Literal["stop", "exclude"] = "exclude",
+    *,
+    max_norm: Positive = jnp.inf,
+    min_kept: Share = 0.5,
+) -> Algorithm:
+    """Check each client's update before aggregation; exclude it or stop.
+
+    Excluded clients count with weight 0 and keep the personal state that they had; the
+    metric `dropped` is 1 for them. It is the outermost wrapper, around with_aggregation
+    and with_attack too. Updates of attackers who collude are computed after it, and not
+    checked.
+
+    Args:
+      on_bad_update: stop ends the run at the first bad update, exclude leaves it out.
+      max_norm: the longest update that is not bad, over everything that is trained
+        together. Updates that are not finite are always bad.
+      min_kept: share of a cohort below which a run that excludes stops.
+
+    Raises:
+      ValueError: for an algorithm whose clients send no update.
+    """
+    aggregator = algorithm.aggregator
+    if aggregator is None:
+        raise ValueError(
+            "on_bad_update needs an algorithm whose updates are summed, got "
+            f"{algorithm}."
+        )
+
+    def summarize(key, state, update, weight):
+        sent = update, weight
+        is_bad = ~trees.is_finite(sent)
+        if max_norm != jnp.inf:
+            is_bad |= trees.norm(split(update)[0]) > max_norm
+        sent = trees.where(is_bad, sums.zero_sums(sent), sent)
+        summary, metrics = aggregator.summarize(key, state, *sent)
+        dropped = jnp.where(is_bad, 1.0, metrics.get("dropped", 0.0))
+        summary = trees.where(is_bad, sums.zero_sums(summary), summary)
+        return summary, {**metrics, "dropped": dropped}
+
+    return algorithm._replace(
+        aggregator=aggregator._replace(summarize=summarize),
+        min_kept=1.0 if on_bad_update == "stop" else min_kept,
+    )

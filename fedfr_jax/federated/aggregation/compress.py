@@ -15,11 +15,10 @@ from typing import Annotated
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
-import numpy as np
 from annotated_types import Interval
 
 from fedfr_jax.data.permutation import permute
-from fedfr_jax.federated.aggregation.contract import keep, no_state, split
+from fedfr_jax.federated.aggregation.contract import on_change, split
 from fedfr_jax.ranges import PositiveShare, Seed
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator, LinkState, Message, Summary
@@ -35,20 +34,20 @@ def top_k(*, fraction: PositiveShare = 0.01, error_feedback: bool = True) -> Agg
     Aji and Heafield 2017, arXiv:1704.05021. A message has k numbers and their places.
 
     Args:
-      fraction: k of d numbers, in (0, 1]; k is at least 1.
+      fraction: k of d numbers; k is at least 1.
       error_feedback: adds to an update what earlier messages have left out.
     """
 
     def compress(key, change):
         del key
-        flat, unflatten = _flatten(change)
+        flat, unflatten = jax.flatten_util.ravel_pytree(change)
         _, index = jax.lax.top_k(jnp.abs(flat), count_sent(fraction, flat.size))
         return unflatten(only_at(flat, index))
 
     def count(message):
         size = sum(message.sizes)
         k = count_sent(fraction, size)
-        return _sparse(message, k, k * math.ceil(math.log2(max(size, 2))))
+        return sparse_message(message, k, k * math.ceil(math.log2(max(size, 2))))
 
     return compressor(compress, count, error_feedback)
 
@@ -63,13 +62,13 @@ def random_k(
     from a seed, so that a message has k numbers and 32 bits.
 
     Args:
-      fraction: k of d numbers, in (0, 1]; k is at least 1.
+      fraction: k of d numbers; k is at least 1.
       error_feedback: adds to an update what earlier messages have left out. Without it
         what is sent is d / k times as large, which makes it unbiased.
     """
 
     def compress(key, change):
-        flat, unflatten = _flatten(change)
+        flat, unflatten = jax.flatten_util.ravel_pytree(change)
         k = count_sent(fraction, flat.size)
         word = jax.random.bits(key, dtype=jnp.uint32)
         index = permute(word, jnp.arange(k, dtype=jnp.int32), jnp.int32(flat.size))
@@ -77,7 +76,7 @@ def random_k(
         return unflatten(scale * only_at(flat, index))
 
     def count(message):
-        return _sparse(message, count_sent(fraction, sum(message.sizes)), 32)
+        return sparse_message(message, count_sent(fraction, sum(message.sizes)), 32)
 
     return compressor(compress, count, error_feedback)
 
@@ -111,7 +110,7 @@ def stochastic_quantize(*, bits: Bits = 8, error_feedback: bool = False) -> Aggr
     64 for the levels of a leaf.
 
     Args:
-      bits: of a number, in [1, 23], as many as float32 keeps exactly.
+      bits: of a number, as many as float32 keeps exactly.
       error_feedback: adds to an update what earlier messages have left out, see above.
     """
 
@@ -136,22 +135,23 @@ def rotate(*, seed: Seed = 0) -> Aggregator:
       seed: of the signs.
     """
 
-    def turned(change, turn):
-        keys = jax.random.split(jax.random.key(seed), max(len(change), 1))
-        return [turn(k, x) for k, x in zip(keys, change, strict=False)]
+    def turn_each(turn, tree):
+        def turned(change):
+            keys = jax.random.split(jax.random.key(seed), max(len(change), 1))
+            return [turn(k, x) for k, x in zip(keys, change, strict=False)]
+
+        return on_change(turned, tree)
 
     def summarize(key, state, update, weight):
         del key, state
-        change, statistics, join = split(update)
-        return Summary(join(turned(change, rotated), statistics), weight), {}
+        return Summary(turn_each(rotated, update), weight), {}
 
     def finish(key, state, total):
         del key
-        change, statistics, join = split(total.update)
-        return join(turned(change, rotated_back), statistics), state, {}
+        return turn_each(rotated_back, total.update), state, {}
 
     count = functools.partial(count_dense, bits=None, each=0)
-    return Aggregator(no_state, summarize, finish, compress=count)
+    return Aggregator(summarize=summarize, finish=finish, compress=count)
 
 
 def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Aggregator:
@@ -173,17 +173,10 @@ def compressor(compress: Callable, count: Callable, error_feedback: bool) -> Agg
         return Summary(join(sent, statistics), weight, personal=client_state), {}
 
     return Aggregator(
-        no_state,
-        summarize,
-        keep,
+        summarize=summarize,
         init_personal=(lambda like: split(like)[0]) if error_feedback else None,
         compress=count,
     )
-
-
-def count_sent(fraction: float, size: int) -> int:
-    """Number of entries sent out of `size`, at least 1."""
-    return max(round(fraction * size), 1)
 
 
 def only_at(flat: jax.Array, index: jax.Array) -> jax.Array:
@@ -191,13 +184,12 @@ def only_at(flat: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.zeros_like(flat).at[index].set(flat[index], unique_indices=True)
 
 
-def _flatten(change: list) -> tuple[jax.Array, Callable]:
-    """Flatten leaves to one vector [d]; also return the inverse."""
-    flat, unflatten = jax.flatten_util.ravel_pytree(change)
-    return flat, unflatten
+def count_sent(fraction: float, size: int) -> int:
+    """Number of entries sent out of `size`, at least 1."""
+    return max(round(fraction * size), 1)
 
 
-def _sparse(message: Message, k: int, extra_bits: int) -> Message:
+def sparse_message(message: Message, k: int, extra_bits: int) -> Message:
     """Message of k entries of all leaves together."""
     bits = max(message.bits, default=32)
     return Message((k,), (bits,), message.extra_bits + extra_bits, is_sparse=True)
@@ -240,20 +232,14 @@ def rotated_back(key: jax.Array, y: jax.Array) -> jax.Array:
 
 def hadamard_blocks(x: jax.Array) -> jax.Array:
     """Multiply blocks of `x` [d] by H / sqrt(n): n = 1024, smaller at the end."""
+    from scipy.linalg import hadamard  # slow to import
+
     done, parts = 0, []
     while done < x.size:
         size = min(BLOCK, 2 ** int(math.log2(x.size - done)))
         count = (x.size - done) // size
         part = x[done : done + count * size].reshape(count, size)
-        turn = hadamard(size).astype(x.dtype)
+        turn = (hadamard(size) / math.sqrt(size)).astype(x.dtype)
         parts.append(jnp.matmul(part, turn, precision="highest").reshape(-1))
         done += count * size
     return jnp.concatenate(parts) if parts else x
-
-
-def hadamard(size: int) -> np.ndarray:
-    """Hadamard matrix H / sqrt(n), [n, n], for n a power of two (Sylvester)."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / math.sqrt(size)

@@ -38,6 +38,7 @@ from fedfr_jax.types import (
     PerClient,
     PyTree,
     Summary,
+    no_state,
 )
 
 
@@ -63,10 +64,9 @@ def chain(*links: Aggregator) -> Aggregator:
                 f"aggregation must end with link {number}, which replaces the mean, "
                 f"got {len(links) - number} links after it."
             )
-    roles = [link.role for link in links if link.role in (MEAN, LAST)]
-    if len(roles) > 1:
-        raise ValueError(f"aggregation must have exactly one mean, got {len(roles)}.")
-
+    means = [link.role for link in links if link.role in (MEAN, LAST)]
+    if len(means) > 1:
+        raise ValueError(f"aggregation must have exactly one mean, got {len(means)}.")
     for number, link in enumerate(links):
         if link.mix:
             return _chain_with_mix(links, number)
@@ -75,43 +75,43 @@ def chain(*links: Aggregator) -> Aggregator:
         return tuple(link.init(like) for link in links)
 
     def init_personal(like):
-        return tuple(
-            link.init_personal(like) if link.init_personal else () for link in links
-        )
+        return tuple(x.init_personal(like) if x.init_personal else () for x in links)
 
     def summarize(key, state, update, weight):
         extra, personal, metrics = [], [], {}
-        states = _link_states(links, state)
+        shared, own = state if isinstance(state, LinkState) else (state, ())
         for i, link in enumerate(links):
+            link_state = shared[i] if shared else ()
+            if link.init_personal:
+                link_state = LinkState(link_state, own[i])
             link_key = jax.random.fold_in(key, i)
-            summary, link_metrics = link.summarize(link_key, states[i], update, weight)
+            summary, found = link.summarize(link_key, link_state, update, weight)
             update, weight = summary.update, summary.weight
             extra.append(summary.extra)
             personal.append(summary.personal)
-            metrics = {**link_metrics, **metrics}
+            metrics = {**found, **metrics}
         return Summary(update, weight, tuple(extra), tuple(personal)), metrics
 
     def finish(key, state, total):
-        states, new_states = state or [()] * len(links), [*state]
-        aggregate, metrics = total.update, {}
+        aggregate, new_states, metrics = total.update, [*state], {}
         for i, link in reversed([*enumerate(links)]):
             link_key = jax.random.fold_in(key, i)
             link_total = total._replace(update=aggregate, extra=total.extra[i])
-            aggregate, new, link_metrics = link.finish(link_key, states[i], link_total)
+            link_state = state[i] if state else ()
+            aggregate, new, found = link.finish(link_key, link_state, link_total)
             if state:
                 new_states[i] = new
-            metrics = {**link_metrics, **metrics}
+            metrics = {**found, **metrics}
         return aggregate, tuple(new_states), metrics
 
     def compress(message):
         for link in links:
-            if link.compress:
-                message = link.compress(message)
+            message = link.compress(message) if link.compress else message
         return message
 
     role = SUM if any(link.role == SUM for link in links) else LINK
-    if roles:  # a mean with links around it cannot be replaced by another one
-        role = LAST if len(links) > 1 else roles[0]
+    if means:  # a mean with links around it cannot be replaced by another one
+        role = LAST if len(links) > 1 else means[0]
     return Aggregator(
         no_state if all(link.init is no_state for link in links) else init,
         summarize,
@@ -124,16 +124,6 @@ def chain(*links: Aggregator) -> Aggregator:
         compress=compress if any(link.compress for link in links) else None,
         has_plain_mean=any(x.role == MEAN or x.has_plain_mean for x in links),
     )
-
-
-def _link_states(links, state) -> list:
-    """State that each link's `summarize` receives, from a chain's state."""
-    shared, personal = state if isinstance(state, LinkState) else (state, ())
-    shared = shared or [()] * len(links)
-    return [
-        LinkState(shared[i], personal[i]) if link.init_personal else shared[i]
-        for i, link in enumerate(links)
-    ]
 
 
 def _smallest_bound(bounds: Sequence) -> Callable | None:
@@ -150,9 +140,8 @@ def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
             f"aggregation needs a mean, or a rule that replaces it, after link "
             f"{number + 1}, in the same chain."
         )
-    return chain(
-        *links[:number], drop_non_finite(), on_all_updates(links[number], rest)
-    )
+    mixed = on_all_updates(links[number], rest)
+    return chain(*links[:number], drop_non_finite(), mixed)
 
 
 def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
@@ -166,10 +155,6 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
             "aggregation must have links with error feedback before those that need "
             "all updates, got one after. Put it first, or set error_feedback=False."
         )
-
-    def summarize(key, state, update, weight):
-        del key, state
-        return Summary(PerClient(update), weight, PerClient(weight)), {}
 
     def finish(key, state, total):
         mix_key, rows_key, rest_key = jax.random.split(key, 3)
@@ -197,7 +182,7 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
     min_rows = max(rest.min_clients, 1)
     return Aggregator(
         rest.init,
-        summarize,
+        keep_update,
         finish,
         role=LAST,
         min_clients=max(link.min_clients, (min_rows - 1) * size + 1),
@@ -205,6 +190,12 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
         max_malicious=_smallest_bound(bounds),
         compress=rest.compress,
     )
+
+
+def keep_update(key, state, update: PyTree, weight: PyTree) -> tuple[Summary, dict]:
+    """Keep an update and its weight beside the others', as `Aggregator.summarize`."""
+    del key, state
+    return Summary(PerClient(update), weight, PerClient(weight)), {}
 
 
 def drop_non_finite() -> Aggregator:
@@ -220,7 +211,7 @@ def drop_non_finite() -> Aggregator:
         dropped = jnp.where(is_finite, 0.0, 1.0)
         return trees.where(is_finite, sent, sums.zero_sums(sent)), {"dropped": dropped}
 
-    return Aggregator(no_state, summarize, keep)
+    return Aggregator(summarize=summarize)
 
 
 def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
@@ -252,8 +243,7 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
             "not a plain mean. Remove the link that replaces it."
         )
     if not has_mean:  # in front of the links that change the sum
-        before = [link for link in links if link.role != SUM]
-        links = *before, mean, *[link for link in links if link.role == SUM]
+        links = sorted([*links, mean], key=lambda link: link.role == SUM)
     whole = chain(*links)
     if whole.compress:
         whole.compress(Message((2**20,), (32,)))  # raises for links that do not fit
@@ -289,14 +279,33 @@ def _with_personal_state(algorithm: Algorithm) -> Algorithm:
         links = algorithm.aggregator.init_personal(zero_update(algorithm, server))
         return PersonalState(algorithm.init_personal(key, server), ClientLinks(links))
 
-    def client_update(key, server, row, client):
-        output = algorithm.client_update(key, server, row.inner, client)
-        return output._replace(personal=row._replace(inner=output.personal))
+    def client_update(key, server, personal, client):
+        output = algorithm.client_update(key, server, personal.inner, client)
+        return output._replace(personal=personal._replace(inner=output.personal))
 
     return algorithm._replace(
         init_personal=init_personal,
         client_update=client_update,
-        personalize=lambda server, row: algorithm.personalize(server, row.inner),
+        personalize=lambda server, own: algorithm.personalize(server, own.inner),
+    )
+
+
+def _with_state(algorithm: Algorithm) -> Algorithm:
+    """Add the state of the aggregator to an algorithm's server state."""
+    inside = on_inner(algorithm)
+
+    def init(variables):
+        inner = algorithm.init(variables)
+        return Server(inner, algorithm.aggregator.init(zero_update(algorithm, inner)))
+
+    def server_update(server, result):
+        server = inside.server_update(server, result)
+        return server._replace(links=result.link_state)
+
+    return inside._replace(
+        init=init,
+        server_update=server_update,
+        link_state=lambda server: server.links,
     )
 
 
@@ -319,59 +328,31 @@ def _is_links(x) -> bool:
     return isinstance(x, ClientLinks)
 
 
-def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
-    """Zeros with the shapes of a client's update."""
-    like = jax.eval_shape(lambda server: update_like(algorithm, server), server)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-
-
-def _with_state(algorithm: Algorithm) -> Algorithm:
-    """Add the state of the aggregator to an algorithm's server state."""
-    inside = on_inner(algorithm)
-
-    def init(variables):
-        inner = algorithm.init(variables)
-        return Server(inner, algorithm.aggregator.init(zero_update(algorithm, inner)))
-
-    def server_update(server, result):
-        server = inside.server_update(server, result)
-        return server._replace(links=result.link_state)
-
-    return inside._replace(
-        init=init,
-        server_update=server_update,
-        link_state=lambda server: server.links,
-    )
-
-
 def on_inner(algorithm: Algorithm) -> Algorithm:
     """Apply an algorithm to the field `inner` of another server's state."""
 
     def server_update(server, result):
         return server._replace(inner=algorithm.server_update(server.inner, result))
 
-    def inside(function):
-        @functools.wraps(function)  # errors name the module of `Algorithm`'s functions
-        def call(server, *args):
-            return function(server.inner, *args)
+    def inside(function, place=0):
+        """The function, whose argument at `place` is a server's state."""
+        if function is None:
+            return None
 
-        return call
-
-    def inside_with_key(function):
-        @functools.wraps(function)
-        def call(key, server, *args):
-            return function(key, server.inner, *args)
+        @functools.wraps(function)  # errors name the factory of the algorithm
+        def call(*args):
+            return function(*args[:place], args[place].inner, *args[place + 1 :])
 
         return call
 
     return algorithm._replace(
-        init_personal=inside_with_key(algorithm.init_personal),
-        client_update=inside_with_key(algorithm.client_update),
+        init_personal=inside(algorithm.init_personal, place=1),
+        client_update=inside(algorithm.client_update, place=1),
         server_update=server_update,
         personalize=inside(algorithm.personalize),
         global_model=inside(algorithm.global_model),
-        prepare=algorithm.prepare and inside(algorithm.prepare),
-        cohort_metrics=algorithm.cohort_metrics and inside(algorithm.cohort_metrics),
+        prepare=inside(algorithm.prepare),
+        cohort_metrics=inside(algorithm.cohort_metrics),
         update_like=lambda server: update_like(algorithm, server.inner),
         link_state=inside(algorithm.link_state),
     )
@@ -384,22 +365,10 @@ def update_like(algorithm: Algorithm, server: PyTree) -> PyTree:
     return variable_split.shared(algorithm.global_model(server))
 
 
-def no_state(like: PyTree) -> PyTree:
-    """Empty state, as `Aggregator.init` of a link without state."""
-    del like
-    return ()
-
-
-def hand_on(key, state, update: PyTree, weight: PyTree) -> tuple[Summary, dict]:
-    """Pass an update on unchanged, as `Aggregator.summarize`."""
-    del key, state
-    return Summary(update, weight), {}
-
-
-def keep(key, state, total: Summary) -> tuple[PyTree, PyTree, dict]:
-    """Return the sum unchanged, as `Aggregator.finish`."""
-    del key
-    return total.update, state, {}
+def zero_update(algorithm: Algorithm, server: PyTree) -> PyTree:
+    """Zeros with the shapes of a client's update."""
+    like = jax.eval_shape(lambda server: update_like(algorithm, server), server)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
@@ -410,19 +379,21 @@ def split(tree: PyTree) -> tuple[list, list, Callable[[list, list], PyTree]]:
     """
     is_leaf = lambda x: isinstance(x, LogScaled | PerClient)
     named, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    names = [trees.path_name(path).split("/") for path, _ in named]
-    is_change = ["batch_stats" not in name for name in names]
+    is_statistic = [
+        "batch_stats" in trees.path_name(path).split("/") for path, _ in named
+    ]
+    parts = [], []
+    for is_second, (_, x) in zip(is_statistic, named, strict=True):
+        parts[is_second].append(x)
 
     def join(change, statistics):
-        change, statistics = iter(change), iter(statistics)
-        return structure.unflatten(
-            next(change) if is_of_change else next(statistics)
-            for is_of_change in is_change
-        )
+        both = iter(change), iter(statistics)
+        return structure.unflatten(next(both[is_second]) for is_second in is_statistic)
 
-    pairs = [
-        (is_of_change, x) for is_of_change, (_, x) in zip(is_change, named, strict=True)
-    ]
-    change = [x for is_of_change, x in pairs if is_of_change]
-    statistics = [x for is_of_change, x in pairs if not is_of_change]
-    return change, statistics, join
+    return *parts, join
+
+
+def on_change(function: Callable[[list], list], tree: PyTree) -> PyTree:
+    """Apply `function` to the leaves of a tree that links change, see `split`."""
+    change, statistics, join = split(tree)
+    return join(function(change), statistics)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax.federated.aggregation.contract import no_state
 from fedfr_jax.ranges import Positive
 from fedfr_jax.schema import checked
 from fedfr_jax.types import SUM, Aggregator, LogScaled, Message, PerClient, Summary
@@ -71,10 +70,9 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         return jax.tree.map(lambda x: decode(x, scale), total.update), state, {}
 
     return Aggregator(
-        no_state,
-        summarize,
-        finish,
-        SUM,
+        summarize=summarize,
+        finish=finish,
+        role=SUM,
         max_clients=INT32_MAX // max_code,
         compress=as_int32,
     )

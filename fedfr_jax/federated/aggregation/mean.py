@@ -1,15 +1,29 @@
-"""Weighted means of updates, streamed."""
+"""Means of updates, streamed: by weights, of clusters, and by attention.
 
-from collections.abc import Callable
+Attention is a softmax over clients of numbers that a client can compute alone. It sends
+a `LogScaled` summary; the weights follow from the sums.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.contract import no_state
+from fedfr_jax.federated.aggregation.contract import split
 from fedfr_jax.federated.sums import is_scaled
-from fedfr_jax.types import LAST, MEAN, Aggregator, Client, PyTree, Summary
+from fedfr_jax.ranges import NonNegative
+from fedfr_jax.schema import checked
+from fedfr_jax.types import (
+    LAST,
+    MEAN,
+    Aggregator,
+    Client,
+    LogScaled,
+    PyTree,
+    Summary,
+)
 
 
 def weighted_mean() -> Aggregator:
@@ -27,7 +41,7 @@ def weighted_mean() -> Aggregator:
         del key
         return trees.divide(total.update, total.weight), state, {}
 
-    return Aggregator(no_state, summarize, finish, role=MEAN)
+    return Aggregator(summarize=summarize, finish=finish, role=MEAN)
 
 
 def cluster_mean() -> Aggregator:
@@ -55,7 +69,7 @@ def cluster_mean() -> Aggregator:
 
         return jax.tree.map(mean, total.update), state, {}
 
-    return Aggregator(no_state, summarize, finish, role=LAST)
+    return Aggregator(summarize=summarize, finish=finish, role=LAST)
 
 
 def weighted(update: PyTree, weight: jax.Array) -> PyTree:
@@ -98,3 +112,78 @@ Weighting = Literal["num_examples", "uniform"] | Callable
 def weight_of(weighting: Weighting) -> Callable:
     """Weighting function client -> weight [], from a name in WEIGHTS or a function."""
     return weighting if callable(weighting) else WEIGHTS[weighting]
+
+
+@checked
+def attention(
+    *, epsilon: NonNegative = 1.2, distance_norm: Literal["l2", "spectral"] = "l2"
+) -> Aggregator:
+    """FedAtt: softmax weights per tensor, larger for clients farther from the server.
+
+    Ji et al. 2019, arXiv:1812.07108, algorithm 1: a = softmax_k(||w - w_k||) for every
+    tensor, w+ = w - epsilon sum_k a_k (w - w_k). The softmax is streamed, one model of
+    memory. Deviations: no noise is added (`gaussian_noise` does); running statistics
+    are averaged by the algorithm's weights and without epsilon, which could make a
+    variance negative.
+
+    Args:
+      epsilon: step of the server, >= 0.
+      distance_norm: l2, or spectral on matrices, as in the authors' code.
+    """
+
+    def attend(change):
+        is_matrix = distance_norm == "spectral" and change.ndim == 2
+        length = jnp.linalg.norm(change, ord=2) if is_matrix else trees.norm(change)
+        return LogScaled(length, (change, jnp.ones_like(length)))
+
+    def summarize(key, state, update, weight):
+        del key, state
+        change, statistics, join = split(update)
+        attended = [attend(x) for x in change]
+        return Summary(join(attended, weighted(statistics, weight)), weight), {}
+
+    def finish(key, state, total):
+        del key
+        change, statistics, join = split(total.update)
+        moved = [epsilon * trees.divide(*scaled.tree) for scaled in change]
+        mean = trees.divide(statistics, total.weight)
+        return join(moved, mean), state, {}
+
+    return Aggregator(summarize=summarize, finish=finish, role=LAST)
+
+
+def softmax_mean() -> Aggregator:
+    """Softmax-weighted mean sum_k a_k x_k, for weights from `counted_by`."""
+
+    def summarize(key, state, update, weight):
+        del key, state
+        summed = [LogScaled(x.log, weighted(update, x.tree[0])) for x in weight]
+        return Summary(summed, weight), {}
+
+    def finish(key, state, total):
+        del key
+        parts = []
+        for update, weight in zip(total.update, total.weight, strict=True):
+            counts, ones = weight.tree
+            parts.append(trees.divide((update.tree, counts), ones))
+        change, counts = jax.tree.map(lambda *x: sum(x), *parts)
+        return trees.divide(change, counts), state, {}
+
+    return Aggregator(summarize=summarize, finish=finish, role=LAST)
+
+
+def counted_by(count: jax.Array, logs: Sequence) -> list[LogScaled]:
+    """Build a client's weight for `softmax_mean` from its logs.
+
+    Args:
+      count: [] by which its attention is multiplied.
+      logs: [] each, one per attention, which is the softmax of it over clients.
+    """
+    return [LogScaled(x, (count, jnp.ones_like(count))) for x in logs]
+
+
+def cohort_attention(weights: Sequence[LogScaled]) -> jax.Array:
+    """Attention weights a [K], with sum 1, from the clients' weights of [K] each."""
+    attention = sum(jax.nn.softmax(x.log) for x in weights)
+    attention = attention * weights[0].tree[0].astype(attention.dtype)
+    return trees.divide(attention, attention.sum())

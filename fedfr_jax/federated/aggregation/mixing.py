@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.clip import clip
-from fedfr_jax.federated.aggregation.contract import hand_on, keep, no_state, split
+from fedfr_jax.federated.aggregation.contract import split
 from fedfr_jax.federated.aggregation.robust import masked, push_apart, squared_distances
 from fedfr_jax.ranges import Count
 from fedfr_jax.schema import checked
@@ -39,7 +39,8 @@ def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
         rank = jnp.argsort(jnp.argsort(distances, axis=1), axis=1)
         return average(rank < number, updates), jnp.where(is_kept, 1.0, 0.0)
 
-    return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
+    bound = lambda number: f
+    return Aggregator(mix=mix, min_clients=2 * f + 1, max_malicious=bound)
 
 
 @checked
@@ -63,7 +64,7 @@ def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
         is_in = (place[None] // size == buckets[:, None]) & is_kept[None]
         return average(is_in, updates), jnp.where(is_in.any(axis=1), 1.0, 0.0)
 
-    return _mixing(mix, clients_per_row=size)
+    return Aggregator(mix=mix, clients_per_row=size)
 
 
 @checked
@@ -88,14 +89,10 @@ def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
         num_clipped = 2 * f * (count - f) // jnp.maximum(count, 1)
         bound = falling[jnp.clip(num_clipped, 0, len(norms) - 1)]
         clipped, _ = jax.vmap(lambda x: clip(x, bound))(change)
-        rows = join(clipped, statistics)
-        return rows, jnp.where(is_kept, 1.0, 0.0)
+        return join(clipped, statistics), jnp.where(is_kept, 1.0, 0.0)
 
-    return _mixing(mix, min_clients=2 * f + 1, max_malicious=lambda number: f)
-
-
-def _mixing(mix, **bounds) -> Aggregator:
-    return Aggregator(no_state, hand_on, keep, mix=mix, **bounds)
+    bound = lambda number: f
+    return Aggregator(mix=mix, min_clients=2 * f + 1, max_malicious=bound)
 
 
 def average(is_in: jax.Array, updates):
@@ -105,7 +102,5 @@ def average(is_in: jax.Array, updates):
     """
     is_in = is_in.astype(jnp.result_type(float))
     share = is_in / jnp.maximum(is_in.sum(axis=1, keepdims=True), 1)
-    updates = masked(is_in.sum(axis=0) > 0, updates)
-    return jax.tree.map(
-        lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1), updates
-    )
+    mean = lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1)
+    return jax.tree.map(mean, masked(is_in.sum(axis=0) > 0, updates))

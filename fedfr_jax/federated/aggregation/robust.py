@@ -24,13 +24,13 @@ from fedfr_jax.federated.aggregation.clip import clip, zero_center
 from fedfr_jax.federated.aggregation.contract import (
     chain,
     drop_non_finite,
-    no_state,
+    keep_update,
     split,
 )
 from fedfr_jax.federated.aggregation.mean import scale_weight, wide
 from fedfr_jax.ranges import Count, Positive, Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import LAST, Aggregator, PerClient, PyTree, Summary
+from fedfr_jax.types import LAST, Aggregator, PyTree, Summary
 
 MAX_LENGTH = 1000.0  # of an update at the start, in median lengths
 # What is farther counts by its direction alone, its weight being one over the distance.
@@ -49,10 +49,6 @@ def of_all_updates(
       max_malicious: K -> how many of them may be malicious; None: no guarantee.
     """
 
-    def summarize(key, state, update, weight):
-        del key, state
-        return Summary(PerClient(update), weight, PerClient(weight)), {}
-
     def finish(key, state, total):
         del key
         weights = total.extra.tree
@@ -61,8 +57,14 @@ def of_all_updates(
         aggregate = join(*(combine(part, weights) if part else [] for part in parts))
         return aggregate, state, {}
 
-    last = Aggregator(no_state, summarize, finish, LAST, min_clients)
-    return chain(drop_non_finite(), last._replace(max_malicious=max_malicious))
+    link = Aggregator(
+        summarize=keep_update,
+        finish=finish,
+        role=LAST,
+        min_clients=min_clients,
+        max_malicious=max_malicious,
+    )
+    return chain(drop_non_finite(), link)
 
 
 def fewer_than_half(number: int) -> int:
@@ -74,8 +76,7 @@ def median() -> Aggregator:
     """Coordinate-wise median over clients."""
 
     def combine(updates, weights):
-        del weights
-        is_kept = finite_clients(updates)
+        is_kept = weights > 0
         return jax.tree.map(lambda x: median_of(x, is_kept), updates)
 
     return of_all_updates(combine, max_malicious=fewer_than_half)
@@ -86,21 +87,19 @@ def trimmed_mean(
     *, trim_fraction: Annotated[float, Interval(ge=0, lt=0.5)] = 0.1
 ) -> Aggregator:
     """Coordinate-wise mean without the floor(fraction K) values at either end."""
+    num_cut = lambda number: int(trim_fraction * number)
 
     def combine(updates, weights):
-        del weights
-        is_kept = finite_clients(updates)
+        is_kept = weights > 0
         count = is_kept.sum()
-        cuts = [int(trim_fraction * k) for k in range(len(is_kept) + 1)]
-        cut = jnp.array(cuts)[count]
-        ordered = jax.tree.map(
-            lambda x: jnp.sort(x, axis=0), masked(is_kept, updates, jnp.inf)
-        )
-        return jax.tree.map(lambda x: mean_between(x, cut, count - cut), ordered)
+        cut = jnp.array([num_cut(k) for k in range(len(is_kept) + 1)])[count]
 
-    return of_all_updates(
-        combine, max_malicious=lambda number: int(trim_fraction * number)
-    )
+        def trimmed(x):
+            return mean_between(jnp.sort(x, axis=0), cut, count - cut)
+
+        return jax.tree.map(trimmed, masked(is_kept, updates, jnp.inf))
+
+    return of_all_updates(combine, max_malicious=num_cut)
 
 
 @checked
@@ -116,8 +115,7 @@ def krum(
     """
 
     def combine(updates, weights):
-        del weights
-        is_kept = finite_clients(updates)
+        is_kept = weights > 0
         count, updates = is_kept.sum(), masked(is_kept, updates)
         distances = push_apart(squared_distances(updates), ~is_kept)
         nearest = jnp.maximum(count - num_malicious_clients - 2, 1)
@@ -144,7 +142,7 @@ def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
 
     def combine(updates, weights):
         max_picked = len(weights) - 2 * f
-        is_kept = finite_clients(updates)
+        is_kept = weights > 0
         count, updates = is_kept.sum(), masked(is_kept, updates)
         distances = push_apart(squared_distances(updates), ~is_kept)
         picked = choose_one_by_one(distances, max_picked, f, count)
@@ -153,9 +151,8 @@ def bulyan(*, num_malicious_clients: Count = 1) -> Aggregator:
         near = lambda x: near_median(x[picked], is_picked, number)
         return jax.tree.map(near, updates)
 
-    return of_all_updates(
-        combine, min_clients=4 * f + 3, max_malicious=lambda number: f
-    )
+    bound = lambda number: f
+    return of_all_updates(combine, min_clients=4 * f + 3, max_malicious=bound)
 
 
 @checked
@@ -176,7 +173,7 @@ def geometric_median(
     """
 
     def combine(updates, weights):
-        is_kept = finite_clients(updates)
+        is_kept = weights > 0
         counts = jnp.where(is_kept, weights, 0).astype(jnp.result_type(float))
         updates = clip_each(masked(is_kept, updates), MAX_DISTANCE)
 
@@ -219,10 +216,9 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
         short, metrics = clip(apart, MAX_DISTANCE)
         is_far = metrics["clip_fraction"] > 0
         near = [v + x.astype(v.dtype) for v, x in zip(center, short, strict=True)]
-        change = trees.where(is_far, near, change)
+        sent = join(trees.where(is_far, near, change), statistics)
         distance = jnp.maximum(trees.norm(short), smoothing)
-        summary = Summary(join(change, statistics), scale_weight(weight, 1 / distance))
-        return summary, {}
+        return Summary(sent, scale_weight(weight, 1 / distance)), {}
 
     def finish(key, center, total):
         del key
@@ -243,14 +239,14 @@ def krum_scores(distances: jax.Array, count) -> jax.Array:
 
 
 def choose_one_by_one(
-    distances: jax.Array, count: int, num_malicious_clients: int, number=None
+    distances: jax.Array, count: int, num_malicious_clients: int, number: jax.Array
 ) -> jax.Array:
     """Indices [count] that Krum selects one by one, among the remaining clients.
 
     Args:
-      number: how many of the clients of `distances` [K, K] there are; None is all.
+      number: how many of the clients of `distances` [K, K] there are.
     """
-    number, chosen = len(distances) if number is None else number, []
+    chosen = []
     for num_chosen in range(count):
         nearest = jnp.maximum(number - num_chosen - num_malicious_clients - 2, 1)
         best = jnp.argmin(krum_scores(distances, nearest))
@@ -277,13 +273,6 @@ def near_median(x: jax.Array, is_kept: jax.Array, count: jax.Array) -> jax.Array
     return mean_between(nearest, 0, count)
 
 
-def finite_clients(updates: PyTree) -> jax.Array:
-    """Mask of the clients whose update is finite in all leaves, [K] bool."""
-    leaves = jax.tree.leaves(updates)
-    fine = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in leaves]
-    return jnp.stack(fine).all(axis=0)
-
-
 def masked(is_kept: jax.Array, updates: PyTree, value: float = 0) -> PyTree:
     """`updates` [K, ...] with `value` for clients that are not kept."""
 
@@ -306,15 +295,13 @@ def clip_each(updates: PyTree, max_norm: float | jax.Array) -> PyTree:
     return jax.vmap(lambda x: clip(x, max_norm)[0])(updates)
 
 
-def distances_to(center: PyTree, updates: PyTree) -> jax.Array:
-    """Euclidean distance [K] of every update to a tree `center`."""
-
-    def squares(x, c):
-        return jnp.sum(jnp.square(x - c[None]), axis=tuple(range(1, x.ndim)))
-
-    return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(squares, updates, center))))
-
-
 def squared_distances(updates: PyTree) -> jax.Array:
     """Squared distances [K, K] between all updates, over all leaves."""
-    return jax.lax.map(lambda update: distances_to(update, updates) ** 2, updates)
+
+    def squares(x, y):
+        return jnp.square(x - y[None]).sum(axis=tuple(range(1, x.ndim)))
+
+    def to_all(update):
+        return sum(jax.tree.leaves(jax.tree.map(squares, updates, update)))
+
+    return jax.lax.map(to_all, updates)

@@ -2,28 +2,20 @@
 
 from collections.abc import Callable
 
-from fedfr_jax.federated.algorithms.afl import afl
 from fedfr_jax.federated.algorithms.apfl import apfl
-from fedfr_jax.federated.algorithms.cdw import cdw
-from fedfr_jax.federated.algorithms.ditto import ditto
+from fedfr_jax.federated.algorithms.clusters import fesem, finch, hypcluster, ifca
+from fedfr_jax.federated.algorithms.corrections import feddane, mime, mimelite, scaffold
+from fedfr_jax.federated.algorithms.fair import afl, qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.fedaws import fedaws
-from fedfr_jax.federated.algorithms.feddane import feddane
-from fedfr_jax.federated.algorithms.feddyn import feddyn
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova
-from fedfr_jax.federated.algorithms.fedprox import fedprox
-from fedfr_jax.federated.algorithms.fedrep import fedrep
-from fedfr_jax.federated.algorithms.finch import finch
-from fedfr_jax.federated.algorithms.ifca import fesem, hypcluster, ifca
-from fedfr_jax.federated.algorithms.kd import kd
-from fedfr_jax.federated.algorithms.mime import mime, mimelite
+from fedfr_jax.federated.algorithms.fedreid import cdw, kd
 from fedfr_jax.federated.algorithms.moon import moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
-from fedfr_jax.federated.algorithms.pfedme import pfedme
-from fedfr_jax.federated.algorithms.qfedavg import qfedavg
-from fedfr_jax.federated.algorithms.scaffold import scaffold
+from fedfr_jax.federated.algorithms.phases import fedrep
+from fedfr_jax.federated.algorithms.proximal import ditto, feddyn, fedprox, pfedme
+from fedfr_jax.federated.algorithms.spreadout import fedaws
 from fedfr_jax.schema import register
 
 ALGORITHMS = {

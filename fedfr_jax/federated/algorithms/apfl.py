@@ -10,11 +10,11 @@ with the server's newest model; batch normalization has its own statistics for v
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.server_optimizers import ServerOptimizer
 from fedfr_jax.federated.local import NO_STEP, init_state, local_step, run_steps
 from fedfr_jax.ranges import Share
 from fedfr_jax.schema import checked
@@ -41,16 +41,16 @@ def apfl(
     local: LocalTraining,
     *,
     alpha: Share = 0.5,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: ServerOptimizer = None,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """FedAvg of y; v and alpha stay with the client.
 
     Args:
-      alpha: a new client's share of its own model, in [0, 1].
+      alpha: a new client's share of its own model.
       server_optimizer, weighting: see `fedavg`.
     """
-    global_part = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
     weight = weight_of(weighting)
 
     def mixed_loss(variables, batch, key, *, other):
@@ -61,43 +61,40 @@ def apfl(
     step_global, step_own = local_step(local), local_step(mixed)
 
     def init_personal(key, server):
-        del key
+        start = variable_split.received_variables(key, server)
         share = jnp.full((), alpha, jnp.result_type(float))
-        start = variable_split.merge_personal_variables(server.variables)
         return {**start, "params": {"v": start["params"], "alpha": share}}
 
     def client_update(key, server, personal, client):
+        start = server.variables
+
         def body(step, carry):
             y, v = carry
             batch, step_key = client.batch(step), jax.random.fold_in(key, step)
             y, metrics = step_global(step_key, y, client, batch, step)
-            other = variable_split.select_like(
-                server.variables["params"], y.variables["params"]
-            )
+            other = variable_split.select_like(start["params"], y.variables["params"])
             v, own_metrics = step_own(step_key, v, client, batch, step, other=other)
-            share = jnp.clip(v.variables["params"]["alpha"], 0, 1)
-            params = {**v.variables["params"], "alpha": share}
-            v = v._replace(variables={**v.variables, "params": params})
+            own = v.variables["params"]
+            own = {**own, "alpha": jnp.clip(own["alpha"], 0, 1)}
+            v = v._replace(variables={**v.variables, "params": own})
             metrics = {**metrics, "personal_loss": own_metrics["loss"]}
-            return (y, v), {**metrics, "alpha": share}
+            return (y, v), {**metrics, "alpha": own["alpha"]}
 
-        received = variable_split.merge_personal_variables(server.variables)
+        received = variable_split.merge_personal_variables(start)
         own_key = jax.random.fold_in(key, NO_STEP)
-        start = (
-            init_state(key, local, received, client),
-            init_state(own_key, mixed, personal, client),
-        )
-        (y, v), metrics = run_steps(body, start, client)
-        end = variable_split.split_paths(y.variables, server.variables)
+        y = init_state(key, local, received, client)
+        v = init_state(own_key, mixed, personal, client)
+        (y, v), metrics = run_steps(body, (y, v), client)
+        end = variable_split.split_paths(y.variables, start)
         return variable_split.client_output(
-            server.variables, end, weight(client), v.variables, metrics
+            start, end, weight(client), v.variables, metrics
         )
 
     def personalize(server, personal):
         params = mix(personal["params"], server.variables["params"])
         return {**personal, "params": params}
 
-    return global_part._replace(
+    return base._replace(
         init_personal=init_personal,
         client_update=client_update,
         personalize=personalize,

@@ -14,6 +14,7 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
+from fedfr_jax.federated.algorithms.server_optimizers import ServerOptimizer
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.federated.optimizer_keys import with_raw_keys
 from fedfr_jax.federated.variable_split import client_output
@@ -32,7 +33,7 @@ class Server(NamedTuple):
 def fedavg(
     local: LocalTraining,
     *,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: ServerOptimizer = None,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Federated averaging.

@@ -23,22 +23,19 @@ like any other.
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from fedfr_jax import scanned_blocks
-from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.variable_split import (
+    client_output,
+    merge_personal_variables,
+    personal_variables,
+    split_paths,
+)
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, Client, ClientOutput, LocalTraining, PyTree
-
-WEIGHTS = {
-    "num_examples": lambda client: client.num_examples,
-    "num_examples+hard_negatives": lambda client: (
-        client.num_examples + client.num_added
-    ),
-}
+from fedfr_jax.types import Algorithm, LocalTraining, PyTree
 
 
 @checked
@@ -74,32 +71,25 @@ def fedfr(
     base, train = fedavg(local), build_local_training(local)
 
     def init_personal(key, server):
-        shared = backbone_of(variable_split.merge_personal_variables(server.variables))
+        shared = backbone_of(merge_personal_variables(server.variables))
         if initial_previous_model:
             return scanned_blocks.unstack_like(initial_previous_model(key), shared)
         return shared
 
-    def start_of(variables: PyTree, client: Client) -> PyTree:
-        whole = variable_split.merge_personal_variables(variables)
-        if begin:
-            params = begin(backbone_of(whole), whole["params"], client)
-            whole = {**whole, "params": params}
-        return variable_split.split_paths(whole, variables)
-
     def client_update(key, server, previous, client):
-        reference = None
+        whole = merge_personal_variables(server.variables)
+        shared, reference = backbone_of(whole), None
         if reference_features:
-            shared = backbone_of(
-                variable_split.merge_personal_variables(server.variables)
-            )
             reference = reference_features(shared, previous, client)
-        start = start_of(server.variables, client)
+        if begin:
+            whole = {**whole, "params": begin(shared, whole["params"], client)}
+        start = split_paths(whole, server.variables)
         end, metrics = train(key, start, client, reference=reference)
-        weight = WEIGHTS[weighting](client).astype(jnp.float32)
-        last = backbone_of(variable_split.merge_personal_variables(end))
-        return variable_split.client_output(
-            server.variables, end, weight, last, metrics
-        )
+        number = client.num_examples
+        if weighting == "num_examples+hard_negatives":
+            number = number + client.num_added
+        weight, last = number.astype(jnp.float32), merge_personal_variables(end)
+        return client_output(server.variables, end, weight, backbone_of(last), metrics)
 
     def server_update(server, result):
         new = base.server_update(server, result).variables
@@ -109,9 +99,9 @@ def fedfr(
         return server._replace(variables=new)
 
     def personalize(server, previous):
-        return with_backbone(
-            variable_split.merge_personal_variables(server.variables), previous
-        )
+        whole = merge_personal_variables(server.variables)
+        params = {**whole["params"], "backbone": previous["params"]}
+        return {"params": params, "batch_stats": previous["batch_stats"]}
 
     return base._replace(
         init_personal=init_personal,
@@ -127,12 +117,6 @@ def fedfr(
 def backbone_of(variables: PyTree) -> PyTree:
     """The backbone's variables of a model."""
     return {**variables, "params": variables["params"]["backbone"]}
-
-
-def with_backbone(variables: PyTree, backbone: PyTree) -> PyTree:
-    """Replace the backbone in a model's variables."""
-    params = {**variables["params"], "backbone": backbone["params"]}
-    return {"params": params, "batch_stats": backbone["batch_stats"]}
 
 
 def build_adaptation(
@@ -154,30 +138,23 @@ def build_adaptation(
 
     def client_update(key, server, previous, client):
         del previous
-        whole = variable_split.merge_personal_variables(server.variables)
-        shared = backbone_of(whole)
+        whole, reference = merge_personal_variables(server.variables), None
+        if reference_features:
+            reference = reference_features(backbone_of(whole), client)
         # Public classes have no part in it.
         params = {k: x for k, x in whole["params"].items() if k != "phi"}
-        end, metrics = train(
-            key,
-            {**whole, "params": params},
-            client,
-            reference=reference_features(shared, client)
-            if reference_features
-            else None,
-            teacher_head=params["head"],
-        )
+        given = {"reference": reference, "teacher_head": params["head"]}
+        end, metrics = train(key, {**whole, "params": params}, client, **given)
         end = {**end, "params": {**whole["params"], **end["params"]}}
-        personal = variable_split.personal_variables(
-            variable_split.split_paths(end, server.variables)
+        own = personal_variables(split_paths(end, server.variables))
+        # Nothing is sent: an update of zeros.
+        output = client_output(
+            server.variables,
+            server.variables,
+            jnp.float32(1),
+            backbone_of(end),
+            metrics,
         )
-        shared_variables = variable_split.shared(server.variables)
-        return ClientOutput(
-            update=jax.tree.map(jnp.zeros_like, shared_variables),
-            weight=jnp.float32(1),
-            personal=backbone_of(end),
-            metrics=metrics,
-            personal_variables=personal,
-        )
+        return output._replace(personal_variables=own)
 
     return algorithm._replace(client_update=client_update, prepare=None)

@@ -10,7 +10,7 @@ one whose representation hardly moves. Its formulas could not be read; these are
   a = (softmax_k(LPM / T) + softmax_k(APM / T)) / 2,  w+ = sum_k a_k w_k,
   P_c = mean over the round's features of class c, kept where it is not seen.
 
-The measure "hypothesis", a margin (`margins.py`) in place of the distance, falls as
+The measure "hypothesis", a margin (`prototypes.py`) in place of the distance, falls as
 prototypes move: it prefers clients that moved the least, against the article's words.
 
 Both softmaxes are streamed as `LogScaled` sums, two models of memory whatever K. Two
@@ -27,20 +27,16 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.attention import (
+from fedfr_jax.federated.aggregation.mean import (
+    Weighting,
     cohort_attention,
     counted_by,
-    logarithms,
     softmax_mean,
+    weight_of,
 )
-from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.prototypes import (
-    Prototypes,
-    aggregate_mean_margin,
-    build_measure,
-)
+from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.dataset_means import build_dataset_mean
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training
@@ -48,6 +44,11 @@ from fedfr_jax.federated.variable_split import client_output
 from fedfr_jax.ranges import BelowOne, Positive
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, Model, PyTree
+
+MEASURES = {  # of a client's prototypes against others
+    "displacement": prototypes.mean_displacement,
+    "hypothesis": prototypes.mean_margin,
+}
 
 
 class Server(NamedTuple):
@@ -62,11 +63,9 @@ def fedmargin(
     local: LocalTraining,
     *,
     model: Model,
-    measure: Literal["displacement", "hypothesis", "relative"] = "displacement",
+    measure: Literal["displacement", "hypothesis"] = "displacement",
     temperature: Positive = 1.0,
     normalize_features: bool = True,
-    attention: Literal["softmax", "relu_sum"] = "softmax",
-    attention_combination: Literal["mean", "product", "lpm", "apm"] = "mean",
     weighting: Weighting = "uniform",
     prototype_momentum: BelowOne = 0.0,
 ) -> Algorithm:
@@ -74,19 +73,14 @@ def fedmargin(
 
     Args:
       model: with `features`; its output has M numbers for M classes.
-      measure: displacement, hypothesis or relative, see `margins`.
+      measure: displacement or hypothesis, see `prototypes`.
       temperature: T > 0; 1 is nearly the plain mean, a small one leaves one client.
       normalize_features: take features at unit length.
-      attention: softmax, or relu_sum, max(x, 0) over its sum, without temperature.
-      attention_combination: mean or product (normalized) of both attentions; lpm or apm
-        for one.
       weighting: num_examples multiplies a client's attention by them, see `fedavg`.
       prototype_momentum: of the aggregate prototypes, in [0, 1); 0 takes the round's.
     """
     base, train = fedavg(local), build_local_training(local)
     weight = weight_of(weighting)
-    measure_fn = build_measure(measure)
-    logs_of = logarithms(temperature, attention, attention_combination)
     values = prototypes.class_values(
         model.apply_with_features, model.embedding_dim, normalize_features
     )
@@ -101,35 +95,39 @@ def fedmargin(
         if context.cohort.round == 0:
             run = mean_values(context.batching, context.mesh)
             inputs = context.dataset, context.population, context.cohort
-            first = prototypes.prototype_of_class(*run(server.variables, *inputs))
-            aggregate = _like(aggregate, first)
+            aggregate = prototypes.prototype_of_class(*run(server.variables, *inputs))
         return empty_prepared(len(context.cohort.ids))._replace(shared=aggregate)
 
     def client_update(key, server, personal, client):
         old = prototypes.client_prototypes(values, server.variables, client)
         end, metrics = train(key, server.variables, client)
         new = prototypes.client_prototypes(values, end, client)
-        lpm = measure_fn(new, old)
-        apm = measure_fn(new, _like(new, client.shared))
-        counts = weight(client).astype(lpm.dtype)
-        weights = counted_by(counts, logs_of(lpm, apm))
-        metrics = {**metrics, "lpm": lpm, "apm": apm}
+        move = MEASURES[measure]
+        moved = {"lpm": move(new, old), "apm": move(new, client.shared)}
+        logs = [term / temperature for term in moved.values()]
+        weights = counted_by(weight(client).astype(old.mean.dtype), logs)
+        metrics = {**metrics, **moved}
         sums = new.mean * new.count[:, None], new.count
         return client_output(
             server.variables, end, weights, personal, metrics, sums=sums
         )
 
     def server_update(server, result):
-        variables = trees.add(server.variables, result.aggregate)
-        of_round = prototypes.prototype_of_class(*result.sums)
-        new_prototypes = prototypes.update_prototypes(
-            server.prototypes, _like(server.prototypes, of_round), prototype_momentum
+        seen = prototypes.prototype_of_class(*result.sums)
+        return Server(
+            trees.add(server.variables, result.aggregate),
+            prototypes.update_prototypes(server.prototypes, seen, prototype_momentum),
         )
-        return Server(variables, new_prototypes)
 
     def report(server, result):
         share = cohort_attention(result.weights)
-        return {"attention": share, **_round_metrics(share, server.prototypes)}
+        of_round = {
+            "attention_entropy": jax.scipy.special.entr(share).sum(),
+            "amm": prototypes.aggregate_mean_margin(server.prototypes),
+            "num_prototypes": (server.prototypes.count > 0).sum().astype(share.dtype),
+        }
+        repeated = {k: jnp.broadcast_to(x, share.shape) for k, x in of_round.items()}
+        return {"attention": share, **repeated}
 
     return base._replace(
         init=init,
@@ -141,18 +139,3 @@ def fedmargin(
         # One client's prototypes compare with another's.
         needs=("num_classes", "features"),
     )
-
-
-def _like(a: Prototypes, b: Prototypes) -> Prototypes:
-    """Cast `b` to the dtypes of `a`."""
-    return jax.tree.map(lambda x, y: y.astype(x.dtype), a, b)
-
-
-def _round_metrics(share: jax.Array, prototypes: Prototypes) -> dict[str, jax.Array]:
-    """Metrics of the round, repeated for each client."""
-    metrics = {
-        "attention_entropy": jax.scipy.special.entr(share).sum(),
-        "amm": aggregate_mean_margin(prototypes),
-        "num_prototypes": (prototypes.count > 0).sum().astype(share.dtype),
-    }
-    return {name: jnp.broadcast_to(x, share.shape) for name, x in metrics.items()}

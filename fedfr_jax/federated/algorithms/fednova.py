@@ -7,14 +7,13 @@ with the proximal term tau_eff = sum p_k tau_k, as in the authors' code; running
 statistics are averaged plainly.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.mean import Weighting, weight_of, weighted_mean
-from fedfr_jax.federated.algorithms.fedprox import proximal_training
+from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.proximal import proximal_training
 from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.federated.variable_split import client_output
@@ -23,25 +22,15 @@ from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
 
 
-def sgd_norm(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(a_k, its part in tau_eff) of plain SGD: both are tau_k."""
-    return steps, steps
-
-
-def momentum_norm(momentum: float) -> Callable:
+def momentum_norm(steps: jax.Array, momentum: float) -> jax.Array:
     """a_k of heavy-ball SGD: [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)."""
-
-    def norm(steps):
-        rest = 1 - momentum
-        size = (steps - momentum * (1 - momentum**steps) / rest) / rest
-        return size, size
-
-    return norm
+    rest = 1 - momentum
+    return (steps - momentum * (1 - momentum**steps) / rest) / rest
 
 
-def proximal_norm(shrink: float | jax.Array) -> Callable:
+def proximal_norm(steps: jax.Array, shrink: float | jax.Array) -> jax.Array:
     """a_k of proximal SGD, [1 - (1 - x)^tau] / x; x = learning rate times mu > 0."""
-    return lambda steps: ((1 - (1 - shrink) ** steps) / shrink, steps)
+    return (1 - (1 - shrink) ** steps) / shrink
 
 
 @checked
@@ -56,9 +45,8 @@ def fednova(
 
     Args:
       local: SGD, whose momentum is set here too: it decides how steps count.
-      momentum: rho in [0, 1); None is 0, and in a config the method's `momentum`.
-      mu: mu >= 0 of a proximal term, for plain SGD with a constant rate; 0 is
-        none.
+      momentum: rho; None is 0, and in a config the method's `momentum`.
+      mu: of a proximal term, for plain SGD with a constant rate; 0 is none.
       weighting: see `fedavg`.
     """
     momentum = momentum or 0.0
@@ -66,37 +54,31 @@ def fednova(
         raise ValueError(f"momentum must be 0 if mu is set, got {momentum}.")
     if mu:
         check_rate(local)
+    base, weight = fedavg(local), weight_of(weighting)
     train = proximal_training(local, mu) if mu else build_local_training(local)
-    weight = weight_of(weighting)
 
-    def norm_of(client):
+    def client_update(key, server, personal, client):
+        end, metrics = train(key, server.variables, client)
         steps = client.num_steps.astype(jnp.result_type(float))
         if mu:
             rate = learning_rate_at(local, client, jnp.int32(0))
-            return proximal_norm(mu * rate)(steps)
-        return momentum_norm(momentum)(steps) if momentum else sgd_norm(steps)
-
-    def client_update(key, server, personal, client):
-        end, metrics = train(key, server, client)
-        count, (size, share) = weight(client), norm_of(client)
+            size, share = proximal_norm(steps, mu * rate), steps
+        else:
+            size = share = momentum_norm(steps, momentum)
+        count = weight(client)
         sums = share * count.astype(share.dtype), count
-        output = client_output(server, end, count, personal, metrics, sums=sums)
+        output = client_output(
+            server.variables, end, count, personal, metrics, sums=sums
+        )
         size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
         params = trees.divide(output.update["params"], size)
         return output._replace(update={**output.update, "params": params})
 
     def server_update(server, result):
         effective_steps = trees.divide(*result.sums)
-        params = jax.tree.map(
-            lambda d: effective_steps.astype(d.dtype) * d, result.aggregate["params"]
-        )
-        return trees.add(server, {**result.aggregate, "params": params})
+        mean = result.aggregate
+        scale = lambda d: effective_steps.astype(d.dtype) * d
+        mean = {**mean, "params": jax.tree.map(scale, mean["params"])}
+        return base.server_update(server, result._replace(aggregate=mean))
 
-    return Algorithm(
-        init=lambda variables: variables,
-        init_personal=lambda key, server: (),
-        client_update=client_update,
-        aggregator=weighted_mean(),
-        server_update=server_update,
-        personalize=lambda server, personal: server,
-    )
+    return base._replace(client_update=client_update, server_update=server_update)

@@ -6,11 +6,10 @@ that they trained last. The term is in the loss, which is handed both models; se
 one, for which the term has no gradient.
 """
 
-import optax
-
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import Weighting, weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.server_optimizers import ServerOptimizer
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining
@@ -20,7 +19,7 @@ from fedfr_jax.types import Algorithm, LocalTraining
 def moon(
     local: LocalTraining,
     *,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: ServerOptimizer = None,
     weighting: Weighting = "num_examples",
 ) -> Algorithm:
     """Model-contrastive federated averaging.
@@ -31,14 +30,14 @@ def moon(
     """
     base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
     train, weight = build_local_training(local), weight_of(weighting)
+    whole = variable_split.merge_personal_variables
 
     def client_update(key, server, previous, client):
-        received = variable_split.merge_personal_variables(server.variables)
-        models = {"received": received, "previous": previous}
-        end, metrics = train(key, server.variables, client, **models)
-        last = variable_split.merge_personal_variables(end)
+        start = server.variables
+        models = {"received": whole(start), "previous": previous}
+        end, metrics = train(key, start, client, **models)
         return variable_split.client_output(
-            server.variables, end, weight(client), last, metrics
+            start, end, weight(client), whole(end), metrics
         )
 
     return base._replace(

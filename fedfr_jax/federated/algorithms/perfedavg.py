@@ -17,6 +17,7 @@ import optax
 
 from fedfr_jax.federated.aggregation.mean import Weighting
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.server_optimizers import ServerOptimizer
 from fedfr_jax.federated.local import build_local_training
 from fedfr_jax.ranges import Positive
 from fedfr_jax.schema import checked
@@ -32,22 +33,20 @@ def perfedavg(
     inner_learning_rate: Positive,
     order: Literal["fo", "hf"] = "fo",
     hf_delta: Positive = 1e-3,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: ServerOptimizer = None,
     weighting: Weighting = "uniform",
 ) -> Algorithm:
     """Personalized federated averaging.
 
     Args:
       local: its rate is that of the outer step (beta in the paper).
-      inner_learning_rate: a > 0, of the step that clients take to make the model their
-      own.
+      inner_learning_rate: a, of the step by which clients make the model their own.
       order: fo or hf.
-      hf_delta: d > 0 of hf.
+      hf_delta: d of hf.
       server_optimizer, weighting: see `fedavg`.
     """
-    fit = build_local_training(
-        local._replace(loss=meta_loss(local, inner_learning_rate, hf_delta))
-    )
+    loss = meta_loss(local, inner_learning_rate, hf_delta)
+    fit = build_local_training(local._replace(loss=loss))
 
     def train(key, variables, client):
         return fit(key, variables, split_batches(client, BATCHES[order]))
@@ -64,37 +63,36 @@ def split_batches(client: Client, size: int) -> Client:
     )
 
 
-def meta_loss(
-    local: LocalTraining, inner_learning_rate: float, hf_delta: float
-) -> Callable:
+def meta_loss(local: LocalTraining, rate: float, delta: float) -> Callable:
     """Build the loss on [B0, B1] or [B0, B1, B2] whose gradient is the meta-gradient.
 
     Its value is the loss of B1 after the inner step.
     """
     loss_fn = as_aux_loss(local.loss)
 
-    def at(variables, params, batch, key):
+    def at(params, variables, batch, key):
         return loss_fn({**variables, "params": params}, batch, key)
 
-    gradient = jax.grad(at, argnums=1, has_aux=True)
+    gradient = jax.grad(at, has_aux=True)
+
+    def moved(params, by, direction):
+        return jax.tree.map(lambda x, d: x + by * d, params, direction)
 
     def loss(variables, batches, key):
         first, second, *third = batches
         params = variables["params"]
         here = jax.lax.stop_gradient(params)
-        inner, _ = gradient(variables, here, first, key)
-        step = lambda x, rate, d: jax.tree.map(lambda a, b: a - rate * b, x, d)
-        outer = lambda params: at(variables, params, second, key)
-        value, aux = outer(step(params, inner_learning_rate, inner))
+        inner, _ = gradient(here, variables, first, key)
+        value, aux = at(moved(params, -rate, inner), variables, second, key)
         if not third:
             return value, aux
-        along, _ = jax.grad(outer, has_aux=True)(step(here, inner_learning_rate, inner))
-        ends = [
-            gradient(variables, step(here, sign * hf_delta, along), *third, key)[0]
-            for sign in (-1, 1)
-        ]
-        bend = jax.tree.map(lambda a, b: (a - b) / (2 * hf_delta), *ends)
+        along, _ = gradient(moved(here, -rate, inner), variables, second, key)
+        low, high = (
+            gradient(moved(here, step, along), variables, *third, key)[0]
+            for step in (-delta, delta)
+        )
+        bend = jax.tree.map(lambda a, b: (b - a) / (2 * delta), low, high)
         push = jnp.asarray(optax.tree.vdot(bend, params) - optax.tree.vdot(bend, here))
-        return value - inner_learning_rate * push.astype(value.dtype), aux
+        return value - rate * push.astype(value.dtype), aux
 
     return loss

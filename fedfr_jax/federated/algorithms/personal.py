@@ -7,14 +7,16 @@ which is not sent. A stack of blocks that is personal in part is cut.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedfr_jax import scanned_blocks, trees
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.contract import on_inner
-from fedfr_jax.schema import has_kind
+from fedfr_jax.ranges import Whole
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, PyTree
 
 
@@ -28,7 +30,7 @@ class Server(NamedTuple):
 class PersonalState(NamedTuple):
     """The algorithm's personal state, and the personal leaves."""
 
-    inner: PyTree  # the algorithm's own row
+    inner: PyTree
     leaves: PyTree  # {"params", "batch_stats"}, None for what is shared
 
 
@@ -54,6 +56,7 @@ def with_personal_layers(
     if not select:
         return algorithm
     is_kept = trees.matching(select) if isinstance(select, str) else select
+    whole = variable_split.merge_personal_variables
 
     def init(variables):
         if not variable_split.is_variables(variables):
@@ -70,40 +73,35 @@ def with_personal_layers(
         leaves = server.first
         if init_per_client:
             leaves = like_leaves(init_per_client(draw_key), leaves)
-        return PersonalState(
-            algorithm.init_personal(key, fill_personal(server, leaves)), leaves
-        )
+        inner = algorithm.init_personal(key, fill_personal(server, leaves))
+        return PersonalState(inner, leaves)
 
-    def client_update(key, server, row, client):
-        inner = fill_personal(server, row.leaves)
-        output = algorithm.client_update(key, inner, row.inner, client)
+    def client_update(key, server, personal, client):
+        inner = fill_personal(server, personal.leaves)
+        output = algorithm.client_update(key, inner, personal.inner, client)
         if output.personal_variables == ():
             raise ValueError(
                 "personal needs an algorithm whose ClientOutput has "
                 "personal_variables=variable_split.personal_variables(end), got ()."
             )
         trained = output.personal_variables
-        old = scanned_blocks.unstack_like(row.leaves, trained)
+        old = scanned_blocks.unstack_like(personal.leaves, trained)
         leaves = variable_split.select_like(old, trained)
-        leaves = scanned_blocks.unstack_like(leaves, row.leaves)
+        leaves = scanned_blocks.unstack_like(leaves, personal.leaves)
         return output._replace(
             personal=PersonalState(output.personal, leaves),
             personal_variables=variable_split.drop_like(old, trained),
         )
 
-    def personalize(server, row):
-        inner = fill_personal(server, row.leaves)
-        return variable_split.merge_personal_variables(
-            algorithm.personalize(inner, row.inner)
-        )
+    def personalize(server, personal):
+        inner = fill_personal(server, personal.leaves)
+        return whole(algorithm.personalize(inner, personal.inner))
 
-    def network(server):
-        return variable_split.merge_personal_variables(
-            algorithm.global_model(fill_personal(server, server.first))
-        )
+    # For clients' leaves, which the server lacks, those of a new client are used.
+    def global_model(server):
+        return whole(algorithm.global_model(fill_personal(server, server.first)))
 
     def prepare(server, context):
-        # For clients' leaves, which are not here, those of a new client are used.
         return algorithm.prepare(fill_personal(server, server.first), context)
 
     return on_inner(algorithm)._replace(
@@ -111,7 +109,7 @@ def with_personal_layers(
         init_personal=init_personal,
         client_update=client_update,
         personalize=personalize,
-        global_model=network,
+        global_model=global_model,
         has_global_model=False,
         prepare=prepare if algorithm.prepare else None,
     )
@@ -128,10 +126,9 @@ def fill_personal(server: Server, leaves: PyTree) -> PyTree:
 
 def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
     """Leaves of `variables` at the paths of `leaves`; others may be missing."""
-    leaves_with_path = jax.tree_util.tree_leaves_with_path(
-        scanned_blocks.unstack_like(variables, leaves)
-    )
-    named = {trees.path_name(path): x for path, x in leaves_with_path}
+    variables = scanned_blocks.unstack_like(variables, leaves)
+    paths = jax.tree_util.tree_leaves_with_path(variables)
+    named = {trees.path_name(path): x for path, x in paths}
 
     def pick(path, leaf):
         name = trees.path_name(path)
@@ -145,7 +142,8 @@ def like_leaves(variables: PyTree, leaves: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(pick, leaves)
 
 
-def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
+@checked
+def top_blocks(names: tuple[str, ...], count: Whole, *, prefix: str = "") -> str:
     """Pattern of the top `count` blocks, params and batch statistics (FedPer's K_P).
 
     Args:
@@ -153,9 +151,85 @@ def top_blocks(names: tuple[str, ...], count: int, *, prefix: str = "") -> str:
       count: K_P in [0, number of blocks]; 0 selects nothing.
       prefix: where the blocks lie below params, such as "backbone/".
     """
-    if not has_kind(int, count) or not 0 <= count <= len(names):
+    if count > len(names):
         raise ValueError(
-            f"blocks must be in [0, {len(names)}] ({', '.join(names)}), got {count!r}."
+            f"blocks must be in [0, {len(names)}] ({', '.join(names)}), got {count}."
         )
     top = names[len(names) - count :]
     return f"^(params/{prefix}|batch_stats/)({'|'.join(top)})/" if top else ""
+
+
+@checked
+def with_batch_stats(
+    algorithm: Algorithm, mode: Literal["average", "local", "random_client"]
+) -> Algorithm:
+    """Average an algorithm's batch statistics, keep them, or take a random client's.
+
+    Args:
+      mode: average (as algorithms do), local (each client keeps its own, arXiv:
+        2102.07623) or random_client (the server takes those of one client of the
+        cohort, another one in every round, as FedReID's released code).
+    """
+    if mode == "average":
+        return algorithm
+    personal = with_personal_layers(algorithm, batch_stats_mask)
+    return personal if mode == "local" else from_random_client(personal, algorithm)
+
+
+def batch_stats_mask(variables: PyTree) -> PyTree:
+    """Mask of the batch statistics among variables."""
+    mask = lambda name: jax.tree.map(lambda _: name == "batch_stats", variables[name])
+    return {name: mask(name) for name in variables}
+
+
+def check_batch_stats(variables: PyTree) -> None:
+    """Raise ValueError for a model without batch statistics."""
+    if not jax.tree.leaves(variables["batch_stats"]):
+        raise ValueError("the model must have batch norms, got none.")
+
+
+def batch_norms(variables: PyTree) -> PyTree:
+    """Mask of FedBN's personal leaves: scale, bias, mean and variance of batch norms.
+
+    A batch norm is a module with running statistics, whatever its name.
+    """
+    check_batch_stats(variables)
+    stats = jax.tree_util.tree_leaves_with_path(variables["batch_stats"])
+    places = {path[:-1] for path, _ in stats}
+    is_norm = lambda path, _: path[:-1] in places
+    norms = jax.tree_util.tree_map_with_path(is_norm, variables["params"])
+    return {**batch_stats_mask(variables), "params": norms}
+
+
+def from_random_client(personal: Algorithm, algorithm: Algorithm) -> Algorithm:
+    """Give all clients of `personal` the leaves of the one with `is_random_client`."""
+
+    def client_update(key, server, state, client):
+        state = state._replace(leaves=server.first)
+        output = personal.client_update(key, server, state, client)
+        leaves = output.personal.leaves
+        zeros = jax.tree.map(jnp.zeros_like, leaves)
+        sent = trees.where(client.is_random_client, leaves, zeros)
+        return output._replace(sums=(output.sums, sent))
+
+    def server_update(server, result):
+        inner, first = result.sums
+        result = result._replace(sums=inner, personal_variables=first)
+        server = personal.server_update(server, result)
+        renewed = variable_split.personal_in_models(server.inner)
+        sent = variable_split.in_models(server.inner, variable_split.shared)
+        return server._replace(inner=sent, first=renewed or first)
+
+    def report(server, result):
+        return personal.cohort_metrics(server, result._replace(sums=result.sums[0]))
+
+    def personalize(server, state):
+        return personal.personalize(server, state._replace(leaves=server.first))
+
+    return personal._replace(
+        client_update=client_update,
+        server_update=server_update,
+        personalize=personalize,
+        cohort_metrics=report if personal.cohort_metrics else None,
+        has_global_model=algorithm.has_global_model,
+    )

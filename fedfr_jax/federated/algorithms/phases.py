@@ -1,7 +1,6 @@
-"""Local training in phases that update different parameters.
+"""Local training in phases that move different parameters: FedRep, FedPer's tuning.
 
-What FedRep (arXiv:2102.07078) and FedPer with fine-tuning (arXiv:1912.00818) add to
-FedAvg: FedRep's phases divide a round's epochs, FedPer's head trains before them.
+FedRep's phases divide a round's epochs, FedPer's head trains before them.
 """
 
 import itertools
@@ -10,9 +9,56 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax import trees
+from fedfr_jax import scanned_blocks, trees
+from fedfr_jax.federated.aggregation.mean import Weighting
+from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import build_local_training
-from fedfr_jax.types import Client, LocalTraining
+from fedfr_jax.ranges import Count
+from fedfr_jax.schema import checked
+from fedfr_jax.types import Algorithm, Client, LocalTraining
+
+
+@checked
+def fedrep(
+    local: LocalTraining,
+    *,
+    head: str,
+    head_epochs: Count,
+    weighting: Weighting = "num_examples",
+) -> Algorithm:
+    """FedRep: train the head for `head_epochs`, then the shared body.
+
+    Collins et al. 2021, arXiv:2102.07078, algorithm 1. Only the body is averaged.
+    Deviation: clients are weighted by examples, as in the authors' code; the paper's
+    count equally.
+
+    Args:
+      head: regular expression over leaf paths such as `params/head`, not of all params.
+      head_epochs: fewer than the epochs of any round, of which the body has the others.
+      weighting: see `fedavg`.
+    """
+    body = f"^(?!.*(?:{head}))"
+    train = phased_training(local, phases=((head, 0), (body, head_epochs)))
+    algorithm = with_personal_layers(fedavg(train, weighting=weighting), head)
+
+    def init(variables):
+        _, is_head = scanned_blocks.split_stacks(variables, trees.matching(head))
+        if all(jax.tree.leaves(is_head["params"])):
+            raise ValueError(
+                f"head must leave some params to the body, got {head!r}, which matches "
+                "all."
+            )
+        return algorithm.init(variables)
+
+    def check_epochs(min_epochs):
+        if head_epochs >= min_epochs:
+            raise ValueError(
+                f"head_epochs must be below the {min_epochs} local epochs of a round, "
+                f"so that the body trains, got {head_epochs}."
+            )
+
+    return algorithm._replace(init=init, check_epochs=check_epochs)
 
 
 def phased_training(
@@ -25,12 +71,12 @@ def phased_training(
         from 0; a phase lasts to the next one's first epoch, the last to the round's
         end.
     """
-    first = [epoch for _, epoch in phases]
     fits = [build_local_training(local, moves) for moves, _ in phases]
 
     def parts(client):
-        bounds = [first_step(client, epoch) for epoch in first] + [client.num_steps]
-        return [steps_between(client, *ends) for ends in itertools.pairwise(bounds)]
+        firsts = [first_step(client, epoch) for _, epoch in phases]
+        bounds = itertools.pairwise([*firsts, client.num_steps])
+        return [from_step(client, start, end - start) for start, end in bounds]
 
     return alternate(fits, parts)
 
@@ -38,8 +84,8 @@ def phased_training(
 def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
     """Build local training that first trains the head for `epochs`, then everything.
 
-    FedPer's fine-tuning: a client's own layers meet the base that it was just sent.
-    The base's running statistics move in these epochs too, as it is in training.
+    FedPer's fine-tuning, arXiv:1912.00818: a client's own layers meet the base that it
+    was just sent, whose running statistics move in these epochs too.
 
     Args:
       head: regular expression of the leaves that move first.
@@ -52,7 +98,8 @@ def head_first(local: LocalTraining, *, head: str, epochs: int) -> Callable:
         steps = first_step(endless, epochs)
         steps = jnp.where(client.num_steps > 0, steps, 0)
         # The round's own epochs are counted from 0, on the batches after the head's.
-        later = client._replace(batch=lambda step: client.batch(step + steps))
+        later = from_step(client, steps, client.num_steps)
+        later = later._replace(step_to_epoch=client.step_to_epoch)
         return client._replace(num_steps=steps), later
 
     return alternate(fits, parts)
@@ -98,10 +145,10 @@ def first_step(client: Client, epoch: int) -> jax.Array:
     return jax.lax.fori_loop(0, 31, halve, bounds)[0]
 
 
-def steps_between(client: Client, start: jax.Array, end: jax.Array) -> Client:
-    """Client restricted to the steps [start, end)."""
+def from_step(client: Client, start: jax.Array, num_steps: jax.Array) -> Client:
+    """Client that takes its steps from `start` on."""
     return client._replace(
-        num_steps=end - start,
+        num_steps=num_steps,
         step_to_epoch=lambda step: client.step_to_epoch(step + start),
         batch=lambda step: client.batch(step + start),
     )

@@ -6,7 +6,6 @@ nearest other class of Q minus its distance to Q_c: the hypothesis margin of Cra
 al. 2002, "Margin analysis of the LVQ algorithm", without its factor 1/2.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated import variable_split
+from fedfr_jax.federated.aggregation.mean import wide
 from fedfr_jax.federated.dataset_means import over_examples
 from fedfr_jax.types import Batch, Client, Model, PyTree, input_structs
 
@@ -29,16 +29,14 @@ class Prototypes(NamedTuple):
 
 def empty_prototypes(model: Model) -> Prototypes:
     """Prototypes without any example, for a model with features."""
-    features = class_features(model)
-    num_classes = model.embedding_dim
-    mean = jnp.zeros((num_classes, features.shape[-1]), jnp.float32)
-    return Prototypes(mean, jnp.zeros(num_classes, jnp.float32))
+    num_classes, dim = model.embedding_dim, class_features(model).shape[-1]
+    return Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
 
 
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """Shape of a model's features of one image, [1, D] or [1, h, w, D]."""
-    image = input_structs(model.input_shape)
     features = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
+    image = input_structs(model.input_shape)
     return jax.eval_shape(features, jax.random.key(0), image)
 
 
@@ -111,7 +109,7 @@ def class_values(features: Callable, num_classes: int, normalize: bool) -> Calla
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.merge_personal_variables(variables)
-        _, rows, _ = features(network, batch.model_inputs, False)
+        rows = wide(features(network, batch.model_inputs, False)[1])
         if normalize:
             length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
             rows = rows / jnp.maximum(length, TINY)
@@ -131,37 +129,23 @@ def client_prototypes(
     return prototypes._replace(count=prototypes.count * examples)
 
 
-def distances(p: jax.Array, q: jax.Array) -> jax.Array:
-    """Euclidean distances of p [M, D] and q [M, D], [M, M]."""
-    return jnp.linalg.norm(p[:, None] - q[None], axis=-1)
-
-
-def margins(
-    p: Prototypes, q: Prototypes, *, relative: bool = False
-) -> tuple[jax.Array, jax.Array]:
+def margins(p: Prototypes, q: Prototypes) -> tuple[jax.Array, jax.Array]:
     """Margin of each class of p against q, and whether it is defined, [M] each.
 
     It is where both have the class, and q another one; 0 elsewhere.
-
-    Args:
-      relative: divide by the sum of the two distances, for values in [-1, 1] as in
-        generalized LVQ (Sato & Yamada 1995).
     """
-    pairs = distances(p.mean, q.mean)
+    pairs = jnp.linalg.norm(p.mean[:, None] - q.mean[None], axis=-1)
     is_other = (q.count > 0)[None] & ~jnp.eye(len(pairs), dtype=bool)
     is_defined = (p.count > 0) & (q.count > 0) & is_other.any(1)
     to_other = jnp.where(is_other, pairs, jnp.inf).min(1)
     to_other = jnp.where(is_defined, to_other, 0)
     to_own = jnp.where(is_defined, jnp.diag(pairs), 0)
-    margin = to_other - to_own
-    if relative:
-        margin = margin / jnp.maximum(to_other + to_own, TINY)
-    return margin, is_defined
+    return to_other - to_own, is_defined
 
 
-def mean_margin(p: Prototypes, q: Prototypes, *, relative: bool = False) -> jax.Array:
+def mean_margin(p: Prototypes, q: Prototypes) -> jax.Array:
     """Mean of the defined margins, []; 0 if there is none."""
-    margin, is_defined = margins(p, q, relative=relative)
+    margin, is_defined = margins(p, q)
     return margin.sum() / jnp.maximum(is_defined.sum(), 1).astype(margin.dtype)
 
 
@@ -175,15 +159,3 @@ def mean_displacement(p: Prototypes, q: Prototypes) -> jax.Array:
 def aggregate_mean_margin(p: Prototypes) -> jax.Array:
     """Mean distance of a prototype to the nearest other one, [] (AMM)."""
     return mean_margin(p, p)
-
-
-MEASURES = {  # of a client's prototypes against others
-    "displacement": mean_displacement,
-    "hypothesis": mean_margin,
-    "relative": functools.partial(mean_margin, relative=True),
-}
-
-
-def build_measure(name: str) -> Callable:
-    """Measure by name: (prototypes, reference) -> []."""
-    return MEASURES[name]

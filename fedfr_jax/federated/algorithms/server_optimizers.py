@@ -100,19 +100,16 @@ def adaptive(
     """
 
     def init(params):
-        start = jax.tree.map(
-            lambda x: jnp.full_like(x, initial_accumulator_value), params
-        )
-        return Moments(optax.tree.zeros_like(params), start)
+        start = lambda x: jnp.full_like(x, initial_accumulator_value)
+        return Moments(optax.tree.zeros_like(params), jax.tree.map(start, params))
 
     def update(descent, state, params=None):
         del params
         decay = lambda m, d: b1 * m + (1 - b1) * d.astype(m.dtype)
-        mean = jax.tree.map(decay, state.mean, descent)
-        square = jax.tree.map(
-            lambda v, d: rule(v, jnp.square(d).astype(v.dtype)), state.square, descent
-        )
+        renew = lambda v, d: rule(v, jnp.square(d).astype(v.dtype))
         step = lambda m, v: -learning_rate * m / (jnp.sqrt(v) + eps)
+        mean = jax.tree.map(decay, state.mean, descent)
+        square = jax.tree.map(renew, state.square, descent)
         return jax.tree.map(step, mean, square), Moments(mean, square)
 
     return optax.GradientTransformation(init, update)
@@ -124,3 +121,4 @@ SERVER_OPTIMIZERS = {
     "fedavgm": fedavgm,
     "fedyogi": fedyogi,
 }
+ServerOptimizer = optax.GradientTransformation | None  # an argument of algorithms

@@ -7,18 +7,16 @@
 from collections.abc import Callable
 
 from fedfr_jax.federated.attacks.contract import Attack, attack_algorithm, is_attacker
-from fedfr_jax.federated.attacks.examples import (
+from fedfr_jax.federated.attacks.kinds import (
+    alie,
     backdoor,
     backdoor_rate,
-    label_flip,
-    stamp,
-)
-from fedfr_jax.federated.attacks.updates import (
-    alie,
     gaussian,
     inner_product,
+    label_flip,
     scaled,
     sign_flip,
+    stamp,
 )
 from fedfr_jax.schema import choose, register
 from fedfr_jax.types import Algorithm

@@ -21,13 +21,12 @@ import jax.numpy as jnp
 from fedfr_jax import trees
 from fedfr_jax.data.permutation import permute
 from fedfr_jax.federated.aggregation.contract import (
-    hand_on,
-    keep,
-    no_state,
     on_all_updates,
+    on_change,
     split,
 )
-from fedfr_jax.federated.aggregation.mixing import average
+from fedfr_jax.ranges import BelowOne, Count, Seed
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Aggregator, Algorithm, Batch, Client, PyTree
 
 # Role that a client sends with its update under colluding attacks; 0 for a client whose
@@ -45,12 +44,16 @@ class Attack(NamedTuple):
     collude: Callable[[list, jax.Array], list] | None = None
 
 
+@checked
 def attack_algorithm(
-    algorithm: Algorithm, attack: Attack, *, share: float, num_clients: int, seed: int
+    algorithm: Algorithm,
+    attack: Attack,
+    *,
+    share: BelowOne,
+    num_clients: Count,
+    seed: Seed = 0,
 ) -> Algorithm:
     """Make round(share N) of the N clients attackers, chosen by the seed."""
-    if not 0 <= share < 1:
-        raise ValueError(f"attack.share must be in [0, 1), got {share}.")
     if share == 0:
         return algorithm
     number = round(share * num_clients)
@@ -64,18 +67,20 @@ def attack_algorithm(
             f"attack needs an algorithm whose updates are summed, got {algorithm}. "
             "Choose an attack on examples."
         )
-    is_malicious = lambda client: is_attacker(client, number, num_clients, seed)
 
     def client_update(key, server, personal, client):
-        is_bad = is_malicious(client.id)
+        is_bad = is_attacker(client.id, number, num_clients, seed)
         if attack.poison:
             client = with_poison(client, attack.poison, is_bad)
         output = algorithm.client_update(key, server, personal, client)
         update = output.update
         if attack.change:
-            change, statistics, join = split(update)
-            bad = attack.change(jax.random.fold_in(key, SALT), change)
-            update = join(trees.where(is_bad, bad, change), statistics)
+
+            def change(honest):
+                bad = attack.change(jax.random.fold_in(key, SALT), honest)
+                return trees.where(is_bad, bad, honest)
+
+            update = on_change(change, update)
         if attack.collude:
             update = update, jnp.where(is_bad, MALICIOUS, HONEST)
         metrics = {**output.metrics, "attacker": jnp.where(is_bad, 1.0, 0.0)}
@@ -92,7 +97,7 @@ def attack_algorithm(
     )
     if not attack.collude:
         return attacked
-    link = Aggregator(no_state, hand_on, keep, mix=put_collusion(attack.collude))
+    link = Aggregator(mix=put_collusion(attack.collude))
     return attacked._replace(aggregator=on_all_updates(link, algorithm.aggregator))
 
 
@@ -133,11 +138,10 @@ def with_poison(client: Client, poison: Callable, is_bad: jax.Array) -> Client:
         is_own = is_bad & batch.is_valid & ~batch.is_added
         pick = lambda bad, x: jnp.where(is_own.reshape(-1, *[1] * (x.ndim - 1)), bad, x)
         bad = poison(batch)
-        inputs, targets = (
-            jax.tree.map(pick, new, old)
-            for new, old in ((bad.inputs, batch.inputs), (bad.targets, batch.targets))
+        return batch._replace(
+            inputs=jax.tree.map(pick, bad.inputs, batch.inputs),
+            targets=jax.tree.map(pick, bad.targets, batch.targets),
         )
-        return batch._replace(inputs=inputs, targets=targets)
 
     return client._replace(
         batch=lambda step: poisoned(client.batch(step)),
@@ -163,8 +167,3 @@ def put_collusion(collude: Callable) -> Callable:
         return join(rows, statistics), weights
 
     return mix
-
-
-def honest_mean(updates: list, is_honest: jax.Array) -> list:
-    """Mean [...] of the honest clients' updates among [K, ...]."""
-    return [x[0] for x in average(is_honest[None], updates)]

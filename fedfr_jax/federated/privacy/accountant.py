@@ -21,13 +21,14 @@ distributions convolved, Gaussians' 1 / z^2 added, Renyi divergences added.
 """
 
 import functools
+import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import (
     Ledger,
     Mechanism,
@@ -52,12 +53,29 @@ class Accountant(NamedTuple):
     """Epsilon after each number of rounds of a run."""
 
     mechanism: Mechanism  # of the rounds to come
-    budget: float  # of epsilon, which no round exceeds
-    epsilon: Callable[[int], float]  # after that many rounds, 0 before the first
-    # An upper bound within a few percent of epsilon: cheaper for each of many rounds.
-    epsilon_bound: Callable[[int], float]
+    budget: float = math.inf  # of epsilon, which no round exceeds
     past: Ledger = ()  # of rounds that were done before this run was built
     end: float = math.inf  # rounds from this one on send nothing, see `ended`
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after that many rounds, 0 before the first."""
+        after, known = _epsilons(self.mechanism, self.past)
+        rounds = min(rounds, self.end)
+        if rounds not in known:
+            known[rounds] = float(after(rounds))
+        return known[rounds]
+
+    def epsilon_bound(self, rounds: int) -> float:
+        """Bound within a few percent of epsilon: cheaper for each of many rounds."""
+        rounds = limit = min(rounds, self.end)
+        if _is_slow(self.mechanism):
+            # The past is not changed by rounds of other noise that came after.
+            ends = itertools.accumulate(entry.rounds for entry in self.past)
+            limit = min([_next_on_grid(rounds), *(x for x in ends if rounds <= x)])
+        _, known = _epsilons(self.mechanism, self.past)
+        return self.epsilon(
+            min((x for x in known if rounds <= x <= limit), default=limit)
+        )
 
     def ledger(self, rounds: int) -> Ledger:
         """What has been done after that many rounds."""
@@ -67,50 +85,30 @@ class Accountant(NamedTuple):
         """Number of rounds, at most `max_rounds`, within the privacy budget."""
         if self.mechanism.strategy:
             max_rounds = min(max_rounds, self.mechanism.strategy.rounds)
-        if self.budget == math.inf:
+        if self.budget == math.inf or self.epsilon(max_rounds) <= self.budget:
             return max_rounds
-        low = min(num_rounds(self.past), max_rounds)  # what is done cannot be undone
-        high = max_rounds + 1  # beyond the budget
-        middle = max_rounds  # all of them, as a rule
-        while high - low > 1:
-            is_within = self.epsilon(middle) <= self.budget
-            low, high = (middle, high) if is_within else (low, middle)
-            middle = (low + high) // 2
-        return low
+        first = min(num_rounds(self.past), max_rounds) + 1  # what is done is done
+        rounds = range(max_rounds)
+        return bisect_right(rounds, self.budget, first, key=self.epsilon) - 1
+
+
+@functools.lru_cache(maxsize=32)
+def _epsilons(mechanism: Mechanism, past: Ledger) -> tuple[Callable, dict]:
+    """(rounds -> epsilon, {rounds: epsilon} of those that are known)."""
+    return _epsilon_of(mechanism, past), {0: 0.0}
 
 
 def build_accountant(
     mechanism: Mechanism, budget: float = math.inf, past: Ledger = ()
 ) -> Accountant:
-    """Build the accountant of a mechanism after the rounds of a ledger; cached.
+    """Build the accountant of a mechanism after the rounds of a ledger.
 
     Raises:
       ValueError: for a mechanism that cannot be accounted for, or not composed with
         the past.
     """
-    return _build_accountant(mechanism, budget, align(past, mechanism))
-
-
-@functools.lru_cache(maxsize=32)
-def _build_accountant(mechanism, budget, past) -> Accountant:
     check_mechanism(mechanism)
-    epsilon_after, epsilons = _epsilon_of(mechanism, past), {0: 0.0}
-    ends = np.cumsum([entry.rounds for entry in past]).tolist()
-
-    def epsilon(rounds):
-        if rounds not in epsilons:
-            epsilons[rounds] = float(epsilon_after(rounds))
-        return epsilons[rounds]
-
-    def bound(rounds):
-        if not _is_slow(mechanism):
-            return epsilon(rounds)
-        # The past is not changed by rounds of other noise that came after.
-        limit = min([_next_on_grid(rounds), *(x for x in ends if rounds <= x)])
-        epsilon(min((x for x in epsilons if rounds <= x <= limit), default=limit))
-        return min(epsilons[x] for x in epsilons if rounds <= x <= limit)
-
-    return Accountant(mechanism, budget, epsilon, bound, past)
+    return Accountant(mechanism, budget, align(past, mechanism))
 
 
 def continued(accountant: Accountant | None, past: Ledger) -> Accountant | None:
@@ -122,13 +120,7 @@ def continued(accountant: Accountant | None, past: Ledger) -> Accountant | None:
 
 def ended(accountant: Accountant | None, rounds: int) -> Accountant | None:
     """An accountant of the same run whose rounds from `rounds` on send nothing."""
-    if accountant is None:
-        return None
-    return accountant._replace(
-        epsilon=lambda number: accountant.epsilon(min(number, rounds)),
-        epsilon_bound=lambda number: accountant.epsilon_bound(min(number, rounds)),
-        end=rounds,
-    )
+    return accountant and accountant._replace(end=rounds)
 
 
 def check_round(accountant: Accountant | None, round: int) -> None:
@@ -229,66 +221,51 @@ def calibrate_noise(mechanism: Mechanism, *, epsilon: Positive, rounds: Count) -
 
     Args:
       mechanism: its noise multiplier is ignored.
-      epsilon: > 0, after the last round.
+      epsilon: after the last round.
     """
+    from scipy import optimize  # slow to import
+
     check_mechanism(mechanism)
 
     def excess(noise_multiplier):
         candidate = mechanism._replace(noise_multiplier=noise_multiplier)
         return _epsilon_of(candidate)(rounds) - epsilon
 
-    def quick_excess(noise_multiplier):
-        candidate = mechanism._replace(noise_multiplier=noise_multiplier)
-        times = participations(extend((), candidate, rounds))
-        return max(map(_renyi(candidate, is_exact=False), times)) - epsilon
-
-    low, high = 1.0, 1.0
-    if _is_slow(mechanism):  # the Renyi bound needs up to a third more noise
-        high = _smallest_noise(quick_excess, 1.0, 1.0)
-        low = high / 1.5
-    return _smallest_noise(excess, low, high)
-
-
-def _smallest_noise(excess: Callable, low: float, high: float) -> float:
-    """Find the root of a falling function near [low, high], from above, to 0.001."""
-    from scipy import optimize  # slow to import
-
+    low = high = 1.0
     while excess(high) > 0:
         low, high = high, 1.5 * high
     while excess(low) <= 0:
         low, high = low / 1.5, low
-    root = optimize.brentq(excess, low, high, rtol=2e-4)
-    while excess(root) > 0:
-        root *= 1.0003
-    return float(root)
+    noise = optimize.brentq(excess, low, high, rtol=2e-4)
+    while excess(noise) > 0:
+        noise *= 1.0003
+    return float(noise)
 
 
 def _is_slow(mechanism: Mechanism) -> bool:
     """Whether a loss distribution must be composed for each number of rounds."""
-    is_single = mechanism.is_local or _is_released_once(mechanism.strategy)
-    is_single = is_single or mechanism.clip_levels > 0
     is_sampled = mechanism.sampling.name != "shuffle" and _chance(mechanism) < 1
-    return is_sampled and not is_single
+    is_single = mechanism.is_local or _is_released_once(mechanism)
+    return is_sampled and not is_single and not mechanism.clip_levels
 
 
-def _is_released_once(strategy: Strategy | None) -> bool:
+def _is_released_once(mechanism: Mechanism) -> bool:
     """Whether all rounds are accounted as a single Gaussian."""
-    return strategy is not None and not strategy.is_banded
+    return mechanism.strategy is not None and not mechanism.strategy.is_banded
 
 
 def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], float]:
     """Build rounds (at least 1) -> epsilon of the past, then of the mechanism too."""
     if past and past[-1].mechanism == mechanism:
         past = past[:-1]
-    if _is_released_once(mechanism.strategy) and mechanism.noise_multiplier:
+    noise, num_past = mechanism.noise_multiplier, num_rounds(past)
+    if _is_released_once(mechanism) and noise:
         return _single_release(mechanism)
-    before, num_past = lambda rounds: 0.0, num_rounds(past)
+    before, composed = lambda rounds: 0.0, lambda times: math.inf
     if past:
         before = _epsilon_of(past[-1].mechanism, past[:-1])
-    composed = lambda times: math.inf
-    if mechanism.noise_multiplier:
-        noises = {mechanism.noise_multiplier, *noise_multipliers(past).tolist()}
-        composed = _composed(mechanism, noises - {0.0})
+    if noise:
+        composed = _composed(mechanism, {noise, *noise_multipliers(past)} - {0.0})
 
     def epsilon(rounds):
         spent = before(min(rounds, num_past))
@@ -301,14 +278,26 @@ def _epsilon_of(mechanism: Mechanism, past: Ledger = ()) -> Callable[[int], floa
     return epsilon
 
 
+def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
+    """Epsilon of one Gaussian, with the sensitivity of the rounds so far."""
+    strategy = mechanism.strategy
+
+    def epsilon(rounds):
+        so_far = strategy.sensitivity(rounds) / strategy.sensitivity(strategy.rounds)
+        return _gaussian(mechanism.noise_multiplier / so_far, mechanism.delta)
+
+    return epsilon
+
+
 def _composed(mechanism: Mechanism, noises: set[float]) -> Callable[[Times], float]:
     """Build rounds of each of the noises -> epsilon."""
     if mechanism.clip_levels:
-        return _skellams(mechanism)
+        return _by_divergences(mechanism, _skellam_curve)
     if not _is_slow(mechanism):
         return _gaussians(mechanism)
-    is_small = any(_noise_over_move(mechanism, x) < MIN_NOISE for x in noises)
-    return (_renyi if is_small else _losses)(mechanism, noises)
+    if any(_noise_over_move(mechanism, x) < MIN_NOISE for x in noises):
+        return _by_divergences(mechanism, _sampled_curve)
+    return _by_losses(mechanism, noises)
 
 
 def _noise_over_move(mechanism: Mechanism, noise: float) -> float:
@@ -326,34 +315,6 @@ def _gaussians(mechanism: Mechanism) -> Callable[[Times], float]:
     return epsilon
 
 
-def _skellams(mechanism: Mechanism) -> Callable[[Times], float]:
-    """Epsilon of Skellam noise once per participation of a client, by divergences."""
-    from dp_accounting import rdp
-
-    levels, orders = mechanism.clip_levels, np.asarray(ORDERS)
-
-    def divergences(noise):
-        over_move = _noise_over_move(mechanism, noise)
-        return skellam_divergences(orders, noise * levels, levels * noise / over_move)
-
-    def epsilon(times):
-        total = sum(n * divergences(x) for x, n in times)
-        return rdp.compute_epsilon(orders, total, mechanism.delta)[0]
-
-    return epsilon
-
-
-def _single_release(mechanism: Mechanism) -> Callable[[int], float]:
-    """Epsilon of one Gaussian, with the sensitivity of the rounds so far."""
-    strategy = mechanism.strategy
-
-    def epsilon(rounds):
-        so_far = strategy.sensitivity(rounds) / strategy.sensitivity(strategy.rounds)
-        return _gaussian(mechanism.noise_multiplier / so_far, mechanism.delta)
-
-    return epsilon
-
-
 @functools.lru_cache(maxsize=128)  # the same in all rounds of an epoch
 def _gaussian(noise_multiplier: float, delta: float) -> float:
     import dp_accounting  # of the extra [privacy], as all below
@@ -361,7 +322,50 @@ def _gaussian(noise_multiplier: float, delta: float) -> float:
     return dp_accounting.get_epsilon_gaussian(noise_multiplier, delta)
 
 
-def _losses(mechanism: Mechanism, noises: Iterable[float]) -> Callable[[Times], float]:
+def _by_divergences(mechanism: Mechanism, curve: Callable) -> Callable[[Times], float]:
+    """Epsilon by Renyi accounting: fast, a third above that of loss distributions.
+
+    Args:
+      curve: (mechanism, noise) -> Renyi divergences of a round, [ORDERS].
+    """
+    from dp_accounting import rdp
+
+    of_round = functools.cache(functools.partial(curve, mechanism))
+
+    def epsilon(times):
+        total = sum(n * of_round(x) for x, n in times)
+        return rdp.compute_epsilon(np.asarray(ORDERS), total, mechanism.delta)[0]
+
+    return epsilon
+
+
+def _skellam_curve(mechanism: Mechanism, noise: float):
+    """Divergences of Skellam noise, once per participation of a client."""
+    levels, over_move = mechanism.clip_levels, _noise_over_move(mechanism, noise)
+    sensitivity = levels * noise / over_move
+    return skellam_divergences(np.asarray(ORDERS), noise * levels, sensitivity)
+
+
+def _sampled_curve(mechanism: Mechanism, noise: float):
+    """Divergences of a sampled Gaussian.
+
+    Where a cohort is cut at its capacity, a client takes the place of another, which
+    moves the sum by twice the clip norm.
+    """
+    import dp_accounting
+    from dp_accounting import rdp
+
+    size, capacity = _sizes(mechanism)
+    gaussian = dp_accounting.GaussianDpEvent(noise / 2 if capacity < size else noise)
+    event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if mechanism.sampling.name == "fixed":
+        event = dp_accounting.SampledWithoutReplacementDpEvent(size, capacity, gaussian)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return rdp.RdpAccountant(ORDERS, relation).compose(event).rdp
+
+
+def _by_losses(mechanism: Mechanism, noises: Iterable[float]):
     """Epsilon by composing loss distributions of single rounds, on an adaptive grid."""
     delta = mechanism.delta
     rough = [_loss_distribution(mechanism, x, 5e-3, is_cut=False) for x in noises]
@@ -440,48 +444,6 @@ def _replacing_distribution(noise: float, chance: float, grid: float):
         grid, -most, most, deltas
     )
     return losses.PrivacyLossDistribution(pmf)
-
-
-def _renyi(
-    mechanism: Mechanism, noises: Iterable[float] = (), *, is_exact: bool = True
-) -> Callable[[Times], float]:
-    """Epsilon by Renyi accounting: fast, a third above that of loss distributions.
-
-    Args:
-      noises: any, as of `_losses`.
-      is_exact: False for what is nearer to `_losses`, and no bound of it.
-    """
-    del noises
-    from dp_accounting import rdp
-
-    curve = functools.cache(lambda x: _renyi_divergences(mechanism, x, is_exact))
-
-    def epsilon(times):
-        total = sum(n * curve(x) for x, n in times)
-        return rdp.compute_epsilon(np.asarray(ORDERS), total, mechanism.delta)[0]
-
-    return epsilon
-
-
-def _renyi_divergences(mechanism: Mechanism, noise: float, is_exact: bool):
-    """Renyi divergences of a round, [ORDERS].
-
-    Where a cohort is cut at its capacity, a client takes the place of another, which
-    moves the sum by twice the clip norm.
-    """
-    import dp_accounting
-    from dp_accounting import rdp
-
-    (size, capacity), is_fixed = _sizes(mechanism), mechanism.sampling.name == "fixed"
-    is_cut = is_exact and mechanism.sampling.is_poisson and capacity < size
-    gaussian = dp_accounting.GaussianDpEvent(noise / (2 if is_fixed or is_cut else 1))
-    if is_fixed and is_exact:
-        event = dp_accounting.SampledWithoutReplacementDpEvent(size, capacity, gaussian)
-        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    else:
-        event = dp_accounting.PoissonSampledDpEvent(_chance(mechanism), gaussian)
-        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    return rdp.RdpAccountant(ORDERS, relation).compose(event).rdp
 
 
 def _next_on_grid(rounds: int) -> int:

@@ -26,7 +26,9 @@ class Mechanism(NamedTuple):
 
     num_clients: int  # N
     cohort_size: int  # K, the mean of a Poisson cohort
-    noise_multiplier: float  # z: the noise's standard deviation over the clip norm
+    noise_multiplier: (
+        NonNegative  # z: the noise's standard deviation over the clip norm
+    )
     delta: float
     sampling: Sampling = Sampling()
     is_local: bool = False  # each client adds the noise to its own update
@@ -137,19 +139,10 @@ def from_json(text: str, origin: Any = FILE) -> Ledger:
 
 
 def _entry(row: Mapping) -> Entry:
-    strategy = row["strategy"]
-    fields = {
-        **row,
-        "sampling": Sampling(**row["sampling"]),
-        "strategy": strategy and Strategy(**strategy),
-    }
+    fields, strategy = {**row}, row["strategy"]
+    fields["sampling"] = Sampling(**row["sampling"])
+    fields["strategy"] = strategy and Strategy(**strategy)
     entry = Entry(rounds=fields.pop("rounds"), mechanism=Mechanism(**fields))
-    check_fields("", _Numbers(entry.rounds, entry.mechanism.noise_multiplier))
+    check_fields("", entry)
+    check_fields("", entry.mechanism)
     return entry
-
-
-class _Numbers(NamedTuple):
-    """What an entry of a file is composed by; the rest is compared to a mechanism."""
-
-    rounds: Count
-    noise_multiplier: NonNegative

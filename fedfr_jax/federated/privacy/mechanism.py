@@ -11,28 +11,30 @@ simulation only: they are not private.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.contract import no_state, with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
+from fedfr_jax.federated.aggregation.exact_sum import INT32_MAX, as_int32, decode
 from fedfr_jax.federated.aggregation.mean import wide
 from fedfr_jax.federated.privacy.accountant import Accountant, build_accountant
 from fedfr_jax.federated.privacy.correlated import Strategy
 from fedfr_jax.federated.privacy.ledger import Ledger, Mechanism
 from fedfr_jax.federated.privacy.skellam import (
-    CLIP_NORM,
     Skellam,
     check_skellam,
-    skellam_mean,
+    draw,
+    noise_table,
+    norm_before_rounding,
+    round_to_norm,
 )
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Whole
-from fedfr_jax.schema import checked
+from fedfr_jax.schema import check_fields
 from fedfr_jax.types import (
     LAST,
     MEAN,
@@ -43,23 +45,48 @@ from fedfr_jax.types import (
     Summary,
 )
 
+CLIP_NORM = "clip_norm"  # metric of a round
+
 
 class Privacy(NamedTuple):
     """Settings of an algorithm's privacy mechanism."""
 
-    clip_norm: Positive  # C, of the whole update; where it moves, the first
-    noise_multiplier: NonNegative  # z: std of the noise on the sum, over C
-    cohort_size: Count  # K: the constant that the sum is divided by
-    delta: OpenShare
+    # C, the largest L2 norm of all leaves that a client sends together, running
+    # statistics among them; where it moves, the first.
+    clip_norm: Positive
+    # z, the noise's standard deviation on the sum over C, see `calibrate_noise`; 0
+    # clips only.
+    noise_multiplier: NonNegative
+    cohort_size: Count  # K of a round, the mean of a Poisson cohort; divides the sum
+    delta: OpenShare  # chance that epsilon does not hold, at most 1 / N
     epsilon: Positive = math.inf  # no round is trained that would exceed it
-    clip_quantile: OpenShare | None = None  # of the norms that C follows; None: C stays
-    clip_learning_rate: Positive = 0.2
-    clip_count_std: NonNegative = 0.0  # of the noise on how many were inside; 0: K / 20
-    noise_cohort_size: Whole = 0  # whose noise is simulated; 0: that of K
-    population: Whole = 0  # N of epsilon and delta, which the clients stand for; 0: N
-    is_local: bool = False  # each client adds the noise itself
-    strategy: Strategy | None = None  # of correlated noise; None: independent
-    skellam: Skellam | None = None  # noise of clients in whole numbers; None: real
+    # Of the updates' norms that C follows, such as 0.5; None keeps C. Then C is
+    # C exp(-eta (b - quantile)), b the noisy share of updates that were not clipped.
+    clip_quantile: OpenShare | None = None
+    clip_learning_rate: Positive = 0.2  # eta
+    # Of the noise on how many were not clipped, which is taken from z; 0: K / 20.
+    clip_count_std: NonNegative = 0.0
+    # A small cohort simulates one of this size, whose noise on the mean, and whose
+    # epsilon, it has; 0: K itself.
+    noise_cohort_size: Whole = 0
+    # Clients that these stand for, from which such a cohort is sampled; 0: N.
+    population: Whole = 0
+    # Every client adds the noise to what it sends: no trust in the server, and K times
+    # the variance on the sum.
+    is_local: bool = False
+    # `banded_noise(...)` or `blt_noise(...)`; `skellam_noise(...)` of clients whose
+    # updates go into a secure sum; None: independent in each round.
+    noise: Strategy | Skellam | None = None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """Strategy of correlated noise; None: independent."""
+        return self.noise if isinstance(self.noise, Strategy) else None
+
+    @property
+    def skellam(self) -> Skellam | None:
+        """Noise of clients in whole numbers; None: real."""
+        return self.noise if isinstance(self.noise, Skellam) else None
 
     @property
     def count_std(self) -> float:
@@ -78,78 +105,16 @@ class Privacy(NamedTuple):
         return std * self.cohort_size / (self.noise_cohort_size or self.cohort_size)
 
 
-@checked
-def private(
-    algorithm: Algorithm,
-    *,
-    clip_norm: Positive,
-    noise_multiplier: NonNegative,
-    cohort_size: Count,
-    delta: OpenShare,
-    epsilon: Positive = math.inf,
-    clip_quantile: OpenShare | None = None,
-    clip_learning_rate: Positive = 0.2,
-    clip_count_std: NonNegative = 0.0,
-    noise_cohort_size: Whole = 0,
-    population: Whole = 0,
-    is_local: bool = False,
-    noise: Strategy | Skellam | None = None,
-) -> Algorithm:
+def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     """Add user-level differential privacy to an algorithm.
 
     The clients' weights are ignored. Personal leaves are not sent, and need no noise:
     `private` may go inside or outside of `with_personal_layers`.
 
-    Args:
-      clip_norm: C > 0, largest L2 norm of all leaves that a client sends together,
-        running statistics among them.
-      noise_multiplier: z >= 0, see `calibrate_noise`; 0 clips only.
-      cohort_size: K of a round, the mean of a Poisson cohort.
-      delta: chance that epsilon does not hold, at most 1 / N.
-      epsilon: no round is trained that would exceed it.
-      clip_quantile: in (0, 1), of the updates' norms that C follows, such as 0.5; None
-        keeps C as it is.
-      clip_learning_rate: eta > 0 of C <- C exp(-eta (b - quantile)), b the noisy share
-        of updates that were not clipped.
-      clip_count_std: of the noise on their number, which is taken from z; 0 is K / 20.
-      noise_cohort_size: a small cohort simulates one of this size, whose noise on the
-        mean, and whose epsilon, it has; 0 is K itself.
-      population: number of clients that these stand for, from which such a cohort is
-        sampled; 0 is their own number N.
-      is_local: every client adds the noise to what it sends: no trust in the server,
-        and K times the variance on the sum.
-      noise: `banded_noise(...)` or `blt_noise(...)`; `skellam_noise(...)`, of clients
-        whose updates go into a secure sum; None is independent in each round.
-
     Raises:
       ValueError: for an algorithm that sends no plain mean, or settings that exclude
         each other.
     """
-    settings = Privacy(
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        cohort_size=cohort_size,
-        delta=delta,
-        epsilon=epsilon,
-        clip_quantile=clip_quantile,
-        clip_learning_rate=clip_learning_rate,
-        clip_count_std=clip_count_std,
-        noise_cohort_size=noise_cohort_size,
-        population=population,
-        is_local=is_local,
-        **noise_fields(noise),
-    )
-    return with_mechanism(algorithm, settings)
-
-
-def noise_fields(noise: Strategy | Skellam | None) -> dict[str, Any]:
-    """Fields of `Privacy` for a noise."""
-    is_skellam = isinstance(noise, Skellam)
-    return {"skellam": noise} if is_skellam else {"strategy": noise}
-
-
-def with_mechanism(algorithm: Algorithm, settings: Privacy) -> Algorithm:
-    """`private` with its settings in one tuple."""
     check_privacy(settings)
     aggregator = algorithm.aggregator
     if aggregator is None or aggregator.role != MEAN:
@@ -181,49 +146,52 @@ def with_mechanism(algorithm: Algorithm, settings: Privacy) -> Algorithm:
     covered = algorithm._replace(
         server_update=server_update, check_cohort=check_cohort, privacy=settings
     )
-    mean = build_skellam_mean if settings.skellam else private_mean
+    mean = skellam_mean if settings.skellam else private_mean
     return with_aggregation(covered, mean(settings))
 
 
 def check_privacy(settings: Privacy) -> None:
-    """Raise ValueError for settings that exclude each other."""
-    if settings.is_local and (settings.strategy or settings.noise_cohort_size):
-        raise ValueError(
-            "privacy.is_local needs independent noise, got correlated noise or a "
-            "noise_cohort_size. Remove them."
-        )
+    """Raise ValueError for settings out of range, or that exclude each other."""
+    check_fields("privacy.", settings)
+    pairs = [
+        ("is_local", "noise"),
+        ("is_local", "noise_cohort_size"),
+        ("is_local", "clip_quantile"),
+        ("noise", "clip_quantile"),
+    ]
     if settings.skellam:
-        if settings.is_local or settings.noise_cohort_size or settings.clip_quantile:
+        pairs.append(("noise", "noise_cohort_size"))
+        check_skellam(settings.skellam, settings.noise_multiplier, settings.cohort_size)
+    chosen = {key for key, value in settings._asdict().items() if value}
+    for pair in pairs:
+        if chosen.issuperset(pair):
             raise ValueError(
-                "privacy.noise='skellam' needs a clip norm that stays and noise of the "
-                "cohort itself, got is_local, noise_cohort_size or clip_quantile. "
-                "Remove them."
+                "privacy.{} cannot be set together with privacy.{}: both change what "
+                "noise there is. Remove one of them.".format(*pair)
             )
-        sizes = settings.noise_multiplier, settings.cohort_size
-        check_skellam(settings.skellam, *sizes)
-    if settings.clip_quantile is None:
-        return
-    if settings.noise_multiplier >= 2 * settings.count_std:
+    has_count = settings.clip_quantile is not None
+    if has_count and settings.noise_multiplier >= 2 * settings.count_std:
         raise ValueError(
             "privacy.clip_count_std must be above half the noise multiplier of "
             f"{settings.noise_multiplier:.4g}, got {settings.count_std:.4g}: the count "
             "of updates that were not clipped takes its share of the noise."
         )
-    if settings.strategy or settings.is_local:
-        raise ValueError(
-            "privacy.clip_quantile needs independent noise of the server, got "
-            f"{'local' if settings.is_local else settings.strategy.name!r} noise."
-        )
 
 
-def build_skellam_mean(settings: Privacy) -> Aggregator:
-    """`skellam_mean` of the settings."""
-    return skellam_mean(
-        settings.skellam,
-        clip_norm=settings.clip_norm,
-        noise_multiplier=settings.noise_multiplier,
-        cohort_size=settings.cohort_size,
-    )
+def clip_update(update: PyTree, max_norm: jax.Array | float) -> tuple[PyTree, dict]:
+    """Clip an update, (clipped, metrics); one that is not finite becomes zeros."""
+    from jax_privacy import clipping  # of the extra [privacy]
+
+    # One pass for the norm, which is finite if all numbers are, and one to scale.
+    clipped, norm = clipping.clip_pytree(update, max_norm, nan_safe=False)
+    is_finite = jnp.isfinite(norm)
+    clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
+    norm = jnp.where(is_finite, norm, 0)
+    metrics = {
+        "clip_fraction": jnp.where(norm <= max_norm, 0.0, 1.0),
+        "dropped": jnp.where(is_finite, 0.0, 1.0),
+    }
+    return clipped, metrics
 
 
 class MechanismState(NamedTuple):
@@ -238,38 +206,45 @@ def private_mean(settings: Privacy) -> Aggregator:
 
     The noise is a function of (seed, round), the same on any devices.
     """
-    from jax_privacy import clipping  # of the extra [privacy]
+    from jax_privacy import noise_addition
+    from jax_privacy.matrix_factorization import streaming_matrix
 
     noise_std = settings.noise_std  # a number, before anything is traced
-    add_noise, init_noise = _noise(settings, noise_std)
+    strategy, is_local = settings.strategy, settings.is_local
+    noising = strategy.noising if strategy else streaming_matrix.identity()
+
+    def server_noise(std):
+        return noise_addition.matrix_factorization_privatizer(
+            noising, stddev=std, prng_key=0
+        )
 
     def init(like):
         clip_norm = jnp.asarray(settings.clip_norm, jnp.result_type(float))
-        return MechanismState(clip_norm, init_noise(jax.tree.map(wide, like)))
+        like = jax.tree.map(wide, like)
+        noise = () if is_local else server_noise(1.0).init(like)[1]
+        return MechanismState(clip_norm, noise)
 
     def summarize(key, state, update, weight):
         del weight
-        update = jax.tree.map(wide, update)
-        # One pass for the norm, which is finite if all numbers are, and one to scale.
-        clipped, norm = clipping.clip_pytree(update, state.clip_norm, nan_safe=False)
-        is_finite = jnp.isfinite(norm)
-        clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
-        norm = jnp.where(is_finite, norm, 0)  # as of an update of zeros
-        if settings.is_local:
-            clipped = gaussian(key, clipped, noise_std * state.clip_norm)
-        norm = norm.astype(state.clip_norm.dtype)
-        is_inside = jnp.where(norm <= state.clip_norm, 1.0, 0.0)
-        dropped = jnp.where(is_finite, 0.0, 1.0)
-        metrics = {"clip_fraction": 1 - is_inside, "dropped": dropped}
+        clipped, metrics = clip_update(jax.tree.map(wide, update), state.clip_norm)
+        if is_local:
+            std = noise_std * state.clip_norm
+            own_noise = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
+            clipped = own_noise.update(clipped, (key, ()))[0]
         # With a constant clip norm the count is not sent.
-        count = () if settings.clip_quantile is None else is_inside - 0.5
+        count = () if settings.clip_quantile is None else 0.5 - metrics["clip_fraction"]
         return Summary(clipped, jnp.float32(1), count), metrics
 
     def finish(key, state, total):
         noise_key, count_key = jax.random.split(key)
-        noisy, noise = add_noise(noise_key, total.update, state)
+        noisy, (clip_norm, noise) = total.update, state
+        if not is_local:
+            # jax_privacy's state is (key, noise of the strategy); the key is the
+            # round's.
+            add_noise = server_noise(noise_std * clip_norm).update
+            with jax.numpy_rank_promotion("allow"):  # jax_privacy's buffers broadcast
+                noisy, (_, noise) = add_noise(noisy, (noise_key, noise))
         mean = jax.tree.map(lambda x: x / settings.cohort_size, noisy)
-        clip_norm = state.clip_norm
         if settings.clip_quantile is not None:
             count_noise = settings.count_std * jax.random.normal(count_key)
             clip_norm = next_clip_norm(clip_norm, total.extra + count_noise, settings)
@@ -278,40 +253,6 @@ def private_mean(settings: Privacy) -> Aggregator:
 
     # An empty cohort is no exception: that it is empty is private too.
     return Aggregator(init, summarize, finish, role=LAST, min_clients=0)
-
-
-def _noise(settings: Privacy, noise_std: float) -> tuple[Callable, Callable]:
-    """Build ((key, sum, state) -> (noisy sum, state), init of the state)."""
-    from jax_privacy import noise_addition
-    from jax_privacy.matrix_factorization import streaming_matrix
-
-    if settings.is_local:
-        return lambda key, total, state: (total, ()), no_state
-    noising = (
-        settings.strategy.noising if settings.strategy else streaming_matrix.identity()
-    )
-
-    def privatizer(std):
-        return noise_addition.matrix_factorization_privatizer(
-            noising, stddev=std, prng_key=0
-        )
-
-    def add(key, total, state):
-        # jax_privacy's state is (key, noise of the strategy); the key is the round's.
-        update = privatizer(noise_std * state.clip_norm).update
-        with jax.numpy_rank_promotion("allow"):  # jax_privacy's buffers broadcast
-            noisy, (_, noise) = update(total, (key, state.noise))
-        return noisy, noise
-
-    return add, lambda like: privatizer(1.0).init(like)[1]
-
-
-def gaussian(key: jax.Array, tree: PyTree, std: jax.Array) -> PyTree:
-    """Add normal noise to every entry of `tree`."""
-    from jax_privacy import noise_addition
-
-    privatizer = noise_addition.gaussian_privatizer(stddev=std, prng_key=0)
-    return privatizer.update(tree, (key, ()))[0]
 
 
 def next_clip_norm(
@@ -326,6 +267,42 @@ def next_clip_norm(
     share = centered_count / settings.cohort_size + 0.5
     rate = settings.clip_learning_rate
     return clip_norm * jnp.exp(-rate * (share - settings.clip_quantile))
+
+
+def skellam_mean(settings: Privacy) -> Aggregator:
+    """Sum of clipped, rounded and noised updates, divided by K, in place of the mean.
+
+    The noise is a function of (seed, round, client).
+    """
+    noise, clip_norm = settings.skellam, settings.clip_norm
+    std = noise.share_std(settings.noise_multiplier, settings.cohort_size)
+    table, scale = noise_table(std), noise.levels / clip_norm
+    largest = noise.levels + table.largest  # of a client's numbers, in absolute value
+
+    def summarize(key, state, update, weight):
+        del state, weight
+        update = jax.tree.map(wide, update)
+        size = sum(x.size for x in jax.tree.leaves(update))
+        max_norm = norm_before_rounding(noise.levels, size) / scale
+        clipped, metrics = clip_update(update, max_norm)
+        round_key, noise_key = jax.random.split(key)
+        codes = round_to_norm(round_key, clipped, scale, noise.levels)
+        noised = jax.tree.map(jnp.add, codes, draw(noise_key, codes, table))
+        return Summary(noised, jnp.float32(1)), metrics
+
+    def finish(key, state, total):
+        del key
+        mean = lambda x: decode(x, scale) / settings.cohort_size
+        return jax.tree.map(mean, total.update), state, {CLIP_NORM: clip_norm}
+
+    return Aggregator(
+        summarize=summarize,
+        finish=finish,
+        role=LAST,
+        min_clients=noise.num_shares(settings.cohort_size),
+        max_clients=INT32_MAX // largest,
+        compress=as_int32,
+    )
 
 
 def mechanism_of(
@@ -408,9 +385,9 @@ def check_covered(algorithm: Algorithm, output: ClientOutput) -> None:
     Raises:
       ValueError: naming what bypasses the mechanism.
     """
-    check_prepare(algorithm)
     if algorithm.privacy is None:
         return
+    check_prepare(algorithm)
     for description, tree in {
         "numbers that each client uploads for itself": output.per_client,
         "sums beside the update, such as running statistics of one client": output.sums,

@@ -19,26 +19,17 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from annotated_types import Interval
 
 from fedfr_jax import trees
-from fedfr_jax.federated.aggregation.contract import no_state
-from fedfr_jax.federated.aggregation.exact_sum import (
-    INT32_MAX,
-    as_int32,
-    decode,
-    encode,
-)
-from fedfr_jax.federated.aggregation.mean import wide
+from fedfr_jax.federated.aggregation.exact_sum import encode
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import LAST, Aggregator, PyTree, Summary
+from fedfr_jax.types import PyTree
 
 Levels = Annotated[int, Interval(ge=2, le=2**20)]
 MAX_STD = 2**16  # of a client's share: as large as the table of probabilities gets
 TOO_LONG = 1e-6  # share of the updates whose rounding is longer than its bound
-CLIP_NORM = "clip_norm"  # of the mechanism's metrics
 
 
 class Skellam(NamedTuple):
@@ -58,8 +49,8 @@ class Skellam(NamedTuple):
 
     def share_std(self, noise_multiplier: float, cohort_size: int) -> float:
         """Standard deviation of a client's share, in whole numbers."""
-        std = noise_multiplier * self.levels
-        return std / math.sqrt(self.num_shares(cohort_size))
+        num_shares = self.num_shares(cohort_size)
+        return noise_multiplier * self.levels / math.sqrt(num_shares)
 
 
 @checked
@@ -91,53 +82,6 @@ def check_skellam(noise: Skellam, noise_multiplier: float, cohort_size: int) -> 
             f"deviation of at most {MAX_STD}, got {std:.4g} for {noise.levels} levels. "
             "Lower levels."
         )
-
-
-def skellam_mean(
-    noise: Skellam, *, clip_norm: float, noise_multiplier: float, cohort_size: int
-) -> Aggregator:
-    """Sum of clipped, rounded and noised updates, divided by K, in place of the mean.
-
-    The noise is a function of (seed, round, client).
-    """
-    from jax_privacy import clipping  # of the extra [privacy]
-
-    std, levels = noise.share_std(noise_multiplier, cohort_size), noise.levels
-    table, scale = noise_table(std), levels / clip_norm
-    largest = levels + table.largest  # of a client's numbers, in absolute value
-
-    def summarize(key, state, update, weight):
-        del state, weight
-        update = jax.tree.map(wide, update)
-        size = sum(x.size for x in jax.tree.leaves(update))
-        max_norm = norm_before_rounding(levels, size) / scale
-        clipped, norm = clipping.clip_pytree(update, max_norm, nan_safe=False)
-        is_finite = jnp.isfinite(norm)
-        clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
-        norm = jnp.where(is_finite, norm, 0)  # as of an update of zeros
-        round_key, noise_key = jax.random.split(key)
-        codes = round_to_norm(round_key, clipped, scale, levels)
-        noised = jax.tree.map(jnp.add, codes, draw(noise_key, codes, table))
-        metrics = {
-            "clip_fraction": jnp.where(norm <= max_norm, 0.0, 1.0),
-            "dropped": jnp.where(is_finite, 0.0, 1.0),
-        }
-        return Summary(noised, jnp.float32(1)), metrics
-
-    def finish(key, state, total):
-        del key
-        mean = lambda x: decode(x, scale) / cohort_size
-        return jax.tree.map(mean, total.update), state, {CLIP_NORM: clip_norm}
-
-    return Aggregator(
-        no_state,
-        summarize,
-        finish,
-        role=LAST,
-        min_clients=noise.num_shares(cohort_size),
-        max_clients=INT32_MAX // largest,
-        compress=as_int32,
-    )
 
 
 def norm_before_rounding(levels: int, size: int) -> float:

@@ -21,7 +21,7 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.data.partition.identity_assignment import IdentityPartition
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.fedface import fedface
+from fedfr_jax.federated.algorithms.spreadout import fedface
 from fedfr_jax.federated.parameter_packing import (
     on_unpacked,
     pack_networks,

@@ -14,7 +14,7 @@ from annotated_types import Interval
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.sources import keep_rows, stored
-from fedfr_jax.federated.algorithms.public_data import PublicImages
+from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.ranges import Seed, Whole
 from fedfr_jax.schema import call
 from fedfr_jax.tasks.data import open_data

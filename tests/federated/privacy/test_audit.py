@@ -11,7 +11,7 @@ from fedfr_jax.federated.privacy.audit import (
     epsilon_lower_bound,
     with_canaries,
 )
-from fedfr_jax.federated.privacy.mechanism import private
+from fedfr_jax.federated.privacy.mechanism import Privacy, private
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -41,10 +41,7 @@ def audit(noise_multiplier):
     total = CLIENTS + CANARIES
     algorithm = private(
         with_canaries(fedavg(train), first=CLIENTS),
-        clip_norm=0.5,
-        noise_multiplier=noise_multiplier,
-        cohort_size=total,
-        delta=1e-3,
+        Privacy(0.5, noise_multiplier, cohort_size=total, delta=1e-3),
     )
     data = Dataset.from_arrays(
         np.zeros((total, 4, 4, 1), np.float32), np.zeros(total, int)

@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize
 
 from fedfr_jax.federated.privacy.accountant import (
-    _build_accountant,
+    _epsilons,
     build_accountant,
     calibrate_noise,
     check_round,
@@ -153,7 +153,7 @@ def test_epsilon_grows_and_its_bound_in_the_past_is_not_that_of_rounds_to_come()
     accountant = composed(mechanism, (1.5, 22), (0.5, 9), (200.0, 9))
     exact = [accountant.epsilon(number) for number in (3, 22, 23, 31, 32)]
     assert all(a <= b for a, b in itertools.pairwise(exact))
-    _build_accountant.cache_clear()  # which knows the exact ones
+    _epsilons.cache_clear()  # which knows the exact ones
     fresh = composed(mechanism, (1.5, 22), (0.5, 9), (200.0, 9))
     assert fresh.epsilon_bound(31) == accountant.epsilon(31)
     assert accountant.epsilon(22) <= fresh.epsilon_bound(22) < accountant.epsilon(23)

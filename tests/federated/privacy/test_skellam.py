@@ -1,7 +1,5 @@
 """Skellam noise: whole numbers of clients, under a secure sum, and their epsilon."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +16,10 @@ from fedfr_jax.federated.privacy.accountant import (
 )
 from fedfr_jax.federated.privacy.mechanism import (
     Privacy,
-    build_skellam_mean,
     private,
+    skellam_mean,
 )
 from fedfr_jax.federated.privacy.skellam import (
-    Skellam,
     draw,
     noise_table,
     norm_before_rounding,
@@ -42,7 +39,7 @@ from fedfr_jax.federated.systems.dropout import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Summary
-from tests.federated.test_aggregation import aggregate
+from tests.federated.aggregation.played import aggregate
 from tests.federated.toys import (
     LOCAL,
     fedavg_of,
@@ -55,9 +52,12 @@ from tests.federated.toys import (
 NUMBERS = {"clip_norm": 0.5, "noise_multiplier": 1.5, "cohort_size": 6, "delta": 1e-3}
 
 
+def settings(**options):
+    return Privacy(**{**NUMBERS, **options})
+
+
 def link_of(noise=None, **options):
-    given = {**NUMBERS, **options}
-    return build_skellam_mean(Privacy(**given, skellam=noise or skellam_noise()))
+    return skellam_mean(settings(noise=noise or skellam_noise(), **options))
 
 
 def sends(link):
@@ -177,17 +177,18 @@ def test_the_largest_cohort_cannot_wrap():
     one = jnp.zeros(400).at[0].set(9.0)
     codes = np.stack([sends(link)(seed, one)[0] for seed in range(3)])
     assert levels / 2 < np.abs(codes).max() <= largest
-    made = private(fedavg(LOCAL), **{**NUMBERS, "cohort_size": 10_000}, noise=noise)
+    made = private(fedavg(LOCAL), settings(cohort_size=10_000, noise=noise))
     with pytest.raises(ValueError, match="at most .* its sum could overflow 32 bits"):
         made.check_cohort(10_000)
 
 
 def test_a_round_with_fewer_updates_than_hide_the_sum_leaves_the_server():
-    given = {**NUMBERS, "cohort_size": 5, "delta": 0.1}
     for needed in (0, 1):
         noise = skellam_noise(levels=1000, min_received=needed)
         sim = build_simulation(
-            private(fedavg_of(norm_loss), **given, noise=noise),
+            private(
+                fedavg_of(norm_loss), settings(cohort_size=5, delta=0.1, noise=noise)
+            ),
             feed(),
             *problem(),
             mesh=make_mesh(1),
@@ -204,30 +205,11 @@ def test_a_round_with_fewer_updates_than_hide_the_sum_leaves_the_server():
 # --- Epsilon
 
 
-def exact_divergence(order, std, shift):
-    """Renyi divergence of the noise and the noise moved by a whole number."""
-    p = chances(std, int(12 * std) + 40)
-    p, q = p[shift:], p[:-shift]
-    is_there = (p > 1e-300) & (q > 1e-300)
-    p, q = p[is_there], q[is_there]
-    logs = order * np.log(p) + (1 - order) * np.log(q)
-    return special.logsumexp(logs) / (order - 1)
-
-
-def test_renyi_divergences_are_bounded_for_all_that_the_levels_allow():
-    """Of a sum that moves in one number, or by one in each of several."""
-    orders = np.array([2, 5, 16, 32])
-    for std, levels in itertools.product((4.0, 12.0), (1, 2, 3)):
-        bound = skellam_divergences(orders, std, levels)
-        in_one = [exact_divergence(x, std, levels) for x in orders]
-        in_all = [levels**2 * exact_divergence(x, std, 1) for x in orders]
-        assert (bound >= in_one).all() and (bound >= in_all).all()
-    # By hand from the theorem: its two terms, with 9 and 1 as L1 sensitivities.
+def test_renyi_divergences_are_those_of_the_theorem():
+    """By hand, its two terms, with 9 and 1 as L1 sensitivities."""
     by_hand = skellam_divergences(np.array([2]), 2.0, 3)
     np.testing.assert_allclose(by_hand, 2 * 9 / 8 + (3 * 9 + 6 * 9) / 64)
     np.testing.assert_allclose(skellam_divergences(np.array([2]), 0.5, 1), 4 + 6)
-    sharp = [exact_divergence(x, 60.0, 6) for x in orders]
-    np.testing.assert_allclose(skellam_divergences(orders, 60.0, 6), sharp, rtol=0.1)
 
 
 def exact_epsilon(std, shift, numbers, delta):
@@ -275,43 +257,11 @@ def test_many_levels_are_a_gaussian_and_few_cost_more():
     assert 3.98 < epsilon(64, noise) <= 4.0
 
 
-def test_many_levels_without_noise_are_the_mean_of_clipped_updates():
-    updates = np.random.default_rng(0).normal(size=(6, 50)).astype(np.float32)
-    link = link_of(skellam_noise(levels=2**20), noise_multiplier=0.0)
-    found, _ = aggregate(link, updates)
-    clipped = updates * 0.5 / np.linalg.norm(updates, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, clipped.mean(axis=0), atol=1e-5)
-
-
 def test_an_update_that_is_not_finite_sends_noise_alone():
     link = link_of(skellam_noise(levels=1000))
     codes, metrics = sends(link)(0, jnp.full(2000, np.nan))
     assert metrics["dropped"] == 1 and metrics["clip_fraction"] == 0
     np.testing.assert_allclose(np.std(codes), 1500 / 6**0.5, rtol=0.1)
-
-
-WRONG = {
-    "needs a clip norm that stays": {"is_local": True},
-    "noise of the cohort itself": {"noise_cohort_size": 60},
-    "got is_local, noise_cohort_size or clip_quantile": {
-        "clip_quantile": 0.5,
-        "clip_count_std": 2.0,
-    },
-    "min_received must be at most the cohort_size of 6, got 7": {
-        "noise": Skellam(2**14, 7)
-    },
-    "levels must leave .* at most 65536, got": {
-        "noise": Skellam(2**20, 1),
-        "noise_multiplier": 1.0,
-    },
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_what_gives_no_guarantee_is_refused(message):
-    given = {**NUMBERS, "noise": skellam_noise(), **WRONG[message]}
-    with pytest.raises(ValueError, match=message):
-        private(fedavg(LOCAL), **given)
 
 
 def test_cohorts_of_a_random_size_and_too_few_levels_are_refused():

@@ -12,8 +12,8 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.scaffold import scaffold
 from fedfr_jax.federated.systems.asynchronous import Begun, next_buffer, with_versions
 from fedfr_jax.federated.systems.availability import Availability
 from fedfr_jax.federated.systems.dropout import Dropout

@@ -8,7 +8,7 @@ import pytest
 from fedfr_jax.config.build import build
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.batch_stats import batch_norms
+from fedfr_jax.federated.algorithms.personal import batch_norms
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import freeze_leaves, sgd
 from fedfr_jax.federated.simulation import (

@@ -94,8 +94,8 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         ),
         (
             "methods",
-            {"fedmargin": {**ROW, **fedmargin(attention_combination="sum")}},
-            "attention_combination must be one of",
+            {"fedmargin": {**ROW, **fedmargin(measure="sum")}},
+            "measure must be one of",
         ),
         (
             "evaluation",

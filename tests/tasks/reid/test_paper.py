@@ -10,7 +10,7 @@ import pytest
 
 from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load
-from fedfr_jax.federated.algorithms.kd import kd
+from fedfr_jax.federated.algorithms.fedreid import kd
 from fedfr_jax.models import MODELS
 from fedfr_jax.schema import call, keywords
 from fedfr_jax.tasks.local_training import build_local

@@ -11,7 +11,7 @@ from fedfr_jax.config.build import build
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.deploy.export import convert
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.cdw import cosine_distance
+from fedfr_jax.federated.algorithms.fedreid import cosine_distance
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import write_weights

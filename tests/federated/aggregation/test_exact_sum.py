@@ -7,11 +7,11 @@ import pytest
 
 from fedfr_jax.federated import secure_sum as secure
 from fedfr_jax.federated.aggregation import (
+    attention,
     clip_by_global_norm,
     median,
     with_aggregation,
 )
-from fedfr_jax.federated.aggregation.attention import attention
 from fedfr_jax.federated.aggregation.exact_sum import (
     CLIPPED_SHARE,
     decode,
@@ -22,8 +22,7 @@ from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.secure_sum import secure_sum
 from fedfr_jax.federated.simulation import RoundLog
 from fedfr_jax.runs.loop import warn_of_clipping
-from tests.contracts import test_algorithms as contracts
-from tests.federated.test_aggregation import aggregate, network_of, play_updates
+from tests.federated.aggregation.played import aggregate, network_of, play_updates
 from tests.federated.toys import LOCAL
 
 
@@ -71,17 +70,6 @@ def test_the_aggregate_is_the_mean_to_a_step_and_its_bits_do_not_depend_on_place
     clipped = updates * np.minimum(1, 3 / norms)
     mean = np.average(clipped, axis=0, weights=np.arange(1, 10))
     np.testing.assert_allclose(network_of(ends[0]), mean, atol=9 * 2**-15 / 45)
-
-
-@pytest.mark.slow
-def test_trained_clients_sum_to_the_same_bits_on_any_devices():
-    name = "linked quantize"
-    ends = [
-        contracts.rounds(name, contracts.simulated(name, *where), (0, 1))[:2]
-        for where in ((1, 1), (2, 1), (4, 1))
-    ]
-    for end in ends[1:]:
-        contracts.assert_same_bits(end, ends[0])
 
 
 def test_numbers_outside_the_range_are_cut_and_counted():

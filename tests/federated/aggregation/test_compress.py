@@ -22,7 +22,7 @@ from fedfr_jax.federated.aggregation.compress import (
 )
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.types import LinkState, Message
-from tests.federated.test_aggregation import aggregate, network_of, play_updates
+from tests.federated.aggregation.played import aggregate
 from tests.federated.toys import LOCAL, close
 
 
@@ -76,25 +76,6 @@ def test_random_numbers_are_k_of_all_and_without_feedback_unbiased(arrays):
             return jax.vmap(send)(keys).mean(axis=0)
 
         np.testing.assert_allclose(mean(), np.ones(20), atol=0.2)
-
-
-def test_every_client_draws_other_entries_in_every_round():
-    """Of three clients that move by ones, in two rounds: who sends 6 of 18 numbers."""
-    updates = 3 * np.eye(3)[:, :, None] + np.zeros((3, 3, 6))  # a third's own numbers
-    played = play_updates(
-        updates.reshape(3, 18) + 1, random_k(fraction=1 / 3), rounds=2, where=(1, 3)
-    )
-    first, second = (network_of(x) for x in played.servers[:2])
-    for moved in (first, second - first):
-        assert 6 < (moved != 0).sum() <= 18  # not the same six of all
-    assert ((first != 0) != (second - first != 0)).any()
-
-
-def test_a_sign_of_nothing_is_nothing(arrays):
-    with jax.enable_x64(True):
-        link = chain(sign(error_feedback=False), weighted_mean())
-        found, _ = aggregate(link, arrays["sign_zero_v"][None])
-    close(found, arrays["sign_zero_sent"])
 
 
 def test_a_rotation_is_hadamards_and_its_way_back(arrays):

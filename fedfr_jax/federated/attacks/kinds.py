@@ -1,12 +1,13 @@
-"""Attacks on the examples that a malicious client trains on."""
+"""The attacks: on the examples that a malicious client trains on, and on its update."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from fedfr_jax.federated.aggregation.mixing import average
 from fedfr_jax.federated.attacks.contract import Attack
-from fedfr_jax.ranges import Count, Number, Share, Whole
+from fedfr_jax.ranges import Count, NonNegative, Number, Share, Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Batch, PyTree
 
@@ -83,3 +84,77 @@ def backdoor_rate(
     predicted = apply(variables, stamped).argmax(axis=1)
     is_other = jnp.asarray(labels) != target
     return float((is_other & (predicted == target)).sum() / is_other.sum())
+
+
+def sign_flip() -> Attack:
+    """Send minus the attacker's update (Li et al. 2019, arXiv:1811.03761)."""
+    return Attack(change=lambda key, update: [-x for x in update])
+
+
+@checked
+def scaled(*, factor: Number = 10.0) -> Attack:
+    """Send the attacker's update times `factor`; arXiv:1807.00459, section 4.2."""
+    return Attack(change=lambda key, update: [factor * x for x in update])
+
+
+@checked
+def gaussian(*, mean: Number = 0.0, std: NonNegative = 1.0) -> Attack:
+    """Send normal noise instead of an update, independent for each attacker.
+
+    Blanchard et al. 2017, arXiv:1703.02757, section 5.
+    """
+
+    def change(key, update):
+        keys = jax.random.split(key, len(update))
+        draw = lambda k, x: mean + std * jax.random.normal(k, x.shape, x.dtype)
+        return [draw(k, x) for k, x in zip(keys, update, strict=True)]
+
+    return Attack(change=change)
+
+
+@checked
+def alie(*, tau: Number = 1.5) -> Attack:
+    """ALIE ("a little is enough"): the honest mean plus tau standard deviations.
+
+    Baruch et al. 2019, arXiv:1902.06156, algorithm 3, with the deviation (of a sample,
+    divided by h - 1 for h honest clients) added as in byzfl; the paper takes it off,
+    which is a negative tau.
+
+    Args:
+      tau: z of the paper, which chooses it by the numbers of clients and attackers.
+    """
+
+    def collude(updates, is_honest):
+        count = is_honest.sum()
+        share = count / jnp.maximum(count - 1, 1)
+
+        def bad(x):
+            mean = honest_mean(x, is_honest)
+            variance = honest_mean(jnp.square(x - mean[None]), is_honest)
+            return mean + tau * jnp.sqrt(variance * share.astype(x.dtype))
+
+        return [bad(x) for x in updates]
+
+    return Attack(collude=collude)
+
+
+@checked
+def inner_product(*, tau: Number = 2.0) -> Attack:
+    """Inner product manipulation: send minus tau times the honest mean.
+
+    Xie et al. 2020, arXiv:1903.03936, section 4. Fall of empires (FOE) in the
+    convention (1 - tau) times the mean is this with tau - 1.
+
+    Args:
+      tau: epsilon of the paper.
+    """
+
+    def collude(updates, is_honest):
+        return [-tau * honest_mean(x, is_honest) for x in updates]
+
+    return Attack(collude=collude)
+
+
+def honest_mean(x: jax.Array, is_honest: jax.Array) -> jax.Array:
+    """Mean [...] of x [K, ...] over the honest clients."""
+    return average(is_honest[None], x)[0]

@@ -10,8 +10,8 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.aggregation import median, rfa, with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedavg import fedavg
+from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.public_data import PublicImages
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd

@@ -9,7 +9,6 @@ import pytest
 
 from fedfr_jax.data.augment.photometric import certain
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.aggregation import weighted_mean
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.runs.stages import start_stage, trained_models
 from fedfr_jax.tasks.faces.frozen_features import hard_negatives
@@ -242,39 +241,3 @@ def test_hard_negatives_are_the_official_ones(golden, threshold):
     indices, number = run(features, np.int32(7), np.int32(40), arrays["public_feats"])
     expected = arrays[f"selected_idx_t{threshold}"]
     np.testing.assert_array_equal(np.asarray(indices)[: int(number)], expected)
-
-
-def test_a_capacity_keeps_the_hardest(golden):
-    arrays = golden("fedfr_hard_negative")
-    run = jax.jit(partial(hard_negatives, threshold=0.4, capacity=10))
-    indices, number = run(
-        arrays["local_raw"], np.int32(0), np.int32(40), arrays["public_feats"]
-    )
-    hardest = np.sort(np.argsort(-arrays["max_similarity"])[:10])
-    assert int(number) == 10
-    np.testing.assert_array_equal(indices, hardest)
-
-
-def test_the_weighted_mean_is_the_official_average(golden):
-    arrays = golden("fedfr_fedavg")
-    aggregator = weighted_mean()
-    names = [k.removeprefix("avg/") for k in arrays if k.startswith("avg/")]
-    names = [k for k in names if not k.endswith("num_batches_tracked")]
-    clients = [{n: arrays[f"client{c}/{n}"] for n in names} for c in range(3)]
-    for c, client in enumerate(clients):
-        client["phi"] = arrays[f"fc{c}"]
-
-    @jax.jit
-    def run(clients, weights):
-        summaries = [
-            aggregator.summarize(None, (), client, w)[0]
-            for client, w in zip(clients, weights, strict=True)
-        ]
-        total = jax.tree.map(lambda *x: sum(x), *summaries)
-        return aggregator.finish(None, (), total)[0]
-
-    mean = run(clients, list(arrays["weights"].astype(np.float32)))
-    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    for name in names:
-        close(mean[name], arrays[f"avg/{name}"])
-    close(mean["phi"], arrays["fc_avg_p1"])

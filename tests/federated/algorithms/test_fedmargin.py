@@ -8,22 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedfr_jax.federated import sums
-from fedfr_jax.federated.aggregation.attention import (
-    cohort_attention,
-    counted_by,
-    logarithms,
-)
 from fedfr_jax.federated.algorithms import prototypes
 from fedfr_jax.federated.algorithms.fedmargin import Server, fedmargin
 from fedfr_jax.federated.algorithms.prototypes import Prototypes
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.types import LocalTraining, LogScaled, Model
+from fedfr_jax.types import LocalTraining, Model
 from tests.federated.toys import (
     LOCAL,
     RATE,
     close,
-    compilations,
     flat,
     norm_loss,
     norm_variables,
@@ -31,7 +24,6 @@ from tests.federated.toys import (
     replay,
 )
 
-FORMS = {"hypothesis": False, "relative": True}
 RAW = {"measure": "hypothesis", "normalize_features": False}
 GOLDEN = {  # golden file and prefix: options
     ("fedmargin_displacement", "unit_T1.0"): {},
@@ -42,7 +34,6 @@ GOLDEN = {  # golden file and prefix: options
         "temperature": 0.2,
     },
     ("fedmargin_proposed", "hypothesis"): RAW,
-    ("fedmargin_proposed", "relative"): {**RAW, "measure": "relative"},
 }
 
 
@@ -77,28 +68,6 @@ LINEAR = Model(
 
 
 # --- Golden prototypes
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_margins_are_the_golden_ones_where_they_are_defined(golden, form):
-    arrays = golden("fedmargin_proposed")
-    of = jax.jit(jax.vmap(partial(prototypes.margins, relative=FORMS[form])))
-    before, after = (
-        Prototypes(arrays[f"proto_{name}"], arrays["counts"].astype(float))
-        for name in ("before", "after")
-    )
-    again = np.broadcast_to(arrays["agg_prev"], arrays["proto_after"].shape)
-    aggregate = Prototypes(again, np.ones_like(arrays["counts"], float))
-    with jax.enable_x64(True):
-        for name, other in (("lpm", before), ("apm", aggregate)):
-            want = arrays[f"{form}_{name}_per_class"]
-            margin, is_defined = map(np.asarray, of(after, other))
-            np.testing.assert_array_equal(is_defined, ~np.isnan(want))
-            close(np.where(is_defined, margin, np.nan), want)
-        if form == "hypothesis":
-            now = Prototypes(arrays["agg_now"], np.ones(5))
-            amm = jax.jit(prototypes.aggregate_mean_margin)(now)
-            close(amm, arrays["hypothesis_amm"])
 
 
 def golden_round(arrays, *, scale=1.0, **options):
@@ -188,43 +157,6 @@ def test_the_client_whose_prototypes_move_further_has_more_attention(golden):
         assert (sign * np.diff(end.metrics["attention"]) > 0).all(), options
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def shares(lpm, apm, temperature, norm, combine):
-    """Attention of clients with these margins and equal counts."""
-    logs = logarithms(temperature, norm, combine)(lpm, apm)
-    return cohort_attention(counted_by(jnp.ones_like(lpm), logs))
-
-
-def test_the_other_norms_and_ways_to_combine_are_their_formulas(golden):
-    arrays = golden("fedmargin_proposed")
-    lpm, apm = (arrays[f"hypothesis_{name}"] for name in ("lpm", "apm"))
-    unit = lambda x: x / x.sum()
-    wanted = {
-        ("softmax", "product"): unit(np.exp((lpm + apm) / 2)),
-        ("softmax", "lpm"): unit(np.exp(lpm / 2)),
-        ("softmax", "apm"): unit(np.exp(apm / 2)),
-        ("relu_sum", "mean"): (unit(lpm) + unit(apm)) / 2,
-        ("relu_sum", "product"): unit(lpm * apm),
-    }
-    near = partial(close, rtol=1e-9, atol=1e-9)
-    with jax.enable_x64(True):
-        for (norm, combine), want in wanted.items():
-            near(shares(lpm, apm, 2.0, norm, combine), want)
-        options = {"attention": norm, "attention_combination": combine}
-        end = golden_round(arrays, **RAW, **options, temperature=2.0)  # the last
-    near(end.servers[0].variables["params"]["attention"], want)
-    near(end.metrics["attention"], want)
-
-
-def test_one_of_the_two_terms_alone_is_the_golden_one(golden):
-    arrays = golden("fedmargin_displacement")
-    terms = [arrays[f"unit_{name}"] for name in ("lpm", "apm")]
-    with jax.enable_x64(True):
-        for combine, name in (("lpm", "local"), ("apm", "agg")):
-            found = shares(*terms, 1.0, "softmax", combine)
-            close(found, arrays[f"unit_T1.0_attn_{name}"])
-
-
 def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):
     arrays = golden("fedmargin_proposed")
     end = golden_round(arrays, scale=1000.0, temperature=100.0, **RAW)
@@ -232,29 +164,6 @@ def test_attention_to_margins_of_thousands_is_finite_and_exact(golden):
     want = sum(np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in both) / 2
     got = end.servers[0].variables["params"]["attention"]
     close(got, want, rtol=1e-3, atol=1e-6)
-
-
-def test_a_negative_margin_has_no_share_of_a_relu_sum():
-    margins = np.float32([-1, 1, 3]), np.float32([2, -3, 0])
-    share = shares(*margins, 1.0, "relu_sum", "mean")
-    np.testing.assert_allclose(share, [0.5, 0.125, 0.375], atol=1e-6)
-
-
-def test_scaled_sums_are_those_of_a_softmax_in_any_grouping():
-    logs = np.array([-900.0, 2.0, 850.0, 849.0, -np.inf], np.float32)
-    values = np.arange(1.0, 6.0, dtype=np.float32)
-    each = LogScaled(logs, np.where(logs == -np.inf, np.float32(0), values))
-    want, add = values[2] + values[3] * np.exp(-1.0), sums.add_sums
-
-    @jax.jit
-    def totals(each):
-        one = [jax.tree.map(lambda x, i=i: x[i], each) for i in range(5)]
-        pairs = add(add(one[0], one[4]), add(one[3], add(one[1], one[2])))
-        return sums.over_lanes(each), pairs, add(pairs, sums.zero_sums(pairs))
-
-    for total in totals(each):
-        close(total.log, 850.0)
-        close(total.tree, want, rtol=1e-6)
 
 
 # --- Whole rounds
@@ -434,36 +343,3 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
     moved = jax.device_get(update(old, new))
     close(moved.mean[:, 0], [2.0, 3.0, 1.0])
     assert (moved.count > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"measure": "margin"},
-            "measure must be one of",
-        ),
-        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"attention": "max"}, "attention must be one of"),
-        ({"attention_combination": "sum"}, "attention_combination must be one of"),
-        (
-            {"prototype_momentum": 1.0},
-            r"prototype_momentum must be in \[0, 1\), got 1.0",
-        ),
-        ({"weighting": "size"}, "weighting must be one of"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fedmargin(LOCAL, **{"model": LINEAR, **options})
-
-
-def test_rounds_after_the_first_compile_nothing(golden):
-    arrays = golden("fl_rounds")
-    local = LocalTraining(linear_loss, sgd(), RATE)
-    algorithm = fedmargin(local, model=LINEAR)
-    examples = [[arrays[f"{name}{k}"].astype("f4") for k in range(3)] for name in "xy"]
-    start_at = jax.tree.map(np.float32, first_variables())
-    with compilations() as names:
-        replay(algorithm, examples, start_at, tau=2, rounds=3)
-    assert names.count("jit(whole)") == 1, names
