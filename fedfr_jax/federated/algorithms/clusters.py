@@ -41,8 +41,6 @@ from fedfr_jax.types import (
     as_aux_loss,
 )
 
-MAX_PRECISION = jax.lax.Precision.HIGHEST
-
 
 def count_clusters(models: PyTree) -> int:
     """Number of server models, J, of `models` [J, ...]."""
@@ -206,7 +204,7 @@ def first_neighbors(x: jax.Array, is_received: jax.Array | None = None) -> jax.A
     Rows that are not received, [n] bool, are no neighbors.
     """
     unit = unit_rows(x)
-    cosines = jnp.matmul(unit, unit.T, precision=MAX_PRECISION)
+    cosines = jnp.matmul(unit, unit.T, precision="highest")
     similarity = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, cosines)
     if is_received is not None:
         similarity = jnp.where(is_received[None], similarity, -jnp.inf)
@@ -293,7 +291,7 @@ def finch(
 
         def move(x, end):
             shares = share.astype(end.dtype)
-            mean = jnp.tensordot(shares, end, axes=1, precision=MAX_PRECISION)
+            mean = jnp.tensordot(shares, end, axes=1, precision="highest")
             return x.at[ids].set(mean)
 
         return jax.tree.map(move, models, ends)

@@ -34,7 +34,7 @@ from fedfr_jax.federated.privacy.skellam import (
 )
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Whole
-from fedfr_jax.schema import check_fields
+from fedfr_jax.schema import check_values, kinds_of
 from fedfr_jax.types import (
     LAST,
     MEAN,
@@ -152,7 +152,9 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
 
 def check_privacy(settings: Privacy) -> None:
     """Raise ValueError for settings out of range, or that exclude each other."""
-    check_fields("privacy.", settings)
+    chosen, defaults = settings._asdict(), Privacy._field_defaults
+    chosen = {k: x for k, x in chosen.items() if x != defaults.get(k)}
+    check_values("privacy.", chosen, kinds_of(Privacy))
     pairs = [
         ("is_local", "noise"),
         ("is_local", "noise_cohort_size"),
@@ -162,9 +164,8 @@ def check_privacy(settings: Privacy) -> None:
     if settings.skellam:
         pairs.append(("noise", "noise_cohort_size"))
         check_skellam(settings.skellam, settings.noise_multiplier, settings.cohort_size)
-    chosen = {key for key, value in settings._asdict().items() if value}
     for pair in pairs:
-        if chosen.issuperset(pair):
+        if chosen.keys() >= {*pair}:
             raise ValueError(
                 "privacy.{} cannot be set together with privacy.{}: both change what "
                 "noise there is. Remove one of them.".format(*pair)

@@ -1,7 +1,5 @@
 """Parts that algorithms share: phases of training, server optimizers, norms."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,7 @@ from fedfr_jax.federated.algorithms.phases import (
     phased_training,
 )
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.types import LocalTraining
+from fedfr_jax.types import Client, LocalTraining
 from tests.federated.algorithms.test_rounds import head_and_base
 from tests.federated.toys import RATE, close, replay
 
@@ -68,13 +66,10 @@ def test_the_head_alone_takes_no_step_where_a_client_takes_none():
     steps = []
 
     def client_of(num_steps):
-        return types.SimpleNamespace(
+        return Client(**dict.fromkeys(Client._fields))._replace(
             num_steps=jnp.int32(num_steps),
             step_to_epoch=lambda step: step // 3,
             batch=lambda step: step,
-            _replace=lambda **new: types.SimpleNamespace(
-                **{**vars(client_of(num_steps)), **new}, _replace=None
-            ),
         )
 
     def fit(key, variables, client, **round_args):
