@@ -153,7 +153,7 @@ def private(algorithm: Algorithm, settings: Privacy) -> Algorithm:
 def check_privacy(settings: Privacy) -> None:
     """Raise ValueError for settings out of range, or that exclude each other."""
     chosen, defaults = settings._asdict(), Privacy._field_defaults
-    chosen = {k: x for k, x in chosen.items() if x != defaults.get(k)}
+    chosen = {k: x for k, x in chosen.items() if x is not defaults.get(k)}
     check_values("privacy.", chosen, kinds_of(Privacy))
     pairs = [
         ("is_local", "noise"),

@@ -277,8 +277,8 @@ WRONG = (
         "is_local cannot be set together with privacy.clip_quantile",
     ),
     ({"is_local": True, "noise": SKELLAM}, "is_local cannot .* with privacy.noise"),
-    ({"noise_cohort_size": 60, "noise": SKELLAM}, "noise cannot .* noise_cohort_size"),
-    ({"clip_quantile": 0.5, "noise": SKELLAM}, "noise cannot .* clip_quantile"),
+    ({"noise_cohort_size": 60, "noise": SKELLAM}, "noise cannot .*noise_cohort_size"),
+    ({"clip_quantile": 0.5, "noise": SKELLAM}, "noise cannot .*clip_quantile"),
     ({"noise": Skellam(2**14, 7)}, "at most the cohort_size of 6, got 7"),
     (
         {"noise": Skellam(2**20, 1), "noise_multiplier": 1.0},
