@@ -188,8 +188,9 @@ def clip_update(update: PyTree, max_norm: jax.Array | float) -> tuple[PyTree, di
     is_finite = jnp.isfinite(norm)
     clipped = trees.where(is_finite, clipped, optax.tree.zeros_like(clipped))
     norm = jnp.where(is_finite, norm, 0)
+    is_inside = norm <= jnp.asarray(max_norm, norm.dtype)
     metrics = {
-        "clip_fraction": jnp.where(norm <= max_norm, 0.0, 1.0),
+        "clip_fraction": jnp.where(is_inside, 0.0, 1.0),
         "dropped": jnp.where(is_finite, 0.0, 1.0),
     }
     return clipped, metrics

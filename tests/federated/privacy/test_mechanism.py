@@ -239,11 +239,10 @@ def test_a_cohort_of_nobody_leaves_noise():
 
 
 def test_what_is_sent_beside_the_update_is_refused_by_name():
-    random = with_batch_stats(
-        private(fedavg_of(norm_loss), settings(cohort_size=5)), "random_client"
-    )
-    fair = private(qfedavg(LOCAL._replace(loss=norm_loss), q=1.0), settings())
-    for algorithm in (random, fair._replace(check_cohort=lambda number: None)):
+    given = settings(cohort_size=5)
+    random = with_batch_stats(private(fedavg_of(norm_loss), given), "random_client")
+    fair = private(qfedavg(LOCAL._replace(loss=norm_loss), q=1.0), given)
+    for algorithm in (random, fair):
         sim = build_simulation(algorithm, feed(), *problem(), mesh=make_mesh(1))
         server = start_simulation(sim, norm_variables())
         with pytest.raises(ValueError, match="sums beside the update, such as running"):
