@@ -44,7 +44,6 @@ from fedfr_jax.federated.algorithms.fedmargin import fedmargin as fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova as fednova
 from fedfr_jax.federated.algorithms.fedreid import cdw as cdw
 from fedfr_jax.federated.algorithms.fedreid import kd as kd
-from fedfr_jax.federated.algorithms.moon import moon as moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg as perfedavg
 from fedfr_jax.federated.algorithms.personal import top_blocks as top_blocks
 from fedfr_jax.federated.algorithms.personal import (
@@ -57,6 +56,7 @@ from fedfr_jax.federated.algorithms.phases import fedrep as fedrep
 from fedfr_jax.federated.algorithms.proximal import ditto as ditto
 from fedfr_jax.federated.algorithms.proximal import feddyn as feddyn
 from fedfr_jax.federated.algorithms.proximal import fedprox as fedprox
+from fedfr_jax.federated.algorithms.proximal import moon as moon
 from fedfr_jax.federated.algorithms.proximal import pfedme as pfedme
 from fedfr_jax.federated.algorithms.spreadout import fedaws as fedaws
 from fedfr_jax.federated.attacks import ATTACKS as ATTACKS

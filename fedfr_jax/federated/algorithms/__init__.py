@@ -11,10 +11,15 @@ from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin
 from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.algorithms.fedreid import cdw, kd
-from fedfr_jax.federated.algorithms.moon import moon
 from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.phases import fedrep
-from fedfr_jax.federated.algorithms.proximal import ditto, feddyn, fedprox, pfedme
+from fedfr_jax.federated.algorithms.proximal import (
+    ditto,
+    feddyn,
+    fedprox,
+    moon,
+    pfedme,
+)
 from fedfr_jax.federated.algorithms.spreadout import fedaws
 from fedfr_jax.schema import register
 

@@ -1,7 +1,7 @@
-"""Pulls toward a model: FedProx, FedDyn, Ditto and pFedMe.
+"""Pulls toward a model: FedProx, FedDyn, Ditto, pFedMe and MOON.
 
-All add strength / 2 ||y - anchor||^2 to a client's loss. Leaves that stay with a
-client, which the anchor lacks, are not pulled.
+All but MOON, which compares features, add strength / 2 ||y - anchor||^2 to a client's
+loss. Leaves that stay with a client, which the anchor lacks, are not pulled.
 """
 
 from collections.abc import Callable
@@ -245,4 +245,39 @@ def pfedme(
         init_personal=received_variables,
         client_update=client_update,
         personalize=lambda server, theta: theta,
+    )
+
+
+@checked
+def moon(
+    local: LocalTraining,
+    *,
+    server_optimizer: ServerOptimizer = None,
+    weighting: Weighting = "num_examples",
+) -> Algorithm:
+    """MOON: model-contrastive local training.
+
+    Li, He, Song 2021, arXiv:2103.16257, algorithm 1: FedAvg whose clients keep the
+    model that they trained last. The term is in the loss, which is handed both models;
+    see `losses.contrastive`. Before a client's first round its previous model is the
+    received one, for which the term has no gradient.
+
+    Args:
+      local: its loss takes variables `received` and `previous` as keywords.
+      server_optimizer, weighting: see `fedavg`.
+    """
+    base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
+    train, weight = build_local_training(local), weight_of(weighting)
+
+    def client_update(key, server, previous, client):
+        start = server.variables
+        models = {"received": merge_personal_variables(start), "previous": previous}
+        end, metrics = train(key, start, client, **models)
+        last = merge_personal_variables(end)
+        return client_output(start, end, weight(client), last, metrics)
+
+    return base._replace(
+        init_personal=received_variables,
+        client_update=client_update,
+        needs=("contrastive_loss",),
     )
