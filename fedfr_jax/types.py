@@ -64,8 +64,6 @@ class Model(NamedTuple):
     apply_with_features: Callable[..., tuple[jax.Array, jax.Array, PyTree]] | None = (
         None
     )
-    # (variables, level) -> (apply, variables), see `models.bn_folding`
-    fold_batch_norm: Callable[[PyTree, str], tuple[Callable, PyTree]] | None = None
     # {"name": of MODELS, settings of its factory} that build it, if known
     config: Mapping[str, Any] | None = None
 

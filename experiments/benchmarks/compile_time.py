@@ -153,7 +153,7 @@ def prepared(experiment, method: str) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
     trainer, stored = experiment.stages[method].trainer, count_examples(experiment)
     start = init_stage(experiment, method)
-    shapes = round_shapes(experiment, trainer, experiment.batching, start, stored)
+    shapes = round_shapes(experiment, trainer, start, stored)
     cohort = Cohort(np.arange(plan_cohort(experiment)), 0)
     population = experiment.task.population
     context = RoundContext(

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import schedule, simulation
+from fedfr_jax.federated.communication import count_work
 from fedfr_jax.federated.lowering import Program
-from fedfr_jax.plan.federated import RoundShapes, argument_values, client_program
-from fedfr_jax.plan.program_cost import program_cost
-from fedfr_jax.types import Cohort
 
 
 def median_seconds(function, repeats: int = 3) -> float:
@@ -68,20 +66,10 @@ def step_flops(sim, server, algorithm) -> float:
     Args:
       algorithm: that of `sim` on a network with XLA's own convolutions.
     """
-    cohort = Cohort(np.arange(sim.cohort_size), 0)
-    work = simulation.assign(sim, server, simulation.open_store(sim, server), cohort)
-    row = jax.tree.map(lambda x: x[0, 0, 0], work.rows)
-    shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype)
-    given = jax.tree.map(shape, (server, row, work.added, sim.device_data, sim.key))
-    largest = int(sim.population.sizes_descending[0])
-    program, _ = client_program(
-        algorithm, sim.batching, largest, RoundShapes(*given, None)
-    )
-    none, one = (
-        program_cost(program, known=argument_values(largest, 0, n)).flops
-        for n in (0, 1)
-    )
-    return one - none
+    store = simulation.open_store(sim, server)
+    return count_work(
+        sim._replace(algorithm=algorithm), server, store.template
+    ).flops_per_step
 
 
 def matmul_rate(size: int = 1024) -> float:

@@ -33,12 +33,16 @@ class Epochs(NamedTuple):
     sharded outputs, so that no device ever has all of them.
     The table is a `Dataset` on the mesh or a `Stream`; metrics are {name: float}, means
     over the steps. The state that is passed is donated.
-    lower(variables, table) lowers the program of the first epoch's chunks, from shapes.
+    lower(variables, table) lowers the program of the first epoch's chunks, from shapes;
+    step(state, chunk, number) is one step of it, not compiled, with shapes(variables,
+    table) as its (state, chunk).
     """
 
     init: Callable
     run: Callable
     lower: Callable
+    step: Callable
+    shapes: Callable
     num_steps: int  # per epoch
 
 
@@ -72,12 +76,13 @@ def build_epochs(
     order = EpochOrder(first_row, num_rows, feed.batch_size, num_devices, seed, lists)
     batch = build_batch(feed, order, mesh, mark)
 
-    def trainer_at(rate):
+    def steps_at(rate):
         step_sharding = spread._replace(class_rate=rate)
         step = build_step(loss_fn, optimizer, mesh, step_sharding)
-        return _chunk_trainer(step, batch, order)
+        return _chunk_steps(step, batch, order)
 
-    trainers = {rate: trainer_at(rate) for rate in set(class_rates)}
+    steps = {rate: steps_at(rate) for rate in set(class_rates)}
+    trainers = {rate: _chunk_trainer(steps_of) for rate, steps_of in steps.items()}
 
     def init(variables):
         return _start(variables, optimizer, mesh, spread)
@@ -88,9 +93,16 @@ def build_epochs(
         # Compiled once: JAX finds the same function of the same shapes and places.
         return jax.jit(train, donate_argnums=0, out_shardings=places)
 
-    def lower(variables, table):
+    def shapes(variables, table):
         state = state_shapes(variables, optimizer, mesh, spread)
-        return program(state, 0).lower(state, chunk_shapes(table, order, mesh), 0)
+        return state, chunk_shapes(table, order, mesh)
+
+    def lower(variables, table):
+        state, chunk = shapes(variables, table)
+        return program(state, 0).lower(state, chunk, 0)
+
+    def first_step(state, chunk, number):
+        return steps[max(class_rates)](chunk, 0)(number, state)
 
     def run(state, table, epoch):
         train, chunk_sums = program(state, epoch), []
@@ -102,7 +114,7 @@ def build_epochs(
             for name in chunk_sums[0]
         }
 
-    return Epochs(init, run, lower, order.num_steps)
+    return Epochs(init, run, lower, first_step, shapes, order.num_steps)
 
 
 def _start(variables, optimizer, mesh, spread):
@@ -139,13 +151,10 @@ def state_shapes(variables, optimizer, mesh, spread) -> State:
     return meshes.shapes_at(state, shardings(mesh, specs))
 
 
-def _chunk_trainer(step: Callable, batch: Callable, order: EpochOrder) -> Callable:
-    """Build train(state, chunk, epoch) -> (state, sums of metrics over its steps).
+def _chunk_steps(step: Callable, batch: Callable, order: EpochOrder) -> Callable:
+    """Build (chunk, epoch) -> train_step(number, state) -> (state, metrics)."""
 
-    One call for many steps, because the call costs more than a step of a small network.
-    """
-
-    def train(state, chunk, epoch):
+    def steps_of(chunk, epoch):
         key = order.key(epoch)
         augment_key, loss_key = (jax.random.fold_in(key, i) for i in (2, 0))
 
@@ -153,6 +162,20 @@ def _chunk_trainer(step: Callable, batch: Callable, order: EpochOrder) -> Callab
         def train_step(i, state):
             step_key = jax.random.fold_in(loss_key, i)
             return step(state, batch(chunk, augment_key, i), step_key)
+
+        return train_step
+
+    return steps_of
+
+
+def _chunk_trainer(steps_of: Callable) -> Callable:
+    """Build train(state, chunk, epoch) -> (state, sums of metrics over its steps).
+
+    One call for many steps, because the call costs more than a step of a small network.
+    """
+
+    def train(state, chunk, epoch):
+        train_step = steps_of(chunk, epoch)
 
         def body(i, carry):
             state, sums = carry

@@ -11,7 +11,7 @@ Exported files run or open without this library:
 Images are RGB in [-1, 1], pixel / 127.5 - 1, for every network: other statistics and
 sums with mirror images are part of the graph. The metadata `preprocessing` of an ONNX
 file describes the steps before, resizing and alignment. Embeddings are not normalized.
-Batch normalizations are folded into the weights.
+Batch normalizations behind a convolution or a linear layer are part of its weights.
 """
 
 import json
@@ -28,10 +28,7 @@ from fedfr_jax.deploy.onnx_graph import trace_graph, write_onnx
 from fedfr_jax.deploy.trained_model import (
     TrainedModel,
     build_trained_model,
-    deployment_config,
 )
-from fedfr_jax.models import build_model
-from fedfr_jax.models.bn_folding import FULL, fold
 from fedfr_jax.models.external_checkpoints import to_torch
 from fedfr_jax.models.weights import read_weights, write_weights
 
@@ -55,21 +52,15 @@ def export(network: TrainedModel, path: str | os.PathLike) -> str:
 
 def export_model(network: TrainedModel) -> Callable:
     """Embedding function of images [B, H, W, C] in [-1, 1], or vectors: [B, D]."""
-    preprocessing, embed = network.preprocessing, fold_model(network)
+    preprocessing = network.preprocessing
+
+    def embed(images):
+        return network.apply(network.variables, images)
+
     if len(network.input_shape) != 3:
         return embed
     embed = sum_views(embed, preprocessing)
     return lambda images: embed(from_unit(images, preprocessing))
-
-
-def fold_model(network: TrainedModel) -> Callable:
-    """Build the embedding function of preprocessed images, with batch norms folded."""
-    if network.model is not None and not network.is_of_features:
-        model = build_model(deployment_config(network.model), network.input_shape)
-        if model.fold_batch_norm:
-            apply, variables = fold(model, network.variables, level=FULL)
-            return lambda images: apply(variables, images)
-    return lambda images: network.apply(network.variables, images)
 
 
 def _to_onnx(network, path) -> str:

@@ -82,7 +82,6 @@ def with_projection(model: Model, *, projection: Width) -> Model:
         apply=apply,
         apply_with_features=features,
         blocks=blocks,
-        fold_batch_norm=None,
     )
 
 
@@ -116,37 +115,32 @@ def check_head(head: str, dropout: float) -> None:
         raise ValueError(f"dropout must be 0 for head {head}, got {dropout}.")
 
 
-def embed(
-    module: nn.Module, x: jax.Array, train: bool, *, is_folded: bool = False
-) -> jax.Array:
+def embed(module: nn.Module, x: jax.Array, train: bool) -> jax.Array:
     """Embed a map [B, h, w, C] as [B, D], within the call of `module`.
 
     Args:
       module: has the attributes `head`, `embedding_dim` and `dropout`.
-      is_folded: the head is without batch normalizations, see `bn_folding`.
     """
     head = module.head
-
-    def norm(x, name, **settings):
-        return x if is_folded else BatchNorm(name=name, **settings)(x, train)
-
     if head == "moe":
-        return _experts(module, x, train, is_folded)
+        return _experts(module, x, train)
     if head == "GDC":
         x = Pixels(name="pixels")(x)
-    x = norm(x, "bn")
+    x = BatchNorm(name="bn")(x, train)
     if head == "GAP":
         x = jnp.mean(x, (1, 2))
     elif head in WITH_DROPOUT:
         x = nn.Dropout(module.dropout, deterministic=not train)(x)
     x = x.reshape(x.shape[0], -1)
     x = linear(module.embedding_dim, x.shape[1], "fc")(x)
-    return x if head == "F" else norm(x, "bn_out", use_scale=False)
+    if head == "F":
+        return x
+    return BatchNorm(name="bn_out", use_scale=False)(x, train)
 
 
-def _experts(module, x, train, is_folded):
+def _experts(module, x, train):
     sizes = {"masked": module.embedding_dim, "plain": module.embedding_dim, "gate": 2}
-    outputs = [Expert(n, is_folded, name=name)(x, train) for name, n in sizes.items()]
+    outputs = [Expert(n, name=name)(x, train) for name, n in sizes.items()]
     masked, plain, gate = outputs
     share = nn.softmax(sow_features(module, gate))[:, 1:]
     return share * masked + (1 - share) * plain
@@ -156,13 +150,11 @@ class Expert(nn.Module):
     """Batch normalization, then a linear layer on all pixels."""
 
     num_outputs: int
-    is_folded: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, h, w, C] -> [B, num_outputs]."""
-        if not self.is_folded:
-            x = BatchNorm(name="bn")(x, train)
+        x = BatchNorm(name="bn")(x, train)
         x = x.reshape(x.shape[0], -1)
         return linear(self.num_outputs, x.shape[1], "fc")(x)
 
@@ -175,10 +167,7 @@ class Pixels(nn.Module):
         """[B, h, w, C] -> [B, C]."""
         init = normal(math.sqrt(2 / (x.shape[1] * x.shape[2])))  # He normal
         kernel = self.param("kernel", init, x.shape[1:])
-        y = jnp.einsum("bhwc,hwc->bc", x, kernel.astype(x.dtype))
-        if self.has_variable("params", "bias"):  # of a folded network
-            y += self.get_variable("params", "bias").astype(x.dtype)[None]
-        return y
+        return jnp.einsum("bhwc,hwc->bc", x, kernel.astype(x.dtype))
 
 
 def linear(

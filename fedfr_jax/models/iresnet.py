@@ -16,7 +16,6 @@ Parameters, C = width of the stage, n = its number of blocks; every bn is {scale
     this order, fc/bias [D], bn_out (its scale is frozen at 1: bias only)
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +23,6 @@ import jax
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.bn_folding import FULL, PREVIOUS, Affine, Border, fold_iresnet
 from fedfr_jax.models.conv import Conv, Implementation
 from fedfr_jax.models.heads import HEADS, check_head, embed
 from fedfr_jax.models.linen import (
@@ -68,7 +66,6 @@ class LayerSettings(NamedTuple):
     conv_implementation: str = "auto"
     dtype: Any = None
     shortcut: str = "conv"
-    fold: str | None = None  # a level of `bn_folding`
 
 
 @checked
@@ -125,9 +122,7 @@ def iresnet(
     )
     stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
     units = ["stem", *block_names(stages), *HEADS[head]]
-    model = from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
-    fold = functools.partial(fold_iresnet, module, model.input_shape, stages)
-    return model._replace(fold_batch_norm=fold)
+    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class IResNet(nn.Module):
@@ -159,8 +154,7 @@ class IResNet(nn.Module):
                 name=f"stage{i + 1}",
             )
             x = stage(x, train)
-        is_folded = settings.fold is not None
-        return embed(self, x.astype(param_dtype), train, is_folded=is_folded)
+        return embed(self, x.astype(param_dtype), train)
 
 
 class Stem(nn.Module):
@@ -173,7 +167,7 @@ class Stem(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H, W, width]."""
         x = _conv(self.width, self.settings, name="conv")(x)
-        return PReLU(name="prelu")(_norm(self.settings, "bn")(x, train))
+        return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))
 
 
 class Stage(nn.Module):
@@ -215,14 +209,11 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
         width, settings = self.width, self.settings
-        y = Affine(name="bn1")(x) if settings.fold == PREVIOUS else x
-        y = _norm(settings, "bn1")(y, train)
+        y = BatchNorm(name="bn1")(x, train)
         y = saved_names(_conv(width, settings, stride=self.strides[0], name="conv1")(y))
-        if settings.fold == FULL:
-            y = Border(name="border")(y)
-        y = PReLU(name="prelu")(_norm(settings, "bn2")(y, train))
+        y = PReLU(name="prelu")(BatchNorm(name="bn2")(y, train))
         y = saved_names(_conv(width, settings, stride=self.strides[1], name="conv2")(y))
-        y = _norm(settings, "bn3")(y, train)
+        y = BatchNorm(name="bn3")(y, train)
         stride = max(self.strides)
         is_pooled = settings.shortcut == "pool" and x.shape[-1] == width
         if stride > 1 and is_pooled:
@@ -243,14 +234,7 @@ class Shortcut(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
         x = _conv(self.width, self.settings, size=1, stride=self.stride, name="conv")(x)
-        return _norm(self.settings, "bn")(x, train)
-
-
-def _norm(settings, name):
-    """Batch normalization, or identity in a folded network."""
-    if settings.fold is None:
-        return BatchNorm(name=name)
-    return lambda x, train: x
+        return BatchNorm(name="bn")(x, train)
 
 
 def _conv(width, settings, *, name, size=3, stride=1):
@@ -260,8 +244,6 @@ def _conv(width, settings, *, name, size=3, stride=1):
         stride=stride,
         padding=size // 2,
         kernel_init=normal(0.1),
-        # In a fully folded network the border adds the bias of conv1.
-        use_bias=settings.fold is not None and (settings.fold, name) != (FULL, "conv1"),
         dtype=settings.dtype,
         implementation=settings.conv_implementation,
         name=name,

@@ -5,26 +5,16 @@ for the mean client of every round. All lanes of a device train such clients.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated import model_parallel
-from fedfr_jax.federated.client import (
-    SlotInputs,
-    all_rows,
-    client_key,
-    client_view,
-    num_columns,
-)
-from fedfr_jax.federated.engine import empty_prepared, train_client
+from fedfr_jax.federated import model_parallel, sums
+from fedfr_jax.federated.communication import ClientTrace, trace_client
+from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.preparation import (
     PreparedTraffic,
     prepared_traffic,
@@ -35,7 +25,7 @@ from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.systems.rounds import in_world
 from fedfr_jax.federated.systems.state import WithWorld, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
-from fedfr_jax.plan.program_cost import Kernel, ProgramCost, program_cost
+from fedfr_jax.plan.program_cost import ProgramCost, program_cost
 from fedfr_jax.plan.requirements import (
     DeviceWork,
     Requirements,
@@ -43,7 +33,6 @@ from fedfr_jax.plan.requirements import (
     count_params,
 )
 from fedfr_jax.types import (
-    Algorithm,
     Cohort,
     Dataset,
     Experiment,
@@ -61,7 +50,6 @@ class RoundShapes(NamedTuple):
     row: PyTree  # of one client
     extra: Prepared
     table: Dataset
-    key: jax.ShapeDtypeStruct
     prepared: ProgramCost | None  # of the algorithm's `prepare`
     traffic: PreparedTraffic  # of it
 
@@ -73,7 +61,6 @@ def federated_needs(
     examples: Dataset,
     *,
     batch_size: int = 0,
-    lanes: int = 0,
     hard_negatives: int | None = None,
 ) -> Requirements:
     """Compute what the rounds of a federated stage need on each device.
@@ -82,103 +69,91 @@ def federated_needs(
       experiment: on a mesh of as many devices as the stage will have.
       start: shapes of the variables that the stage starts from, or None.
       examples: shapes of the stored examples, [T, ...].
-      batch_size, lanes: instead of the config's; 0 keeps them.
+      batch_size: instead of the config's; 0 keeps it.
       hard_negatives: examples that the server adds to a client; None takes as many as
         the largest client has. The most that it can add is a bound of both.
     """
-    federation, batching = experiment.federation, experiment.batching
-    devices, _ = meshes.device_grid(experiment.mesh)
-    num_clients = experiment.task.population.num_clients
-    systems = federation.build_systems(num_clients)
-    algorithm = in_world(trainer.algorithm, systems, num_clients)
-    trainer = trainer._replace(algorithm=algorithm)
+    federation, population = experiment.federation, experiment.task.population
+    batching = experiment.batching
     batching = batching._replace(batch_size=batch_size or batching.batch_size)
-    lanes = lanes or federation.clients_per_device
-    shapes = round_shapes(experiment, trainer, batching, start, examples)
-    population = experiment.task.population
+    experiment = experiment._replace(batching=batching)
+    systems = federation.build_systems(population.num_clients)
+    algorithm = in_world(trainer.algorithm, systems, population.num_clients)
+    trainer = trainer._replace(algorithm=algorithm)
+    shapes = round_shapes(experiment, trainer, start, examples)
+    client = client_trace(experiment, trainer, shapes)
     sizes = population.sizes(np.arange(population.num_clients))
-    largest = int(sizes.max())
-    program, output = client_program(trainer.algorithm, batching, largest, shapes)
     max_added = shapes.extra.added_rows.shape[1]
-    added = min(largest if hard_negatives is None else hard_negatives, max_added)
-    work, images, client = count_rounds(
-        experiment, trainer, program, batching, sizes, added, lanes
-    )
+    added = int(sizes.max()) if hard_negatives is None else hard_negatives
+    added = min(added, max_added)
+    steps = mean_steps(experiment, trainer, sizes + added)
+    cost = program_cost(client.program, loop_turns=steps)
+    work = [round_work(experiment, cost)]
     if shapes.prepared:
         work.append(DeviceWork(shapes.prepared.kernels, float(federation.rounds)))
-    parts = memory_parts(experiment, shapes, *output)
-    parts["training, all lanes"] = lanes * client.peak
+    lanes, devices = federation.clients_per_device, experiment.mesh.size
+    parts = memory_parts(experiment, shapes, client)
+    parts["training, all lanes"] = lanes * cost.peak
     network_shapes = jax.eval_shape(
-        trainer.algorithm.personalize,
-        trees.shapes(shapes.server),
-        trees.shapes(shapes.row),
+        algorithm.personalize, trees.shapes(shapes.server), trees.shapes(shapes.row)
     )
     network = network_flops(
         trainer.count_flops, trainer.apply, network_shapes, examples.input_shape
     )
+    notes = privacy_notes(experiment, trainer)
+    if max_added:
+        text = f"{added:,} of at most {max_added:,} hard negatives for each client"
+        notes = (text, *notes)
+    clients = max_cohort(experiment) / meshes.device_grid(experiment.mesh)[0]
+    images = plan_cohort(experiment) * steps * batching.batch_size
     return Requirements(
-        devices=experiment.mesh.size,
+        devices=devices,
         parts={name: size for name, size in parts.items() if size},
-        largest_arrays=client.largest,
+        largest_arrays=cost.largest,
         work=work,
-        images=images,
+        images=federation.rounds * images,
         forward=forward_flops(network),
         parameters=count_params(network_shapes),
         batch_size=batching.batch_size,
-        clients=math.ceil(max_cohort(experiment) / devices),
+        clients=math.ceil(clients),
         added=added,
         lanes=lanes,
-        notes=plan_notes(client, added, max_added) + privacy_notes(experiment, trainer),
+        notes=notes,
     )
 
 
-def count_rounds(
-    experiment: Experiment,
-    trainer: FederatedTrainer,
-    program: ClosedJaxpr,
-    batching: Batching,
-    sizes: np.ndarray,
-    added: int,
-    lanes: int,
-) -> tuple[list[DeviceWork], float, ProgramCost]:
-    """Count the work of all rounds, their images, and a client of the last round.
+def mean_steps(
+    experiment: Experiment, trainer: FederatedTrainer, sizes: np.ndarray
+) -> float:
+    """Mean number of a client's local steps in a round of the stage.
 
     Args:
-      program: of `client_program`.
-      sizes: [N] examples of the clients, without those that the server adds.
+      sizes: [N] examples of the clients, those that the server adds included.
     """
     federation = experiment.federation
+    epochs = np.ravel(federation.epochs_of(trainer))
+    epochs = epochs[np.minimum(np.arange(federation.rounds), len(epochs) - 1)]
+    return float(np.mean(experiment.batching.steps_per_epoch(sizes)) * epochs.mean())
+
+
+def round_work(experiment: Experiment, client: ProgramCost) -> DeviceWork:
+    """Work of a device in all rounds: waves of the mean client."""
     devices, shards = meshes.device_grid(experiment.mesh)
+    lanes = experiment.federation.clients_per_device
     cohort = plan_cohort(experiment)
     waves = math.ceil(cohort / devices / lanes)
     busy = cohort / (waves * devices * lanes)
-    epochs = np.ravel(federation.epochs_of(trainer))
-    times_of = np.bincount(np.minimum(np.arange(federation.rounds), len(epochs) - 1))
-    per_epoch = float(np.mean(batching.steps_per_epoch(sizes + added)))
-    work, images, client = [], 0.0, None
-    for passes, times in zip(epochs[: len(times_of)].tolist(), times_of, strict=True):
-        steps = per_epoch * passes
-        values = argument_values(sizes.mean(), added, steps)
-        client = program_cost(program, known=values)
-        kernels = shard_kernels(client.kernels, shards)
-        work.append(DeviceWork(kernels, float(times * waves), lanes, busy))
-        images += float(times) * cohort * steps * batching.batch_size
-    return work, images, client
-
-
-def shard_kernels(kernels: Sequence[Kernel], shards: int) -> list[Kernel]:
-    """A client's kernels on one of the devices that share its batches."""
-    return [k._replace(flops=k.flops / shards, moved=k.moved / shards) for k in kernels]
+    kernels = [
+        k._replace(flops=k.flops / shards, moved=k.moved / shards)
+        for k in client.kernels
+    ]
+    return DeviceWork(kernels, experiment.federation.rounds * waves, lanes, busy)
 
 
 def memory_parts(
-    experiment: Experiment, shapes: RoundShapes, summary: PyTree, lane_output: PyTree
+    experiment: Experiment, shapes: RoundShapes, client: ClientTrace
 ) -> dict[str, float]:
-    """Bytes on a device apart from the lanes, by purpose.
-
-    Args:
-      summary, lane_output: results of a client, as shapes.
-    """
+    """Bytes on a device apart from the lanes, by purpose."""
     devices, shards = meshes.device_grid(experiment.mesh)
     cohort, server = max_cohort(experiment), shapes.server
     ring = server.versions if isinstance(server, WithWorld) else ()
@@ -188,27 +163,20 @@ def memory_parts(
         num_clients = experiment.task.population.num_clients
         of_call = min(rounds * cohort, num_clients) * bytes_on_device(shapes.row)
     prepared = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
-    uploads = bytes_on_device((lane_output.per_client, lane_output.kept))
+    output, kept = client.output, ()
+    summary = output.update
+    if client.summary is not None:
+        summary, kept = sums.without_kept(client.summary)
+    uploads = bytes_on_device((output.per_client, kept))
     return {
         "server, before and after the round": 2 * bytes_on_device(plain_server(server)),
         "earlier versions of the server, before and after": 2 * bytes_on_device(ring),
-        "sums over clients": bytes_on_device(summary) / shards,
+        "sums over clients": bytes_on_device((summary, output.sums)) / shards,
         "personal rows of the cohort": rows,
         "personal rows of a call's rounds": of_call,
         "what the server prepares": prepared,
         "uploads of the cohort": cohort * uploads,
     }
-
-
-def plan_notes(client: ProgramCost, added: int, max_added: int) -> tuple[str, ...]:
-    """Notes on the accuracy of the numbers."""
-    notes = []
-    if not client.is_whole:
-        notes.append("loops whose length depends on values are counted once")
-    if max_added:
-        text = f"{added:,} of at most {max_added:,} hard negatives for each client"
-        notes.append(text)
-    return tuple(notes)
 
 
 def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[str, ...]:
@@ -244,7 +212,6 @@ def max_cohort(experiment: Experiment) -> int:
 def round_shapes(
     experiment: Experiment,
     trainer: FederatedTrainer,
-    batching: Batching,
     start: PyTree,
     examples: Dataset,
 ) -> RoundShapes:
@@ -260,57 +227,29 @@ def round_shapes(
         dataset=table,
         population=experiment.task.population,
         cohort=Cohort(np.arange(cohort), 0),
-        batching=batching,
+        batching=experiment.batching,
         mesh=mesh,
     )
     extra, prepared = empty_prepared(cohort), None
     if algorithm.prepare:
         extra, program, _ = trace_prepare(algorithm.prepare, server, context)
-        prepared = program_cost(program, num_devices=meshes.device_grid(mesh)[0])
+        prepared = program_cost(program.jaxpr, num_devices=meshes.device_grid(mesh)[0])
     return RoundShapes(
         server=server,
         row=row,
         extra=on_mesh(mesh, extra),
         table=table,
-        key=on_mesh(mesh, jax.eval_shape(jax.random.key, 0)),
         prepared=prepared,
         traffic=prepared_traffic(algorithm, server, context),
     )
 
 
-def client_program(
-    algorithm: Algorithm, batching: Batching, max_local: int, shapes: RoundShapes
-):
-    """Trace a client's round: (program, (summary, LaneOutput) as shapes).
-
-    The first arguments of the program are the fields of the client's `SlotInputs`.
-    """
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    slot = SlotInputs(*[number] * num_columns(False))
-    slot = slot._replace(is_new=jax.ShapeDtypeStruct((), jnp.bool_))
-
-    def train(slot, server, row, extra, table, round, key):
-        def view(key):
-            return client_view(
-                batching, max_local, key, slot, extra, all_rows(table), round
-            )
-
-        key = client_key(key, slot.client)
-        return train_client(algorithm, key, server, row, slot, view, round)
-
-    arguments = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
-    return jax.make_jaxpr(train, return_shape=True)(
-        slot, *arguments, number, trees.shapes(shapes.key)
+def client_trace(
+    experiment: Experiment, trainer: FederatedTrainer, shapes: RoundShapes
+) -> ClientTrace:
+    """Trace a client's round on the shapes of `round_shapes`."""
+    largest = int(experiment.task.population.largest(1)[0])
+    inputs = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
+    return trace_client(
+        trainer.algorithm, experiment.batching, largest, *inputs, shapes.traffic
     )
-
-
-def argument_values(num_examples: float, added: int, steps: float) -> dict[int, Any]:
-    """Values of a client's `SlotInputs`, {argument number: value}."""
-    zero = np.int32(0)
-    values = {"client": zero, "cohort_index": zero, "offset": zero, "start": zero}
-    values["is_new"] = np.bool_(False)
-    values["num_examples"] = np.int32(round(num_examples))
-    values["num_added"] = np.int32(added)
-    values["num_steps"] = np.int32(round(steps))
-    numbers = {name: i for i, name in enumerate(SlotInputs._fields)}
-    return {numbers[name]: value for name, value in values.items() if name in numbers}

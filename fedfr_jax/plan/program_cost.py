@@ -1,23 +1,24 @@
 """Cost of a traced program: memory, FLOPs, memory traffic.
 
+XLA says the same of what it has compiled, which takes minutes for a large network; and
+of what it has only lowered it counts a loop's body once and stores every result. So a
+plan that must answer at once, for devices that are not there, has this estimate.
+
 Fusion is modeled by one rule: an elementwise result is stored only if an operation that
 cannot be fused needs it (a convolution, a product, a sort, a loop, an output); others
 recompute it from stored values. Values live from there to their last use, in the
 program's order. Not modeled: the compiler's scheduling, workspaces of convolutions and
 padding of layouts.
 
-The program is a jaxpr, so nothing is compiled. FLOPs are exact: products and
-convolutions, loop bodies times their trip counts, where these are known.
+FLOPs are those of products and convolutions, of loop bodies times their turns.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 from fedfr_jax.models.flops import count_flops_of_jaxpr, scan_sizes
 
@@ -54,7 +55,6 @@ class ProgramCost(NamedTuple):
     peak: float  # bytes
     kernels: list[Kernel]
     largest: list[tuple[str, float]]  # (description, bytes) at the peak, descending
-    is_whole: bool  # whether the lengths of all loops were known
 
     @property
     def flops(self) -> float:
@@ -65,12 +65,11 @@ class ProgramCost(NamedTuple):
 class Value:
     """An array of the program, which may be fused away."""
 
-    def __init__(self, aval, size=None, known=None):
+    def __init__(self, aval, size=None):
         is_array = hasattr(aval, "dtype")  # and no token
         self.shape, self.dtype = (aval.shape, aval.dtype) if is_array else ((), None)
         self.whole = count_bytes(aval) if is_array else 0.0
         self.size = self.whole if size is None else size  # bytes on a device
-        self.known = known
         self.is_stored, self.name = False, ""
         self.is_argument = False
         self.roots = ()  # stored values that it is computed from, if not stored
@@ -98,17 +97,13 @@ def count_bytes(aval) -> float:
     return float(math.prod(aval.shape) * size)
 
 
-def cost_of_steps(steps: list[Step], outs: list[Value], is_whole: bool) -> ProgramCost:
-    """Cost of a body's steps, with the results `outs`.
-
-    Args:
-      is_whole: whether the lengths of all loops were known.
-    """
+def cost_of_steps(steps: list[Step], outs: list[Value]) -> ProgramCost:
+    """Cost of a body's steps, with the results `outs`."""
     _mark_stored(steps)
     for value in outs:  # results live until the end
         for root in _stored(value):
             root.last = len(steps)
-    return _simulate(steps, is_whole)
+    return _simulate(steps)
 
 
 def _mark_stored(steps: list[Step]) -> None:
@@ -136,7 +131,7 @@ def _stored(value: Value) -> tuple[Value, ...]:
     return (value,) if value.is_stored else value.roots
 
 
-def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
+def _simulate(steps: list[Step]) -> ProgramCost:
     """Simulate the memory over the steps, and collect their kernels."""
     ending = {}
     kernels, alive, peak = [], {}, (0.0, [])
@@ -161,7 +156,7 @@ def _simulate(steps: list[Step], is_whole: bool) -> ProgramCost:
             if id(value) in alive:
                 used -= alive.pop(id(value)).size
         kernels += _kernels(step)
-    return ProgramCost(peak[0], kernels, peak[1], is_whole)
+    return ProgramCost(peak[0], kernels, peak[1])
 
 
 def _kernels(step: Step) -> Iterable[Kernel]:
@@ -187,77 +182,103 @@ CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_
 SHARED = {"psum": 2, "psum_invariant": 2, "pmax": 2, "pmin": 2}  # passes of a ring
 SHARED |= {"all_gather": 1, "all_gather_invariant": 1, "reduce_scatter": 1}
 SHARED |= {"all_to_all": 1, "ppermute": 1}
-MAX_KNOWN = 16  # numbers of an array whose values are followed
 
 
 def program_cost(
-    program: ClosedJaxpr,
+    program: Jaxpr,
     *,
     sizes: Mapping[int, float] | None = None,
-    known: Mapping[int, Any] | None = None,
+    loop_turns: float = 1.0,
     num_devices: int = 1,
 ) -> ProgramCost:
     """Estimate the cost of a program on one device.
 
     Args:
       sizes: {number of an argument: its bytes on a device}; others are whole.
-      known: {number of an argument: its value}, of small integers, from which the
-        lengths of loops follow.
+      loop_turns: of `while` loops with products in them: local steps.
       num_devices: that take part in collectives.
     """
-    sizes, known = sizes or {}, known or {}
-    arguments = [
-        Value(v.aval, sizes.get(i), known.get(i))
-        for i, v in enumerate(program.jaxpr.invars)
-    ]
-    return _body_steps(
-        program.jaxpr, [*_consts(program.jaxpr), *arguments], num_devices
-    )
+    sizes = sizes or {}
+    arguments = [Value(v.aval, sizes.get(i)) for i, v in enumerate(program.invars)]
+    return _Body([], num_devices, loop_turns).cost(program, arguments)
+
+
+class _Body(NamedTuple):
+    """Steps of a program, or of a loop's body."""
+
+    steps: list[Step]
+    num_devices: int
+    loop_turns: float
+
+    def cost(self, jaxpr: Jaxpr, arguments: Sequence[Value] = ()) -> ProgramCost:
+        """Cost of a body whose arguments are stored already."""
+        arguments = arguments or [Value(v.aval) for v in jaxpr.invars]
+        arguments = [*_consts(jaxpr), *arguments]
+        for value in arguments:
+            value.is_argument = value.is_stored = True
+        return cost_of_steps(self.steps, self.flatten(jaxpr, arguments))
+
+    def inner(self, loop_turns: float) -> "_Body":
+        """An empty body of a loop or a branch."""
+        return self._replace(steps=[], loop_turns=loop_turns)
+
+    def flatten(self, jaxpr: Jaxpr, arguments: Sequence[Value]) -> list[Value]:
+        """Append the steps of a body; return its results."""
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+
+        def value_of(x):
+            return Value(x.aval, 0.0) if isinstance(x, Literal) else values[x]
+
+        for equation in jaxpr.eqns:
+            outs = self.append(equation, [value_of(x) for x in equation.invars])
+            values.update(zip(equation.outvars, outs, strict=True))
+        return [value_of(x) for x in jaxpr.outvars]
+
+    def append(self, equation: JaxprEqn, ins: list[Value]) -> list[Value]:
+        """Append the step, or the steps, of an equation; return its results."""
+        name, params = equation.primitive.name, equation.params
+        if name in CALLS:
+            body = next(iter(jaxprs_in_params(params)))
+            inside = [_lookup(x, v.aval) for x, v in zip(ins, body.invars, strict=True)]
+            return self.flatten(body, [*_consts(body), *inside])
+        outs = [Value(x.aval) for x in equation.outvars]
+        if name == "scan":
+            consts, carries = scan_sizes(params)
+            cost = self.loop(params["jaxpr"].jaxpr, ins[:consts], self.loop_turns)
+            moved, turns = ins[consts : consts + carries], params["length"]
+        elif name == "while":
+            consts = params["cond_nconsts"], params["body_nconsts"]
+            shared, moved = ins[consts[0] : sum(consts)], ins[sum(consts) :]
+            cost = self.loop(params["body_jaxpr"].jaxpr, shared, 1.0)
+            # Others do little: searches, and walks of a permutation.
+            turns = self.loop_turns if cost.flops else 1.0
+        elif name == "cond":
+            branches = [
+                self.inner(self.loop_turns).cost(x.jaxpr) for x in params["branches"]
+            ]
+            cost = max(branches, key=lambda x: (x.flops, x.peak))
+            cost = cost._replace(peak=max(x.peak for x in branches))
+            moved, turns = (), 1.0
+        else:
+            for out in outs:
+                out.size = _size(equation, ins, out)
+            sent = _sent_bytes(name, ins, outs, self.num_devices)
+            flops, precision = count_flops_of_jaxpr(equation), _precision(equation)
+            self.steps.append(Step(name, ins, outs, flops, precision, sent))
+            return outs
+        self.steps.append(Step(name, ins, outs, inner=cost, turns=turns, carried=moved))
+        return outs
+
+    def loop(self, body: Jaxpr, shared: list[Value], turns: float) -> ProgramCost:
+        """Cost of a loop's body, whose first arguments are the `shared` ones."""
+        inside = [Value(v.aval) for v in body.invars]
+        for value, outer in zip(inside, shared, strict=False):
+            value.size = outer.size
+        return self.inner(turns).cost(body, inside)
 
 
 def _consts(body: Jaxpr) -> list[Value]:
     return [Value(v.aval) for v in body.constvars]
-
-
-def _body_steps(jaxpr: Jaxpr, arguments: list[Value], num_devices: int) -> ProgramCost:
-    """Cost of a body whose arguments [constvars, invars] are stored already."""
-    steps, is_whole = [], [True]
-    for value in arguments:
-        value.is_argument = value.is_stored = True
-    outs = _flatten(jaxpr, arguments, steps, num_devices, is_whole)
-    return cost_of_steps(steps, outs, is_whole[0])
-
-
-def _flatten(jaxpr, arguments, steps, num_devices, is_whole) -> list[Value]:
-    """Append a body's steps; return its results."""
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
-
-    def value_of(x):
-        if isinstance(x, Literal):
-            return Value(x.aval, 0.0, x.val if np.size(x.val) <= MAX_KNOWN else None)
-        return values[x]
-
-    for equation in jaxpr.eqns:
-        ins = [value_of(x) for x in equation.invars]
-        outs = _equation_steps(equation, ins, steps, num_devices, is_whole)
-        values.update(zip(equation.outvars, outs, strict=True))
-    return [value_of(x) for x in jaxpr.outvars]
-
-
-def _equation_steps(equation, ins, steps, num_devices, is_whole) -> list[Value]:
-    name = equation.primitive.name
-    if name in CALLS:
-        (body,) = list(jaxprs_in_params(equation.params))[:1]
-        inside = [_lookup(x, v.aval) for x, v in zip(ins, body.invars, strict=True)]
-        return _flatten(body, [*_consts(body), *inside], steps, num_devices, is_whole)
-    if name in ("scan", "while", "cond"):
-        return LOOPS[name](equation, ins, steps, num_devices, is_whole)
-    outs = [Value(x.aval, _size(name, equation, ins, x.aval)) for x in equation.outvars]
-    _follow(equation, ins, outs)
-    sent = _sent_bytes(name, ins, outs, num_devices)
-    flops = count_flops_of_jaxpr(equation)
-    steps.append(Step(name, ins, outs, flops, _precision(equation), sent))
-    return outs
 
 
 def _lookup(value: Value, aval) -> Value:
@@ -269,33 +290,13 @@ def _lookup(value: Value, aval) -> Value:
     return local
 
 
-def _size(name, equation, ins, aval) -> float:
+def _size(equation: JaxprEqn, ins: list[Value], out: Value) -> float:
     """Bytes of a result on a device: sharded like its operands of the same shape."""
-    if name == "sharding_constraint":
-        shape = equation.params["sharding"].shard_shape(aval.shape)
-        return count_bytes(jax.ShapeDtypeStruct(shape, aval.dtype))
-    out = Value(aval)
+    if equation.primitive.name == "sharding_constraint":
+        shape = equation.params["sharding"].shard_shape(out.shape)
+        return count_bytes(jax.ShapeDtypeStruct(shape, out.dtype))
     same = [x.size / x.whole for x in ins if x.shape == out.shape and x.size]
     return out.whole * min(same, default=1.0)
-
-
-def _follow(equation, ins, outs) -> None:
-    """Evaluate small integers, to know the trip counts of loops."""
-    if any(x.known is None for x in ins):
-        return
-    if equation.primitive.name not in (*FUSED, "while"):
-        return
-
-    def is_small(x):
-        is_whole = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bool_
-        return is_whole and math.prod(x.shape) <= MAX_KNOWN
-
-    if not ins or not all(map(is_small, outs)):
-        return
-    values = equation.primitive.bind(*(x.known for x in ins), **equation.params)
-    values = values if equation.primitive.multiple_results else [values]
-    for out, value in zip(outs, values, strict=True):
-        out.known = jax.device_get(value)
 
 
 def _precision(equation: JaxprEqn) -> str:
@@ -316,84 +317,3 @@ def _sent_bytes(name, ins, outs, num_devices) -> float:
         return 0.0
     size = max(sum(x.size for x in ins), sum(x.size for x in outs))
     return SHARED[name] * size * (num_devices - 1) / num_devices
-
-
-def _scan(equation, ins, steps, num_devices, is_whole):
-    body, p = equation.params["jaxpr"].jaxpr, equation.params
-    consts, carries = scan_sizes(p)
-    inside = [Value(v.aval, known=None) for v in body.invars]
-    for inner, outer in zip(inside[:consts], ins[:consts], strict=True):
-        inner.known, inner.size = outer.known, outer.size
-    cost = _body_steps(body, [*_consts(body), *inside], num_devices)
-    is_whole[0] &= cost.is_whole
-    outs = [Value(x.aval) for x in equation.outvars]
-    moved = ins[consts : consts + carries]
-    steps.append(Step("scan", ins, outs, inner=cost, turns=p["length"], carried=moved))
-    return outs
-
-
-def _while(equation, ins, steps, num_devices, is_whole):
-    p = equation.params
-    body, test = p["body_jaxpr"].jaxpr, p["cond_jaxpr"].jaxpr
-    skip, consts = p["cond_nconsts"], p["body_nconsts"]
-    moved = ins[skip + consts :]
-    outs = [Value(x.aval) for x in equation.outvars]
-    _follow(equation, ins, outs)
-    if outs and all(x.known is not None for x in outs):
-        return outs
-    turns = _turns(test, body, ins[:skip], consts, moved)
-    inside = [Value(v.aval) for v in body.invars]
-    for inner, outer in zip(inside[:consts], ins[skip : skip + consts], strict=True):
-        inner.known, inner.size = outer.known, outer.size
-    for i, (inner, outer) in enumerate(zip(inside[consts:], moved, strict=True)):
-        if body.outvars[i] is body.invars[consts + i]:
-            inner.known = outer.known
-    cost = _body_steps(body, [*_consts(body), *inside], num_devices)
-    # Others do little: searches, and walks of a permutation.
-    is_whole[0] &= cost.is_whole and (turns is not None or not cost.flops)
-    count = 1.0 if turns is None else turns
-    steps.append(Step("while", ins, outs, inner=cost, turns=count, carried=moved))
-    return outs
-
-
-def _turns(test, body, test_consts, consts, moved) -> float | None:
-    """Trip count of a loop that counts up to a number; None if unknown."""
-    values = dict(zip(test.invars, [*test_consts, *moved], strict=True))
-    position_of = {v: i for i, v in enumerate(test.invars[len(test_consts) :])}
-    last = next((e for e in test.eqns if test.outvars[0] in e.outvars), None)
-    if last is None or last.primitive.name != "lt":
-        return None
-    counter, limit = last.invars
-    if counter not in position_of or len(test.eqns) != 1:
-        return None
-    position = position_of[counter]
-    added = next((e for e in body.eqns if body.outvars[position] in e.outvars), None)
-    if added is None or added.primitive.name != "add":
-        return None
-    steps = [x.val for x in added.invars if isinstance(x, Literal)]
-    start = values[counter].known
-    end = limit.val if isinstance(limit, Literal) else values[limit].known
-    if len(steps) != 1 or start is None or end is None:
-        return None
-    return float(max(-(-(int(end) - int(start)) // int(steps[0])), 0))
-
-
-def _cond(equation, ins, steps, num_devices, is_whole):
-    branches = [x.jaxpr for x in equation.params["branches"]]
-    index = ins[0].known
-    if index is not None:
-        body = branches[int(index)]
-        return _flatten(body, [*_consts(body), *ins[1:]], steps, num_devices, is_whole)
-    costs = []
-    for body in branches:
-        inside = [Value(v.aval) for v in body.invars]
-        costs.append(_body_steps(body, [*_consts(body), *inside], num_devices))
-    cost = max(costs, key=lambda x: (x.flops, x.peak))
-    cost = cost._replace(peak=max(x.peak for x in costs))
-    is_whole[0] &= cost.is_whole
-    outs = [Value(x.aval) for x in equation.outvars]
-    steps.append(Step("cond", ins, outs, inner=cost))
-    return outs
-
-
-LOOPS = {"scan": _scan, "while": _while, "cond": _cond}

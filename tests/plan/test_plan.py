@@ -229,8 +229,13 @@ def test_as_many_lanes_and_images_fit_as_are_told(name, gigabytes, number, unit)
     few = experiment.federation._replace(stream_buffer_gib=0)
     experiment = experiment._replace(federation=few)
     planned = plan_stage(experiment, name, device, table="stream")
-    needs_of = needs_function(experiment, name)
-    memory = lambda count: needs_of(**{number: count}).memory
+
+    def memory(count):
+        if number == "lanes":
+            lanes = few._replace(clients_per_device=count)
+            return needs_function(experiment._replace(federation=lanes), name)().memory
+        return needs_function(experiment, name)(**{number: count}).memory
+
     most = planned.fits[number]
     assert 2 * unit < most and memory(most) <= device.capacity
     more = max(most // 20 // unit, 1) * unit

@@ -14,7 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.algorithms.personal import Server
 from fedfr_jax.federated.simulation import simulate_round
-from fedfr_jax.plan.federated import client_program, round_shapes
+from fedfr_jax.plan.federated import client_trace, round_shapes
 from fedfr_jax.plan.stages import count_examples, init_stage
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
@@ -89,11 +89,10 @@ def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
     experiment = build(config(task, clip_norm=1e-3))
     trainer, examples = experiment.stages["row"].trainer, count_examples(experiment)
-    start, feed = init_stage(experiment, "row"), experiment.batching
+    start = init_stage(experiment, "row")
     with jax.numpy_dtype_promotion("standard"):
-        shapes = round_shapes(experiment, trainer, feed, start, examples)
-        program, _ = client_program(trainer.algorithm, feed, 16, shapes)
-    text = str(program)
+        shapes = round_shapes(experiment, trainer, start, examples)
+        text = str(client_trace(experiment, trainer, shapes).program)
     outputs = re.findall(r":(\w+)\[[^\n]*= conv_general_dilated\[", text)
     assert outputs.count("f32") == (3 if task == "segmentation" else 0), outputs
     assert outputs.count("bf16") > 10
