@@ -113,7 +113,7 @@ def short(value: float) -> str:
 
 
 def as_json(study: Study) -> dict[str, Any]:
-    """Convert a study to JSON, with the correlations of the replicates."""
+    """Convert a study to JSON."""
     return {
         "metric": study.points.metric,
         "findings": [_finding(finding) for finding in study.findings],
@@ -145,7 +145,6 @@ def _finding(finding: SeriesFit) -> dict[str, Any]:
             name: [low.tolist(), high.tolist()]
             for name, (low, high) in zip(replicates._fields, ends, strict=True)
         }
-        entry["correlations"] = _correlations(finding)
     if finding.hold_out:
         held_out = finding.hold_out._asdict()
         entry["held_out"] = {"law": held_out.pop("fit").law.name, **held_out}
@@ -158,26 +157,11 @@ def _fit(fit) -> dict[str, Any]:
     return {**entry, "rms": fit.rms, "aic": fit.aic, "aicc": aicc}
 
 
-def _correlations(finding: SeriesFit) -> dict[str, Any]:
-    """Correlations of the replicates' exponents, log factors and offset."""
-    replicates, law = finding.replicates.coefficients, finding.best.law
-    columns = [replicates.exponents, np.log(replicates.factors)]
-    names = [
-        f"{kind} {axis}" for kind in ("exponent", "log factor") for axis in finding.axes
-    ]
-    if law.has_offset:
-        columns, names = [*columns, replicates.offset[:, None]], [*names, "offset"]
-    values = np.concatenate(columns, 1).T
-    matrix = np.corrcoef(values) if values.std(1).all() else np.eye(len(values))
-    return {"of": names, "matrix": matrix.tolist()}
-
-
 def _budget(budgets: Budgets) -> dict[str, Any]:
-    plan = lambda x: x._asdict()
     return {
         "inputs": list(budgets.finding.axes),
         "cost": budgets.cost._asdict(),
         "largest_run": budgets.largest,
-        "best": [plan(x) for x in budgets.best],
-        "equal_cost": [[plan(x) for x in row] for row in budgets.equal],
+        "best": [x._asdict() for x in budgets.best],
+        "equal_cost": [[x._asdict() for x in row] for row in budgets.equal],
     }

@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.central.batches import EpochOrder
 from fedfr_jax.central.epochs import build_epochs
-from fedfr_jax.central.settings import Training, build_schedule, scaled_learning_rate
+from fedfr_jax.central.settings import Training, scaled_learning_rate
 from fedfr_jax.data.permutation import permute_on_host
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
@@ -124,18 +124,6 @@ def test_streamed_images_train_alike(num_devices, steps):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     jax.tree.map(close, actual, expected)
     jax.tree.map(close, streamed, metrics)
-
-
-def test_rates_warm_up_and_drop_at_milestones():
-    rate = build_schedule(
-        learning_rate=1.0, warmup_fraction=0.1, milestones=(0.5, 0.8), total=100
-    )
-    got = [float(rate(i)) for i in (0, 5, 10, 49, 51, 79, 81)]
-    np.testing.assert_allclose(got, [0, 0.5, 1, 1, 0.1, 0.1, 0.01], rtol=1e-6)
-    cosine = build_schedule(
-        learning_rate=1.0, warmup_fraction=0.0, milestones=(), total=100
-    )
-    np.testing.assert_allclose(float(cosine(50)), 0.5, rtol=1e-6)
 
 
 def test_rates_are_those_of_two_strong_re_identification_codes(golden):

@@ -8,7 +8,6 @@ import pytest
 
 from fedfr_jax.central.optimizers import OPTIMIZERS
 from fedfr_jax.central.settings import Training, build_optimizer
-from fedfr_jax.schema import call
 
 
 def trajectory(optimizer, start, grads):
@@ -55,21 +54,6 @@ def test_adams_decay_is_decoupled_and_the_coupled_ones_part_of_the_gradient():
         np.testing.assert_allclose(moved, 2 - step, rtol=1e-5)
 
 
-def first_step(**settings):
-    """What a gradient of four ones takes off each number."""
-    given = {"epochs": 1, "warmup_fraction": 0.0, "weight_decay": 0.0, **settings}
-    with jax.numpy_dtype_promotion("standard"):  # for optax's schedules
-        optimizer = build_optimizer(Training(learning_rate=0.01, **given), 10**4)
-        (moved,) = trajectory(optimizer, jnp.ones((2, 2)), [jnp.ones((2, 2))])
-    return 1 - float(moved[0, 0])
-
-
-def test_the_rate_grows_with_the_batch_when_a_base_is_given():
-    np.testing.assert_allclose(first_step(batch_size=512), 0.01, rtol=1e-4)
-    scaled = first_step(batch_size=512, base_batch_size=256)
-    np.testing.assert_allclose(scaled, 0.02, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_layer_has_a_rate_of_its_own(name):
     """As if all leaves had it, since a leaf's steps are of its own gradients."""
@@ -91,10 +75,3 @@ def test_a_layer_has_a_rate_of_its_own(name):
     found = end(0.1, learning_rate_multipliers={"^stem": 0.25})
     np.testing.assert_allclose(found["stem"], end(0.025)["stem"], rtol=1e-5)
     np.testing.assert_allclose(found["top"], end(0.1)["top"], rtol=1e-6)
-
-
-def test_a_gradient_that_is_longer_than_clip_norm_is_cut_to_it():
-    np.testing.assert_allclose(first_step(clip_norm=0.5), 0.01 / 4, rtol=1e-4)
-    np.testing.assert_allclose(first_step(clip_norm=2.5), 0.01, rtol=1e-4)
-    with pytest.raises(ValueError, match="config.pretrain.clip_norm must be at least"):
-        call("pretrain", Training, {"clip_norm": -1.0})

@@ -7,13 +7,11 @@ import optax
 import pytest
 
 from fedfr_jax import mesh as meshes
-from fedfr_jax.central.settings import Training
 from fedfr_jax.central.sharding import StepSharding, group_mean, group_size
 from fedfr_jax.central.step import State, build_step
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models.iresnet import iresnet
 from fedfr_jax.models.norm import StatsGroup, stats_over_group
-from fedfr_jax.schema import call
 from fedfr_jax.types import Batch
 
 MODEL = iresnet((8, 8, 3), blocks=(1,), widths=(4,), embedding_dim=6)
@@ -74,11 +72,3 @@ def test_a_group_of_devices_is_a_device_with_their_parts():
     alone, _ = step_of(2, False)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
     jax.tree.map(close, grouped, alone)
-
-
-@pytest.mark.parametrize("asked", [0, 3, -2, "global"])
-def test_a_group_that_does_not_exist_is_refused(asked):
-    rule = "sync_batch_norm must be"
-    with pytest.raises(ValueError, match=rule):
-        settings = call("pretrain", Training, {"sync_batch_norm": asked})
-        group_size(settings.sync_batch_norm, 8)

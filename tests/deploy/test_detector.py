@@ -72,16 +72,6 @@ def test_landmarks_of_raw_photographs_make_a_training_set(
         read_images([photographs], shape, how, landmarks=csv)
 
 
-def test_a_detector_and_its_csv_go_together(photographs, tmp_path):
-    config = base.get_config()
-    config.data = {"name": "folder", "path": str(photographs)}
-    with pytest.raises(ValueError, match="--detector and --landmarks must be set"):
-        prepare.prepare(config, None, landmarks="faces.csv")
-    config.data = {"name": "omniglot", "data_dir": str(tmp_path)}
-    with pytest.raises(ValueError, match="--landmarks needs config.data.name"):
-        prepare.prepare(config, None, detector="x", landmarks="faces.csv")
-
-
 def test_a_picture_without_a_face_is_named(photographs):
     files = list_files([photographs])
     with pytest.raises(ValueError, match="YuNet cannot find a face in .*p1/0.png"):

@@ -9,7 +9,6 @@ import textwrap
 import numpy as np
 import pytest
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.deploy.export import export
 from fedfr_jax.deploy.gallery import Gallery, search, unit_length, write_gallery
 
@@ -53,8 +52,3 @@ def test_another_library_finds_in_a_gallery_whom_exact_search_finds(
     places, cosines = search(gallery, rows[:5], 5)
     np.testing.assert_array_equal(given["places"], places)
     np.testing.assert_allclose(given["cosines"], cosines, atol=1e-5)
-
-
-def test_the_keys_that_commands_name_are_those_of_training():
-    keys = {*re.findall(r"config\.pretrain\.(\w+)", TEXT)}
-    assert {"init", "frozen", "epochs"} <= keys <= {*Training._fields}

@@ -1,7 +1,6 @@
 """Opened networks are those that were judged; what does not exist is refused."""
 
 import json
-import pathlib
 import shutil
 
 import jax
@@ -16,12 +15,10 @@ from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.deploy.export import export, torch_arrays
 from fedfr_jax.federated.parameter_packing import unpack
 from fedfr_jax.loading import backbone_of, read_only
-from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
 from fedfr_jax.runs import loop, stages
-from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import choose, with_tuples
@@ -132,28 +129,6 @@ def unjudged(monkeypatch):
     monkeypatch.setattr(stages, "evaluate", lambda evaluators, networks: {})
 
 
-def test_a_classifier_is_opened_with_the_classes_that_its_task_gave_it(
-    faces, unjudged, tmp_path
-):
-    config = {
-        "task": "classification",
-        "seed": 0,
-        "data": {"name": "arrays", "path": str(faces)},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "mlp", "hidden_dim": 4, "projection": 3},
-        "federation": {"rounds": 1, "local_epochs": 1, "batch_size": 8},
-        "methods": {"fedavg": {"learning_rate": 0.1}},
-    }
-    play(config, tmp_path)
-    network = ff.load_model(tmp_path)
-    assert network.model["num_classes"] == 13
-    assert json.loads(network.weights.about["model"])["projection"] == 3
-    assert (
-        len(manifest.read_object(tmp_path / "fedavg" / "model.json")["classes"]) == 13
-    )
-    assert network.embed(images()).shape == (5, 13)
-
-
 def test_what_does_not_exist_is_refused(run, pretrained, own, tmp_path):
     for options, says in [
         ({"method": "moon"}, "method must be one of .*pretrained.*, got 'moon'"),
@@ -243,15 +218,6 @@ def test_a_round_leaves_the_frozen(server, pretrained):
             assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
 
 
-def test_no_epoch_keeps_the_given_weights(run, server, faces, unjudged, tmp_path):
-    before = server.weights.arrays
-    config = settings(faces, methods={})
-    config["pretrain"] = {"init": str(run), "epochs": 0, "batch_size": 16}
-    play(config, tmp_path)
-    after = ff.load_model(tmp_path).weights.arrays
-    jax.tree.map(np.testing.assert_array_equal, after, before)
-
-
 def test_weights_of_another_network_name_config_and_leaf(server, faces, tmp_path):
     export(server, tmp_path / "start.npz")
     config = settings(faces, model={**MODEL, "widths": [6]})
@@ -263,31 +229,6 @@ def test_weights_of_another_network_name_config_and_leaf(server, faces, tmp_path
     config["pretrain"] = {**config["pretrain"], "frozen": "nothing"}
     with pytest.raises(ValueError, match="path pattern must match a leaf such as"):
         play(config, tmp_path / "frozen")
-
-
-@pytest.mark.slow
-def test_other_people_go_on_from_a_runs_checkpoints_by_their_names(faces, tmp_path):
-    """As `runs.class_tables` says; the second run's rate moves nothing."""
-
-    def trained(folder, people, **pretrain):
-        pretrain = {"batch_size": 16, "class_parallel": True, **pretrain}
-        config = settings(faces, methods={}, pretrain=pretrain)
-        split = {"num_public_ids": people, "num_unseen_ids": 9 - people}
-        config["partition"] = {**config["partition"], **split}
-        trainer = build(with_tuples(config)).stages["pretrained"].trainer
-        with jax.numpy_dtype_promotion("standard"):
-            end = train_central(trainer, make_mesh(8), folder / "pretrained", seed=0)
-        return dict(
-            zip(trainer.sharded_classes.names, end["params"]["phi"], strict=True)
-        )
-
-    before = trained(tmp_path / "before", 4, epochs=1)
-    kept = pathlib.Path("pretrained", "checkpoints")
-    shutil.copytree(tmp_path / "before" / kept, tmp_path / "after" / kept)
-    after = trained(tmp_path / "after", 6, epochs=2, learning_rate=1e-12)
-    assert len(after) == 6 and before.keys() < after.keys()
-    for name, row in before.items():
-        np.testing.assert_allclose(after[name], row, atol=1e-6)
 
 
 def test_a_run_teaches_another_from_its_work_folder(run, server, faces, tmp_path):

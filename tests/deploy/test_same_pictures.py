@@ -1,7 +1,5 @@
 """A picture file has the same embedding in a run's evaluation and in use."""
 
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,7 +15,6 @@ from fedfr_jax.evaluation.retrieval import (
     rank_gallery,
     summary,
 )
-from fedfr_jax.models.weights import write_weights
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
 from fedfr_jax.schema import with_tuples
@@ -142,20 +139,3 @@ def test_faces_of_another_shape_are_the_same_in_training_and_in_use(tmp_path):
     cut = read_images([data["path"]], again.input_shape)  # as without a record
     other = (unit(trained) * unit(again.embed(cut.read(np.arange(78))))).sum(axis=1)
     assert other.min() < 0.99
-
-
-@pytest.mark.parametrize(
-    ("record", "says"),
-    [
-        ({"resize": "tile"}, "preprocessing.resize must be one of"),
-        ({"std": [0, 1, 1]}, "std must be positive"),
-        ({"mean": [1, 2]}, "preprocessing.mean must have one number for each of the 3"),
-        ({"size": 3}, "preprocessing must have keys of"),
-    ],
-)
-def test_a_wrong_record_is_refused_with_the_file(pretrained, tmp_path, record, says):
-    arrays, about = pretrained.weights
-    path = tmp_path / "x.safetensors"
-    write_weights(path, arrays, {**about, "preprocessing": json.dumps(record)})
-    with pytest.raises(ValueError, match=f"x.safetensors.*{says}"):
-        ff.load_model(path)

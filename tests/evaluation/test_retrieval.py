@@ -157,13 +157,6 @@ def test_junk_and_strangers_at_the_end_change_nothing():
         assert_array_equal(one, other)
 
 
-def test_draws_do_not_depend_on_the_blocks(golden, monkeypatch):
-    *given, _ = evaluation_set(golden)
-    whole = first_hits(*given, jax.random.key(3))
-    monkeypatch.setattr(retrieval, "CHUNK_SIZE", 150)
-    assert_array_equal(first_hits(*given, jax.random.key(3)), whole)
-
-
 @pytest.mark.parametrize("k1, k2", [(20, 6), (6, 3)])
 def test_re_ranking_is_the_released_codes(golden, k1, k2):
     arrays = golden("reid_more")

@@ -34,12 +34,6 @@ def dense_pairs(features, labels, is_row):
     return values[is_mated], values[~is_mated]
 
 
-def dense_tar(positives, negatives, fars):
-    negatives = np.sort(negatives)[::-1]
-    thresholds = [negatives[int(np.floor(far * len(negatives)))] for far in fars]
-    return np.array([np.mean(positives > t) for t in thresholds])
-
-
 @pytest.mark.parametrize(
     "rows, columns, share, seed",
     [(1, 53, 0.1, 0), (40, 1, 0.5, 1), (7, 13, 0.5, 2), (23, 70, 1.0, 3)],
@@ -60,18 +54,6 @@ def test_any_block_size_counts_each_pair_once(rows, columns, share, seed):
     ):
         got = np.sort(np.concatenate(found[kind]))
         np.testing.assert_allclose(got, np.sort(expected), atol=2e-6)
-
-
-@pytest.mark.parametrize("rows, columns", [(3, 9), (17, 4), (50, 3)])
-def test_any_block_size_meets_each_gallery_entry_once(rows, columns):
-    features, labels = make_set(50, 4, 6)
-    stream = score_tiles.gallery_tiles(
-        features, labels, features[:9], labels[:9], tile_size=(rows, columns)
-    )
-    kinds = [np.asarray(block.kinds).ravel() for block in stream()]
-    counts = np.bincount(np.concatenate(kinds), minlength=3)
-    mated = int((labels[:, None] == labels[:9]).sum())
-    assert counts[: score_tiles.IGNORED].tolist() == [50 * 9 - mated, mated]
 
 
 @settings(max_examples=15, deadline=None)
@@ -101,14 +83,6 @@ def test_every_order_statistic_is_exact_with_ties_and_zeros(values, positives):
     np.testing.assert_array_equal(points.far, [np.mean(values > t) for t in expected])
 
 
-def test_exact_tar_equals_the_sorted_negatives():
-    features, labels = make_set(150, 8, 12)
-    is_row = labels < 5
-    tar = error_rates.exact_tar(score_tiles.pair_tiles(features, labels, is_row), FARS)
-    expected = dense_tar(*dense_pairs(features, labels, is_row), FARS)
-    np.testing.assert_allclose(list(tar.values()), expected, atol=1e-12)
-
-
 def test_exact_tar_is_the_best_roc_point_within_the_far():
     features, labels = make_set(150, 8, 12)
     is_row = np.ones(150, bool)
@@ -124,39 +98,6 @@ def test_exact_tar_is_the_best_roc_point_within_the_far():
     expected = [tar[far <= wanted].max() for wanted in FARS]
     # Between two negatives the ROC may reach further than "above a negative".
     np.testing.assert_allclose(list(exact.values()), expected, atol=3 / len(positives))
-
-
-def test_permuting_the_images_changes_nothing():
-    features, labels = make_set(150, 8, 12)
-    is_row = labels < 5
-    order = np.random.default_rng(1).permutation(150)
-    tars = [
-        error_rates.exact_tar(score_tiles.pair_tiles(f, y, r, tile_size=(32, 64)), FARS)
-        for f, y, r in (
-            (features, labels, is_row),
-            (features[order], labels[order], is_row[order]),
-        )
-    ]
-    assert tars[0] == pytest.approx(tars[1], abs=1e-3)
-
-
-def test_labels_may_be_names_or_wide_integers():
-    features, labels = make_set(150, 8, 12)
-    is_row = labels < 5
-    plain = error_rates.exact_tar(
-        score_tiles.pair_tiles(features, labels, is_row), FARS
-    )
-    for other in (np.array([f"id{y}" for y in labels]), labels.astype(np.int64) << 33):
-        stream = score_tiles.pair_tiles(features, other, is_row)
-        assert error_rates.exact_tar(stream, FARS) == plain
-
-
-def test_a_far_below_one_negative_takes_the_largest_negative():
-    features, labels = make_set(150, 8, 12)
-    stream = score_tiles.pair_tiles(features, labels, np.ones(150, bool))
-    points = error_rates.exact_points(stream, error_rates.far_ranks((1e-9, 1e-6)))
-    assert points.far.tolist() == [0, 0]
-    assert points.thresholds[0] == points.thresholds[1]
 
 
 @pytest.mark.parametrize(
@@ -196,35 +137,6 @@ def test_memory_of_a_block_does_not_grow_with_the_set():
     assert temporary(2_000_000) < 2 << 20
 
 
-def test_unit_is_safe_at_zero_and_at_the_edges_of_float32():
-    x = np.float32([[0, 0], [3e38, 3e38], [3e-30, 0], [3, 4]])
-    half = np.sqrt(0.5)
-    expected = [[0, 0], [half, half], [1, 0], [0.6, 0.8]]
-    np.testing.assert_allclose(
-        score_tiles.unit_length(jnp.asarray(x)), expected, rtol=1e-6
-    )
-
-
-def test_low_precision_features_are_scored_in_float32():
-    features, labels = make_set(40, 8, 4)
-    stream = score_tiles.pair_tiles(
-        jnp.asarray(features, jnp.bfloat16), labels, np.ones(40, bool)
-    )
-    assert next(stream()).scores.dtype == jnp.float32
-
-
-def test_float64_features_give_the_same_rates():
-    features, labels = make_set(150, 8, 12)
-    is_row = labels < 5
-    single = error_rates.exact_tar(
-        score_tiles.pair_tiles(features, labels, is_row), FARS
-    )
-    with jax.enable_x64(True):
-        stream = score_tiles.pair_tiles(features.astype(np.float64), labels, is_row)
-        assert next(stream()).scores.dtype == jnp.float64
-        assert error_rates.exact_tar(stream, FARS) == pytest.approx(single, abs=2e-3)
-
-
 def test_bad_sets_are_refused():
     features, labels = make_set(10, 4, 2)
     rows = np.ones(10, bool)
@@ -237,22 +149,6 @@ def test_bad_sets_are_refused():
     for *arguments, message in refused:
         with pytest.raises(ValueError, match=message):
             score_tiles.pair_tiles(*arguments)
-
-
-@pytest.mark.parametrize("labels", [np.zeros(10, int), np.arange(10)])
-def test_one_kind_of_pair_is_refused(labels):
-    features, _ = make_set(10, 4, 2)
-    stream = score_tiles.pair_tiles(features, labels, np.ones(10, bool))
-    with pytest.raises(ValueError, match="one positive and one negative"):
-        error_rates.exact_tar(stream, FARS)
-    with pytest.raises(ValueError, match="one positive and one negative"):
-        error_rates.binned_tar(error_rates.cosine_histogram(stream), FARS)
-
-
-@pytest.mark.parametrize("far", [0, 1, -0.1, 1.5, float("nan")])
-def test_rates_outside_the_open_interval_are_refused(far):
-    with pytest.raises(ValueError, match=r"FAR must be in \(0, 1\)"):
-        error_rates.far_ranks([far])
 
 
 def test_scores_that_change_between_the_passes_are_noticed():

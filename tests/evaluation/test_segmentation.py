@@ -30,8 +30,3 @@ def test_overlap_by_hand():
     np.testing.assert_allclose(found.iou, [3 / 4, 4 / 7, np.nan, 0])
     assert found.mean_iou == pytest.approx((3 / 4 + 4 / 7 + 0) / 3)
     assert found.pixel_accuracy == pytest.approx(7 / 10)
-
-
-def test_of_nothing_there_is_no_overlap():
-    found = segmentation_scores(np.zeros((3, 3), int))
-    assert np.isnan(found.mean_iou) and np.isnan(found.pixel_accuracy)

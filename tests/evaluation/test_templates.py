@@ -160,27 +160,11 @@ def test_roc_is_that_of_scikit_learn(scores, seed, drop):
     np.testing.assert_allclose(found[1], expected[1], atol=1e-15)
 
 
-def test_one_medium_counts_once_however_many_frames():
-    video, photo = np.float32([3, 0]), np.float32([0, 4])
-    features = np.stack([video] * 10 + [photo])
-    found = templates.aggregate_templates(features, [5] * 11, [1] * 10 + [2])
-    np.testing.assert_allclose(found.features, [[0.6, 0.8]], atol=1e-6)
-
-
 def test_a_medium_shared_by_two_templates_is_two_media():
     features = np.eye(2, dtype=np.float32)
     found = templates.aggregate_templates(features, [8, 3], [1, 1])
     np.testing.assert_allclose(found.features, features[::-1], atol=1e-6)
     assert found.ids.tolist() == [3, 8]
-
-
-def test_order_of_images_changes_nothing(golden):
-    released = golden("bigface_ijbc")
-    first = bigface_templates(released).features
-    order = np.random.default_rng(0).permutation(len(released["template_id"]))
-    for name in ("img_feats", "template_id", "media_id", "det_score"):
-        released[name] = released[name][order]
-    np.testing.assert_allclose(bigface_templates(released).features, first, atol=1e-6)
 
 
 def test_unknown_templates_and_one_kind_of_pair_are_refused():

@@ -130,11 +130,6 @@ def test_running_numbers_move_before_they_are_used(golden, key):
             assert_close(value, want[f"{at}/{part}"])
 
 
-def test_unifaces_threshold_starts_at_the_log_of_ten_times_the_classes():
-    bias = LOSSES["uniface"]().params(93_431)["bias"]
-    assert_allclose(bias, np.log(934_310), rtol=1e-6)
-
-
 def test_adafaces_deviation_stays_where_a_batch_has_one_valid_example():
     margin = LOSSES["adaface"](ema_rate=0.5)
     norm, update = np.float32([30, 7, 50]), jax.jit(margin.update_state)

@@ -7,8 +7,7 @@ import optax
 import pytest
 from scipy.special import softmax
 
-from fedfr_jax.losses import LOSSES, build_margin, build_output_loss
-from fedfr_jax.losses import register_loss as register
+from fedfr_jax.losses import LOSSES, build_output_loss
 
 CLASSES = 3
 
@@ -63,13 +62,3 @@ def test_a_loss_that_does_not_fit_is_refused(settings, rule, monkeypatch):
     monkeypatch.setitem(LOSSES, "needs", lambda *, gamma: focal(gamma=gamma))
     with pytest.raises(ValueError, match=rule):
         build_output_loss(settings, CLASSES)
-
-
-def test_a_margin_must_be_one():
-    with pytest.raises(ValueError, match="margin loss on cosines, got 'focal'"):
-        build_margin({"name": "focal"})
-
-
-def test_a_name_is_given_once():
-    with pytest.raises(ValueError, match="loss must have a name of its own, got 'foc"):
-        register("focal", lambda: None)

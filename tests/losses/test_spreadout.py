@@ -41,13 +41,6 @@ def test_twenty_server_steps_match_the_official_optimizer(golden, dtype, relativ
     assert_allclose(weights, want["weight_after_20"], rtol=relative, atol=atol)
 
 
-def test_worked_by_hand():
-    weights = jnp.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
-    excess = (0.5**0.5 - 0.4) ** 2
-    assert_allclose(spreadout_sum(weights), 4 * excess, rtol=1e-5)
-    assert_allclose(spreadout(weights), 4 / 6 * excess, rtol=1e-5)
-
-
 @pytest.mark.parametrize("filler", [0.0, 1.0])
 def test_padding_classes_changes_nothing_and_is_returned_as_it_came(golden, filler):
     weights = golden("fedfr_spreadout")["weight"].astype(np.float32)
@@ -62,28 +55,6 @@ def test_padding_classes_changes_nothing_and_is_returned_as_it_came(golden, fill
     moved_2, _ = spread(padded, class_mask=is_real)
     assert_allclose(moved_2[is_real], moved, rtol=1e-5, atol=1e-7)
     assert_array_equal(moved_2[~is_real], padded[~is_real])
-
-
-@pytest.mark.parametrize("num_real", [0, 1])
-def test_fewer_than_two_classes_have_no_penalty(num_real):
-    is_real = np.arange(3) < num_real
-    assert spreadout(np.ones((3, 2), np.float32)) > 0
-    value, gradient = value_and_grad(np.ones((3, 2), np.float32), class_mask=is_real)
-    assert value == 0
-    assert_array_equal(gradient, 0)
-
-
-def test_duplicate_and_zero_classes_have_finite_gradients():
-    weights = np.array([[0, 0], [0, 0], [1, 3], [2, 6], [-1, -3]], np.float32)
-    value, gradient = value_and_grad(weights)
-    assert np.isfinite(value) and np.isfinite(gradient).all()
-
-
-def test_spread_reduces_the_largest_cosine_between_classes():
-    weights = 1 + 0.3 * np.random.default_rng(0).normal(size=(6, 8))
-    weights = weights.astype(np.float32)
-    _, losses = spread(weights, steps=50, learning_rate=0.5)
-    assert losses.shape == (50,) and losses[-1] < 0.5 * losses[0]
 
 
 def test_class_hinge_is_zero_at_its_target_and_pulls_the_feature():

@@ -58,15 +58,3 @@ def test_a_trained_frozen_scale_is_refused():
     state_dict = {**_state_dict("iresnet"), "features.weight": scale}
     with pytest.raises(ValueError, match="features.weight must be all ones"):
         from_torch("iresnet", state_dict, SHAPE, **SETTINGS)
-
-
-def test_variables_of_another_model_are_refused():
-    with pytest.raises(ValueError, match="variables must be those of this sphereface"):
-        to_torch("sphereface", _variables("iresnet"), SHAPE, **SETTINGS)
-
-
-def test_an_unknown_family_lists_the_known_ones():
-    with pytest.raises(
-        ValueError, match="'sphereface', 'iresnet', 'resnet'., got 'cnn'"
-    ):
-        from_torch("cnn", {}, SHAPE)

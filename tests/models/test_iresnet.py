@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.models import MODELS
-from tests.models.made import count_of, images_of, model_of, variables_of
+from tests.models.made import count_of
 
 pytestmark = pytest.mark.ci
 
@@ -67,25 +67,6 @@ def test_iresnets_have_the_sizes_of_the_published_ones(depth, count, billions):
     assert round(iresnet_of(depth).flops / 2e9, 3) == billions
 
 
-@pytest.mark.parametrize(
-    ("depth", "billions"),
-    [
-        (18, 1.743),
-        pytest.param(50, 5.442, marks=pytest.mark.slow),
-        pytest.param(240, 27.407, marks=pytest.mark.slow),
-        pytest.param(1200, 138.157, marks=pytest.mark.slow),
-    ],
-)
-def test_a_stride_on_the_first_convolution_saves_a_large_one_in_every_stage(
-    depth, billions
-):
-    first = iresnet_of(depth, stride_on="first")
-    assert round(first.flops / 2e9, 3) == billions
-    stages = ((64, 64, 56), (64, 128, 28), (128, 256, 14), (256, 512, 7))
-    saved = sum(9 * before * after * 3 * side**2 for before, after, side in stages)
-    assert iresnet_of(depth).flops - first.flops == 2 * saved  # 0.867 billion
-
-
 def test_other_heads_and_shortcuts_have_the_parameters_that_they_say():
     make = functools.partial(iresnet_of, blocks=(1, 1, 1, 1))
     plain, pixels, dim = count_of(make()), 7 * 7 * 512, 512
@@ -115,22 +96,6 @@ def test_iresnet_parameter_names_and_initial_values():
         32,
     )
     assert set(params["bn_out"]) == {"bias"}
-
-
-def test_the_stride_can_sit_on_the_first_convolution():
-    models = [model_of("iresnet", stride_on=s) for s in ("first", "second")]
-    both = jax.jit(lambda *given: [model.apply(*given)[0] for model in models])
-    a, b = both(variables_of("iresnet"), images_of(2))
-    assert a.shape == b.shape and not np.allclose(a, b)
-
-
-@pytest.mark.parametrize("name", ["sphereface", "iresnet"])
-@pytest.mark.parametrize("size", [28, 96])
-def test_any_size_of_image_gives_a_network(name, size):
-    model = MODELS[name]((size, size, 3), widths=(2, 2, 2, 4), blocks=(1, 1, 1, 1))
-    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    side = -(-size // 16)
-    assert params["fc"]["kernel"].shape == (side * side * 4, 512)
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,6 @@ def test_every_leaf_is_in_one_of_the_blocks_in_the_order_of_the_data(
     assert held == set(model.blocks)
 
 
-def test_evaluation_is_the_default_and_needs_no_key():
-    model = _model("sphereface")
-    variables = model.init(jax.random.key(0))
-    want, stats = jax.jit(model.apply, static_argnums=2)(variables, X, False)
-    got, _ = jax.jit(model.apply)(variables, X, key=jax.random.key(0))
-    np.testing.assert_array_equal(got, want)
-    chex.assert_trees_all_equal(stats, variables["batch_stats"])
-
-
 def test_dropout_follows_the_key_in_training_alone():
     model, plain = _model("iresnet", dropout=0.5), _model("iresnet")
     variables = model.init(jax.random.key(0))
