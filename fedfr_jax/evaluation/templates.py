@@ -9,8 +9,6 @@ exceed it; `drop_intermediate` thins the ROC before, as the original does by
 scikit-learn's default, which changes the result. 1:N is in identification.py.
 """
 
-import csv
-import io
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +20,7 @@ import numpy as np
 from fedfr_jax.evaluation.error_rates import check_rates, metric_name
 from fedfr_jax.evaluation.score_tiles import check_features, to_float64, unit_length
 from fedfr_jax.files import check_list, read_list
+from fedfr_jax.schema import naming
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PAIRS_AT_ONCE = 8192
@@ -175,32 +174,30 @@ def merge(*lists: Subjects) -> Subjects:
     return Subjects(*(np.concatenate(column) for column in zip(*lists, strict=True)))
 
 
-def _table(path, num_columns: int) -> np.ndarray:
-    """Read whitespace-separated words [n, num_columns] of a text file."""
-    lines = read_list(path).splitlines()
-    rows = [line.split() for line in lines if line.strip()]
-    for number, row in enumerate(rows, start=1):
-        if len(row) != num_columns:
-            raise ValueError(
-                f"{path} must have {num_columns} words per line, "
-                f"got {len(row)} in line {number}."
-            )
-    if not rows:
-        raise ValueError(f"{path} must have at least one line, got an empty file.")
-    return np.asarray(rows)
-
-
-def _numbers(path, cells: np.ndarray, dtype) -> np.ndarray:
+def _read_table(path, dtype, num_columns: int, **options) -> np.ndarray:
+    """Read a table [n, num_columns] of numbers or words, by NumPy's parser in C."""
+    check_list(path)
+    source = path
+    if dtype is str:  # names in NFC
+        source = [line for line in read_list(path).splitlines() if line.strip()]
     try:
-        return cells.astype(dtype)
-    except ValueError as error:
-        raise ValueError(f"{path} must hold numbers, got: {error}.") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # the file holds no row
+            table = np.loadtxt(source, dtype, ndmin=2, encoding="utf-8-sig", **options)
+    except (ValueError, UserWarning) as error:
+        raise ValueError(f"{path} must be a table of numbers, got: {error}.") from None
+    if table.shape[1] != num_columns:
+        raise ValueError(
+            f"{path} must have {num_columns} columns, got {table.shape[1]}."
+        )
+    return table
 
 
 def read_template_media(path) -> TemplateImages:
     """Read `ijbc_face_tid_mid.txt`: image, template and medium per line."""
-    table = _table(path, 3)
-    ids = _numbers(path, table[:, 1:], np.int64)
+    table = _read_table(path, str, 3, comments=None)
+    with naming(path):
+        ids = table[:, 1:].astype(np.int64)
     return TemplateImages(tuple(table[:, 0].tolist()), ids[:, 0], ids[:, 1])
 
 
@@ -211,8 +208,9 @@ def read_landmarks(path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
       T names, landmarks [T, 5, 2] float32 (x, y in pixels of the loose crop) and
       detector scores [T] float32.
     """
-    table = _table(path, 12)
-    values = _numbers(path, table[:, 1:], np.float32)
+    table = _read_table(path, str, 12, comments=None)
+    with naming(path):
+        values = table[:, 1:].astype(np.float32)
     return tuple(table[:, 0].tolist()), values[:, :10].reshape(-1, 5, 2), values[:, 10]
 
 
@@ -222,18 +220,10 @@ def read_pairs(path) -> tuple[np.ndarray, np.ndarray]:
     Returns:
       Template id pairs [P, 2] int64 and is_same [P] bool.
     """
-    check_list(path)
-    try:  # 15 million lines: the C parser, not the table of words
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # the file holds no row
-            table = np.loadtxt(path, np.int64, ndmin=2, encoding="utf-8-sig")
-    except (ValueError, UserWarning) as error:
-        raise ValueError(f"{path} must hold integers, got: {error}.") from None
-    if table.shape[1] != 3 or not np.isin(table[:, 2], (0, 1)).all():
-        raise ValueError(
-            f"{path} must have two templates and 0 or 1 per line, "
-            f"got {table.shape[1]} columns with labels {np.unique(table[:, -1])[:5]}."
-        )
+    table = _read_table(path, np.int64, 3)
+    if not np.isin(table[:, 2], (0, 1)).all():
+        labels = np.unique(table[:, 2])[:5]
+        raise ValueError(f"{path} must have 0 or 1 per line, got labels {labels}.")
     return table[:, :2], table[:, 2] == 1
 
 
@@ -242,14 +232,9 @@ def read_subjects(path) -> Subjects:
 
     The first two columns are the template and its subject; the rest is ignored.
     """
-    table = csv.reader(io.StringIO(read_list(path)))
-    rows = [row[:2] for row in table if row][1:]
-    if not rows or any(len(row) < 2 for row in rows):
-        raise ValueError(
-            f"{path} must have a header and rows that begin with template and subject, "
-            f"got {len(rows)} rows."
-        )
-    table = np.unique(_numbers(path, np.asarray(rows), np.int64), axis=0)
+    options = {"delimiter": ",", "quotechar": '"', "comments": None}
+    table = _read_table(path, np.int64, 2, skiprows=1, usecols=(0, 1), **options)
+    table = np.unique(table, axis=0)
     ids, counts = np.unique(table[:, 0], return_counts=True)
     if (counts > 1).any():
         raise ValueError(

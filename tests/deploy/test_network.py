@@ -14,7 +14,7 @@ from fedfr_jax.config.build import build
 from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.deploy.export import export, torch_arrays
 from fedfr_jax.federated.parameter_packing import unpack
-from fedfr_jax.loading import backbone_of, read_only
+from fedfr_jax.loading import read_only
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
@@ -210,14 +210,6 @@ def test_training_starts_from_given_weights_and_leaves_the_frozen(
             assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
 
 
-def test_a_round_leaves_the_frozen(server, pretrained):
-    before, after = pretrained.weights.arrays, server.weights.arrays
-    for name, array in before.items():
-        if name.startswith("params/"):
-            is_same = np.array_equal(array, after[name])
-            assert is_same == name.startswith(("params/stem/", "params/stage1/")), name
-
-
 def test_weights_of_another_network_name_config_and_leaf(server, faces, tmp_path):
     export(server, tmp_path / "start.npz")
     config = settings(faces, model={**MODEL, "widths": [6]})
@@ -267,33 +259,6 @@ def test_exported_files_run_without_the_library(server, own, tmp_path):
     assert "off by" in export(server, tmp_path / "server.onnx")
 
 
-def test_what_was_trained_in_bfloat16_is_deployed_in_float32(pretrained, tmp_path):
-    weights = pretrained.weights
-    half = json.dumps({**MODEL, "dtype": "bfloat16"})
-    about = {**weights.about, "model": half}
-    write_weights(tmp_path / "half.safetensors", weights.arrays, about)
-    network = ff.load_model(tmp_path / "half.safetensors")
-    wanted = pretrained.embed(images())
-    np.testing.assert_array_equal(network.embed(images()), wanted)
-    export(network, tmp_path / "half.stablehlo")
-    opened = jax.export.deserialize((tmp_path / "half.stablehlo").read_bytes())
-    found = opened.call((images() / 127.5 - 1).astype(np.float32))
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
-    pytest.importorskip("onnxruntime")
-    assert "off by" in export(network, tmp_path / "half.onnx")
-
-
-def test_a_network_of_MODELS_is_found_in_what_clients_deploy():
-    variables = {"params": {"fc": np.ones(3)}, "batch_stats": {}}
-    params = {"backbone": variables["params"], "head": np.ones((2, 3))}
-    joined = {"params": params, "batch_stats": {}}
-    for tree in (variables, joined):
-        assert backbone_of(tree, variables) is not None
-    with_branch = {**joined, "params": {**params, "branch": {}}}
-    for tree in (with_branch, {"params": {"fc": np.ones(4)}}):
-        assert backbone_of(tree, variables) is None
-
-
 def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_path):
     """One more person takes the place of an unseen one: thresholds would be wrong."""
     accept = {"client": 1, "data_changed": "accept"}
@@ -316,13 +281,3 @@ def test_a_run_on_other_data_is_opened_only_where_that_is_meant(run, faces, tmp_
     assert main(["export", f"--weights={tmp_path}/run", *words]) == 2
     accept = "--data-changed=accept"
     assert main(["export", f"--weights={tmp_path}/run", *words, accept]) == 0
-
-
-def test_a_run_whose_data_moved_is_opened_after_it_was_told(run, own, faces, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
-    moved = shutil.copy(faces, tmp_path / "moved.npz")
-    config = manifest.read_object(run / "config.json")
-    config["data"]["path"] = str(moved)
-    manifest.write_object(tmp_path / "run" / "config.json", config)
-    there = ff.load_model(tmp_path / "run", client=1)
-    np.testing.assert_array_equal(there.embed(images()), own.embed(images()))

@@ -209,17 +209,17 @@ def test_metadata_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (templates.read_template_media, "1.jpg 1 2\n2.jpg 1\n", "got 2 in line 2"),
-        (templates.read_template_media, "1.jpg one 2\n", "must hold numbers"),
-        (templates.read_template_media, "\n", "at least one line"),
-        (templates.read_landmarks, "1.jpg 1 2 3\n", "12 words per line"),
-        (templates.read_pairs, "1 2\n", "two templates and 0 or 1"),
-        (templates.read_pairs, "1 2 5\n", "two templates and 0 or 1"),
-        (templates.read_pairs, "1 x 1\n", "must hold integers"),
+        (templates.read_template_media, "1.jpg 1 2\n2.jpg 1\n", "must be a table"),
+        (templates.read_template_media, "1.jpg one 2\n", "invalid literal"),
+        (templates.read_template_media, "\n", "no data"),
+        (templates.read_landmarks, "1.jpg 1 2 3\n", "12 columns, got 4"),
+        (templates.read_pairs, "1 2\n", "3 columns, got 2"),
+        (templates.read_pairs, "1 2 5\n", "must have 0 or 1 per line"),
+        (templates.read_pairs, "1 x 1\n", "table of numbers"),
         (templates.read_pairs, "", "no data"),
-        (templates.read_subjects, "TEMPLATE_ID,SUBJECT_ID\n", "got 0 rows"),
+        (templates.read_subjects, "TEMPLATE_ID,SUBJECT_ID\n", "no data"),
         (templates.read_subjects, "T,S\n1,2\n1,3\n", "got 2 for template 1"),
-        (templates.read_subjects, "T,S\na,2\n", "must hold numbers"),
+        (templates.read_subjects, "T,S\na,2\n", "table of numbers"),
     ],
 )
 def test_broken_metadata_is_refused_by_file_name(tmp_path, read, text, message):

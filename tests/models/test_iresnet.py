@@ -96,21 +96,3 @@ def test_iresnet_parameter_names_and_initial_values():
         32,
     )
     assert set(params["bn_out"]) == {"bias"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"depth": 19}, "depth must be one of .*, got 19"),
-        ({"blocks": (1, 1)}, "blocks must be 4 integers >= "),
-        ({"blocks": (1, 1, 1, -1)}, "blocks must be in"),
-        ({"shortcut": "max"}, "shortcut must be one of .*, got 'max'"),
-        ({"head": "Z"}, "head must be one of .*, got 'Z'"),
-        ({"head": "GAP", "dropout": 0.4}, "dropout must be 0 for head GAP, got 0.4"),
-        ({"stride_on": "third"}, "stride_on must be"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-    ],
-)
-def test_impossible_iresnets_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MODELS["iresnet"]((112, 112, 3), **settings)

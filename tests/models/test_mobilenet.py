@@ -50,17 +50,6 @@ def test_multiply_adds_are_the_published_ones_and_the_small_stem_keeps_the_map()
     assert model.flops == 2 * (convolutions + 10 * 1024)
 
 
-def test_a_width_scales_every_layer_and_group_norm_has_no_statistics():
-    settings = {"width": 0.25, "norm": "group", "norm_groups": 8, "num_classes": 10}
-    _, variables = _shapes("mobilenet", **settings)
-    params = variables["params"]
-    assert params["stem"]["conv"]["kernel"].shape == (3, 3, 3, 8)
-    assert params["block13"]["pointwise"]["kernel"].shape == (1, 1, 256, 256)
-    assert params["block13"]["depthwise"]["kernel"].shape == (3, 3, 1, 256)
-    assert set(params["block1"]) == {"depthwise", "gn1", "pointwise", "gn2"}
-    assert not variables["batch_stats"]
-
-
 # What FedPer's K_P keeps: the classifier, then the last blocks (its section 4.2).
 KEPT = {
     "resnet": ({"depth": 34}, ("fc", *(f"stage4/block{j}" for j in (3, 2, 1)))),

@@ -40,16 +40,6 @@ def test_init_is_deterministic_and_depends_on_the_key(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "stack"), [("sphereface", "block[2:6]"), ("iresnet", "block[2:5]")]
-)
-def test_blocks_of_a_stack_start_different(name, stack):
-    blocks = variables_of(name)["params"]["stage1"][stack]
-    for conv in ("conv1", "conv2"):
-        first, second = np.asarray(blocks[conv]["kernel"])[:2]
-        assert not np.any(first == second)
-
-
 @members
 @pytest.mark.parametrize("train", [False, True])
 def test_apply_gives_finite_embeddings_and_the_same_structure(name, train):

@@ -65,11 +65,6 @@ def test_evaluation_uses_the_running_statistics():
     np.testing.assert_allclose(found, y, rtol=1e-6)
 
 
-def test_a_negative_variance_shows_where_a_network_has_all_inverses_at_once_too():
-    bad = inverses({"bn": {"mean": jnp.zeros(2), "var": jnp.array([1.0, -1.0])}})
-    assert np.isnan(bad["bn"]["var"]).tolist() == [False, True]
-
-
 def test_statistics_of_half_precision_inputs_are_float32():
     # bfloat16 cannot tell 1000 from 1001: its own sums would lose the variance.
     x = (1000 + 8 * np.arange(8.0)).astype(jnp.bfloat16).reshape(8, 1)

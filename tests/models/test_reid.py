@@ -146,13 +146,3 @@ def test_a_bnneck_compares_before_its_norm_and_retrieves_after_it(golden):
     unit = (pooled - pooled.mean(0)) / np.sqrt(pooled.var(0) + EPSILON)
     wanted = unit * arrays["bn_gamma"]
     np.testing.assert_allclose(arrays["bn_train_feat"], wanted, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("neck", "round"), ("last_stride", 3), ("dropout", 1.0), ("depth", 51)],
-)
-def test_settings_out_of_range_are_refused(key, value):
-    settings = {"blocks": None, "widths": (4, 4, 4, 4), key: value}
-    with pytest.raises(ValueError, match=f"{key} must"):
-        MODELS["reid"](SHAPE, num_classes=4, **settings)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -180,25 +179,6 @@ def test_what_fits_fits_and_a_little_more_does_not():
     room, classes = small.capacity - planned.examples, planned.fits["classes"]
     assert needs_of(num_classes=classes).memory <= room
     assert needs_of(num_classes=classes * 21 // 20).memory > room
-
-
-def test_classes_in_whole_chunks_fill_what_is_free():
-    """Their memory rises in stairs of 8 devices x 1,024 classes."""
-    chunked = faces({"class_parallel": True, "class_chunk_size": 1024})
-    chunked["model"] = TINY
-    chunked["partition"] = {**chunked["partition"], "num_public_ids": 20_000}
-    experiment = experiment_of(chunked)
-    experiment = experiment._replace(
-        federation=experiment.federation._replace(stream_buffer_gib=0)
-    )
-    device = DEVICES["h200"]._replace(memory=2e9)
-    planned = plan_stage(experiment, "pretrained", device, table="stream")
-    needs_of = needs_function(experiment, "pretrained")
-    classes, stair = planned.fits["classes"], 8 * 1024
-    assert classes > 100_000 and classes % stair == 0
-    assert needs_of(num_classes=classes).memory <= device.capacity
-    more = max(classes // 50 // stair, 1) * stair
-    assert needs_of(num_classes=classes + more).memory > device.capacity
 
 
 def test_stairs_longer_than_the_unit_do_not_hold_up_the_largest():
@@ -417,11 +397,3 @@ def test_a_set_of_unknown_size_that_is_not_there_is_named():
     config["partition"] = {"num_clients": 2, "ids_per_client": 2}
     with pytest.raises(ValueError, match="config.data must exist on disk or be one of"):
         experiment_of(config)
-
-
-def test_the_paper_has_about_6500_training_images_per_client(nothing_read):
-    path = ROOT / "configs" / "fedfr" / "ms1m_40x100.py"
-    experiment = experiment_of(runpy.run_path(str(path))["get_config"]())
-    sizes = experiment.task.population.sizes(np.arange(40))
-    np.testing.assert_array_equal(sizes, np.full(40, 6500))
-    assert experiment.task.dataset.num_examples == 40 * 6500 + 6000 * 70
