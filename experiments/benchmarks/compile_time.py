@@ -30,10 +30,9 @@ from fedfr_jax.distributed import use_every_core
 from fedfr_jax.federated.lowering import compiler_options
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.dummy_inputs import without_files
-from fedfr_jax.plan.federated import plan_cohort, round_shapes
-from fedfr_jax.plan.stages import count_examples, init_stage
+from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.tasks import TASKS
-from fedfr_jax.types import Cohort, RoundContext
+from fedfr_jax.types import Cohort
 
 NETWORKS = {
     "sphereface20": {"name": "sphereface", "depth": 20},
@@ -151,20 +150,15 @@ def stolen() -> float:
 
 def prepared(experiment, method: str) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
-    trainer, stored = experiment.stages[method].trainer, count_examples(experiment)
-    start = init_stage(experiment, method)
-    shapes = round_shapes(experiment, trainer, start, stored)
-    cohort = Cohort(np.arange(plan_cohort(experiment)), 0)
-    population = experiment.task.population
-    context = RoundContext(
-        shapes.table, population, cohort, experiment.batching, experiment.mesh
-    )
+    shapes = stage_shapes(experiment, method)
+    sim, trainer = shapes.sim, experiment.stages[method].trainer
+    context = sim.context(Cohort(np.arange(sim.cohort_size), 0))
     prepare = lambda server, dataset: trainer.algorithm.prepare(
         server, context._replace(dataset=dataset)
     )
     options = compiler_options(experiment.mesh, None)  # as when it is called
     asked = jax.jit(prepare, compiler_options=options)
-    return asked.lower(shapes.server, shapes.table)
+    return asked.lower(shapes.server, sim.device_data)
 
 
 if __name__ == "__main__":

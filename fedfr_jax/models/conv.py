@@ -103,21 +103,20 @@ class Conv(nn.Module):
     padding: int = 0
     use_bias: bool = False
     kernel_init: nn.initializers.Initializer = xavier_uniform()
-    dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
-    implementation: str = AUTO
+    settings: Any = ConvSettings()  # or others with its fields
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, I] -> [B, H', W', features], H' as in `convolve`."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape)
-        dtype = self.dtype or kernel.dtype
+        dtype = self.settings.dtype or kernel.dtype
         y = convolve(
             x.astype(dtype),
             kernel.astype(dtype),
             stride=self.stride,
             padding=self.padding,
-            implementation=self.implementation,
+            implementation=self.settings.conv_implementation,
         )
         if not self.use_bias:
             return y
@@ -213,18 +212,17 @@ class Depthwise(nn.Module):
     """3x3 depthwise convolution of NHWC images; params kernel [3, 3, 1, C]."""
 
     stride: int = 1
-    dtype: jax.typing.DTypeLike | None = None  # of the computation; None: the kernel's
-    implementation: str = AUTO
+    settings: Any = ConvSettings()  # or others with its fields
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, H, W, C] -> [B, ceil(H / stride), ceil(W / stride), C]."""
         init = normal(math.sqrt(2 / 9))  # He normal, as 9 values come from a pixel
         kernel = self.param("kernel", init, (3, 3, 1, x.shape[-1]))
-        dtype = self.dtype or kernel.dtype
+        dtype = self.settings.dtype or kernel.dtype
         return depthwise(
             x.astype(dtype),
             kernel.astype(dtype),
             stride=self.stride,
-            implementation=self.implementation,
+            implementation=self.settings.conv_implementation,
         )

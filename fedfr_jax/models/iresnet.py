@@ -244,7 +244,6 @@ def _conv(width, settings, *, name, size=3, stride=1):
         stride=stride,
         padding=size // 2,
         kernel_init=normal(0.1),
-        dtype=settings.dtype,
-        implementation=settings.conv_implementation,
+        settings=settings,
         name=name,
     )

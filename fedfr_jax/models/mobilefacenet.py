@@ -175,8 +175,7 @@ class Unit(nn.Module):
             stride=self.stride,
             padding=self.size // 2,
             kernel_init=he_normal(),
-            dtype=self.settings.dtype,
-            implementation=self.settings.conv_implementation,
+            settings=self.settings,
             name="conv",
         )
         x = BatchNorm(name="bn")(conv(x), train)
@@ -193,8 +192,6 @@ class ByChannel(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C] -> [B, H / stride, W / stride, C], rounded up."""
         settings = self.settings
-        conv = Depthwise(
-            self.stride, settings.dtype, settings.conv_implementation, name="conv"
-        )
+        conv = Depthwise(self.stride, settings, name="conv")
         x = conv(x)
         return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))

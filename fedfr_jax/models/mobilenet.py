@@ -161,9 +161,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
         settings = self.settings
-        by_channel = Depthwise(
-            self.stride, settings.dtype, settings.conv_implementation, name="depthwise"
-        )
+        by_channel = Depthwise(self.stride, settings, name="depthwise")
         x = nn.relu(build_norm(settings, 1)(by_channel(x), train))
         x = build_conv(Convolution(self.channels, 1), settings, "pointwise")(x)
         return nn.relu(build_norm(settings, 2)(x, train))

@@ -211,8 +211,7 @@ def build_conv(convolution: Convolution, settings: LayerSettings, name: str) -> 
         stride=convolution.stride,
         padding=convolution.size // 2,
         kernel_init=he_normal(),
-        dtype=settings.dtype,
-        implementation=settings.conv_implementation,
+        settings=settings,
         name=name,
     )
 

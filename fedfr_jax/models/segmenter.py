@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
 from fedfr_jax.models.linen import from_linen, sow_features
 from fedfr_jax.models.mobilenet import block_maps, block_names_of, parse_layers
 from fedfr_jax.models.resnet import (
@@ -143,7 +143,7 @@ class Segmenter(nn.Module):
             self.num_classes,
             kernel_size=1,
             use_bias=True,
-            implementation=self.settings.conv_implementation,
+            settings=ConvSettings(self.settings.conv_implementation),
             name="classifier",
         )
         return upsample(last(y.astype(param_dtype)), size)

@@ -112,8 +112,7 @@ class SmallCNN(nn.Module):
             conv = Conv(
                 width,
                 use_bias=True,
-                implementation=self.settings.conv_implementation,
-                dtype=self.settings.dtype,
+                settings=self.settings,
                 name=f"conv{i + 1}",
             )
             x = nn.relu(conv(x))
@@ -255,8 +254,7 @@ class LeafCNN(nn.Module):
             kernel_size=self.kernel_size,
             padding=self.kernel_size // 2,
             use_bias=True,
-            implementation=self.settings.conv_implementation,
-            dtype=self.settings.dtype,
+            settings=self.settings,
             name=f"conv{number}",
         )
 

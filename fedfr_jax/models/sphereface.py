@@ -137,8 +137,7 @@ class First(nn.Module):
             stride=2,
             padding=1,
             use_bias=True,
-            dtype=self.settings.dtype,
-            implementation=self.settings.conv_implementation,
+            settings=self.settings,
             name="conv",
         )
         return PReLU(name="prelu")(conv(x))
@@ -160,8 +159,7 @@ class Block(nn.Module):
                 self.width,
                 padding=1,
                 kernel_init=normal(0.01),
-                dtype=self.settings.dtype,
-                implementation=self.settings.conv_implementation,
+                settings=self.settings,
                 name=f"conv{i}",
             )
             y = PReLU(name=f"prelu{i}")(conv(y))

@@ -151,8 +151,7 @@ class ViT(nn.Module):
             stride=self.patch_size,
             use_bias=True,
             kernel_init=init,
-            dtype=self.settings.dtype,
-            implementation=self.settings.conv_implementation,
+            settings=self.settings,
             name="patches",
         )
         x = conv(x)

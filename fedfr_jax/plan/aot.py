@@ -14,7 +14,6 @@ from fedfr_jax import mesh
 from fedfr_jax import mesh as meshes
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.data.stream import Stream, place_examples
-from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.lowering import lowered
 from fedfr_jax.federated.many_rounds import call_shapes
@@ -24,6 +23,7 @@ from fedfr_jax.federated.simulation import cohort_of_round
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
+from fedfr_jax.plan.shapes import server_shapes
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.runs.loop import longest_call
 from fedfr_jax.runs.stages import build_stage_simulation
@@ -54,34 +54,6 @@ def stage_programs(experiment: Experiment, name: str) -> Programs:
 def _simulation(experiment: Experiment, trainer: FederatedTrainer) -> Simulation:
     table = place_examples(experiment.task.dataset, experiment.mesh)
     return build_stage_simulation(experiment, trainer, table)
-
-
-def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
-    """A federated stage's server as ShapeDtypeStructs with shardings."""
-    stage = experiment.stages[name]
-    start = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
-
-    def init_server(variables):
-        return sim.algorithm.init(stage.trainer.init_variables(variables))
-
-    server = jax.eval_shape(init_server, start)
-    return meshes.shapes_at(server, model_parallel.placement(sim.mesh, server))
-
-
-def end_shapes(experiment: Experiment, name: str) -> PyTree:
-    """Variables at the end of a stage, as ShapeDtypeStructs."""
-    trainer = experiment.stages[name].trainer
-    if isinstance(trainer, FederatedTrainer):
-        sim = _simulation(experiment, trainer)
-        return jax.eval_shape(
-            trainer.global_model, server_shapes(experiment, name, sim)
-        )
-    variables = jax.eval_shape(trainer.init, jax.random.key(0))
-    if table := trainer.sharded_classes:  # without its padding
-        rows = variables["params"][table.path]
-        rows = jax.ShapeDtypeStruct((len(table.names), *rows.shape[1:]), rows.dtype)
-        variables["params"] = {**variables["params"], table.path: rows}
-    return variables
 
 
 def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Programs:

@@ -1,8 +1,7 @@
 """Disclosure of each stage: what its clients send, from a trace of one client."""
 
 from fedfr_jax.federated.disclosure import Disclosure, disclose
-from fedfr_jax.plan.federated import client_trace, round_shapes
-from fedfr_jax.plan.stages import count_examples, init_stage
+from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.types import CentralTrainer, Experiment
 
 
@@ -12,10 +11,8 @@ def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
     Args:
       experiment: its images are never read.
     """
-    trainer = experiment.stages[name].trainer
-    if isinstance(trainer, CentralTrainer):
+    if isinstance(experiment.stages[name].trainer, CentralTrainer):
         return None
-    start, examples = init_stage(experiment, name), count_examples(experiment)
-    shapes = round_shapes(experiment, trainer, start, examples)
-    trace = client_trace(experiment, trainer, shapes)
-    return disclose(trainer.algorithm, trace, shapes.row)
+    found = stage_shapes(experiment, name)
+    algorithm = found.sim.inner_algorithm or found.sim.algorithm
+    return disclose(algorithm, found.client, found.row)

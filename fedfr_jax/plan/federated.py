@@ -5,24 +5,13 @@ for the mean client of every round. All lanes of a device train such clients.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
-from fedfr_jax.federated import model_parallel, sums
-from fedfr_jax.federated.communication import ClientTrace, trace_client
-from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.preparation import (
-    PreparedTraffic,
-    prepared_traffic,
-    trace_prepare,
-)
-from fedfr_jax.federated.programs import on_mesh, placed
-from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.federated.systems.rounds import in_world
+from fedfr_jax.federated import sums
 from fedfr_jax.federated.systems.state import WithWorld, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.program_cost import ProgramCost, program_cost
@@ -32,33 +21,13 @@ from fedfr_jax.plan.requirements import (
     bytes_on_device,
     count_params,
 )
-from fedfr_jax.types import (
-    Cohort,
-    Dataset,
-    Experiment,
-    FederatedTrainer,
-    Prepared,
-    PyTree,
-    RoundContext,
-)
-
-
-class RoundShapes(NamedTuple):
-    """Inputs of a round as ShapeDtypeStructs on the mesh."""
-
-    server: PyTree
-    row: PyTree  # of one client
-    extra: Prepared
-    table: Dataset
-    prepared: ProgramCost | None  # of the algorithm's `prepare`
-    traffic: PreparedTraffic  # of it
+from fedfr_jax.plan.shapes import StageShapes, example_shapes, stage_shapes
+from fedfr_jax.types import Experiment, FederatedTrainer
 
 
 def federated_needs(
     experiment: Experiment,
-    trainer: FederatedTrainer,
-    start: PyTree,
-    examples: Dataset,
+    name: str,
     *,
     batch_size: int = 0,
     hard_negatives: int | None = None,
@@ -67,57 +36,53 @@ def federated_needs(
 
     Args:
       experiment: on a mesh of as many devices as the stage will have.
-      start: shapes of the variables that the stage starts from, or None.
-      examples: shapes of the stored examples, [T, ...].
+      name: of the stage.
       batch_size: instead of the config's; 0 keeps it.
       hard_negatives: examples that the server adds to a client; None takes as many as
         the largest client has. The most that it can add is a bound of both.
     """
-    federation, population = experiment.federation, experiment.task.population
     batching = experiment.batching
     batching = batching._replace(batch_size=batch_size or batching.batch_size)
     experiment = experiment._replace(batching=batching)
-    systems = federation.build_systems(population.num_clients)
-    algorithm = in_world(trainer.algorithm, systems, population.num_clients)
-    trainer = trainer._replace(algorithm=algorithm)
-    shapes = round_shapes(experiment, trainer, start, examples)
-    client = client_trace(experiment, trainer, shapes)
-    sizes = population.sizes(np.arange(population.num_clients))
+    trainer = experiment.stages[name].trainer
+    shapes = stage_shapes(experiment, name)
+    sim, federation = shapes.sim, experiment.federation
+    devices, _ = meshes.device_grid(sim.mesh)
+    sizes = sim.population.sizes(np.arange(sim.population.num_clients))
     max_added = shapes.extra.added_rows.shape[1]
     added = int(sizes.max()) if hard_negatives is None else hard_negatives
     added = min(added, max_added)
     steps = mean_steps(experiment, trainer, sizes + added)
-    cost = program_cost(client.program, loop_turns=steps)
-    work = [round_work(experiment, cost)]
-    if shapes.prepared:
-        work.append(DeviceWork(shapes.prepared.kernels, float(federation.rounds)))
-    lanes, devices = federation.clients_per_device, experiment.mesh.size
-    parts = memory_parts(experiment, shapes, client)
-    parts["training, all lanes"] = lanes * cost.peak
+    cost = program_cost(shapes.client.program, loop_turns=steps)
+    work = [round_work(shapes, cost, federation.rounds)]
+    if shapes.prepare:
+        prepared = program_cost(shapes.prepare, num_devices=devices)
+        work.append(DeviceWork(prepared.kernels, float(federation.rounds)))
+    parts = memory_parts(shapes, federation.rounds_per_call)
+    parts["training, all lanes"] = sim.clients_per_device * cost.peak
     network_shapes = jax.eval_shape(
-        algorithm.personalize, trees.shapes(shapes.server), trees.shapes(shapes.row)
+        sim.algorithm.personalize, *trees.shapes((shapes.server, shapes.row))
     )
+    input_shape = example_shapes(experiment).input_shape
     network = network_flops(
-        trainer.count_flops, trainer.apply, network_shapes, examples.input_shape
+        trainer.count_flops, trainer.apply, network_shapes, input_shape
     )
     notes = privacy_notes(experiment, trainer)
     if max_added:
         text = f"{added:,} of at most {max_added:,} hard negatives for each client"
         notes = (text, *notes)
-    clients = max_cohort(experiment) / meshes.device_grid(experiment.mesh)[0]
-    images = plan_cohort(experiment) * steps * batching.batch_size
     return Requirements(
-        devices=devices,
+        devices=sim.mesh.size,
         parts={name: size for name, size in parts.items() if size},
         largest_arrays=cost.largest,
         work=work,
-        images=federation.rounds * images,
+        images=federation.rounds * sim.cohort_size * steps * batching.batch_size,
         forward=forward_flops(network),
         parameters=count_params(network_shapes),
         batch_size=batching.batch_size,
-        clients=math.ceil(clients),
+        clients=math.ceil(sim.num_places / devices),
         added=added,
-        lanes=lanes,
+        lanes=sim.clients_per_device,
         notes=notes,
     )
 
@@ -136,43 +101,40 @@ def mean_steps(
     return float(np.mean(experiment.batching.steps_per_epoch(sizes)) * epochs.mean())
 
 
-def round_work(experiment: Experiment, client: ProgramCost) -> DeviceWork:
+def round_work(shapes: StageShapes, client: ProgramCost, rounds: int) -> DeviceWork:
     """Work of a device in all rounds: waves of the mean client."""
-    devices, shards = meshes.device_grid(experiment.mesh)
-    lanes = experiment.federation.clients_per_device
-    cohort = plan_cohort(experiment)
-    waves = math.ceil(cohort / devices / lanes)
-    busy = cohort / (waves * devices * lanes)
+    sim = shapes.sim
+    devices, shards = meshes.device_grid(sim.mesh)
+    lanes = sim.clients_per_device
+    waves = math.ceil(sim.cohort_size / devices / lanes)
+    busy = sim.cohort_size / (waves * devices * lanes)
     kernels = [
         k._replace(flops=k.flops / shards, moved=k.moved / shards)
         for k in client.kernels
     ]
-    return DeviceWork(kernels, experiment.federation.rounds * waves, lanes, busy)
+    return DeviceWork(kernels, float(rounds * waves), lanes, busy)
 
 
-def memory_parts(
-    experiment: Experiment, shapes: RoundShapes, client: ClientTrace
-) -> dict[str, float]:
+def memory_parts(shapes: StageShapes, rounds_per_call: int) -> dict[str, float]:
     """Bytes on a device apart from the lanes, by purpose."""
-    devices, shards = meshes.device_grid(experiment.mesh)
-    cohort, server = max_cohort(experiment), shapes.server
+    sim, server = shapes.sim, shapes.server
+    devices, shards = meshes.device_grid(sim.mesh)
+    cohort, row = sim.num_places, bytes_on_device(shapes.row)
     ring = server.versions if isinstance(server, WithWorld) else ()
-    rows = math.ceil(cohort / devices) * bytes_on_device(shapes.row) / shards
     of_call = 0.0
-    if (rounds := experiment.federation.rounds_per_call) > 1:  # on every device
-        num_clients = experiment.task.population.num_clients
-        of_call = min(rounds * cohort, num_clients) * bytes_on_device(shapes.row)
+    if rounds_per_call > 1:  # on every device
+        of_call = min(rounds_per_call * cohort, sim.population.num_clients) * row
     prepared = bytes_on_device((shapes.extra.shared, shapes.extra.added_rows))
-    output, kept = client.output, ()
+    output, kept = shapes.client.output, ()
     summary = output.update
-    if client.summary is not None:
-        summary, kept = sums.without_kept(client.summary)
+    if shapes.client.summary is not None:
+        summary, kept = sums.without_kept(shapes.client.summary)
     uploads = bytes_on_device((output.per_client, kept))
     return {
         "server, before and after the round": 2 * bytes_on_device(plain_server(server)),
         "earlier versions of the server, before and after": 2 * bytes_on_device(ring),
         "sums over clients": bytes_on_device((summary, output.sums)) / shards,
-        "personal rows of the cohort": rows,
+        "personal rows of the cohort": math.ceil(cohort / devices) * row / shards,
         "personal rows of a call's rounds": of_call,
         "what the server prepares": prepared,
         "uploads of the cohort": cohort * uploads,
@@ -193,63 +155,3 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
     if rounds == federation.rounds:
         return (note,)
     return note, f"{rounds} of {federation.rounds} rounds are within the budget"
-
-
-def plan_cohort(experiment: Experiment) -> int:
-    """K, the (mean) number of clients per round whose updates count."""
-    federation, number = experiment.federation, experiment.task.population.num_clients
-    systems = federation.build_systems(number)
-    return systems.num_counted(federation.cohort_size or number)
-
-
-def max_cohort(experiment: Experiment) -> int:
-    """Largest number of clients in a round, with over-selection or Poisson capacity."""
-    federation, number = experiment.federation, experiment.task.population.num_clients
-    num_asked = federation.build_systems(number).num_asked(plan_cohort(experiment))
-    return build_sampling(federation.sampling).max_cohort(number, num_asked)
-
-
-def round_shapes(
-    experiment: Experiment,
-    trainer: FederatedTrainer,
-    start: PyTree,
-    examples: Dataset,
-) -> RoundShapes:
-    """Shapes of the arguments of round 0."""
-    mesh, algorithm = experiment.mesh, trainer.algorithm
-    key = jax.random.key(0)
-    server = jax.eval_shape(lambda x: algorithm.init(trainer.init_variables(x)), start)
-    row = jax.eval_shape(algorithm.init_personal, key, server)
-    table = on_mesh(mesh, examples)
-    server = placed(server, model_parallel.placement(mesh, server))
-    cohort = max_cohort(experiment)
-    context = RoundContext(
-        dataset=table,
-        population=experiment.task.population,
-        cohort=Cohort(np.arange(cohort), 0),
-        batching=experiment.batching,
-        mesh=mesh,
-    )
-    extra, prepared = empty_prepared(cohort), None
-    if algorithm.prepare:
-        extra, program, _ = trace_prepare(algorithm.prepare, server, context)
-        prepared = program_cost(program.jaxpr, num_devices=meshes.device_grid(mesh)[0])
-    return RoundShapes(
-        server=server,
-        row=row,
-        extra=on_mesh(mesh, extra),
-        table=table,
-        prepared=prepared,
-        traffic=prepared_traffic(algorithm, server, context),
-    )
-
-
-def client_trace(
-    experiment: Experiment, trainer: FederatedTrainer, shapes: RoundShapes
-) -> ClientTrace:
-    """Trace a client's round on the shapes of `round_shapes`."""
-    largest = int(experiment.task.population.largest(1)[0])
-    inputs = trees.shapes((shapes.server, shapes.row, shapes.extra, shapes.table))
-    return trace_client(
-        trainer.algorithm, experiment.batching, largest, *inputs, shapes.traffic
-    )

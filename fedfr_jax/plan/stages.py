@@ -5,20 +5,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
-
-from fedfr_jax import trees
-from fedfr_jax.data.stream import Stream
 from fedfr_jax.plan.central import central_needs
 from fedfr_jax.plan.devices import GIB, Device
 from fedfr_jax.plan.federated import federated_needs
 from fedfr_jax.plan.requirements import Requirements
+from fedfr_jax.plan.shapes import example_shapes
 from fedfr_jax.types import (
     CentralTrainer,
-    Dataset,
     Experiment,
     FederatedTrainer,
-    PyTree,
 )
 
 TRIES, NEAR = 8, 0.02
@@ -101,14 +96,6 @@ class StagePlan(NamedTuple):
         return self.memory <= self.device.capacity
 
 
-def count_examples(experiment: Experiment) -> Dataset:
-    """ShapeDtypeStructs of the stored examples, [T, ...]."""
-    table = experiment.task.dataset
-    if isinstance(table, Stream):
-        return trees.shapes(table.example, table.num_examples)
-    return trees.shapes(table)
-
-
 def plan_stage(
     experiment: Experiment,
     name: str,
@@ -127,7 +114,7 @@ def plan_stage(
     """
     needs_of = needs_function(experiment, name, hard_negatives)
     needs = needs_of()
-    stored = count_examples(experiment)
+    stored = example_shapes(experiment)
     whole = stored.num_examples * stored.example_bytes
     is_streamed = table == STREAM or (
         table == AUTO and NUM_COPIES * whole > device.capacity
@@ -144,25 +131,13 @@ def needs_function(
     experiment: Experiment, name: str, hard_negatives: int | None = None
 ) -> Callable[..., Requirements]:
     """Build (**changed numbers) -> `Requirements` of a stage."""
-    trainer, stored = experiment.stages[name].trainer, count_examples(experiment)
+    trainer = experiment.stages[name].trainer
     if isinstance(trainer, CentralTrainer):
+        stored = example_shapes(experiment)
         return functools.partial(central_needs, trainer, experiment.mesh, stored)
     return functools.partial(
-        federated_needs,
-        experiment,
-        trainer,
-        init_stage(experiment, name),
-        stored,
-        hard_negatives=hard_negatives,
+        federated_needs, experiment, name, hard_negatives=hard_negatives
     )
-
-
-def init_stage(experiment: Experiment, name: str) -> PyTree | None:
-    """Shapes of the variables that a stage starts from; None if it initializes them."""
-    start = experiment.stages[name].init_from_stage
-    if start is None:
-        return None
-    return jax.eval_shape(experiment.stages[start].trainer.init, jax.random.key(0))
 
 
 def fitting_values(

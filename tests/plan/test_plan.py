@@ -20,7 +20,8 @@ from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.devices import DEVICES
 from fedfr_jax.plan.dummy_inputs import SIZES, without_files
-from fedfr_jax.plan.federated import max_cohort, plan_cohort, privacy_notes
+from fedfr_jax.plan.federated import privacy_notes
+from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.plan.stages import max_that_fits, needs_function, plan_stage
 from fedfr_jax.tasks import TASKS
 from fedfr_jax.types import CentralTrainer
@@ -130,8 +131,8 @@ def test_a_ring_of_server_versions_and_all_who_are_asked_are_counted():
     server = found["server, before and after the round"]
     assert found["earlier versions of the server, before and after"] == 5 * server
     config = config_of(systems={"profiles": profiles, "over_selection": 2.0})
-    experiment = experiment_of(config)
-    assert max_cohort(experiment) == 4 and plan_cohort(experiment) == 2
+    sim = stage_shapes(experiment_of(config), "row").sim
+    assert sim.num_places == 4 and sim.cohort_size == 2
 
 
 @pytest.mark.parametrize("rounds", [3, 50])

@@ -14,8 +14,7 @@ from fedfr_jax import trees
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.algorithms.personal import Server
 from fedfr_jax.federated.simulation import simulate_round
-from fedfr_jax.plan.federated import client_trace, round_shapes
-from fedfr_jax.plan.stages import count_examples, init_stage
+from fedfr_jax.plan.shapes import stage_shapes
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, Masks, Source
 from tests.federated import toys
@@ -88,11 +87,8 @@ def first_round(task, clip_norm, folder):
 def test_a_client_computes_in_half_precision_and_blocks_again(task):
     """By its program. A segmenter's last layer has float32, three products of it."""
     experiment = build(config(task, clip_norm=1e-3))
-    trainer, examples = experiment.stages["row"].trainer, count_examples(experiment)
-    start = init_stage(experiment, "row")
     with jax.numpy_dtype_promotion("standard"):
-        shapes = round_shapes(experiment, trainer, start, examples)
-        text = str(client_trace(experiment, trainer, shapes).program)
+        text = str(stage_shapes(experiment, "row").client.program)
     outputs = re.findall(r":(\w+)\[[^\n]*= conv_general_dilated\[", text)
     assert outputs.count("f32") == (3 if task == "segmentation" else 0), outputs
     assert outputs.count("bf16") > 10
@@ -113,9 +109,7 @@ def test_half_precision_trains_float32_parameters(task, tmp_path):
 def averaged(task, batch_stats):
     """Names of the leaves of the server's state that a round averages."""
     experiment = build(config(task, batch_stats=batch_stats))
-    trainer = experiment.stages["row"].trainer
-    begin = lambda variables: trainer.algorithm.init(trainer.init_variables(variables))
-    server = jax.eval_shape(begin, init_stage(experiment, "row"))
+    server = stage_shapes(experiment, "row").server
     while isinstance(server, Server):  # beside what clients keep, or the first one has
         server = server.inner
     paths = jax.tree_util.tree_leaves_with_path(server)

@@ -1,0 +1,106 @@
+"""Stages as shapes: a simulation whose arrays are ShapeDtypeStructs, and its trace.
+
+Nothing is read, put on a device or compiled.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr
+
+from fedfr_jax import mesh as meshes
+from fedfr_jax import trees
+from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated import model_parallel
+from fedfr_jax.federated.communication import ClientTrace, trace_client
+from fedfr_jax.federated.engine import empty_prepared
+from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
+from fedfr_jax.federated.programs import on_mesh
+from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.systems.state import plain_server
+from fedfr_jax.runs.stage_setup import build_stage_simulation
+from fedfr_jax.types import (
+    Cohort,
+    Dataset,
+    Experiment,
+    FederatedTrainer,
+    Prepared,
+    PyTree,
+)
+
+
+class StageShapes(NamedTuple):
+    """A federated stage before its first round, as shapes on the mesh."""
+
+    sim: Simulation
+    server: PyTree
+    row: PyTree  # of one client
+    extra: Prepared
+    prepare: Jaxpr | None  # program of the algorithm's `prepare`
+    client: ClientTrace
+
+
+def example_shapes(experiment: Experiment) -> Dataset:
+    """ShapeDtypeStructs of the stored examples, [T, ...]."""
+    table = experiment.task.dataset
+    if isinstance(table, Stream):
+        return trees.shapes(table.example, table.num_examples)
+    return trees.shapes(table)
+
+
+def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
+    """Build the simulation of a federated stage from shapes, and trace a client."""
+    trainer = experiment.stages[name].trainer
+    sim = _simulation_of_shapes(experiment, trainer)
+    server = server_shapes(experiment, name, sim)
+    row = jax.eval_shape(sim.algorithm.init_personal, jax.random.key(0), server)
+    algorithm, plain = sim.inner_algorithm or sim.algorithm, plain_server(server)
+    context = sim.context(Cohort(np.arange(sim.num_places), 0))
+    extra, prepare = empty_prepared(sim.num_places), None
+    if algorithm.prepare:
+        extra, program, _ = trace_prepare(algorithm.prepare, plain, context)
+        prepare = program.jaxpr
+    client = trace_client(
+        algorithm,
+        sim.batching,
+        int(sim.population.largest(1)[0]),
+        *trees.shapes((plain, row, extra, sim.device_data)),
+        prepared_traffic(algorithm, plain, context),
+    )
+    return StageShapes(sim, server, row, on_mesh(sim.mesh, extra), prepare, client)
+
+
+def _simulation_of_shapes(experiment, trainer) -> Simulation:
+    """A trainer's simulation whose examples and key are shapes."""
+    table = on_mesh(experiment.mesh, example_shapes(experiment))
+    with meshes.use_described(experiment.mesh.devices.ravel(), memory=0):
+        return build_stage_simulation(experiment, trainer, table)
+
+
+def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
+    """A federated stage's server as ShapeDtypeStructs with shardings."""
+    stage = experiment.stages[name]
+    start = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
+
+    def init_server(variables):
+        return sim.algorithm.init(stage.trainer.init_variables(variables))
+
+    server = jax.eval_shape(init_server, start)
+    return meshes.shapes_at(server, model_parallel.placement(sim.mesh, server))
+
+
+def end_shapes(experiment: Experiment, name: str) -> PyTree:
+    """Variables at the end of a stage, as ShapeDtypeStructs."""
+    trainer = experiment.stages[name].trainer
+    if isinstance(trainer, FederatedTrainer):
+        sim = _simulation_of_shapes(experiment, trainer)
+        return jax.eval_shape(
+            trainer.global_model, server_shapes(experiment, name, sim)
+        )
+    variables = jax.eval_shape(trainer.init, jax.random.key(0))
+    if table := trainer.sharded_classes:  # without its padding
+        rows = variables["params"][table.path]
+        rows = jax.ShapeDtypeStruct((len(table.names), *rows.shape[1:]), rows.dtype)
+        variables["params"] = {**variables["params"], table.path: rows}
+    return variables
