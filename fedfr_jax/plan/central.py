@@ -11,13 +11,8 @@ from fedfr_jax.central.settings import build_mesh, build_optimizer, build_step_s
 from fedfr_jax.central.sharding import leaf_sharding, shardings, state_layout
 from fedfr_jax.central.step import State
 from fedfr_jax.models.flops import forward_flops, network_flops
-from fedfr_jax.plan.program_cost import program_cost
-from fedfr_jax.plan.requirements import (
-    DeviceWork,
-    Requirements,
-    bytes_on_device,
-    on_device,
-)
+from fedfr_jax.plan.devices import DeviceWork, Requirements
+from fedfr_jax.plan.program_cost import bytes_on_device, on_device, program_cost
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
 from fedfr_jax.types import CentralTrainer, Dataset, PyTree
 

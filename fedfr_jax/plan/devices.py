@@ -1,4 +1,4 @@
-"""Data sheets of devices: memory, bandwidth, peak and achieved speed.
+"""Data sheets of devices, and what a stage needs of them: memory and time.
 
 Peaks are of dense products: bfloat16 (float16 on a V100), float32 as JAX computes it by
 default (TF32 since the A100; one pass of bfloat16 on a TPU), and float32 with precision
@@ -10,6 +10,7 @@ and v6e: docs.cloud.google.com/tpu/docs/v5p and so on, one axis of the torus.
 """
 
 import timeit
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.files import MEMORY
 from fedfr_jax.mesh import USABLE
+from fedfr_jax.models.flops import PASSES
+from fedfr_jax.plan.program_cost import Kernel
 from fedfr_jax.schema import check_choice
 
 GIB = 2**30
@@ -113,11 +116,10 @@ def _fastest(call) -> float:
     return min(timeit.repeat(call, number=1, repeat=3))
 
 
-def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
+def seconds(kernels: Iterable[Kernel], device: Device, side_by_side: int = 1) -> float:
     """Seconds of kernels in sequence: each limited by FLOPs, bandwidth or launch.
 
     Args:
-      kernels: of a `ProgramCost`.
       side_by_side: number of clients that are batched in each kernel.
     """
 
@@ -128,3 +130,53 @@ def seconds(kernels, device: Device, side_by_side: int = 1) -> float:
         return kernel.times * (busy + side_by_side * kernel.sent / device.link)
 
     return sum(map(kernel_seconds, kernels))
+
+
+class DeviceWork(NamedTuple):
+    """Kernels of a device, and how often it runs them."""
+
+    kernels: list[Kernel]
+    times: float
+    lanes: int = 1
+    busy: float = 1.0  # share of all devices' lanes that have a client
+
+
+class Requirements(NamedTuple):
+    """Requirements of a stage on each of `devices` devices."""
+
+    devices: int
+    parts: Mapping[str, float]  # bytes by use, without the examples
+    largest_arrays: list[tuple[str, float]]  # (array, bytes) at the peak
+    work: list[DeviceWork]  # of the whole stage
+    images: float  # trained in the whole stage, by all devices
+    forward: float  # FLOPs of the network and its classes on an image
+    parameters: int
+    batch_size: int  # of a step: of all devices in a central stage, else of a client
+    classes: int = 0  # with rows on the devices, in a central stage
+    clients: int = 0  # of a round on a device
+    added: int = 0  # examples that the server adds to a client's
+    lanes: int = 0  # clients at once on a device, in a federated stage
+    notes: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> float:
+        """Bytes on a device, without the examples."""
+        return sum(self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        """FLOPs per image of everything that the stage computes."""
+        total = 0.0
+        for work in self.work:
+            flops = sum(x.times * x.flops for x in work.kernels)
+            total += work.times * work.lanes * work.busy * flops
+        return total * self.devices / max(self.images, 1)
+
+    def seconds(self, device: Device) -> float:
+        """Expected seconds of the whole stage."""
+        return sum(w.times * seconds(w.kernels, device, w.lanes) for w in self.work)
+
+    def utilization(self, device: Device) -> float:
+        """Model FLOPs utilization, relative to the devices' bfloat16 peak."""
+        model_flops = PASSES * self.forward * self.images
+        return model_flops / (self.seconds(device) * self.devices * device.bfloat16)

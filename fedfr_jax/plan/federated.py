@@ -14,15 +14,10 @@ from fedfr_jax import trees
 from fedfr_jax.federated import sums
 from fedfr_jax.federated.systems.state import WithWorld, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
-from fedfr_jax.plan.program_cost import ProgramCost, program_cost
-from fedfr_jax.plan.requirements import (
-    DeviceWork,
-    Requirements,
-    bytes_on_device,
-    count_params,
-)
+from fedfr_jax.plan.devices import DeviceWork, Requirements
+from fedfr_jax.plan.program_cost import ProgramCost, bytes_on_device, program_cost
 from fedfr_jax.plan.shapes import StageShapes, example_shapes, stage_shapes
-from fedfr_jax.types import Experiment, FederatedTrainer
+from fedfr_jax.types import Experiment, FederatedTrainer, PyTree
 
 
 def federated_needs(
@@ -155,3 +150,14 @@ def privacy_notes(experiment: Experiment, trainer: FederatedTrainer) -> tuple[st
     if rounds == federation.rounds:
         return (note,)
     return note, f"{rounds} of {federation.rounds} rounds are within the budget"
+
+
+def count_params(variables: PyTree) -> int:
+    """Number of parameters of a network, without running statistics."""
+    return trees.count(
+        [
+            x
+            for path, x in jax.tree_util.tree_leaves_with_path(variables)
+            if "batch_stats" not in trees.path_name(path).split("/")
+        ]
+    )

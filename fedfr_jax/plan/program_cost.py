@@ -21,6 +21,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 from fedfr_jax.models.flops import count_flops_of_jaxpr, scan_sizes
+from fedfr_jax.types import PyTree
 
 # FUSED operations are recomputed by their users; all others store arrays.
 REDUCES = ("reduce_", "argmax", "argmin")
@@ -95,6 +96,17 @@ def count_bytes(aval) -> float:
     is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     size = 8 if is_key else aval.dtype.itemsize
     return float(math.prod(aval.shape) * size)
+
+
+def on_device(x) -> float:
+    """Bytes of an array, or ShapeDtypeStruct, on each of its devices."""
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return count_bytes(jax.ShapeDtypeStruct(shape, x.dtype))
+
+
+def bytes_on_device(tree: PyTree) -> float:
+    """Bytes of all leaves on each device."""
+    return sum(map(on_device, jax.tree.leaves(tree)))
 
 
 def cost_of_steps(steps: list[Step], outs: list[Value]) -> ProgramCost:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedfr_jax.plan.central import central_needs
-from fedfr_jax.plan.devices import GIB, Device
+from fedfr_jax.plan.devices import GIB, Device, Requirements
 from fedfr_jax.plan.federated import federated_needs
-from fedfr_jax.plan.requirements import Requirements
 from fedfr_jax.plan.shapes import example_shapes
 from fedfr_jax.types import (
     CentralTrainer,
