@@ -62,7 +62,6 @@ def central_needs(
     return Requirements(
         devices=devices,
         parts=parts,
-        largest_arrays=cost.largest,
         work=[DeviceWork(cost.kernels, steps)],
         images=steps * batch_size,
         forward=forward_flops(network, rows),

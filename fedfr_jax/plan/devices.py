@@ -146,7 +146,6 @@ class Requirements(NamedTuple):
 
     devices: int
     parts: Mapping[str, float]  # bytes by use, without the examples
-    largest_arrays: list[tuple[str, float]]  # (array, bytes) at the peak
     work: list[DeviceWork]  # of the whole stage
     images: float  # trained in the whole stage, by all devices
     forward: float  # FLOPs of the network and its classes on an image

@@ -69,7 +69,6 @@ def federated_needs(
     return Requirements(
         devices=sim.mesh.size,
         parts={name: size for name, size in parts.items() if size},
-        largest_arrays=cost.largest,
         work=work,
         images=federation.rounds * sim.cohort_size * steps * batching.batch_size,
         forward=forward_flops(network),

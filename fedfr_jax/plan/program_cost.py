@@ -55,7 +55,6 @@ class ProgramCost(NamedTuple):
 
     peak: float  # bytes
     kernels: list[Kernel]
-    largest: list[tuple[str, float]]  # (description, bytes) at the peak, descending
 
     @property
     def flops(self) -> float:
@@ -71,8 +70,7 @@ class Value:
         self.shape, self.dtype = (aval.shape, aval.dtype) if is_array else ((), None)
         self.whole = count_bytes(aval) if is_array else 0.0
         self.size = self.whole if size is None else size  # bytes on a device
-        self.is_stored, self.name = False, ""
-        self.is_argument = False
+        self.is_stored = self.is_argument = False
         self.roots = ()  # stored values that it is computed from, if not stored
         self.last = -1  # number of the step that reads it last
 
@@ -131,7 +129,6 @@ def _mark_stored(steps: list[Step]) -> None:
     for number, step in enumerate(steps):
         roots = tuple({id(r): r for x in step.ins for r in _stored(x)}.values())
         for value in step.outs:
-            value.name = value.name or f"{step.name} {value.dtype}{list(value.shape)}"
             if not value.is_stored:
                 value.roots = roots
         if step.name not in FUSED or any(x.is_stored for x in step.outs):
@@ -146,8 +143,7 @@ def _stored(value: Value) -> tuple[Value, ...]:
 def _simulate(steps: list[Step]) -> ProgramCost:
     """Simulate the memory over the steps, and collect their kernels."""
     ending = {}
-    kernels, alive, peak = [], {}, (0.0, [])
-    used = 0.0
+    kernels, alive, peak, used = [], {}, 0.0, 0.0
     for number, step in enumerate(steps):
         results = [x for x in step.outs if x.is_stored and not x.is_argument]
         if step.name.startswith(IN_PLACE) or step.carried:
@@ -159,16 +155,12 @@ def _simulate(steps: list[Step]) -> ProgramCost:
                 alive[id(value)] = value
                 used += value.size
                 ending.setdefault(max(value.last, number), []).append(value)
-        inside = step.inner.peak if step.inner else 0.0
-        if used + inside > peak[0]:
-            largest = [(x.name, x.size) for x in alive.values()]
-            largest += step.inner.largest if step.inner else []
-            peak = used + inside, sorted(largest, key=lambda x: -x[1])[:8]
+        peak = max(peak, used + (step.inner.peak if step.inner else 0.0))
         for value in ending.pop(number, []):
             if id(value) in alive:
                 used -= alive.pop(id(value)).size
         kernels += _kernels(step)
-    return ProgramCost(peak[0], kernels, peak[1])
+    return ProgramCost(peak, kernels)
 
 
 def _kernels(step: Step) -> Iterable[Kernel]:

@@ -186,7 +186,6 @@ def as_numbers(planned: StagePlan) -> dict[str, Any]:
         "fits": planned.has_room,
         "is_streamed": planned.is_streamed,
         "max_that_fit": dict(planned.fits),
-        "largest_arrays": [list(x) for x in needs.largest_arrays],
         "forward_flops_per_image": needs.forward,
         "flops_per_image": needs.flops,
         "images": needs.images,
