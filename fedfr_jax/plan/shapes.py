@@ -19,7 +19,6 @@ from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
 from fedfr_jax.federated.programs import on_mesh
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.state import plain_server
-from fedfr_jax.runs.stage_setup import build_stage_simulation
 from fedfr_jax.types import (
     Cohort,
     Dataset,
@@ -73,6 +72,8 @@ def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
 
 def _simulation_of_shapes(experiment, trainer) -> Simulation:
     """A trainer's simulation whose examples and key are shapes."""
+    from fedfr_jax.runs.stages import build_stage_simulation  # and checkpoints with it
+
     table = on_mesh(experiment.mesh, example_shapes(experiment))
     with meshes.use_described(experiment.mesh.devices.ravel(), memory=0):
         return build_stage_simulation(experiment, trainer, table)
