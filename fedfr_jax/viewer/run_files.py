@@ -269,9 +269,8 @@ class RunFiles:
 
     @functools.cached_property
     def config(self) -> records.Config:
-        """Config, without its digest."""
-        config = self._files.record(CONFIG, records.CONFIG)
-        return {key: x for key, x in config.items() if key != "sha256"}
+        """Config."""
+        return self._files.record(CONFIG, records.CONFIG)
 
     @functools.cached_property
     def stages(self) -> dict[str, StageFiles]:

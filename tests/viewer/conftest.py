@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 CONFIG = {
-    "sha256": "0",
     "task": "faces",
     "seed": 0,
     "data": {"name": "folder"},
