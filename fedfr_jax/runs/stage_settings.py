@@ -197,9 +197,11 @@ def check_budget(stage: Stage, folder: pathlib.Path, settings: Mapping) -> None:
     Args:
       settings: of the stage, with more rounds than in its folder.
     """
-    if isinstance(stage.trainer, CentralTrainer) or stage.trainer.accountant is None:
+    if isinstance(stage.trainer, CentralTrainer):
         return
     accountant = stage_accountant(stage.trainer, folder)
+    if accountant is None:
+        return
     rounds = settings["federation"].get("rounds", DEFAULTS["rounds"])
     done = num_rounds(accountant.past)
     if accountant.rounds_within_budget(rounds) > done:
