@@ -73,7 +73,7 @@ def test_a_reader_that_trusts_its_file_is_found(tmp_path, monkeypatch):
     found = {
         result.partition(":")[0] for *_, result in inputs.attack("trusting", range(40))
     }
-    assert {"no name", "flaw"} <= found
+    assert "flaw" in found
 
 
 @pytest.mark.ci
