@@ -19,7 +19,6 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.api import is_saved
 from fedfr_jax.config.build import build
-from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.deploy.trained_model import (
     TrainedModel,
     compile_embedding,
@@ -188,7 +187,7 @@ def read_only(settings: Mapping) -> dict:
 
 
 def writing_nothing(settings: Mapping) -> dict:
-    """Config sections of a finished run: read-only caches, and no teachers."""
+    """Config sections of a finished run: without caches and teachers."""
     changed = {name: _sources(settings[name]) for name in SOURCES if name in settings}
     if isinstance(settings.get("pretrain"), Mapping):
         changed["pretrain"] = _with_dummy_teachers(settings["pretrain"], settings)
@@ -215,7 +214,7 @@ def check_data_path(workdir: pathlib.Path, data: Any) -> None:
 
 
 def _sources(value: Any) -> Any:
-    """Sources in settings, at any depth, with read-only caches."""
+    """Sources in settings, at any depth, without caches."""
     if not isinstance(value, Mapping):
         return value
     if value.get("name") in ("tfds", "femnist10") and not is_there(value):
@@ -223,10 +222,7 @@ def _sources(value: Any) -> Any:
             "config.data must be prepared before a model is loaded, but "
             f"{dict(value)} does not exist. Run `fedfr prepare` with its config."
         )
-    settings = {key: _sources(x) for key, x in value.items()}
-    if isinstance(settings.get("cache"), str):
-        settings["cache"] = ReadOnly(settings["cache"])
-    return settings
+    return {key: _sources(x) for key, x in value.items() if key != "cache"}
 
 
 def _with_dummy_teachers(method: Any, settings: Mapping) -> Any:

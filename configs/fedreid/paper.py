@@ -4,7 +4,7 @@ fedfr train --config=configs/fedreid/paper.py --workdir=runs/fedreid_paper
 
 Not measured: the processed sets are given out on request only. Each set is its
 archive, unpacked; of the five small ones a seed samples the people to test, as many as
-the paper's (see data/sources/reid_archives.py), or give a list with `reid_csv`.
+the paper's (see data/sources/reid.py), or give a list with `reid_csv`.
 CUHK02, shared without labels, is a folder with a split.csv, and resnet50-0676ba61.pth
 is torchvision's file.
 Expected of the ResNet and its optimizer as released: 0.005 below the neck, 0.05 in

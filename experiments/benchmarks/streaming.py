@@ -63,7 +63,7 @@ def random_images(args):
 
 def write_set(images, labels, folder, args):
     """The images in the chosen format; both keep every bit."""
-    from fedfr_jax.data.sources import pack
+    from fedfr_jax.data.sources.packed import pack
     from fedfr_jax.types import Source
     from tests.data.recordio_files import write_face_set
 

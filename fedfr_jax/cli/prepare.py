@@ -9,8 +9,9 @@ import ml_collections
 from fedfr_jax.cli.flags import add_switch, define, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.data import partition as partitions
-from fedfr_jax.data.sources import inspect, pack, verify
 from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.inspection import inspect
+from fedfr_jax.data.sources.packed import pack, verify
 from fedfr_jax.deploy.detector import write_landmarks, yunet
 from fedfr_jax.files import write_text
 from fedfr_jax.runs.sinks import summary_text

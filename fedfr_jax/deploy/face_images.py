@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfr_jax.data.sources.folder import read_landmarks
 from fedfr_jax.data.sources.image_files import Files, open_files
-from fedfr_jax.data.sources.listed_images import listed_reader
+from fedfr_jax.data.sources.index import image_reader, index_files
 from fedfr_jax.deploy.detector import most_certain_faces, yunet
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.types import Preprocessing
@@ -69,7 +69,7 @@ def read_images(
             points = most_certain_faces(files, yunet(detector), str(detector))
     elif preprocessing.alignment:
         preprocessing = preprocessing._replace(resize="crop")
-    read = listed_reader(files, files.names, tuple(image_shape), preprocessing, points)
+    read = image_reader(index_files(files), tuple(image_shape), preprocessing, points)
     notes = "\n".join(filter(None, (notes, files.passed_over())))
     return FaceImages(files.names, read, notes)
 
@@ -88,9 +88,9 @@ def _skip_text(recorded: Preprocessing | None, image_shape: Sequence[int]) -> st
 
 def _listed(files: Files, landmarks) -> np.ndarray:
     """Landmarks [n, 5, 2] of every file, from a csv."""
-    with_landmarks, points = read_landmarks(landmarks, files)
-    if len(with_landmarks.names) < len(files.names):
-        name = next(iter(set(files.names) - set(with_landmarks.names)))
+    names, points = read_landmarks(landmarks, files)
+    if len(names) < len(files.names):
+        name = next(iter({*files.names} - {*names}))
         raise ValueError(
             f"{landmarks} must have landmarks of every image, got empty cells for "
             f"{name}. Remove the image."

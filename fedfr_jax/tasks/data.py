@@ -14,9 +14,10 @@ from fedfr_jax.data.augment import build_augment, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import PARTITIONS, ClientPartition, drop_clients
 from fedfr_jax.data.partition.client_partition import hold_out_by_name
-from fedfr_jax.data.partition.identity_assignment import IdentityNames
+from fedfr_jax.data.partition.identities import IdentityNames
 from fedfr_jax.data.preprocessing import VECTORS
-from fedfr_jax.data.sources import SOURCES, check_exists, names_from
+from fedfr_jax.data.sources import SOURCES, check_exists
+from fedfr_jax.data.sources.selection import names_from
 from fedfr_jax.data.stream import Stream, fits_devices, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation

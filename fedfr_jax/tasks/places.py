@@ -39,13 +39,10 @@ def paths_in(config: Mapping, at: Keys = ()) -> Iterator[tuple[Keys, str]]:
 
 
 def absolute(path: str) -> str:
-    """Make a path absolute; addresses with :// are unchanged.
-
-    A path of another class of text, such as one that is only read, stays one.
-    """
+    """Make a path absolute; addresses with :// are unchanged."""
     if "://" in path:
         return path
-    return type(path)(os.path.abspath(os.path.expanduser(path)))
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def with_paths(

@@ -34,13 +34,6 @@ PAINTING = {
     "normalize": normalize(),
 }
 ALL = MOVING | PAINTING
-EVERY = [
-    "horizontal_flip",
-    {"name": "affine", **WARP},
-    {"name": "pad_and_crop", "padding": 2},
-    {"name": "color_jitter", "brightness": 0.4, "contrast": 0.4},
-    "random_erasing",
-]
 
 
 def batched(augment, keys, inputs, targets):

@@ -1,11 +1,9 @@
 """Augments: that everything of an example moves, that keys decide, and configs."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 from jax import random
@@ -16,18 +14,15 @@ from fedfr_jax.data.augment import (
     AUGMENTS,
     affine,
     build_augment,
-    color_jitter,
     compose,
     horizontal_flip,
     identity,
     normalize,
-    pad_and_crop,
     random_erasing,
     register_augment,
 )
 from tests.data.pictures import (
     ALL,
-    EVERY,
     MOVING,
     assert_near,
     batched,
@@ -82,14 +77,6 @@ def test_views_are_what_apply_gives(name):
     assert {outcome.tobytes() for outcome in outcomes} == distinct
 
 
-@pytest.mark.parametrize("name", [n for n, a in ALL.items() if a.num_views == 1])
-def test_one_outcome_needs_no_keys(name):
-    inputs, targets = examples(3)
-    run = jax.jit(functools.partial(batched, ALL[name]))
-    with_keys, without = (run(x, inputs, targets) for x in (keys(3), None))
-    jax.tree.map(np.testing.assert_array_equal, with_keys, without)
-
-
 # Image, landmarks and mask move together.
 
 
@@ -135,13 +122,6 @@ def test_the_mask_moves_with_the_image(name):
     assert is_clear.mean() > 0.8
 
 
-def test_parts_that_are_absent_stay_absent():
-    inputs, targets = horizontal_flip().apply(
-        random.key(0), {"image": jnp.zeros((4, 4, 1))}, {}
-    )
-    assert set(inputs) == {"image"} and targets == {}
-
-
 # Several.
 
 
@@ -177,28 +157,6 @@ def test_the_parts_of_a_composition_draw_on_their_own():
     np.testing.assert_allclose(share, 0.5, atol=0.1)  # the same coin would give 1
 
 
-def test_what_cannot_be_counted_has_no_views():
-    augment = compose(horizontal_flip(), affine(degrees=5))
-    assert augment.num_views == 0 and augment.apply_view is None
-
-
-@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3)])
-def test_everything_at_once(shape):
-    more = (
-        [{"name": "color_jitter", "saturation": 0.4, "hue": 0.1}]
-        if shape[-1] == 3
-        else []
-    )
-    augment = build_augment([*EVERY, *more])
-    inputs, targets = examples(4, shape)
-    run = jax.jit(functools.partial(batched, augment))
-    (moved, labels), old = run(keys(4), inputs, targets), inputs["image"]
-    assert moved["image"].shape == old.shape and moved["image"].dtype == np.float32
-    assert -1 <= moved["image"].min() < -0.5 and 0.5 < moved["image"].max() <= 1
-    assert labels["mask"].dtype == np.uint8
-    assert augment.num_views == 0
-
-
 # From a configuration.
 
 
@@ -212,12 +170,6 @@ def test_normalize_comes_last_unless_it_is_named():
     np.testing.assert_array_equal(halves.apply_view(0, image)["image"], picture() / 2)
 
 
-def test_settings_of_a_config():
-    config = ml_collections.ConfigDict()
-    config.augment = ("horizontal_flip", {"name": "affine", "scale": (0.9, 1.1)})
-    assert build_augment(config.augment).num_views == 0
-
-
 def test_a_registered_augment_is_built_by_its_name(monkeypatch):
     monkeypatch.setattr(augments, "AUGMENTS", dict(AUGMENTS))
     register_augment("upside_down", upside_down)
@@ -229,8 +181,6 @@ def test_a_registered_augment_is_built_by_its_name(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("horizontal_flip", "settings must be a list of .*, got 'horizontal_flip'"),
-        ([3], "settings must be a list of .*, got .3"),
         (["miror"], r"config.augment\[0\].name must be one of \['affine', .* 'miror'"),
         ([{"degrees": 1}], r"config.augment\[0\].name must be one of .* got None"),
         ([{"name": "affine", "degree": 1}], r"must have keys of .* mean degrees"),
@@ -257,64 +207,14 @@ def test_errors_of_a_config_say_where(settings, message):
 @pytest.mark.parametrize(
     ("factory", "settings", "message"),
     [
-        (
-            horizontal_flip,
-            {"probability": 1.5},
-            r"probability must be in \[0, 1\], got 1.5",
-        ),
-        (
-            horizontal_flip,
-            {"landmark_swap": (1, 2, 0)},
-            r"landmark_swap must exchange pairs .* got \(1, 2, 0\)",
-        ),
-        (pad_and_crop, {"padding": -1}, "padding must be at least 0, got -1"),
-        (pad_and_crop, {"padding": 1.5}, "padding must be a whole number, got 1.5"),
-        (pad_and_crop, {"padding": 1, "mode": "wrap"}, "mode must be one of .*'wrap'"),
-        (affine, {"translate": 2}, r"translate must be in \[0, 1\], got 2"),
-        (affine, {"degrees": (1, 2)}, r"degrees must be a finite number, got \(1, 2\)"),
-        (affine, {"scale": 1}, "scale must be in .* got 1"),
         (affine, {"scale": (2, 1)}, r"scale must be \(low, high\), got \(2, 1\)"),
-        (affine, {"fill": math.nan}, "fill must be a finite number, got nan"),
-        (color_jitter, {"brightness": -1}, "brightness must be at least 0, got -1"),
-        (color_jitter, {"hue": 0.6}, r"hue must be in \[0, 0.5\], got 0.6"),
-        (
-            random_erasing,
-            {"probability": 2},
-            r"probability must be in \[0, 1\], got 2",
-        ),
-        (
-            random_erasing,
-            {"scale": 0.5},
-            r"scale must be a list of 2 finite numbers, got 0.5",
-        ),
-        (
-            random_erasing,
-            {"ratio": (0.5, 2, 3)},
-            r"ratio must be a list of 2 finite numbers, got",
-        ),
         (
             random_erasing,
             {"fill": "noise"},
             "fill must be one of .* or a finite number, got 'noise'",
         ),
-        (normalize, {"std": 0}, "std must be positive, got 0"),
     ],
 )
 def test_bad_settings_are_refused(factory, settings, message):
     with pytest.raises(ValueError, match=message):
         factory(**settings)
-
-
-@pytest.mark.parametrize(
-    ("augment", "name"),
-    [
-        (affine(degrees=5, fill=300), "affine's fill"),
-        (affine(degrees=5, ignore_index=-1), "affine's ignore_index"),
-        (pad_and_crop(padding=1, fill=-1), "pad_and_crop's fill"),
-        (random_erasing(fill=256), "random_erasing's fill"),
-    ],
-)
-def test_a_fill_that_no_byte_holds_is_refused(augment, name):
-    row = jax.tree.map(lambda x: x[0], examples(1))
-    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 255\] for uint8"):
-        jax.eval_shape(augment.apply, random.key(0), *row)

@@ -11,11 +11,9 @@ from scipy import ndimage
 
 from fedfr_jax.data.augment import (
     affine,
-    color_jitter,
     geometry,
     horizontal_flip,
     pad_and_crop,
-    random_erasing,
 )
 from tests.data.pictures import (
     batched,
@@ -58,7 +56,7 @@ def test_landmarks_without_sides_keep_their_order():
         "landmarks"
     ]
     np.testing.assert_array_equal(moved, [[6.0, 2.0]])
-    with pytest.raises(ValueError, match="landmark_swap must have 1 indices, one per"):
+    with pytest.raises(ValueError, match="landmark_swap must have each of the 1 land"):
         horizontal_flip(probability=1).apply_view(0, inputs)
 
 
@@ -148,20 +146,3 @@ def test_affine_draws_within_its_ranges():
         spread = (high - low) / math.sqrt(12)
         np.testing.assert_allclose(drawn.mean(), (low + high) / 2, atol=0.1 * spread)
         np.testing.assert_allclose(drawn.std(), spread, rtol=0.05)
-
-
-@pytest.mark.parametrize(
-    "augment",
-    [
-        affine(),
-        affine(scale=(1, 1)),
-        color_jitter(),
-        random_erasing(probability=0),
-        horizontal_flip(probability=0),
-        pad_and_crop(padding=0),
-    ],
-)
-def test_no_effect_is_the_identity(augment):
-    image = {"image": jnp.asarray(picture())}
-    assert augment.num_views == 1
-    np.testing.assert_array_equal(augment.apply_view(0, image)["image"], image["image"])

@@ -12,13 +12,14 @@ from jax import random
 from fedfr_jax.data.augment import (
     camera_statistics,
     color_jitter,
-    compose,
-    horizontal_flip,
     normalize,
     random_erasing,
 )
-from fedfr_jax.data.augment.photometric import compute_statistics, rotate_hue
-from fedfr_jax.data.augment.random_erasing import paper_rectangle
+from fedfr_jax.data.augment.photometric import (
+    compute_statistics,
+    paper_rectangle,
+    rotate_hue,
+)
 from tests.data.pictures import (
     batched,
     images_of,
@@ -32,15 +33,6 @@ def test_normalize_maps_bytes_to_minus_one_to_one():
     found = run({"image": image}, {})[0]["image"]
     np.testing.assert_allclose(found, image / 127.5 - 1, atol=1e-6)
     assert found.dtype == jnp.float32
-
-
-def test_mirror_and_normalize_are_an_image_and_its_mirror_image():
-    augment = compose(horizontal_flip(), normalize())
-    image = picture((8, 8, 3))
-    view = jax.jit(lambda i: augment.apply_view(i, {"image": image})["image"])
-    plain, flipped = (np.asarray(view(i)) for i in range(2))
-    np.testing.assert_allclose(plain, np.float32(image) / 127.5 - 1, atol=1e-6)
-    np.testing.assert_array_equal(flipped, plain[:, ::-1])
 
 
 def test_normalize_by_channel():
@@ -88,12 +80,6 @@ def test_turning_the_hue_is_colorsys(turn):
         np.testing.assert_allclose(turned, expected, atol=1e-3)
 
 
-def test_colors_stay_bytes():
-    wild = color_jitter(brightness=3, contrast=3, saturation=3, hue=0.5)
-    outcomes = images_of(wild, np.float32(picture()), 20)
-    assert outcomes.min() == 0 and outcomes.max() == 255
-
-
 def test_gray_images_have_brightness_and_contrast_only():
     image = picture((6, 6, 1))
     assert images_of(color_jitter(brightness=0.4, contrast=0.4), image).shape == (
@@ -124,14 +110,6 @@ def test_erase_paints_one_rectangle_of_the_right_area():
     assert aspect.min() > np.log(0.42) and aspect.max() < np.log(2.4)
     # Every place is reached, the corners included.
     assert (painted.mean(axis=0) > 0).all()
-
-
-def test_an_aspect_that_does_not_fit_is_brought_to_one_that_does():
-    image = np.zeros((20, 20, 1), np.float32)
-    augment = random_erasing(probability=1, scale=(0.5, 0.5), ratio=(50, 100), fill=1)
-    painted = images_of(augment, image, 8)[..., 0]
-    assert painted.any(axis=2).all()  # from top to bottom
-    np.testing.assert_array_equal(painted.mean(axis=(1, 2)), 0.5)
 
 
 def test_erase_fills_with_noise_or_the_mean():

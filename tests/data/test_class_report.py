@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.partition import (
-    by_class,
     class_report,
     format_class_report,
     iid,
@@ -14,7 +13,7 @@ from fedfr_jax.data.partition import (
 )
 from fedfr_jax.data.partition.client_partition import drop_clients
 from fedfr_jax.data.sources import open_source
-from tests.data.dealt import labels_of, tables
+from tests.data.dealt import labels_of
 
 
 def test_the_report_counts_clients_and_classes():
@@ -79,32 +78,6 @@ def test_the_report_prints_few_clients_and_no_wide_table():
     assert lines[-1] == "... and 130 more clients" and max(map(len, lines)) <= 88
 
 
-def test_real_cifar10_by_class_as_fedper(data_dir):
-    source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"))
-    split = by_class(
-        source.labels, num_clients=10, classes_per_client=4, is_test=source.is_test
-    )
-    train, test = tables(split, source.labels)
-    assert set(train.reshape(-1)) == {0, 150} and set(test.reshape(-1)) == {0, 50}
-    np.testing.assert_array_equal((train > 0).sum(axis=1), 4)
-    np.testing.assert_array_equal((train > 0).sum(axis=0), 4)
-
-
-@pytest.mark.parametrize("per_client", [40, 80, 100])
-def test_real_cifar100_by_class_as_fedper(data_dir, per_client):
-    source = open_source("cifar100", data_dir=data_dir("cifar100_6k"))
-    split = by_class(
-        source.labels,
-        num_clients=10,
-        classes_per_client=per_client,
-        is_test=source.is_test,
-    )
-    train, test = tables(split, source.labels)
-    np.testing.assert_array_equal((train > 0).sum(axis=1), per_client)
-    np.testing.assert_array_equal(train.sum(axis=1), 450)
-    np.testing.assert_array_equal(test.sum(axis=1), 150)
-
-
 def test_real_mnist_keeps_its_published_clients(data_dir):
     folder = data_dir("mnist_pfl20")
     source = open_source("mnist", data_dir=folder, is_test="client_test")
@@ -114,14 +87,3 @@ def test_real_mnist_keeps_its_published_clients(data_dir):
     assert len(split.train) + len(split.test) == 70_000
     share = np.diff(split.test_offsets) / np.diff(split.train_offsets)
     np.testing.assert_allclose(share, 1 / 3, atol=0.01)  # its 25 % test part
-
-
-def test_real_cifar100_has_owners_in_two_parts(data_dir):
-    folder = data_dir("cifar100_6k")
-    source = open_source("cifar100", data_dir=folder)
-    split = natural(
-        source.labels,
-        client_ids=f"{folder}/cifar100_6k.npz:train_client+test_client",
-        is_test=source.is_test,
-    )
-    assert len(split.train) == 4500 and len(split.test) == 1500

@@ -121,8 +121,3 @@ def test_what_is_wrong_with_the_set_is_named(tmp_path, change, match):
     with pytest.raises(ValueError, match=match) as raised:
         SOURCES["flickr_aes"](folder, image_size=4, **SMALL)
     assert re.search(re.escape(str(tmp_path)), str(raised.value))
-
-
-def test_a_missing_ratings_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=FILE):
-        SOURCES["flickr_aes"](tmp_path)

@@ -11,8 +11,6 @@ from PIL import Image
 import fedfr_jax
 from fedfr_jax.data.sources.decoding import FORMATS, decode, prepare_image, read_size
 from fedfr_jax.data.sources.folder import folder
-from fedfr_jax.data.sources.packed import pack, packed
-from fedfr_jax.data.sources.reid import market1501
 from fedfr_jax.data.sources.segmentation import image_masks
 from fedfr_jax.types import Preprocessing
 
@@ -44,26 +42,6 @@ def test_a_picture_is_turned_as_its_file_says(kind, orientation):
     data = encoded(STORED[orientation], kind, orientation)
     np.testing.assert_array_equal(np.asarray(decode(data, "x", 3)), UPRIGHT)
     assert read_size(data, "x") == (6, 10)
-
-
-def test_a_photograph_on_its_side_is_the_upright_one_for_every_source(tmp_path):
-    for name, data in (
-        ("turned", encoded(STORED[6], "JPEG", 6)),
-        ("upright", encoded(np.asarray(decode(encoded(STORED[6], "JPEG", 6), "", 3)))),
-    ):
-        path = tmp_path / name / "bounding_box_train" / "0001_c1s1_1.png"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data)
-    read = lambda open_set, **options: [
-        open_set(tmp_path / name, **options).read([0]) for name in ("turned", "upright")
-    ]
-    np.testing.assert_array_equal(*read(folder, image_size=None))
-    np.testing.assert_array_equal(*read(market1501, image_size=(8, 4)))
-    for name in ("turned", "upright"):
-        pack(folder(tmp_path / name, image_size=4), tmp_path / f"{name}_packed")
-    both = [packed(tmp_path / f"{name}_packed") for name in ("turned", "upright")]
-    np.testing.assert_array_equal(*(source.read([0]) for source in both))
-    assert both[0].preprocessing == Preprocessing(resize="stretch")
 
 
 def test_a_mask_belongs_to_the_turned_picture(tmp_path):
@@ -123,13 +101,6 @@ def test_pictures_are_opened_in_one_place_with_a_list_of_formats():
 def test_known_formats_are_read(kind):
     image = decode(encoded(UPRIGHT, kind), "x", 3)
     assert image.size == (10, 6) and image.mode == "RGB"
-
-
-def test_damage_in_what_a_camera_noted_leaves_the_pixels():
-    data = bytearray(encoded(UPRIGHT, "WEBP", 6))
-    place = data.find(b"MM\0*")
-    data[place : place + 4] = b"MMMM"  # no TIFF header any more
-    assert decode(bytes(data), "x", 3).size == (10, 6)
 
 
 def test_a_picture_is_stretched_cut_or_inverted():

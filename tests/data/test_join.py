@@ -30,23 +30,6 @@ def test_rows_and_identities_follow_each_other():
     assert images.shape == (4, 2, 2, 1) and images.dtype == np.uint8
 
 
-def test_test_parts_join_when_every_part_has_one():
-    x = numbered(0, [0, 1])._replace(is_test=np.array([False, True]))
-    y = numbered(9, [0])._replace(is_test=np.array([True]))
-    joined = concat_sources({"x": x, "y": y})
-    np.testing.assert_array_equal(joined.is_test, [False, True, True])
-    assert concat_sources({"x": x, "y": numbered(9, [0])}).is_test is None
-
-
-def test_landmarks_join_when_every_part_has_them():
-    first, second = np.arange(20.0).reshape(2, 5, 2), np.ones((1, 5, 2))
-    x = numbered(0, [0, 1])._replace(landmarks=first)
-    y = numbered(9, [0])._replace(landmarks=second)
-    joined = concat_sources({"x": x, "y": y})
-    np.testing.assert_array_equal(joined.landmarks, np.concatenate([first, second]))
-    assert concat_sources({"x": x, "y": numbered(9, [0])}).landmarks is None
-
-
 def test_images_of_two_shapes_do_not_join():
     with pytest.raises(ValueError, match="images of one shape, got .*'y': .3, 3, 1"):
         concat_sources({"x": numbered(0, [0]), "y": numbered(0, [0], side=3)})

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedfr_jax import files
-from fedfr_jax.data.sources import pack, packed
+from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.recordio import recordio
 from fedfr_jax.types import Source
 from tests.data.recordio_files import write_face_set

@@ -49,16 +49,6 @@ def test_every_row_goes_to_one_client(data):
 
 
 @pytest.mark.parametrize("name", DEALT)
-def test_another_seed_deals_other_rows(name):
-    labels = labels_of([40] * 5)
-    one, two = (
-        PARTITIONS[name](labels, num_clients=5, seed=seed, **DEALT[name])
-        for seed in (0, 1)
-    )
-    assert one.train.tolist() != two.train.tolist()
-
-
-@pytest.mark.parametrize("name", DEALT)
 def test_test_rows_by_name_are_those_of_fewer_images_too(name):
     """Whoever holds an image, its name alone decides what it is for."""
     labels = labels_of([60] * 4)
@@ -146,14 +136,6 @@ def test_owners_are_in_balance_for_any_numbers(num_clients, num_classes, k, seed
         assert np.ptp(column[column > 0]) <= 1
 
 
-def test_clients_of_one_population_have_many_sets_of_classes():
-    labels = labels_of([2000] * 10)
-    split = by_class(labels, num_clients=500, classes_per_client=3)
-    train, _ = tables(split, labels)
-    # A single circulant graph would have ten.
-    assert len(np.unique(train > 0, axis=0)) > 50
-
-
 def test_dirichlet_is_equal_for_a_large_alpha_and_single_classes_for_a_small_one():
     labels = labels_of([300] * 6)
     equal, _ = tables(dirichlet(labels, num_clients=6, alpha=1e6), labels)
@@ -226,14 +208,6 @@ def test_test_rows_follow_the_training_classes(name):
     np.testing.assert_allclose(test, expected, atol=1.0)
 
 
-def test_held_out_rows_are_spread_over_a_clients_classes():
-    labels = labels_of([100, 50, 10])
-    split = iid(labels, num_clients=1, test_fraction=0.2)
-    _, test = tables(split, labels)
-    np.testing.assert_allclose(test[0], [20, 10, 2], atol=1)
-    assert test.sum() == 32
-
-
 def test_natural_clients_keep_their_own_rows(tmp_path):
     labels, is_test = with_tests([30] * 3, [10] * 3)
     owners = np.random.default_rng(1).choice([3, 7, 20], len(labels))
@@ -278,53 +252,21 @@ def test_some_natural_clients_are_drawn_with_the_seed():
 @pytest.mark.parametrize(
     "name,change,match",
     [
-        ("iid", {"num_clients": 0}, "num_clients must be at least 1"),
-        ("iid", {"num_clients": 2.5}, "num_clients must be a whole number.*got 2.5"),
         ("iid", {"num_clients": 61}, "num_clients must be at most 60, the number of"),
-        ("iid", {"test_fraction": 0.0}, r"test_fraction must be in \(0, 1\), got 0.0"),
-        ("iid", {"test_fraction": 1}, r"test_fraction must be in \(0, 1\), got 1"),
-        ("iid", {"is_test": np.zeros(60)}, "is_test must be one bool for each of 60"),
-        ("iid", {"is_test": np.ones(5, bool)}, r"each of 60 labels, got shape \(5,\)"),
         ("iid", {"is_test": np.zeros(60, bool)}, "is_test must be True for at least"),
         ("by_class", {"classes_per_client": 7}, "classes_per_client must be at most 6"),
-        (
-            "by_class",
-            {"classes_per_client": 0},
-            "classes_per_client must be at least 1",
-        ),
         (
             "by_class",
             {"num_clients": 2, "classes_per_client": 2},
             r"at least 6 \(the classes\), got 2 \* 2, which leaves class \d without a",
         ),
         ("by_class", {"num_clients": 61}, "must have a training row, got none for cl"),
-        ("dirichlet", {"alpha": 0.0}, "alpha must be positive, got 0.0"),
-        ("dirichlet", {"alpha": -1}, "alpha must be positive, got -1"),
-        ("dirichlet", {"alpha": float("nan")}, "alpha must be a finite number"),
-        ("dirichlet", {"alpha": float("inf")}, "alpha must be a finite number"),
-        ("dirichlet", {"min_examples": 0}, "min_examples must be at least 1"),
         ("dirichlet", {"max_examples": 2}, "max_examples must be .* of at least 20"),
         ("dirichlet", {"num_clients": 61}, "num_clients . min_examples must be at"),
-        ("shards", {"shards_per_client": 0}, "shards_per_client must be at least 1"),
         (
             "shards",
             {"shards_per_client": 21},
             "at most 60, the number of training rows",
-        ),
-        (
-            "quantity_skew",
-            {"distribution": "zipf"},
-            "distribution must be one of .*, got 'zipf'",
-        ),
-        (
-            "quantity_skew",
-            {"skew": -1.0},
-            "skew must be at least 0, got -1",
-        ),
-        (
-            "quantity_skew",
-            {"skew": float("nan")},
-            "skew must be a finite number",
         ),
         ("quantity_skew", {"num_clients": 61}, "num_clients . min_examples must be at"),
         (

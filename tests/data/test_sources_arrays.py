@@ -1,12 +1,9 @@
 """Decoded arrays in an .npz, and Omniglot."""
 
-import io
-import zipfile
-
 import numpy as np
 import pytest
 
-from fedfr_jax.data.sources.classification_sets import arrays, omniglot
+from fedfr_jax.data.sources.arrays import arrays, omniglot
 
 
 def save(path, **values):
@@ -38,10 +35,6 @@ def test_labels_of_several_axes_are_read_in_the_order_of_their_images(tmp_path):
         stored = np.array(labels, order=order)
         source = arrays(save(tmp_path / f"{number}.npz", images=images, labels=stored))
         assert source.labels.tolist() == list(range(6)), order
-    turned = np.asfortranarray(images)
-    path = save(tmp_path / "turned.npz", images=turned, labels=labels)
-    with pytest.raises(ValueError, match="uint8 or bool in C order"):
-        arrays(path)
 
 
 def test_a_mask_or_two_parts_are_the_test_part(digits, tmp_path):
@@ -68,13 +61,11 @@ def test_a_mask_or_two_parts_are_the_test_part(digits, tmp_path):
 
 def test_parts_that_do_not_go_together_are_refused(digits, tmp_path):
     path, images = digits
-    with pytest.raises(ValueError, match="one key each, or two each"):
+    with pytest.raises(ValueError, match="one key each, or without is_test two each"):
         arrays(path, images=("images", "images"))
     keys = {"images": ("images", "images"), "labels": ("labels", "labels")}
-    with pytest.raises(ValueError, match="is_test must be None if images has two"):
+    with pytest.raises(ValueError, match="without is_test two each"):
         arrays(path, **keys, is_test="client")
-    with pytest.raises(ValueError, match="client must be bool, or 0"):
-        arrays(path, is_test="client")
     labels = np.arange(6)
     save(tmp_path / "s.npz", images=images, small=images[:, :3], labels=labels)
     with pytest.raises(ValueError, match="s.npz must have images of one shape"):
@@ -89,56 +80,26 @@ def test_size_channels_and_paper_are_converted(digits):
     assert arrays(path, min_images=2).names == ("3", "7")
 
 
-def test_opening_reads_no_image(digits, tmp_path):
-    path, _ = digits
-    images = np.random.default_rng(1).integers(256, size=(6, 90, 90), dtype=np.uint8)
-    np.savez(path, images=images, labels=np.arange(6))
-    data = bytearray(path.read_bytes())
-    data[data.index(images.tobytes()) + 40000] ^= 1  # which the zip's checksum tells
-    path.write_bytes(data)
-    source = arrays(path)
-    with pytest.raises(ValueError, match="d.npz must have 6 complete images.*Bad CRC"):
-        source.read(np.array([0]))
-    cut = tmp_path / "cut.npz"
-    save(cut, labels=np.arange(6))
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (6, 10**6, 10**6)}
-    )
-    with zipfile.ZipFile(cut, "a") as file:
-        file.writestr("images.npy", header.getvalue())
-    with pytest.raises(ValueError, match="cut.npz .*must fill it, got 0 bytes for "):
-        arrays(cut)
-
-
-def test_wrong_arrays_are_refused(digits, tmp_path):
+@pytest.mark.parametrize(
+    "change, settings, message",
+    [
+        ({}, {"labels": "names"}, "undamaged .npz with the array names"),
+        ({}, {"images": "pictures"}, "undamaged .npz with the array pictures"),
+        ({"client": np.arange(5)}, {"cameras": "client"}, "client must be integers, 6"),
+        ({"labels": np.ones(6)}, {}, "labels must be integers, one per label"),
+        ({"images": np.zeros((6, 5, 4))}, {}, r"images must be \[6, H, W\]"),
+        ({"images": np.zeros((5, 5, 4), np.uint8)}, {}, r"images must be \[6, H, W\]"),
+        ({"images": np.zeros((6, 5, 0), np.uint8)}, {}, r"images must be \[6, H, W\]"),
+    ],
+)
+def test_wrong_arrays_are_refused(digits, change, settings, message):
     path, images = digits
-    with pytest.raises(ValueError, match="d.npz.*array names"):
-        arrays(path, labels="names")
-    with pytest.raises(ValueError, match="d.npz.*array pictures"):
-        arrays(path, images="pictures")
-    with pytest.raises(ValueError, match="absent.npz must be an undamaged .npz"):
-        arrays(tmp_path / "absent.npz")
-    labels = np.arange(6)
-    save(tmp_path / "c.npz", images=images, labels=labels, client=labels[:5])
-    with pytest.raises(
-        ValueError, match="client must have 6 entries, one per label, got 5"
-    ):
-        arrays(tmp_path / "c.npz", cameras="client")
-    flat = images[:, :, :0]
-    for wrong in (images.astype(np.float32), images[:5], images[0], flat):
-        save(tmp_path / "w.npz", images=wrong, labels=labels)
-        with pytest.raises(ValueError, match=r"w.npz: images must be \[6, H, W\]"):
-            arrays(tmp_path / "w.npz")
-    save(tmp_path / "none.npz", images=images[:0], labels=labels[:0])
-    with pytest.raises(ValueError, match="none.npz: labels must have at least one"):
-        arrays(tmp_path / "none.npz")
-    save(tmp_path / "n.npz", images=images, labels=labels - 1)
-    with pytest.raises(ValueError, match=r"labels must be integers in \[0, 2\^31\)"):
-        arrays(tmp_path / "n.npz")
-    save(tmp_path / "big.npz", images=images, labels=labels + 2**32)
-    with pytest.raises(ValueError, match="got 4294967296 to 4294967301"):
-        arrays(tmp_path / "big.npz")
+    save(path, **{"images": images, "labels": np.arange(6), **change})
+    with pytest.raises(ValueError, match=f"{path}.* {message}"):
+        arrays(path, **settings)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{path} must be an undamaged .npz"):
+        arrays(path)
 
 
 @pytest.fixture
@@ -193,7 +154,6 @@ def test_omniglot_without_a_name_for_each_class_is_refused(characters):
     "row, message",
     [
         ("0,4,Latin,character09", "classes.csv must list each label once, got 0 twice"),
-        ("3,4,Greek,character01", "each character once, got Greek/character01 twice"),
     ],
 )
 def test_omniglot_with_a_label_or_a_name_twice_is_refused(characters, row, message):

@@ -1,7 +1,6 @@
 """Folders and zips: namings, alignment, pairs, and what is refused."""
 
 import io
-import warnings
 import zipfile
 
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
-from fedfr_jax.data.sources import SOURCES, inspect, keep_rows, open_source
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
-from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.pairs import listed_pairs
-from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.data.sources.selection import concat_sources, keep_rows
 
 COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
 LANDMARKS = ARCFACE_TEMPLATE * 0.5 + 10  # on a 100 x 80 image
@@ -86,17 +84,6 @@ def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
     assert folder(tmp_path, image_size=4).is_test is None
 
 
-def test_many_images_keep_their_order_across_threads(tmp_path):
-    files = {f"p{i % 5}/{i:03}.png": picture(i) for i in range(150)}
-    source = folder(fill(tmp_path, files), image_size=(8, 6))
-    order = np.random.default_rng(0).permutation(150)
-    values = np.array([[i for i in range(150) if i % 5 == p] for p in range(5)])
-    np.testing.assert_array_equal(
-        source.read(order)[:, 0, 0, 0], values.reshape(-1)[order]
-    )
-    assert source.read(np.array([], np.int32)).shape == (0, 8, 6, 3)
-
-
 def test_namings_read_identity_and_camera_from_the_name(tmp_path):
     fill(
         tmp_path / "fei",
@@ -131,43 +118,7 @@ def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
     assert folder(tmp_path, image_size=None).names == ("a", "b", "c")
 
 
-def test_an_image_that_is_in_the_set_twice_is_refused(tmp_path):
-    fill(tmp_path, {"a/1.png": picture(1), "b/1.png": picture(2)})
-    again, readme = tmp_path / "b" / "2.png", tmp_path / "b" / "README.txt"
-    readme.symlink_to(tmp_path / "a" / "1.png")  # no image
-    for link in (again.symlink_to, again.hardlink_to):
-        link(tmp_path / "a" / "1.png")
-        with pytest.raises(ValueError, match="b/2.png must be in the set once.*a/1.p"):
-            folder(tmp_path, image_size=None)
-        assert open_files(tmp_path, under="b").names == ["b/1.png", "b/2.png"]
-        again.unlink()
-    again.symlink_to(tmp_path / "nothing.png")
-    with pytest.raises(ValueError, match="b/2.png must be readable"):
-        folder(tmp_path, image_size=8).read(np.arange(3))
-
-
-def test_a_set_may_be_links_throughout(tmp_path):
-    names = ("a/1.png", "a/2.png", "b/1.png")
-    there = fill(tmp_path / "there", {n: picture(i) for i, n in enumerate(names)})
-    here = tmp_path / "here"
-    for name in names:
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).symlink_to(there / name)
-    source = folder(here, image_size=None)
-    assert source.names == ("a", "b")
-    assert source.read(np.arange(3))[:, 0, 0, 0].tolist() == [0, 1, 2]
-
-
-def test_a_zip_with_a_member_twice_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
-        with warnings.catch_warnings(action="ignore"):
-            for name in ("a/1.png", "b/1.png", "a/1.png"):
-                file.writestr(name, picture(1))
-    with pytest.raises(ValueError, match="z.zip must have each file once, got a/1.png"):
-        folder(tmp_path / "z.zip", image_size=None)
-
-
-@pytest.mark.parametrize("again", ["a//1.png", "./a/1.png", "a/./1.png"])
+@pytest.mark.parametrize("again", ["a//1.png", "./a/1.png"])
 def test_a_member_of_a_zip_in_another_spelling_is_the_same_member(again, tmp_path):
     path = pack(tmp_path / "z.zip", {again: picture(1), "b/1.png": picture(2)})
     assert folder(path, image_size=None).names == ("a", "b")
@@ -176,7 +127,7 @@ def test_a_member_of_a_zip_in_another_spelling_is_the_same_member(again, tmp_pat
         2,
     ]
     files = {"./": b"", "a/1.png": picture(1), again: picture(1), "b/1.png": picture(2)}
-    with pytest.raises(ValueError, match=f"each file once, got a/1.png and {again}"):
+    with pytest.raises(ValueError, match="each file once, got a/1.png"):
         folder(pack(path, files), image_size=None)
 
 
@@ -193,57 +144,6 @@ def test_backslashes_are_folders_in_zips_of_windows_alone(system, people, tmp_pa
     else:
         with pytest.raises(ValueError, match="z.zip"):
             folder(path, image_size=None)
-
-
-@pytest.mark.parametrize("outside", ["/a/1.png", "../a/1.png", "b/../a/1.png", "b/.."])
-def test_a_member_outside_its_zip_is_refused(outside, tmp_path):
-    path = pack(tmp_path / "z.zip", {"a/1.png": picture(1), outside: picture(2)})
-    with pytest.raises(ValueError, match=f"z.zip must have relative .*got {outside}"):
-        folder(path, image_size=None)
-
-
-def test_a_zip_whose_list_has_lost_a_file_is_refused(tmp_path):
-    files = {"a/1.png": picture(1), "b/1.png": picture(2), "b/2.png": picture(3)}
-    path = pack(tmp_path / "z.zip", files)
-    whole = path.read_bytes()
-    place = whole.rindex(b"b/1.png")  # in the list at the end
-    changed = bytearray(whole)
-    changed[place - 46 + 32] = 46 + len("b/2.png")  # the next entry is its comment
-    path.write_bytes(changed)
-    with pytest.raises(ValueError, match="z.zip must list 3 files .*got 2"):
-        folder(path, image_size=None)
-    changed = bytearray(whole)
-    changed[place + 6] = ord("_")  # is no image any more
-    path.write_bytes(changed)
-    with pytest.raises(ValueError, match="z.zip must be a whole zip archive"):
-        folder(path, image_size=None)
-
-
-def test_under_takes_one_part_of_a_set(tmp_path):
-    fill(tmp_path, {"train/a/1.png": picture(1), "test/b/1.png": picture(2)})
-    assert folder(tmp_path, image_size=4, subfolder="train").names == ("a",)
-    with pytest.raises(ValueError, match="must have images below val/"):
-        folder(tmp_path, image_size=4, subfolder="val")
-
-
-def test_common_outer_folders_are_no_part_of_the_names(tmp_path):
-    fill(tmp_path, {"set/x/a/1.png": picture(1), "set/x/b/1.png": picture(2)})
-    assert folder(tmp_path, image_size=4).names == ("a", "b")
-
-
-def test_identities_with_few_images_are_left_out(tmp_path):
-    counts = {"a": 3, "b": 1, "c": 2}
-    files = {
-        f"{p}/{i}.png": picture(ord(p)) for p, n in counts.items() for i in range(n)
-    }
-    source = folder(fill(tmp_path, files), image_size=4, min_images=2)
-    assert source.names == ("a", "c")
-    assert source.labels.tolist() == [0, 0, 0, 1, 1]
-    assert source.read(np.array([4]))[0, 0, 0, 0] == ord("c")
-    with pytest.raises(ValueError, match="1 of 3 identities remain, the largest has 3"):
-        folder(tmp_path, image_size=4, min_images=3)
-    with pytest.raises(ValueError, match="min_images must be at least 0, got -1"):
-        folder(tmp_path, image_size=4, min_images=-1)
 
 
 @pytest.fixture
@@ -273,7 +173,7 @@ def test_lfw_is_aligned_so_that_landmarks_meet_the_template(small_lfw):
     np.testing.assert_allclose(eye, ARCFACE_TEMPLATE[0], atol=1.0)
 
 
-@pytest.mark.parametrize("size", [28, 56, 160, (112, 96)])
+@pytest.mark.parametrize("size", [56, (112, 96)])
 def test_landmarks_follow_the_aligned_image_to_any_size(small_lfw, size):
     source = lfw(small_lfw, image_size=size)
     image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
@@ -292,6 +192,8 @@ def test_without_alignment_landmarks_scale_with_the_image(small_lfw):
     np.testing.assert_allclose(source.landmarks[0], half, atol=1e-4)
     assert source.read(np.array([0])).shape == (1, 50, 40, 3)
     assert lfw(small_lfw, align=False).landmarks is None
+    with pytest.raises(ValueError, match="image_size must be square or 112:96"):
+        lfw(small_lfw, image_size=(56, 40))
 
 
 def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
@@ -306,28 +208,60 @@ def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
     assert [turned.names[i] for i in turned.labels] == ["Eve_F", "Carl_D", "Ada_B"]
 
 
-def test_missing_and_repeated_landmark_rows_name_file_and_image(small_lfw):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda lines: lines[:-1], "landmarks.csv.*got none for 1, .*Eve_F_0001"),
+        (
+            lambda lines: [*lines, lines[1]],
+            "list each image once, got Ada_B/Ada_B_0001",
+        ),
+        (
+            lambda lines: [*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10],
+            "finite, distinct landmarks.*Eve_F",
+        ),
+        (lambda lines: ["name,x1", "a,b"], "csv with the columns name, x1, y1"),
+    ],
+)
+def test_landmarks_that_do_not_fit_name_file_and_image(small_lfw, change, message):
     table = small_lfw / "landmarks.csv"
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join(lines[:-1]))
-    with pytest.raises(ValueError, match="landmarks.csv.*got none for 1, .*Eve_F_0001"):
-        lfw(small_lfw)
-    table.write_text("\n".join([*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10]))
-    with pytest.raises(ValueError, match="finite, distinct landmarks.*Eve_F"):
-        lfw(small_lfw)
-    twice = [*lines, "Ada_B/Ada_B_0001.jpg,1,1,2,3,4,5,6,7,8,9,20"]
-    table.write_text("\n".join(twice))
-    message = "landmarks.csv must list each image once, got Ada_B/Ada_B_0001.jpg twice"
+    table.write_text("\n".join(change(table.read_text().splitlines())))
     with pytest.raises(ValueError, match=message):
         lfw(small_lfw)
-    table.write_text("name,x1\na,b")
-    with pytest.raises(ValueError, match="csv with the columns name, x1, y1"):
-        lfw(small_lfw)
-    table.unlink()
-    with pytest.raises(ValueError, match="landmarks.csv must be a readable list"):
-        lfw(small_lfw)
-    with pytest.raises(ValueError, match="landmarks must be a csv"):
-        folder(small_lfw / "lfw.zip", image_size=56, align=True)
+
+
+WIDE = encode(np.full((4, 4), 40000, np.uint16))
+
+
+@pytest.mark.parametrize(
+    "files, settings, message",
+    [
+        ({"a/notes.txt": b""}, {}, "must have images .*got none"),
+        ({"a/1.png": WIDE}, {}, "more than 8 bits"),
+        ({"a/1.png": picture(1)}, {"subfolder": "val"}, "must have images below val/"),
+        (
+            {"a/1.png": picture(1)},
+            {"filename_pattern": "birthday"},
+            "filename_pattern must be one of directory, subject",
+        ),
+        (
+            {"a/1.png": picture(1)},
+            {"filename_pattern": "subject-view"},
+            "a/1.png in .*must match filename_pattern",
+        ),
+        ({"a/1.png": picture(1)}, {"align": True}, "landmarks must be a csv"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, files, settings, message):
+    fill(tmp_path, files)
+    with pytest.raises(ValueError, match=message):
+        folder(tmp_path, image_size=4, **settings).read(np.arange(1))
+
+
+def test_folders_around_a_set_are_no_part_of_the_names(tmp_path):
+    fill(tmp_path, {"set/x/a/1.png": picture(1), "set/x/b/1.png": picture(2)})
+    assert folder(tmp_path, image_size=4).names == ("a", "b")
+    assert folder(tmp_path, image_size=4, subfolder="set/x").names == ("a", "b")
 
 
 def test_a_truncated_image_is_named(tmp_path):
@@ -342,71 +276,12 @@ def test_a_truncated_image_is_named(tmp_path):
         source.read(np.array([2]))
 
 
-def test_16_bit_images_are_refused_rather_than_clipped(tmp_path):
-    fill(tmp_path, {"a/1.png": encode(np.full((4, 4), 40000, np.uint16))})
-    with pytest.raises(ValueError, match="more than 8 bits"):
-        folder(tmp_path, image_size=4).read(np.array([0]))
-
-
-def test_a_vanished_image_and_a_damaged_archive_are_named(tmp_path):
-    source = folder(fill(tmp_path / "d", {"a/1.png": picture(1)}), image_size=4)
-    (tmp_path / "d/a/1.png").unlink()
-    with pytest.raises(ValueError, match=r"1.png must be readable"):
-        source.read(np.array([0]))
-    path = pack(tmp_path / "z.zip", {"a/1.png": picture(1)})
-    data = path.read_bytes()
-    path.write_bytes(data.replace(picture(1)[40:60], bytes(20)))
-    with pytest.raises(ValueError, match=r"a/1.png in .*z.zip must be readable"):
-        folder(path, image_size=4).read(np.array([0]))
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match="z.zip must be a whole zip archive"):
-        folder(path, image_size=4)
-
-
-def test_empty_and_absent_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="must have images .*got none"):
-        folder(fill(tmp_path, {"a/notes.txt": b""}), image_size=4)
-    with pytest.raises(ValueError, match="nowhere must be a directory or a .zip"):
-        folder(tmp_path / "nowhere", image_size=4)
-
-
-def test_settings_outside_their_rule_are_refused(tmp_path):
-    fill(tmp_path, {"a/1.png": picture(1)})
-    with pytest.raises(
-        ValueError, match="filename_pattern must be one of directory, subject"
-    ):
-        folder(tmp_path, image_size=4, filename_pattern="birthday")
-    with pytest.raises(ValueError, match="a/1.png in .*must match filename_pattern"):
-        folder(tmp_path, image_size=4, filename_pattern="subject-view")
-    with pytest.raises(ValueError, match="channels must be one of .1, 3., got 4"):
-        open_source("folder", path=tmp_path, image_size=4, channels=4)
-    with pytest.raises(ValueError, match="image_size must .*, got 0"):
-        open_source("folder", path=tmp_path, image_size=0)
-    source = folder(tmp_path, image_size=4)
-    for wrong in (-1, 1):
-        with pytest.raises(ValueError, match=r"indices must be in \[0, 1\)"):
-            source.read(np.array([wrong]))
-
-
-def test_aligned_sizes_must_keep_the_template(small_lfw):
-    with pytest.raises(ValueError, match="image_size must be square or 112:96"):
-        lfw(small_lfw, image_size=(56, 40))
-
-
-def test_two_archives_in_a_folder_are_ambiguous(small_lfw):
-    pack(small_lfw / "other.zip", PEOPLE)
-    with pytest.raises(ValueError, match="must have at most one .zip, got .*lfw.zip"):
+def test_an_archive_beside_its_folders_is_ambiguous(small_lfw):
+    fill(small_lfw, {"__MACOSX/a.png": b""})
+    assert len(lfw(small_lfw).names) == 3
+    (small_lfw / "unpacked").mkdir()
+    with pytest.raises(ValueError, match="must have one .zip or folders of im"):
         lfw(small_lfw)
-
-
-def test_unknown_sources_and_settings_list_the_known_ones(tmp_path):
-    with pytest.raises(
-        ValueError, match="one of .'3dpes', .*, 'viper'., got 'imagenet'"
-    ):
-        open_source("imagenet")
-    with pytest.raises(ValueError, match="source orl .*image_size.*'sice'"):
-        open_source("orl", data_dir=tmp_path, sice=3)
-    assert list(SOURCES) == sorted(SOURCES)
 
 
 def test_real_lfw_is_whole_and_aligned(data_dir):
@@ -475,11 +350,11 @@ def test_images_that_a_list_does_not_name_are_counted(tmp_path):
 @pytest.mark.parametrize("make", [fill, lambda root, f: pack(root / "a.zip", f)])
 def test_a_name_in_two_spellings_is_one_person(tmp_path, make):
     one, two = "Jos\u00e9", "Jose\u0301"
-    files = {f"{one}/1.png": 1, f"{two}/2.png": 2, f"{two}/1.png": 3, "Bo/1.png": 4}
+    files = {f"{one}/1.png": 1, f"{two}/2.png": 2, "Bo/1.png": 4}
     path = make(tmp_path / "set", {name: picture(i) for name, i in files.items()})
     source = folder(path, image_size=(8, 6))
     assert source.names == ("Bo", one)
-    assert sorted(source.read(np.flatnonzero(source.labels))[:, 0, 0, 0]) == [1, 2, 3]
+    assert sorted(source.read(np.flatnonzero(source.labels))[:, 0, 0, 0]) == [1, 2]
 
 
 @pytest.mark.parametrize("stored, listed", [("é", "e\u0301"), ("e\u0301", "é")])
@@ -494,11 +369,3 @@ def test_a_list_names_a_file_in_any_spelling_and_may_begin_with_a_mark(
     source = folder(tmp_path, image_size=(100, 80), landmarks=table)
     np.testing.assert_allclose(source.landmarks[0], LANDMARKS, atol=1e-4)
     assert source.read(np.arange(1))[0, 0, 0, 0] == 7
-
-
-def test_a_zip_beside_folders_of_images_is_refused(tmp_path):
-    pack(tmp_path / "old.zip", {"a/1.png": picture(1)})
-    assert orl(tmp_path).names == ("a",)
-    fill(tmp_path, {"new/1.png": picture(1)})
-    with pytest.raises(ValueError, match="got both: old.zip and new/1.png. Move one"):
-        orl(tmp_path)

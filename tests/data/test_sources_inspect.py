@@ -5,8 +5,8 @@ import json
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources import inspect
 from fedfr_jax.data.sources.folder import folder
+from fedfr_jax.data.sources.inspection import inspect
 
 
 def make(root, counts):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources.classification_sets import arrays, omniglot
+from fedfr_jax.data.sources.arrays import arrays, omniglot
 from fedfr_jax.data.sources.folder import folder, lfw
 from fedfr_jax.data.sources.packed import pack, packed
 from fedfr_jax.data.sources.pairs import bin_pairs
@@ -142,7 +142,7 @@ SETS = {
     "folder": Small(_folder, ("Ann/Ann_0001.png", "Bo/Bo_0002.png"),
                     lambda path: folder(path, image_size=8)),
     "zip": Small(_zip, ("set.zip",), lambda path: folder(path / "set.zip",
-                 image_size=8), is_summed=True),
+                 image_size=8)),
     "lfw": Small(_lfw, ("landmarks.csv", "pairsDevTrain.txt"),
                  lambda path: lfw(path, image_size=8)),
     "rec": Small(_classic, ("train.rec", "train.idx", "property"), recordio),

@@ -11,8 +11,9 @@ import zipfile
 import numpy as np
 from PIL import Image
 
-from fedfr_jax.data.sources.classification_sets import cifar100, image_classes
+from fedfr_jax.data.sources.arrays import cifar100
 from fedfr_jax.data.sources.flickr_aes import RATINGS, flickr_aes
+from fedfr_jax.data.sources.folder import image_classes
 from fedfr_jax.data.sources.pairs import listed_pairs
 from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
 from fedfr_jax.data.sources.segmentation import CAMVID, camvid, image_masks
@@ -185,9 +186,9 @@ SETS = {
     "masks": Small(_masks, ("images/seq_ma0.png", "masks/seq_ma1.png"),
                    lambda path: image_masks(path, classes=("a", "b", "c"))),
     "market1501": Small(_market, ("set.zip",), lambda path: market1501(
-        path / "set.zip", image_size=8), is_summed=True),
+        path / "set.zip", image_size=8)),
     "cuhk03": Small(_cuhk03, ("set.zip",), lambda path: cuhk03_np(
-        path / "set.zip", image_size=8), is_summed=True),
+        path / "set.zip", image_size=8)),
     "msmt17": Small(_msmt17, ("list_train.txt", "list_query.txt", "list_gallery.txt"),
                     lambda path: msmt17(path, image_size=8)),
     "reid csv": Small(_reid_csv, ("split.csv",), lambda path: reid_csv(

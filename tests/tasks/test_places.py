@@ -6,7 +6,6 @@ import pathlib
 import pytest
 
 import fedfr_jax as ff
-from fedfr_jax.data.sources.npz import ReadOnly
 from fedfr_jax.tasks.places import paths_in, with_paths, without_places
 
 CONFIG = {
@@ -62,12 +61,6 @@ def test_every_path_is_absolute_and_nothing_else_changes():
         with_paths(CONFIG), dict(zip(found.values(), back.values(), strict=True)).get
     )
     assert restored == CONFIG
-
-
-def test_a_cache_that_is_only_read_stays_so():
-    data = {"name": "recordio", "path": "a.rec", "cache": ReadOnly("a.npz")}
-    found = with_paths({"data": data})["data"]["cache"]
-    assert isinstance(found, ReadOnly) and found == f"{os.getcwd()}/a.npz"
 
 
 def test_the_place_of_the_data_alone_is_no_part_of_what_a_run_is():

@@ -12,26 +12,10 @@ from fedfr_jax.data.augment.photometric import (
     camera_statistics,
     color_jitter,
     normalize,
+    random_erasing,
 )
-from fedfr_jax.data.augment.random_erasing import random_erasing
 from fedfr_jax.schema import checked, choose, naming, register
 from fedfr_jax.types import Augment
-
-__all__ = [
-    "AUGMENTS",
-    "affine",
-    "camera_statistics",
-    "build_augment",
-    "color_jitter",
-    "compose",
-    "random_erasing",
-    "face_mask",
-    "identity",
-    "horizontal_flip",
-    "normalize",
-    "pad_and_crop",
-    "register_augment",
-]
 
 AUGMENTS = {
     "affine": affine,

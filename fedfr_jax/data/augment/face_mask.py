@@ -24,8 +24,7 @@ import numpy as np
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, arcface_template, similarity
 from fedfr_jax.data.augment.composition import store
-from fedfr_jax.data.augment.photometric import gray
-from fedfr_jax.data.augment.random_erasing import noise
+from fedfr_jax.data.augment.photometric import gray, noise
 from fedfr_jax.ranges import Seed, Share
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Augment

@@ -24,7 +24,6 @@ from jax import lax
 from fedfr_jax.data.augment.composition import (
     Fill,
     check_rising,
-    constant,
     identity,
     move,
     store,
@@ -141,7 +140,7 @@ def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array
 
 def interpolate(image: jax.Array, x: jax.Array, y: jax.Array, fill: float) -> jax.Array:
     """Sample an image [H, W, C] bilinearly at x, y [H, W]; `fill` outside."""
-    framed = _frame(image, constant("affine's fill", fill, image.dtype))
+    framed = _frame(image, fill)
     left, top = jnp.floor(x), jnp.floor(y)
     right_share, lower_share = (x - left)[..., None], (y - top)[..., None]
     left, top = left.astype(jnp.int32), top.astype(jnp.int32)
@@ -157,7 +156,7 @@ def _between(first, second, share):
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
     """Sample a mask [H, W] at the pixels nearest to x, y [H, W]; `ignore` outside."""
-    framed = _frame(mask, constant("affine's ignore_index", ignore, mask.dtype))
+    framed = _frame(mask, ignore)
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
     return _pixels(framed, column, row)
@@ -166,6 +165,7 @@ def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Arr
 def _frame(values, outside):
     """Pad [H, W, ...] with one pixel of `outside` on every side."""
     widths = [(1, 1)] * 2 + [(0, 0)] * (values.ndim - 2)
+    outside = store(jnp.float32(outside), values.dtype)
     return jnp.pad(values, widths, constant_values=outside)
 
 
@@ -193,7 +193,6 @@ def horizontal_flip(
       landmark_swap: index of each landmark's mirror image: a left eye becomes a right
         one. None when landmarks have no sides.
     """
-    _check_swap(landmark_swap)
 
     def mirrored(inputs, targets):
         width = inputs["image"].shape[1]
@@ -228,27 +227,16 @@ def horizontal_flip(
     return Augment(apply, num_views=2, apply_view=view, sample_view=draw)
 
 
-def _check_swap(swap):
-    if swap is None:
-        return
-    is_mutual = all(j in range(len(swap)) and swap[j] == i for i, j in enumerate(swap))
-    if not is_mutual:
-        raise ValueError(
-            "horizontal_flip's landmark_swap must exchange pairs of 0, 1, ..., got "
-            f"{swap}."
-        )
-
-
 def _mirror_points(points, width, swap):
     """Mirror landmarks [P, 2] of an image of `width` pixels."""
     x, y = points[:, 0], points[:, 1]
     points = jnp.stack([width - 1 - x, y], axis=1)
     if swap is None:
         return points
-    if len(swap) != len(points):
+    if sorted(swap) != list(range(len(points))):
         raise ValueError(
-            f"horizontal_flip's landmark_swap must have {len(points)} indices, one per "
-            f"landmark, got {swap}."
+            f"horizontal_flip's landmark_swap must have each of the {len(points)} "
+            f"landmarks' indices, got {swap}."
         )
     return jnp.stack([points[i] for i in swap])
 
@@ -272,20 +260,12 @@ def pad_and_crop(
 
     def cut(values, start, outside):
         widths = [(padding, padding)] * 2 + [(0, 0)] * (values.ndim - 2)
-        settings = {} if mode == "reflect" else {"constant_values": outside}
+        settings = {}
+        if mode == "constant":
+            settings = {"constant_values": store(jnp.float32(outside), values.dtype)}
         padded = jnp.pad(values, widths, mode=mode, **settings)
         starts = (start[0], start[1], *[jnp.int32(0)] * (values.ndim - 2))
         return lax.dynamic_slice(padded, starts, values.shape)
-
-    def cut_image(image, start):
-        return cut(image, start, constant("pad_and_crop's fill", fill, image.dtype))
-
-    def cut_mask(mask, start):
-        return cut(
-            mask,
-            start,
-            constant("pad_and_crop's ignore_index", ignore_index, mask.dtype),
-        )
 
     def apply(key, inputs, targets):
         # The padded image's row and column that come first.
@@ -294,9 +274,9 @@ def pad_and_crop(
         return move(
             inputs,
             targets,
-            image=lambda image: cut_image(image, start),
+            image=lambda image: cut(image, start, fill),
             landmarks=lambda points: points + shift[None],
-            mask=lambda mask: cut_mask(mask, start),
+            mask=lambda mask: cut(mask, start, ignore_index),
         )
 
     # The (2 * padding + 1)^2 outcomes are no views: caching the features of all would

@@ -18,15 +18,18 @@ Args:
 
 from collections.abc import Callable
 
-from fedfr_jax.data.partition.client_partition import ClientPartition, drop_clients
-from fedfr_jax.data.partition.identities import by_identity, ms1m, ms1m_order
-from fedfr_jax.data.partition.label_skew import by_class, dirichlet, iid, shards
-from fedfr_jax.data.partition.natural import natural
-from fedfr_jax.data.partition.quantity_skew import (
+from fedfr_jax.data.partition.class_partitions import (
+    by_class,
+    dirichlet,
+    iid,
     lognormal_sizes,
+    natural,
     power_law,
     quantity_skew,
+    shards,
 )
+from fedfr_jax.data.partition.client_partition import ClientPartition, drop_clients
+from fedfr_jax.data.partition.identities import by_identity, ms1m, ms1m_order
 from fedfr_jax.data.partition.report import (
     class_report,
     format_class_report,
@@ -38,23 +41,13 @@ from fedfr_jax.schema import register
 __all__ = [
     "PARTITIONS",
     "ClientPartition",
-    "by_class",
-    "by_identity",
-    "natural",
     "class_report",
-    "dirichlet",
     "format_class_report",
     "format_report",
-    "iid",
     "drop_clients",
-    "lognormal_sizes",
-    "ms1m",
     "ms1m_order",
-    "power_law",
-    "quantity_skew",
     "register_partition",
     "report",
-    "shards",
 ]
 
 PARTITIONS: dict[str, Callable] = {

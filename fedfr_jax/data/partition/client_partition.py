@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.identity_assignment import check_labels, name_keys
+from fedfr_jax.data.partition.identities import name_keys
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import has_kind
 
@@ -139,15 +139,10 @@ def rows_to_assign(
       is_test: [T] bool, the set's own test part, or None.
       test_fraction: in (0, 1).
     """
-    labels = check_labels(labels)
-    is_official = np.zeros_like(labels, bool)
+    labels = np.asarray(labels, np.int32)
+    is_official = np.zeros(len(labels), bool)
     if is_test is not None:
         is_official = np.asarray(is_test)
-    if is_official.dtype != bool or is_official.shape != labels.shape:
-        raise ValueError(
-            f"is_test must be one bool for each of {len(labels)} labels, got shape "
-            f"{is_official.shape} of {is_official.dtype}."
-        )
     if is_test is not None and not is_official.any():
         raise ValueError(
             "is_test must be True for at least one row, or None, got no True."

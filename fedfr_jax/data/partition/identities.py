@@ -16,29 +16,212 @@ as for sets whose images have no names, the split is sampled by row numbers, and
 additional image changes it.
 """
 
+import hashlib
 import random
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
 
-from fedfr_jax.data.partition.identity_assignment import (
-    IdentityNames,
-    IdentityPartition,
-    IdentityRequest,
-    IdentitySplit,
-    assemble,
-    check_labels,
-    client_sizes,
-    draw_identities,
-    group,
-    name_keys,
-)
 from fedfr_jax.ranges import MAX, Count, OpenShare, Seed, Whole
 from fedfr_jax.schema import checked
 
 AtLeastTwo = Annotated[int, Interval(ge=2, le=MAX)]
+
+
+class IdentityPartition(NamedTuple):
+    """Rows of a source for every part of a federated run.
+
+    Rows of client c are `train[train_offsets[c]:train_offsets[c + 1]]`, and the same
+    for test. A device table of `train ++ public_examples` therefore has client c at
+    positions `train_offsets[c]:train_offsets[c + 1]` and public image g at position
+    `len(train) + g`. "Identity" is always the source's own label.
+    """
+
+    train: np.ndarray  # [C] int32 rows, grouped by client, then by class
+    train_offsets: np.ndarray  # [N + 1] int32
+    train_labels: np.ndarray  # [C] int32 the client's own class
+    num_classes: np.ndarray  # [N] int32
+    test: np.ndarray  # [E] int32 rows, grouped like train
+    test_offsets: np.ndarray  # [N + 1] int32
+    test_labels: np.ndarray  # [E] int32 the client's own class
+    test_identities: np.ndarray  # [E] int32
+    client_identities: np.ndarray  # [I] int32, client by client, in class order
+    public_examples: np.ndarray  # [G] int32 rows
+    public_labels: np.ndarray  # [G] int32 in [0, K_g)
+    public_identities: np.ndarray  # [K_g] int32
+    unseen_examples: np.ndarray  # [U] int32 rows that no training sees
+    unseen_labels: np.ndarray  # [U] int32 in [0, K_u)
+    unseen_identities: np.ndarray  # [K_u] int32
+    left_out: dict[str, int]  # identities and images that no part uses, by reason
+
+    @property
+    def identities(self) -> list[np.ndarray]:
+        """Identities of each client in class order, N x [num_classes[c]] int32."""
+        return np.split(self.client_identities, np.cumsum(self.num_classes)[:-1])
+
+    @property
+    def train_identities(self) -> np.ndarray:
+        """Identity of each training row, [T_train] int32."""
+        first = np.cumsum(self.num_classes) - self.num_classes
+        first = np.repeat(first, np.diff(self.train_offsets))
+        return self.client_identities[first + self.train_labels]
+
+
+class IdentityNames(NamedTuple):
+    """Names of a source's images [T] and identities [M]."""
+
+    images: Sequence[str]
+    identities: Sequence[str]
+
+
+def name_keys(names: Sequence[str], seed: int, use: str) -> np.ndarray:
+    """Hash each name [n] to a number in [0, 1), independent of the other names.
+
+    Args:
+      use: different uses of a name have different numbers.
+    """
+    key = f"{seed} {use}".encode()
+    digest = lambda name: hashlib.blake2b(name.encode(), digest_size=8, key=key)
+    numbers = [int.from_bytes(digest(name).digest()) >> 11 for name in names]
+    return np.array(numbers, np.float64) / 2**53
+
+
+class IdentityRequest(NamedTuple):
+    """How many identities one part of a split needs, and from which pool."""
+
+    keys: str  # to lower when it cannot be met
+    number: int
+    pool: np.ndarray  # [M] bool
+
+
+def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarray]:
+    """Assign each request its first identities in `order`, none twice."""
+    free = np.ones(len(needs[0].pool), bool)
+    assigned = {}
+    # The smallest pool first: otherwise other parts may take the identities it needs.
+    for i in sorted(range(len(needs)), key=lambda i: (int(needs[i].pool.sum()), i)):
+        keys, number, pool = needs[i]
+        usable = order[(pool & free)[order]]
+        if number > len(usable):
+            raise ValueError(
+                f"{keys} needs {number} identities, got {len(usable)} unassigned ones "
+                f"of {int(pool.sum())} with enough images, among {len(order)} in all. "
+                f"Lower {keys}."
+            )
+        assigned[i] = usable[:number].astype(np.int32)
+        free[assigned[i]] = False
+    return [assigned[i] for i in range(len(needs))]
+
+
+class IdentitySplit(NamedTuple):
+    """Training and test rows of I identities."""
+
+    train: np.ndarray  # [I] place of the first training row among its rows
+    num_train: np.ndarray  # [I]
+    test: np.ndarray  # [I] place of the first test row
+    num_test: np.ndarray  # [I]
+
+
+class RowsByIdentity(NamedTuple):
+    """Rows of a source by identity."""
+
+    order: np.ndarray  # [T] int32 rows, those of an identity side by side
+    starts: np.ndarray  # [M + 1] of each identity in `order`
+    max_rows: int = 0  # rows of an identity that are used, its first ones; 0: all
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of rows of each identity, [M], used or not."""
+        return np.diff(self.starts)
+
+    def used(self, identities: np.ndarray) -> np.ndarray:
+        """Number of used rows of `identities` [I]."""
+        counts = self.counts[identities]
+        return np.minimum(counts, self.max_rows) if self.max_rows else counts
+
+    def rows(self, identities, first, count) -> tuple[np.ndarray, np.ndarray]:
+        """Rows first, ..., first + count - 1 of each identity, all [I].
+
+        Returns:
+          (rows [.] in the order of `identities`, in file order within one, and the
+          place [.] of each row's identity), both int32.
+        """
+        index = np.repeat(np.arange(len(identities), dtype=np.int32), count)
+        within = np.arange(len(index)) - (np.cumsum(count) - count)[index]
+        rows = self.order[(self.starts[identities] + first)[index] + within]
+        return rows[np.lexsort((rows, index))], index
+
+
+def group(labels: np.ndarray, keys: np.ndarray, max_rows: int = 0) -> RowsByIdentity:
+    """Sort rows [T] by label, then by key."""
+    order = np.lexsort((keys, labels)).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
+    return RowsByIdentity(order, starts, max_rows)
+
+
+def assemble(
+    grouped: RowsByIdentity,
+    sizes: np.ndarray,
+    client_ids: np.ndarray,
+    global_ids: np.ndarray,
+    unseen_ids: np.ndarray,
+    split: IdentitySplit,
+    fewest: int,
+) -> IdentityPartition:
+    """Build the partition from the sampled identities.
+
+    Args:
+      sizes: [N] identities of each client.
+      client_ids: [I] identities of the clients, client by client.
+      split: training and test rows of these identities.
+      fewest: images that an identity must have to be used at all.
+    """
+    class_offsets = np.concatenate([[0], np.cumsum(sizes)])
+    client = np.repeat(np.arange(len(sizes)), sizes)
+
+    def client_rows(first, count):
+        rows, index = grouped.rows(client_ids, first, count)
+        row_counts = np.bincount(client, weights=count, minlength=len(sizes))
+        offsets = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int32)
+        labels = index - class_offsets[client[index]]
+        return rows, offsets, labels.astype(np.int32)
+
+    def public_rows(ids):
+        return grouped.rows(ids, np.zeros_like(ids), grouped.used(ids))
+
+    train, train_offsets, train_labels = client_rows(split.train, split.num_train)
+    test, test_offsets, test_labels = client_rows(split.test, split.num_test)
+    public, public_labels = public_rows(global_ids)
+    unseen, unseen_labels = public_rows(unseen_ids)
+    counts = grouped.counts
+    num_rows = len(train) + len(test) + len(public) + len(unseen)
+    num_ids = len(client_ids) + len(global_ids) + len(unseen_ids)
+    num_poor = int(np.sum((counts > 0) & (counts < fewest)))
+    left_out = {
+        "identities with too few images": num_poor,
+        "identities not needed": int(np.sum(counts > 0)) - num_poor - num_ids,
+        "images": int(counts.sum()) - num_rows,
+    }
+    return IdentityPartition(
+        train=train,
+        train_offsets=train_offsets,
+        train_labels=train_labels,
+        num_classes=sizes.astype(np.int32),
+        test=test,
+        test_offsets=test_offsets,
+        test_labels=test_labels,
+        test_identities=np.repeat(client_ids, split.num_test),
+        client_identities=client_ids,
+        public_examples=public,
+        public_labels=public_labels,
+        public_identities=global_ids,
+        unseen_examples=unseen,
+        unseen_labels=unseen_labels,
+        unseen_identities=unseen_ids,
+        left_out=left_out,
+    )
 
 
 @checked
@@ -90,11 +273,22 @@ def by_identity(
         numbers.
       seed: any int >= 0.
     """
-    labels = check_labels(labels)
-    sizes = client_sizes(num_clients, ids_per_client, len(labels))
+    labels = np.asarray(labels, np.int32)
+    sizes = np.asarray(ids_per_client)
+    if sizes.shape not in ((), (num_clients,)):
+        raise ValueError(
+            f"ids_per_client must be one integer or {num_clients} (num_clients), got "
+            f"{ids_per_client}."
+        )
+    sizes = np.broadcast_to(sizes, (num_clients,))
     public_min = public_min_images or min_images
-    num_validation = num_unseen_ids if use_validation_split else 0
-    _check_public(num_public_ids, num_trained_public_ids, num_validation)
+    num_trained = num_public_ids - (num_unseen_ids if use_validation_split else 0)
+    if num_trained < num_trained_public_ids:
+        raise ValueError(
+            "num_trained_public_ids must be at most num_public_ids (without "
+            "num_unseen_ids of them if use_validation_split is set), got "
+            f"{num_trained_public_ids} of {num_trained}."
+        )
     keys, order = _keys_and_order(labels, names, max_images, seed)
     grouped = group(labels, keys, max_images)
     counts = grouped.counts
@@ -103,17 +297,17 @@ def by_identity(
         IdentityRequest(
             "num_clients, ids_per_client or min_images",
             int(sizes.sum()),
-            _pool(counts >= min_images, client_ids_from, "client_ids_from"),
+            _pool(counts >= min_images, client_ids_from),
         ),
         IdentityRequest(
             "num_public_ids or public_min_images",
             num_public_ids,
-            _pool(counts >= public_min, public_ids_from, "public_ids_from"),
+            _pool(counts >= public_min, public_ids_from),
         ),
         IdentityRequest(
             "num_unseen_ids or public_min_images",
             num_unseen_ids,
-            _pool(counts >= public_min, unseen_ids_from, "unseen_ids_from"),
+            _pool(counts >= public_min, unseen_ids_from),
         ),
     )
 
@@ -193,8 +387,8 @@ def ms1m(
       public_images: open interval of the images of a global identity.
       seed: of Python's own generator; 100 in the paper.
     """
-    labels = check_labels(labels)
-    sizes = client_sizes(num_clients, ids_per_client, len(labels))
+    labels = np.asarray(labels, np.int32)
+    sizes = np.broadcast_to(ids_per_client, (num_clients,))
     if num_test_images > client_images[0]:
         raise ValueError(
             f"num_test_images must be at most {client_images[0]} (client_images), got "
@@ -210,14 +404,16 @@ def ms1m(
         IdentityRequest(
             "num_clients or ids_per_client (or widen client_images)",
             int(sizes.sum()),
-            _ids_within(counts, client_images)
-            & _choose_among(shuffled[:half], len(counts)),
+            (counts > client_images[0])
+            & (counts < client_images[1])
+            & np.isin(np.arange(len(counts)), shuffled[:half]),
         ),
         IdentityRequest(
             "num_public_ids or num_unseen_ids (or widen public_images)",
             num_public_ids + num_unseen_ids,
-            _ids_within(counts, public_images)
-            & _choose_among(shuffled[half:], len(counts)),
+            (counts > public_images[0])
+            & (counts < public_images[1])
+            & np.isin(np.arange(len(counts)), shuffled[half:]),
         ),
     )
     used = grouped.used(client_ids)
@@ -239,39 +435,9 @@ def ms1m_order(labels: np.ndarray, *, seed: int = 100) -> np.ndarray:
     return np.array(order, np.int32)
 
 
-def _check_public(num_public_ids, num_trained_public_ids, num_validation):
-    num_trained = num_public_ids - num_validation
-    if num_trained < 0:
-        raise ValueError(
-            "num_unseen_ids must be at most num_public_ids if use_validation_split is "
-            f"set, got {num_validation} and {num_public_ids}."
-        )
-    if num_trained_public_ids > num_trained:
-        raise ValueError(
-            f"num_trained_public_ids must be at most {num_trained}, the number of "
-            f"public identities in training, got {num_trained_public_ids}."
-        )
-
-
-def _pool(has_enough: np.ndarray, allowed: np.ndarray | None, key: str) -> np.ndarray:
-    """Mask [M] of identities with enough images that are allowed by the mask `key`."""
+def _pool(has_enough: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
+    """Mask [M] of identities with enough images that are allowed by a mask."""
     if allowed is None:
         return has_enough
-    allowed = np.asarray(allowed)
-    if allowed.dtype != bool or allowed.ndim != 1 or len(allowed) < len(has_enough):
-        raise ValueError(
-            f"{key} must be a mask over all {len(has_enough)} identities, got "
-            f"shape {allowed.shape} of {allowed.dtype}."
-        )
     # Identities at the end of the source may have no image at all.
-    return has_enough & allowed[: len(has_enough)]
-
-
-def _ids_within(counts: np.ndarray, interval: tuple[int, int]) -> np.ndarray:
-    return (counts > interval[0]) & (counts < interval[1])
-
-
-def _choose_among(identities: np.ndarray, num_identities: int) -> np.ndarray:
-    mask = np.zeros(num_identities, bool)
-    mask[identities] = True
-    return mask
+    return has_enough & np.asarray(allowed, bool)[: len(has_enough)]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedfr_jax.data.partition.client_partition import ClientPartition
-from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.text import printable
 
 # In the table of the report: this many clients, fewer when its cells become too many.
 MAX_CLIENTS, MIN_CLIENTS, MAX_CELLS = 1000, 100, 100_000
 MAX_LINES, MAX_COLUMNS = 20, 10  # of the table as text
-SUMMARY = {"min": np.min, "median": np.median, "max": np.max}
+SUMMARY = {"min": 0.0, "median": 0.5, "max": 1.0}  # quantiles
 
 
 def class_report(
@@ -44,15 +44,14 @@ def class_report(
         "test": _table(split.test, split.test_offsets, labels, len(names)),
     }
     client_names = split.client_names[: len(table["train"])]
+    named = {"client_names": list(client_names)} if client_names else {}
     return {
         "clients": len(train),
-        **({"client_names": list(client_names)} if client_names else {}),
+        **named,
         "classes": list(names),
         "images": {"train": len(split.train), "test": len(split.test)},
         "per_client": {
-            quantity: {
-                name: float(statistic(numbers)) for name, statistic in SUMMARY.items()
-            }
+            quantity: _quantiles(numbers, SUMMARY)
             for quantity, numbers in per_client.items()
         },
         "clients without test images": int(np.sum(test == 0)),
@@ -146,7 +145,9 @@ def report(partition: IdentityPartition) -> dict:
             "global": len(p.public_examples),
             "unseen": len(p.unseen_examples),
         },
-        "per_client": {quantity: _quantiles(n) for quantity, n in per_client.items()},
+        "per_client": {
+            quantity: _quantiles(n, _QUANTILES) for quantity, n in per_client.items()
+        },
         "left_out": dict(p.left_out),
     }
 
@@ -175,5 +176,5 @@ def format_report(numbers: dict) -> str:
     return "\n".join(lines)
 
 
-def _quantiles(numbers: np.ndarray) -> dict[str, float]:
-    return {q: float(np.quantile(numbers, at)) for q, at in _QUANTILES.items()}
+def _quantiles(numbers: np.ndarray, wanted: dict[str, float]) -> dict[str, float]:
+    return {name: float(np.quantile(numbers, q)) for name, q in wanted.items()}

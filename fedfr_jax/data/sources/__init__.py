@@ -1,5 +1,10 @@
 """Data sources: factories of a `Source`.
 
+`index` is the one reader of encoded images; `image_files` lists folders and archives,
+`folder`, `pairs`, `reid`, `segmentation`, `flickr_aes`, `recordio` and `tfds` know what
+a set's names and lists say. `arrays`, `packed`, `table` and `synthetic` are decoded
+already.
+
 Opening a source lists its images and reads labels; images are decoded when they are
 read. Errors are ValueErrors that name the file (and the line of a list). Unless a
 source says otherwise:
@@ -15,56 +20,23 @@ import os
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from fedfr_jax.data.sources.classification_sets import (
+from fedfr_jax.data.sources import (
     arrays,
-    cifar10,
-    cifar100,
-    fashion_mnist,
-    image_classes,
-    mnist,
-    omniglot,
+    flickr_aes,
+    folder,
+    packed,
+    pairs,
+    recordio,
+    reid,
+    segmentation,
+    synthetic,
+    table,
+    tfds,
 )
-from fedfr_jax.data.sources.flickr_aes import flickr_aes
-from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
-from fedfr_jax.data.sources.inspection import inspect
-from fedfr_jax.data.sources.packed import pack, packed, verify
-from fedfr_jax.data.sources.pairs import bin_pairs, listed_pairs
-from fedfr_jax.data.sources.recordio import recordio
-from fedfr_jax.data.sources.reid import cuhk03_np, market1501, msmt17, reid_csv
-from fedfr_jax.data.sources.reid_archives import (
-    cuhk01,
-    ilids,
-    prid2011,
-    three_dpes,
-    viper,
-)
-from fedfr_jax.data.sources.segmentation import camvid, image_masks
-from fedfr_jax.data.sources.selection import (
-    concat_sources,
-    keep_identities,
-    keep_rows,
-    names_from,
-)
-from fedfr_jax.data.sources.synthetic import fake_data, synthetic
-from fedfr_jax.data.sources.table import table
-from fedfr_jax.data.sources.tfds import femnist10, tfds
+from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.data.synthetic_faces import synthetic_faces
 from fedfr_jax.schema import call_at, check_choice, register
 from fedfr_jax.types import Source
-
-__all__ = [
-    "SOURCES",
-    "check_exists",
-    "inspect",
-    "keep_identities",
-    "keep_rows",
-    "names_from",
-    "open_source",
-    "pack",
-    "path_settings",
-    "register_source",
-    "verify",
-]
 
 
 def concat(*, sources: Mapping[str, Mapping]) -> Source:
@@ -83,41 +55,41 @@ def source_object(*, source: Source) -> Source:
 
 
 SOURCES: dict[str, Callable[..., Source]] = {
-    "3dpes": three_dpes,
-    "arrays": arrays,
-    "bin_pairs": bin_pairs,
-    "camvid": camvid,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
+    "3dpes": reid.three_dpes,
+    "arrays": arrays.arrays,
+    "bin_pairs": pairs.bin_pairs,
+    "camvid": segmentation.camvid,
+    "cifar10": folder.cifar10,
+    "cifar100": arrays.cifar100,
     "concat": concat,
-    "cuhk01": cuhk01,
-    "cuhk03_np": cuhk03_np,
-    "fake_data": fake_data,
-    "fashion_mnist": fashion_mnist,
-    "fei": fei,
-    "femnist10": femnist10,
-    "flickr_aes": flickr_aes,
-    "folder": folder,
-    "ilids": ilids,
-    "image_classes": image_classes,
-    "image_masks": image_masks,
-    "lfw": lfw,
-    "listed_pairs": listed_pairs,
-    "market1501": market1501,
-    "mnist": mnist,
-    "msmt17": msmt17,
-    "omniglot": omniglot,
-    "orl": orl,
-    "packed": packed,
-    "prid2011": prid2011,
-    "recordio": recordio,
-    "reid_csv": reid_csv,
+    "cuhk01": reid.cuhk01,
+    "cuhk03_np": reid.cuhk03_np,
+    "fake_data": synthetic.fake_data,
+    "fashion_mnist": arrays.fashion_mnist,
+    "fei": folder.fei,
+    "femnist10": tfds.femnist10,
+    "flickr_aes": flickr_aes.flickr_aes,
+    "folder": folder.folder,
+    "ilids": reid.ilids,
+    "image_classes": folder.image_classes,
+    "image_masks": segmentation.image_masks,
+    "lfw": folder.lfw,
+    "listed_pairs": pairs.listed_pairs,
+    "market1501": reid.market1501,
+    "mnist": arrays.mnist,
+    "msmt17": reid.msmt17,
+    "omniglot": arrays.omniglot,
+    "orl": folder.orl,
+    "packed": packed.packed,
+    "prid2011": reid.prid2011,
+    "recordio": recordio.recordio,
+    "reid_csv": reid.reid_csv,
     "source_object": source_object,
-    "synthetic": synthetic,
+    "synthetic": synthetic.synthetic,
     "synthetic_faces": synthetic_faces,
-    "table": table,
-    "tfds": tfds,
-    "viper": viper,
+    "table": table.table,
+    "tfds": tfds.tfds,
+    "viper": reid.viper,
 }
 
 
@@ -142,9 +114,7 @@ def open_source(name: str, **settings) -> Source:
     check_choice("source", name, SOURCES)
     for key in path_settings(name):
         if str(settings.get(key, "")).startswith("~"):
-            path = settings[key]
-            kind = type(path) if isinstance(path, str) else str
-            settings[key] = kind(os.path.expanduser(path))
+            settings[key] = os.path.expanduser(settings[key])
     check_exists(f"source {name}", {"name": name, **settings})
     return call_at(f"source {name}", SOURCES[name], settings)
 
@@ -160,15 +130,10 @@ def check_exists(where: str, settings: Mapping) -> None:
         return
     parameters = signatures.signature(SOURCES[settings["name"]]).parameters
     for key in ("path", "data_dir"):
-        is_needed = (
-            key in parameters and parameters[key].default is parameters[key].empty
-        )
         path = settings.get(key)
-        if (
-            is_needed
-            and isinstance(path, str | os.PathLike)
-            and not os.path.exists(path)
-        ):
+        is_path = key in parameters and isinstance(path, str | os.PathLike)
+        is_needed = is_path and parameters[key].default is parameters[key].empty
+        if is_needed and not os.path.exists(path):
             folder = os.environ.get("FEDFR_DATA")
             raise ValueError(
                 f"{where}.{key} must exist, got {path}, which does not. The library's "

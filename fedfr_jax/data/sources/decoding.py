@@ -8,7 +8,6 @@ import contextlib
 import functools
 import io
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Literal
@@ -28,28 +27,7 @@ from fedfr_jax.data.preprocessing import KERNELS
 from fedfr_jax.distributed import num_cores
 from fedfr_jax.types import Preprocessing
 
-MAX_IMAGE_BYTES = 2**28  # bytes of an image file; photographs have less than 2^25
 MAX_PIXELS = 2**26  # of an image: 8192 x 8192
-MAX_CLASSES = 10**7  # the largest face sets have 4 million
-
-
-def check_pixels(width: int, height: int, origin: str) -> None:
-    """Raise ValueError for an image with too many pixels."""
-    if width * height > MAX_PIXELS:
-        raise ValueError(
-            f"{origin} must have at most {MAX_PIXELS} pixels, got {width} x {height}. "
-            "Resize it or remove it from the set."
-        )
-
-
-def check_classes(number: int, origin: str | os.PathLike) -> None:
-    """Raise ValueError for more classes than any known set has."""
-    if number > MAX_CLASSES:
-        raise ValueError(
-            f"{origin} must have at most {MAX_CLASSES} classes, got {number}."
-        )
-
-
 # Pillow opens other formats with external programs (Ghostscript for EPS) or system
 # libraries.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -81,21 +59,21 @@ def decode(data: bytes, origin: str, channels: int) -> Image.Image:
     """Decode the bytes of an image file to gray or color.
 
     Args:
-      data: the file's bytes.
       origin: what to call the image in an error.
       channels: 1 or 3.
     """
     with error_context(origin, "a whole 8-bit image"):
-        image = apply_orientation(data, origin)
+        image = apply_orientation(data)
         if image.mode[0] in "IF":  # Pillow would clip 16 and 32 bits to white
             raise ValueError(f"mode {image.mode} has more than 8 bits per pixel")
         return image.convert(MODES[channels])
 
 
-def apply_orientation(data: bytes, origin: str) -> Image.Image:
+def apply_orientation(data: bytes) -> Image.Image:
     """Open an image in its file's mode, rotated by its EXIF orientation."""
     with _open_image(data) as image:
-        check_pixels(*image.size, origin)
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"more than {MAX_PIXELS} pixels: {image.size}")
         image.load()  # Pillow itself turns a TIFF here
         turn = ORIENTATIONS.get(_orientation(image))
         return image if turn is None else image.transpose(turn)
@@ -113,14 +91,12 @@ def error_context(origin: str, expected: str):
     """Raise any error of an image as one ValueError that names `origin`."""
     try:
         yield
-    except UnidentifiedImageError as error:
-        raise ValueError(
-            f"{origin} must be {expected}, got a file of no known format "
-            f"({', '.join(FORMATS)}). Replace the file or remove it from the set."
-        ) from error
     except UNREADABLE as error:
+        reason = str(error)
+        if isinstance(error, UnidentifiedImageError):
+            reason = f"a file of no known format ({', '.join(FORMATS)})"
         raise ValueError(
-            f"{origin} must be {expected}, got {error}. "
+            f"{origin} must be {expected}, got {reason}. "
             "Replace the file or remove it from the set."
         ) from error
 
@@ -165,7 +141,10 @@ def prepare_image(
         image = warp_picture(image, matrix, canvas)
     elif preprocessing.resize == "crop":
         image = _center_crop(image, size)
-    return resize(image, size, KERNELS[preprocessing.kernel])
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), KERNELS[preprocessing.kernel])
+    return np.asarray(image).reshape(height, width, -1)
 
 
 def _center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -177,21 +156,7 @@ def _center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image.crop((left, top, left + inside[0], top + inside[1]))
 
 
-def resize(
-    image: Image.Image,
-    size: tuple[int, int],
-    kernel: Image.Resampling = Image.Resampling.BILINEAR,
-) -> np.ndarray:
-    """Resize to (H, W) with antialiasing, as uint8 [H, W, C]."""
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), kernel)
-    return np.asarray(image).reshape(height, width, -1)
-
-
-def check_landmarks(
-    landmarks: np.ndarray, names: Sequence[str], path: str | os.PathLike
-) -> np.ndarray:
+def check_landmarks(landmarks: np.ndarray, names: Sequence[str], path) -> np.ndarray:
     """Return landmarks [T, 5, 2]; raise ValueError if some cannot align a face."""
     is_usable = np.isfinite(landmarks).all((1, 2)) & (landmarks.std(1).max(1) > 0)
     if not is_usable.all():
@@ -232,38 +197,31 @@ def plan_alignment(
 
 
 def reader(
-    load: Callable[[int], np.ndarray],
-    num_images: int,
-    image_shape: tuple[int, int, int],
+    load: Callable[[int], np.ndarray], num_images: int, image_shape: tuple[int, ...]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Build `Source.read` from a function that loads one row, on a thread per core.
-
-    Pillow releases the interpreter's lock while it decodes.
-
-    Raises (when read): ValueError for rows outside [0, num_images).
-    """
+    """Build `Source.read` from a function that loads one row, on a thread per core."""
 
     def read(indices):
         rows = check_rows(indices, num_images)
         images = np.empty((len(rows), *image_shape), np.uint8)
 
-        def fill(part):
-            for index in part:
-                images[index] = load(int(rows[index]))
+        def fill(index):
+            images[index] = load(int(rows[index]))
 
-        number = min(4 * num_cores(), len(rows) or 1)
-        parts = np.array_split(np.arange(len(rows)), number)
-        for _ in _pool().map(fill, parts):  # the loop raises what a thread raised
-            pass
+        in_threads(fill, len(rows))
         return images
 
     return read
 
 
-def in_threads(work: Callable[[list[int]], list], rows: Sequence[int]) -> list:
-    """Map `work` over parts of `rows` on a thread per core; results in order."""
-    parts = np.array_split(np.asarray(rows, np.int64), 4 * num_cores())
-    results = _pool().map(lambda part: work(part.tolist()), parts)
+def in_threads(work: Callable[[int], object], count: int) -> list:
+    """[work(0), ..., work(count - 1)], on a thread per core.
+
+    Pillow and zlib release the interpreter's lock while they work.
+    """
+    number = min(4 * num_cores(), count or 1)
+    parts = np.array_split(np.arange(count), number)
+    results = _pool().map(lambda part: [work(index) for index in part.tolist()], parts)
     return list(itertools.chain.from_iterable(results))
 
 

@@ -12,8 +12,9 @@ import pathlib
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import ImageSize, parse_size
-from fedfr_jax.data.sources.listed_images import RESIZED, listed_images
+from fedfr_jax.data.sources.decoding import ImageSize
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.index import index_files, open_index
 from fedfr_jax.files import read_csv
 from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.types import Source
@@ -59,20 +60,16 @@ def flickr_aes(
             f"{len(raters)}. Change min_ratings, max_ratings or min_per_score."
         )
     rows = np.flatnonzero(is_kept[rater])
-    shape = (*parse_size(image_size), 3)
-    listed = [names[row] for row in rows]
-    photographs = listed_images(pathlib.Path(data_dir, image_folder), listed, shape)
-    return Source(
-        read=photographs.read,
-        labels=(scores[rows] - 1).astype(np.int32),
-        names=tuple(KNOWN_SCORES),
-        input_shape=shape,
-        client_ids=workers[rows],
-        passed_over=photographs.passed_over,
-        preprocessing=RESIZED,
+    index = index_files(
+        open_files(pathlib.Path(data_dir, image_folder)),
+        [names[row] for row in rows],
         # A row is a rating: a share of each rater's ratings is held out, not of images.
-        stored=photographs.stored._replace(is_named=False),
+        is_named=False,
+        labels=scores[rows] - 1,
+        identities=KNOWN_SCORES,
+        client_ids=workers[rows],
     )
+    return open_index(index, image_size)
 
 
 def read_ratings(path: pathlib.Path) -> tuple[np.ndarray, list[str], np.ndarray]:

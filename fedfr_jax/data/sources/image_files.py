@@ -1,18 +1,14 @@
 """Image files of a folder or zip archive."""
 
-import array
-import contextlib
 import os
 import pathlib
+import posixpath
 import re
-from collections.abc import Callable, Collection, Iterable
+import zipfile
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-import numpy as np
-
-from fedfr_jax.data.sources.decoding import MAX_IMAGE_BYTES, read_size
-from fedfr_jax.data.sources.zip_files import open_zip
-from fedfr_jax.files import check_file
+from fedfr_jax.data.sources.decoding import read_size
 from fedfr_jax.text import normalize_unicode, printable
 
 IMAGE_SUFFIXES = ".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif".split()
@@ -20,7 +16,6 @@ IMAGE_SUFFIXES += [".tiff", ".webp"]
 # Folders of operating systems: thumbnails of a network storage, resource forks of macOS
 # archives, recycle bins.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
-NOT_READ = "of the images"
 
 
 class Files(NamedTuple):
@@ -30,7 +25,6 @@ class Files(NamedTuple):
     names: list[str]
     read: Callable[[str], bytes]
     origin: Callable[[str], str]  # what to call a file in an error
-    confirm: Callable[[str], None] = lambda name: None  # check an unread file's name
     ignored: Collection[str] = ()  # files that are no images
     path: str = ""  # of the directory or archive
     size: Callable[[str], int] = lambda name: 0  # bytes of a file
@@ -43,22 +37,17 @@ class Files(NamedTuple):
         """Count ignored files, with the first of each kind; "" if there are none.
 
         Args:
-          used: the images that are read; None for all. The names of the others are
-            confirmed: a damaged name must not hide an image.
+          used: the images that are read; None for all.
         """
         unused = [] if used is None else sorted({*self.names} - {*used})
-        for name in unused:
-            self.confirm(name)
-        kinds = {NOT_READ: unused} if unused else {}
+        kinds = {"of the images": unused} if unused else {}
         for name in self.ignored:
             kinds.setdefault(_ignored_reason(name), []).append(name)
-        if not kinds:
-            return ""
         summary = ", ".join(
             f"{len(names)} {kind} (first {printable(names[0])})"
             for kind, names in kinds.items()
         )
-        return f"passed over in {self.path}: {summary}"
+        return f"passed over in {self.path}: {summary}" if kinds else ""
 
 
 def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
@@ -68,67 +57,37 @@ def open_files(path: str | os.PathLike, *, under: str = "") -> Files:
     are passed over, see `Files.passed_over`.
     """
     path = pathlib.Path(path)
-    prefix = under.strip("/") + "/" if under else ""
-    is_wanted = lambda name: name.startswith(prefix) and _is_image(name)
-    if path.is_dir():
-        listed, read = _open_directory(path, is_wanted)
-        confirm = lambda name: None
-        size = lambda name: _size(path / name)
-    elif path.is_file():
-        listed, read, confirm, size = open_zip(path)
-    else:
+    if not path.exists():
         raise ValueError(
             f"{path} must be a directory or a .zip of images, but does not exist."
         )
-    images, ignored = [], []
+    listed, read, size = _open_directory(path) if path.is_dir() else _open_zip(path)
+    prefix = under.strip("/") + "/" if under else ""
+    stored = {}
     for name in listed:
-        if is_wanted(name):
-            images.append(name)
-            continue
-        confirm(name)
-        if name.startswith(prefix) and not name.endswith("/"):
-            ignored.append(name)
-    _check_names(path, images)
-    stored = _decomposed(images)
-    names = set(images).difference(stored.values()).union(stored)
+        composed = normalize_unicode(name)
+        if stored.setdefault(composed, name) != name:
+            raise ValueError(
+                f"{path} must have each file once, got {composed} in two spellings of "
+                "Unicode. Rename one."
+            )
+    below = [name for name in stored if name.startswith(prefix)]
+    names = sorted(filter(_is_image, below), key=natural_key)
     files = Files(
-        names=sorted(names, key=natural_key),
-        read=lambda name: read(stored.get(name, name)),
+        names=names,
+        read=lambda name: read(stored[name]),
         origin=lambda name: f"{name} in {path}",
-        confirm=lambda name: confirm(stored.get(name, name)),
-        ignored=sorted(ignored),
+        ignored=sorted({*below} - {*names}),
         path=str(path),
-        size=lambda name: size(stored.get(name, name)),
+        size=lambda name: size(stored[name]),
     )
     if not names:
         raise ValueError(
             f"{path} must have images{f' below {prefix}' if prefix else ''} "
-            f"({' '.join(IMAGE_SUFFIXES)}), got none. Check the path."
-            + (f" ({files.passed_over()})" if ignored else "")
+            f"({' '.join(IMAGE_SUFFIXES)}), got none. Check the path. "
+            f"{files.passed_over()}".rstrip()
         )
     return files
-
-
-def _decomposed(names: Iterable[str]) -> dict[str, str]:
-    """Names that are not in NFC: {NFC name: name as stored}.
-
-    A name whose composed form is another file is not changed.
-    """
-    existing, changed = set(names), {}
-    for name in existing:
-        if normalize_unicode(name) not in existing:
-            changed[normalize_unicode(name)] = name
-    return changed
-
-
-def any_image(path: str | os.PathLike) -> str | None:
-    """Name of an image below a directory; None if there is none."""
-    for folder, _, files in os.walk(path):
-        for file in files:
-            name = pathlib.Path(folder, file).relative_to(path).as_posix()
-            if _is_image(name):
-                return name
-    return None
 
 
 def natural_key(text: str) -> list:
@@ -141,18 +100,6 @@ def natural_key(text: str) -> list:
         (0, int(part), part) if part.isdecimal() else (1, 0, part)
         for part in re.split(r"([0-9]+)", text)
     ]
-
-
-def _check_names(path, names):
-    """Raise ValueError for a name that is not UTF-8."""
-    try:
-        "\n".join(names).encode()
-    except UnicodeEncodeError as error:
-        name = "\n".join(names)[: error.start].count("\n")
-        raise ValueError(
-            f"{path} must have names in UTF-8, got {os.fsencode(names[name])}: rename "
-            "the file or its folder."
-        ) from error
 
 
 def _is_image(name: str) -> bool:
@@ -172,29 +119,19 @@ def _ignored_reason(name: str) -> str:
     return os.path.splitext(last)[1].lower() or "without a suffix"
 
 
-def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
-    """List a directory: (names of images and ignored files, function to read one)."""
-    names, ignored, inodes = [], [], array.array("Q")
-    folders, folders_by_inode = [(str(path), "")], {}
-    while folders:
-        folder, under = folders.pop()
-        device, number = _inode(os.stat(folder))
-        other = folders_by_inode.setdefault((device, number), folder)
+def _open_directory(path: pathlib.Path):
+    """(names of all files, functions that read one and give its size)."""
+    names, seen = [], {}
+    for folder, _, files in os.walk(path, followlinks=True):
+        other = seen.setdefault(os.path.realpath(folder), folder)
         if other != folder:  # its images would be another identity's too
-            raise _duplicates(folder, other)
-        for entry in _list_members(folder):
-            name = under + entry.name
-            if _is_folder(entry):
-                folders.append((entry.path, f"{name}/"))
-            elif is_wanted(name):
-                inodes.extend(_file_inode(entry, device, len(names)))
-                names.append(name)
-            else:
-                ignored.append(name)
-    _check_each_once(path, names, np.frombuffer(inodes, np.uint64).reshape(-1, 2))
+            raise ValueError(
+                f"{folder} must be in the set once, got a link to {other}."
+            )
+        under = pathlib.Path(folder).relative_to(path)
+        names += [(under / file).as_posix() for file in files]
 
     def read(name):
-        check_file(path / name, MAX_IMAGE_BYTES)
         try:
             return (path / name).read_bytes()
         except OSError as error:
@@ -203,63 +140,36 @@ def _open_directory(path: pathlib.Path, is_wanted: Callable[[str], bool]):
                 "Restore the file or open the folder again."
             ) from error
 
-    return names + ignored, read
+    return names, read, lambda name: os.stat(path / name).st_size
 
 
-def _size(path: pathlib.Path) -> int:
-    """Size of a file in bytes; 0 for a broken link, which is reported on reading."""
+def _open_zip(path: pathlib.Path):
+    """As `_open_directory`, of an archive's files by their unpacked names."""
     try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _is_folder(entry: os.DirEntry) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _list_members(folder: str) -> list[os.DirEntry]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{folder} must be a folder that can be listed, got {error.strerror}."
+            f"{path} must be a whole zip archive, got {error}: copy it again."
         ) from error
+    members = {}
+    for member in archive.infolist():
+        if member.is_dir():
+            continue
+        name = member.filename
+        if member.create_system == 0:  # some archives of Windows have backslashes
+            name = name.replace("\\", "/")
+        name = posixpath.normpath(name)
+        if name in members:
+            raise ValueError(f"{path} must have each file once, got {name} twice.")
+        members[name] = member
 
+    def read(name):
+        try:
+            return archive.read(members[name])
+        except Exception as error:  # of zipfile, zlib and other methods
+            raise ValueError(
+                f"{name} in {path} must be readable, got {error}. "
+                "Copy or make the archive again."
+            ) from error
 
-def _inode(state: os.stat_result) -> tuple[int, int]:
-    """(device, inode) of a file: equal for two links to one file."""
-    return state.st_dev, state.st_ino
-
-
-def _file_inode(entry: os.DirEntry, device: int, number: int) -> tuple[int, int]:
-    """(device, inode) of a file; only links need a system call."""
-    if not entry.is_symlink():
-        return device, entry.inode()
-    try:
-        return _inode(entry.stat())
-    except OSError:  # of a broken link, reported when it is read
-        return 2**64 - 1, number
-
-
-def _check_each_once(path: pathlib.Path, names: list[str], inodes: np.ndarray) -> None:
-    """Raise ValueError if two of `names` are links to one image.
-
-    Args:
-      inodes: [T, 2] of each name; on some file systems two files share one.
-    """
-    order = np.lexsort(inodes.T)
-    is_next = (inodes[order[1:]] == inodes[order[:-1]]).all(axis=1)
-    for i in np.flatnonzero(is_next):
-        first, second = sorted(path / names[index] for index in order[i : i + 2])
-        with contextlib.suppress(OSError):
-            if os.path.samefile(first, second):
-                raise _duplicates(second, first)
-
-
-def _duplicates(name: str | pathlib.Path, other: str | pathlib.Path) -> ValueError:
-    return ValueError(f"{name} must be in the set once, got a link to {other}.")
+    return list(members), read, lambda name: members[name].file_size

@@ -8,21 +8,16 @@ code, so the unpickler here imports nothing but NumPy's arrays.
 import os
 import pathlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import (
-    Channels,
-    ImageSize,
-    decode,
-    parse_size,
-    prepare_image,
-    reader,
-)
-from fedfr_jax.data.sources.listed_images import RESIZED, listed_images
+from fedfr_jax.data.sources.decoding import Channels, ImageSize
+from fedfr_jax.data.sources.image_files import open_files
+from fedfr_jax.data.sources.index import Index, index_files, open_index
+from fedfr_jax.data.sources.stored import row_names
 from fedfr_jax.files import read_list
-from fedfr_jax.types import Pairs, Preprocessing, Source
+from fedfr_jax.types import Pairs, Source
 
 
 def bin_pairs(
@@ -37,26 +32,21 @@ def bin_pairs(
     other images have labels of their own. Labels of different pairs do not compare.
     """
     images, is_same = load_bin(path)
-    size = parse_size(image_size)
-    preprocessing = Preprocessing(resize="stretch")
-
-    def load(row):
-        image = decode(images[row], f"image {row} in {path}", channels)
-        return prepare_image(image, size, preprocessing)
-
-    is_second_of_same = np.stack([np.zeros_like(is_same), is_same], axis=1).reshape(-1)
-    labels = np.cumsum(~is_second_of_same, dtype=np.int32) - 1
-    names = tuple(str(label) for label in range(int(labels[-1]) + 1))
-    shape = (*size, channels)
-    indices = np.arange(len(images), dtype=np.int32).reshape(-1, 2)
-    return Source(
-        reader(load, len(images), shape),
-        labels.astype(np.int32),
-        names,
-        shape,
-        pairs=Pairs(indices, is_same),
-        preprocessing=preprocessing,
+    # The second image of a pair of one person has the first one's label.
+    is_new = np.stack([np.ones_like(is_same), ~is_same], axis=1).reshape(-1)
+    labels = np.cumsum(is_new, dtype=np.int32) - 1
+    index = Index(
+        path=path,
+        names=row_names(len(images)),
+        read=lambda row: images[row],
+        origin=lambda row: f"image {row} in {path}",
+        size=lambda row: len(images[row]),
+        is_named=False,
+        labels=labels,
+        identities=tuple(map(str, range(int(labels[-1]) + 1))),
+        pairs=Pairs(np.arange(len(images), dtype=np.int32).reshape(-1, 2), is_same),
     )
+    return open_index(index, image_size, channels)
 
 
 def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
@@ -128,32 +118,29 @@ def listed_pairs(
     file = pathlib.Path(pairs)
     if not file.is_file():
         file = pathlib.Path(path, pairs)
-    lines = {
-        f"{file} line {number}": line
-        for number, line in enumerate(read_list(file).splitlines(), start=1)
-        if line.strip() and not line.startswith("#")
-    }
-    rows = [_pair(line, origin) for origin, line in lines.items()]
-    if not rows:
+    listed = {}  # {the two images: whether they are of one person}
+    for number, line in enumerate(read_list(file).splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            pair, is_same = _pair(line, f"{file} line {number}")
+            if pair in listed or pair[::-1] in listed:
+                raise ValueError(
+                    f"{file} line {number} must be a new pair, got {line!r} again. "
+                    "Remove one of them."
+                )
+            listed[pair] = is_same
+    if not listed:
         raise ValueError(f"{file} must have at least one pair, got none.")
-    names = sorted({name for row in rows for name in row[:2]})
-    row_of = {name: i for i, name in enumerate(names)}
-    shape = (*parse_size(image_size), channels)
-    indices = [[row_of[first], row_of[second]] for first, second, _ in rows]
-    _check_once(indices, [*lines])
-    listed = listed_images(path, names, shape)
-    return Source(
-        listed.read,
-        np.arange(len(names), dtype=np.int32),  # the list has no identities
-        tuple(names),
-        shape,
-        pairs=Pairs(np.array(indices, np.int32), np.array([row[2] for row in rows])),
-        passed_over=listed.passed_over,
-        preprocessing=RESIZED,
-    )
+    names = sorted({name for pair in listed for name in pair})
+    row_of = {name: row for row, name in enumerate(names)}
+    indices = [[row_of[first], row_of[second]] for first, second in listed]
+    found = Pairs(np.array(indices, np.int32), np.array([*listed.values()]))
+    # The list has no identities: every image is its own.
+    index = index_files(open_files(path), names, pairs=found)
+    return open_index(index, image_size, channels)
 
 
-def _pair(line: str, origin: str) -> tuple[str, str, bool]:
+def _pair(line: str, origin: str) -> tuple[tuple[str, str], bool]:
+    """Parse ((first, second), whether they are of one person) of a line."""
     separators = [x for x in ("\t", ",") if x in line]
     fields = line.split(separators[0] if separators else None)
     fields = [field.strip() for field in fields]
@@ -161,7 +148,7 @@ def _pair(line: str, origin: str) -> tuple[str, str, bool]:
         raise ValueError(
             f"{origin} must be two images and 1 (same) or 0 (different), got {line!r}."
         )
-    return fields[0], fields[1], IS_SAME[fields[2]]
+    return (fields[0], fields[1]), IS_SAME[fields[2]]
 
 
 def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
@@ -175,58 +162,28 @@ def read_lfw_pairs(path: str | os.PathLike, rows: Mapping[str, int]) -> Pairs:
       rows: example index by "<name>_<number %04d>".
     """
     first, *lines = read_list(path).splitlines() or [""]
-    lines = {i: line for i, line in enumerate(lines, 2) if line.strip()}
     counts = first.split()
     is_count = len(counts) in (1, 2) and all(word.isdecimal() for word in counts)
     num_sets, num_each = map(int, ["1", *counts][-2:]) if is_count else (0, 0)
+    lines = [line.strip() for line in lines if line.strip()]
     if not num_sets * num_each or len(lines) != 2 * num_sets * num_each:
         raise ValueError(
             f"{path} must have two lines per pair that its first line counts, got the "
             f"first line {first!r} and {len(lines)} others. Copy the file again."
         )
     is_same = np.arange(len(lines)) // num_each % 2 == 0
-    origins = [f"{path} line {number}" for number in lines]
-    listed = zip(lines.values(), is_same, origins, strict=True)
-    indices = [_find_pair(line, same, rows, origin) for line, same, origin in listed]
+    indices = []
+    for line, same in zip(lines, is_same, strict=True):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if len(fields) != (3 if same else 4):
+            kind = "name i j" if same else "name i other j"
+            raise ValueError(f"{path} must have lines `{kind}`, got {line!r}.")
+        images = [(fields[0], fields[1]), (fields[0 if same else 2], fields[-1])]
+        names = [f"{name}_{number.strip():0>4}" for name, number in images]
+        if missing := [name for name in names if name not in rows]:
+            raise ValueError(
+                f"{path} must list images of the set, got {missing[0]}, which is not "
+                "in it. Use the pairs file of these images, or pairs=None."
+            )
+        indices.append([rows[name] for name in names])
     return Pairs(np.array(indices, np.int32), is_same)
-
-
-def _find_pair(line, is_same, rows, origin):
-    fields = line.split("\t") if "\t" in line else line.split()
-    if len(fields) != (3 if is_same else 4):
-        kind = "name i j" if is_same else "name i other j"
-        raise ValueError(f"{origin} must be `{kind}`, got {line!r}.")
-    people = [fields[0], fields[0 if is_same else 2]]
-    if not is_same and people[0] == people[1]:
-        raise ValueError(f"{origin} must have two different people, got {line!r}.")
-    names = [
-        f"{name}_{number.strip():0>4}"
-        for name, number in zip(people, (fields[1], fields[-1]), strict=True)
-    ]
-    for name in names:
-        if name not in rows:
-            raise ValueError(
-                f"{origin} must have images of the set, got {name}, which is not in "
-                "it. Use the pairs file of these images, or pairs=None."
-            )
-    if names[0] == names[1]:
-        raise ValueError(f"{origin} must have two different images, got one twice.")
-    return [rows[name] for name in names]
-
-
-def _check_once(indices: Sequence[Sequence[int]], origins: Sequence[str]) -> None:
-    """Raise ValueError for a pair that is listed twice, in either order.
-
-    Args:
-      indices: [P, 2].
-      origins: [P] names of the pairs' lines in an error.
-    """
-    first_origins = {}
-    for (first, second), origin in zip(indices, origins, strict=True):
-        pair = min(first, second), max(first, second)
-        first_origin = first_origins.setdefault(pair, origin)
-        if first_origin != origin:
-            raise ValueError(
-                f"{origin} must be a new pair, got that of {first_origin} again. "
-                "Remove one of them."
-            )

@@ -1,4 +1,4 @@
-"""Re-identification data sets: by file names, or with lists.
+"""Re-identification data sets: by file names, with lists, or from small archives.
 
 Every image has a role: TRAIN, QUERY or GALLERY. The identity DISTRACTOR stands for
 detections without a person: such images are in the gallery only, as junk. Cameras have
@@ -9,30 +9,52 @@ in its new protocol (Zhong et al., arXiv:1701.08398), and MSMT17 where its files
 renamed likewise, have names such as 0002_c1s1_03.jpg. For a set without folders
 `held_out_roles` chooses the test part. Lists are a csv of our format (`reid_csv`) and
 MSMT17's files.
+
+Small archives: FedReID (Zhuang et al., arXiv:2205.12144, table 1) trains on some people
+of each and tests the others; its splits are given out on request only. Here a seed
+samples the people to test. Of each of them, the images of the first half of the views
+are queries and the others the gallery, which gives the numbers of its table. A view is
+a camera, a sequence (3DPeS) or a single image (i-LIDS), by the file names;
+`Source.cameras` are the views.
 """
 
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.sources.decoding import ImageSize, parse_size
+from fedfr_jax.data.sources.decoding import ImageSize
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
-from fedfr_jax.data.sources.listed_images import listed_reader
-from fedfr_jax.data.sources.stored import stored_files
+from fedfr_jax.data.sources.index import (
+    STRETCHED,
+    index_files,
+    number_identities,
+    open_index,
+)
+from fedfr_jax.data.sources.selection import check_unique
 from fedfr_jax.files import read_csv, read_list
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Preprocessing, Source
+from fedfr_jax.ranges import Seed
+from fedfr_jax.schema import checked
+from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 
 DISTRACTOR = "-1"
 IMAGE_SIZE = (256, 128)  # of FedReID and most others
+NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
+FOLDERS = {
+    "train": "bounding_box_train",
+    "query": "query",
+    "gallery": "bounding_box_test",
+}
+ROLES = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
+MSMT17_LINE = r"((?:\S*/)?[^\s_/]+_[^\s_/]+_(\d{1,9})_\S*)\s+(\d+)\s*"
 
 
 class Listing(NamedTuple):
-    """Identities, cameras and roles of T images, before any is read."""
+    """Names, identities, cameras and roles of T images."""
 
     names: Sequence[str]  # of `Files`
     identities: Sequence[str]
@@ -44,51 +66,19 @@ def reid_source(
     files: Files,
     listing: Listing,
     image_size: ImageSize | None,
-    path: str | os.PathLike,
+    *,
+    strangers: Collection[str | None] = (),
 ) -> Source:
-    """Build the source of a listing's images, in color.
+    """Source of a listing's images, in color, resized by the bicubic kernel.
 
     Args:
-      image_size: side or (H, W), to which images are resized (bicubic); None takes
-        images of one size as they are.
-      path: what to call the set in an error.
+      image_size: side or (H, W); None takes the first image's.
+      strangers: names in the gallery without a query, who may be in training too.
     """
-    if not len(listing.names):
-        raise ValueError(f"{path} must have images of the set, got none.")
-    names = sorted(set(listing.identities), key=natural_key)
-    label_of = {name: i for i, name in enumerate(names)}
-    roles = np.array(listing.roles, np.uint8)
-    labels = np.array([label_of[name] for name in listing.identities], np.int32)
-    is_distractor = labels == label_of.get(DISTRACTOR, -1)
-    preprocessing = Preprocessing(resize="stretch", kernel="bicubic")
-    stored = None if image_size else files.image_size(listing.names[0])
-    shape = (*parse_size(image_size or stored), 3)
-    return Source(
-        read=listed_reader(
-            files, listing.names, shape, preprocessing, stored_size=stored
-        ),
-        labels=labels,
-        names=tuple(names),
-        input_shape=shape,
-        cameras=np.array(listing.cameras, np.int32),
-        roles=np.where(is_distractor, GALLERY, roles).astype(np.uint8),
-        passed_over=files.passed_over(listing.names),
-        preprocessing=preprocessing,
-        stored=stored_files(files, listing.names),
-    )
-
-
-def check_disjoint(
-    listing: Listing, files: Files, *, strangers: Collection[str | None] = ()
-) -> None:
-    """Raise ValueError if an identity is in both training and test.
-
-    Args:
-      strangers: names in the gallery without a query.
-    """
-    roles, people = np.array(listing.roles), np.array(listing.identities)
-    is_distractor = np.isin(people, [DISTRACTOR, *filter(None, strangers)])
-    tested = people[(roles != TRAIN) & ~is_distractor]
+    people, roles = np.array(listing.identities), np.array(listing.roles, np.uint8)
+    is_distractor = people == DISTRACTOR
+    is_known = ~np.isin(people, [DISTRACTOR, *filter(None, strangers)])
+    tested = people[(roles != TRAIN) & is_known]
     is_both = (roles == TRAIN) & np.isin(people, tested)
     if is_both.any():
         row = int(np.argmax(is_both))
@@ -97,6 +87,17 @@ def check_disjoint(
             f"{people[row]} of {files.origin(listing.names[row])} in both. Give "
             "different people different names (market1501: separate_ids=True)."
         )
+    labels, identities = number_identities(listing.identities)
+    index = index_files(
+        files,
+        listing.names,
+        labels=labels,
+        identities=identities,
+        cameras=np.array(listing.cameras, np.int32),
+        roles=np.where(is_distractor, GALLERY, roles).astype(np.uint8),
+    )
+    preprocessing = STRETCHED._replace(kernel="bicubic")
+    return open_index(index, image_size, 3, preprocessing)
 
 
 def held_out_roles(
@@ -104,7 +105,6 @@ def held_out_roles(
     cameras: Sequence[int],
     num_test: int | float | None,
     seed: int | None,
-    strangers: Collection[str | None],
 ) -> np.ndarray:
     """Choose roles [T] for a set without test part, its images in the order of names.
 
@@ -114,18 +114,19 @@ def held_out_roles(
     Args:
       num_test: test identities, a number or a share in (0, 1); None for none.
       seed: of their choice; None takes the last by name.
-      strangers: identities that are never tested.
     """
     roles = np.full(len(identities), TRAIN, np.uint8)
     if num_test is None:
         return roles
-    names, number = np.unique(np.array(identities), return_inverse=True)
-    tested = tested_identities(set(names.tolist()) - set(strangers), num_test, seed)
-    is_tested = np.isin(names, tested)[number]
-    person_camera = number * (max(cameras) + 1) + np.array(cameras)
-    _, first_rows = np.unique(person_camera, return_index=True)
-    is_first = np.isin(np.arange(len(roles)), first_rows)
-    return np.where(is_tested, np.where(is_first, QUERY, GALLERY), roles)
+    people, cameras = np.array(identities), np.array(cameras)
+    tested = tested_identities({*identities} - {DISTRACTOR}, num_test, seed)
+    is_tested = np.isin(people, tested)
+    number = np.unique(people, return_inverse=True)[1]
+    _, first_rows = np.unique([number, cameras], axis=1, return_index=True)
+    roles[is_tested] = GALLERY
+    first_rows = first_rows[is_tested[first_rows]]
+    roles[first_rows] = QUERY
+    return roles
 
 
 def tested_identities(
@@ -146,15 +147,6 @@ def tested_identities(
     return candidates[-count:]
 
 
-NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
-FOLDERS = {
-    "train": "bounding_box_train",
-    "query": "query",
-    "gallery": "bounding_box_test",
-}
-ROLES = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
-
-
 def market1501(
     path: str | os.PathLike,
     *,
@@ -171,8 +163,8 @@ def market1501(
     Args:
       path: a directory or .zip. Where one of `folders` is in it, other folders are
         passed over; where none is, all images are one set.
-      image_size: side or (H, W), to which images are resized; None takes images of
-        one size as they are.
+      image_size: side or (H, W), to which images are resized; None takes the first
+        image's.
       subfolder: only files below this sub-folder.
       folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
       test_identities: of a set without those folders, how many identities are tested
@@ -184,24 +176,52 @@ def market1501(
       separate_ids: True if training and test identities are both numbered from 0, as in
         MSMT17: their names become train-0000 and test-0000.
     """
-    files = open_files(path, under=subfolder)
-    names, roles = _by_folder(files.names, {**FOLDERS, **(folders or {})})
+    files, folders = open_files(path, under=subfolder), {**FOLDERS, **(folders or {})}
+    if folders.keys() != FOLDERS.keys():
+        raise ValueError(
+            f"folders must have the keys {sorted(FOLDERS)}, got {sorted(folders)}."
+        )
+    role_of = {name: ROLES[part] for part, name in folders.items()}
+    role_of_name = {}
+    for name in files.names:
+        parts = [part for part in name.split("/")[:-1] if part in role_of]
+        if parts:
+            role_of_name[name] = role_of[parts[0]]
+    names = list(role_of_name) or files.names
     people, cameras = zip(*(_parse_name(name, path) for name in names), strict=True)
-    if roles is None:
-        roles = held_out_roles(people, cameras, test_identities, seed, {DISTRACTOR})
-    elif test_identities is not None:
+    if role_of_name and test_identities is not None:
         raise ValueError(
             f"test_identities must be None for {path}, whose folders give the test "
             f"part, got {test_identities}."
         )
+    roles = [*role_of_name.values()]
+    if not roles:
+        roles = held_out_roles(people, cameras, test_identities, seed)
     if separate_ids:
         people = list(map(_split_identity, people, roles))
+    people_and_roles = zip(people, roles, strict=True)
+    queried = {person for person, role in people_and_roles if role == QUERY}
     listing = Listing(names, people, cameras, roles)
-    queried = {
-        person for person, role in zip(people, roles, strict=True) if role == QUERY
-    }
-    check_disjoint(listing, files, strangers={distractor_identity} - queried)
-    return reid_source(files, listing, image_size, path)
+    strangers = {distractor_identity} - queried
+    return reid_source(files, listing, image_size, strangers=strangers)
+
+
+def _parse_name(name: str, path) -> tuple[str, int]:
+    """Parse (person, camera) of a file name."""
+    match = NAME.fullmatch(name.split("/")[-1])
+    if match is None:
+        raise ValueError(
+            f"{name} in {path} must be named <person>_c<camera>..., as 0002_c1s1_03.jpg"
+            ", got no person or no camera in the name."
+        )
+    return match["identity"], int(match["camera"])
+
+
+def _split_identity(person: str, role: int) -> str:
+    """Prefix an identity by its role, so that training and test share none."""
+    if person == DISTRACTOR:
+        return person
+    return f"{'train' if role == TRAIN else 'test'}-{person}"
 
 
 def cuhk03_np(
@@ -222,53 +242,6 @@ def cuhk03_np(
     )
 
 
-def _by_folder(names, folders):
-    """(names in `folders`, their roles); (all names, None) if no folder exists."""
-    if sorted(folders) != sorted(FOLDERS):
-        raise ValueError(
-            f"folders must have the keys {sorted(FOLDERS)}, got {sorted(folders)}."
-        )
-    role_of = {word: ROLES[part] for part, word in folders.items()}
-    matches = []
-    for name in names:
-        parts = [part for part in name.split("/")[:-1] if part in role_of]
-        matches += [(name, role_of[part]) for part in parts[:1]]
-    return zip(*matches, strict=True) if matches else (names, None)
-
-
-def _parse_name(name, path):
-    """Parse (person, camera) of a file name."""
-    match = NAME.fullmatch(name.split("/")[-1])
-    if match is None:
-        raise ValueError(
-            f"{name} in {path} must be named <person>_c<camera>..., as 0002_c1s1_03.jpg"
-            ", got no person or no camera in the name."
-        )
-    return match["identity"], int(match["camera"])
-
-
-def _split_identity(person, role):
-    """Prefix an identity by its role, so that training and test share none."""
-    if person == DISTRACTOR:
-        return person
-    return f"{'train' if role == TRAIN else 'test'}-{person}"
-
-
-COLUMNS = ("file", "identity", "camera", "split")
-SPLITS = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
-MSMT17_LISTS = {"train": TRAIN, "val": TRAIN, "query": QUERY, "gallery": GALLERY}
-
-
-class ListEntry(NamedTuple):
-    """One line of an image list."""
-
-    location: str  # in which file and line
-    file: str
-    identity: str
-    camera: int
-    role: int
-
-
 def reid_csv(
     path: str | os.PathLike,
     *,
@@ -278,29 +251,25 @@ def reid_csv(
     """Open the images that a csv lists, in its order.
 
     Args:
-      path: csv with the columns of COLUMNS: a file's path below `images`, a name, a
-        whole number of at least 0, and train, query or gallery. The identity -1 is a
-        distractor.
+      path: csv with the columns file, identity, camera and split: a file's path below
+        `images`, a name, a whole number of at least 0, and train, query or gallery. The
+        identity -1 is a distractor.
       images: directory or .zip; None is the csv's folder.
-      image_size: side or (H, W), to which images are resized; None takes images of
-        one size as they are.
+      image_size: side or (H, W), to which images are resized; None takes the first
+        image's.
     """
-    listed = []
-    for line, (file, person, camera, split) in read_csv(path, COLUMNS).items():
-        location = f"{path}, line {line}"
-        if not person:
+    rows = []
+    columns = ("file", "identity", "camera", "split")
+    for line, (file, person, camera, split) in read_csv(path, columns).items():
+        if not person or not re.fullmatch("[0-9]{1,9}", camera) or split not in ROLES:
             raise ValueError(
-                f"{location}: identity must be a name, or -1 for a distractor, got an "
-                "empty cell."
+                f"{path}, line {line} must have an identity, an integer camera and a "
+                f"split of {', '.join(ROLES)}, got {person!r}, {camera!r} and "
+                f"{split!r}."
             )
-        if not camera.isdecimal() or split not in SPLITS:
-            raise ValueError(
-                f"{location}: camera must be an integer and split one of "
-                f"{', '.join(SPLITS)}, got {camera!r} and {split!r}."
-            )
-        listed.append(ListEntry(location, file, person, int(camera), SPLITS[split]))
-    folder = images or pathlib.Path(path).parent
-    return _as_listing(listed, open_files(folder), image_size, path)
+        rows.append((file, person, int(camera), ROLES[split]))
+    files = open_files(images or pathlib.Path(path).parent)
+    return _listed(rows, files, image_size, path)
 
 
 def msmt17(
@@ -321,56 +290,181 @@ def msmt17(
       folders: of training and test images; ("mask_train_v2", "mask_test_v2") in the
         second release.
     """
-    listed = []
-    for part, role in MSMT17_LISTS.items():
+    rows = []
+    for part, role in {**ROLES, "val": TRAIN}.items():
         path = pathlib.Path(data_dir, f"list_{part}.txt")
-        kind, folder = ("train", folders[0]) if role == TRAIN else ("test", folders[1])
+        kind, below = ("train", folders[0]) if role == TRAIN else ("test", folders[1])
         for number, line in enumerate(read_list(path).splitlines(), 1):
-            location = f"{path}, line {number}"
-            name, camera, person = _parse(line, location)
-            file, person = f"{folder}/{name}", f"{kind}-{person}"
-            listed.append(ListEntry(location, file, person, camera, role))
-    return _as_listing(listed, open_files(archive_in(data_dir)), image_size, data_dir)
+            match = re.fullmatch(MSMT17_LINE, line)
+            if match is None:
+                raise ValueError(
+                    f"{path}, line {number} must be <path> <number> with the camera as "
+                    "the third word of the file's name, as 0000/0000_000_01_a.jpg 0, "
+                    f"got {line!r}."
+                )
+            name, camera, person = match[1], int(match[2]), int(match[3])
+            rows.append((f"{below}/{name}", f"{kind}-{person}", camera, role))
+    return _listed(rows, open_files(archive_in(data_dir)), image_size, data_dir)
 
 
-def _parse(line, location):
-    """Parse (path, camera, person) of a line of MSMT17's lists."""
-    try:
-        name, person = line.split()
-        return name, int(name.split("/")[-1].split("_")[2]), int(person)
-    except (ValueError, IndexError) as error:
+def _listed(rows, files: Files, image_size, path) -> Source:
+    """Source of (file, identity, camera, role) of a list's lines."""
+    if not rows:
+        raise ValueError(f"{path} must list images, got none.")
+    check_unique(((name, None) for name, *_ in rows), "image", path)
+    return reid_source(files, Listing(*zip(*rows, strict=True)), image_size)
+
+
+class Names(NamedTuple):
+    """File name pattern of an archive's images."""
+
+    pattern: str  # of the whole path, with groups person and view
+    example: str
+    camera_of: Callable[[str], int] = int
+
+
+VIPER = Names(
+    r"(?:.*/)?cam_(?P<view>[ab])/(?P<person>\d+)_\d+\.[^./]+",
+    "VIPeR/cam_a/000_45.bmp",
+    "0ab".index,
+)
+CUHK01 = Names(  # two images by each of two cameras
+    r"(?:.*/)?(?P<person>\d{4})(?P<view>\d{3})\.[^./]+",
+    "campus/0001001.png",
+    lambda number: (int(number) + 1) // 2,
+)
+THREE_DPES = Names(
+    r"(?:.*/)?RGB/(?P<person>\d+)_(?P<view>\d+)_[^/]+",
+    "3DPeS/RGB/1_18_FRAME_2_RGB.bmp",
+)
+ILIDS = Names(CUHK01.pattern, "i-LIDS_Pedestrian/Persons/0001001.jpg")
+ILIDS_VID = Names(
+    r"(?:.*/)?images/cam(?P<view>\d)/person(?P<person>\d+)/[^/]+",
+    "i-LIDS-VID/images/cam1/person001/cam1_person001.png",
+)
+SHARED = 200  # people of PRID 2011 that both cameras see, the first ones
+
+
+def _archive_source(doc: str, *namings: Names) -> Callable[..., Source]:
+    """Build the source of a set whose images have one of the known names."""
+
+    def open_archive(
+        data_dir: str | os.PathLike,
+        *,
+        image_size: ImageSize | None = IMAGE_SIZE,
+        test_identities: int | float = 0.5,
+        seed: Seed = 0,
+    ) -> Source:
+        files, names, people, views = _list_archive(data_dir, *namings)
+        roles = _roles(people, views, test_identities, seed)
+        listing = Listing(names, people.tolist(), views, roles)
+        return reid_source(files, listing, image_size)
+
+    open_archive.__doc__ = f"""{doc}
+
+    Args:
+      data_dir: folder with one .zip, or of the unpacked archive.
+      image_size: side or (H, W), to which images are resized; None takes the first
+        image's.
+      test_identities: identities that are tested, a number or a share in (0, 1).
+      seed: samples them.
+    """
+    return open_archive
+
+
+viper = _archive_source(
+    "VIPeR (Gray et al., 2007): VIPeR/{cam_a,cam_b}/000_45.bmp, 632 people.", VIPER
+)
+cuhk01 = _archive_source(
+    """CUHK01 (Li et al., ACCV 2012): campus/0001001.png, 971 people.
+
+    Images 1 and 2 of a person are of one camera, 3 and 4 of the other.""",
+    CUHK01,
+)
+three_dpes = _archive_source(
+    """3DPeS (Baltieri et al., 2011): RGB/<person>_<sequence>_FRAME_<n>_RGB.bmp.
+
+    FedReID tests 100 people.""",
+    THREE_DPES,
+)
+ilids = _archive_source(
+    """i-LIDS (Zheng et al., BMVC 2009): Persons/0001001.jpg, 119 people.
+
+    Or iLIDS-VID's single images (Wang et al., ECCV 2014), 300 people and two cameras:
+    images/cam1/person001/cam1_person001.png. FedReID's table has 119 people.""",
+    ILIDS,
+    ILIDS_VID,
+)
+
+
+@checked
+def prid2011(
+    data_dir: str | os.PathLike,
+    *,
+    shots: Literal["single_shot", "multi_shot"] = "single_shot",
+    train_shots: Literal["single_shot", "multi_shot"] | None = None,
+    image_size: ImageSize | None = IMAGE_SIZE,
+    test_identities: int | float = 0.5,
+    seed: Seed = 0,
+) -> Source:
+    """PRID 2011 (Hirzer et al., SCIA 2011): <shots>/cam_a/person_0001.png.
+
+    The first 200 people are seen by both cameras, and some of them are tested. The same
+    higher number is another person in each: those of camera a are trained on, those of
+    camera b are in the gallery.
+
+    Args:
+      shots: "single_shot", or "multi_shot" with cam_a/person_0001/0001.png.
+      train_shots: of training images, if others than `shots`: "multi_shot" with tests
+        on single shots.
+      data_dir, image_size, test_identities, seed: see `viper`.
+    """
+    train_shots = train_shots or shots
+    below = r"cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
+    pattern = rf"(?:.*/)?(?:{shots}|{train_shots})/{below}"
+    example = f"prid_2011/{shots}/cam_a/person_0001.png"
+    archive = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
+    files, names, people, views = archive
+    folders = np.array([re.search(r"(\w+)/cam_[ab]/", name)[1] for name in names])
+    if missing := {shots, train_shots} - {*folders.tolist()}:
         raise ValueError(
-            f"{location} must be <path> <number> with the camera as the third word of "
-            f"the file's name, as 0000/0000_000_01_a.jpg 0, got {line!r}."
-        ) from error
-
-
-def _as_listing(lines: list[ListEntry], files: Files, image_size, path) -> Source:
-    """Build the source of listed images, after checks that they exist."""
-    existing, first_locations = set(files.names), {}
-    missing = [line for line in lines if line.file not in existing]
-    if missing:
-        raise ValueError(
-            f"{path} must list existing images, got {len(missing)} of {len(lines)} "
-            f"missing, the first {missing[0].file} ({missing[0].location}). Copy them "
-            "or remove their lines."
+            f"{files.path} must have images below {shots}/ and {train_shots}/, got "
+            f"none below {missing.pop()}/. Copy that folder, or choose other shots."
         )
-    for line in lines:
-        if not 0 <= line.camera < 2**31:
-            raise ValueError(
-                f"{line.location}: camera must be in [0, 2^31), got {line.camera}."
-            )
-        first_location = first_locations.setdefault(line.file, line.location)
-        if first_location != line.location:
-            raise ValueError(
-                f"{line.location}: an image must be listed once, got {line.file}, also "
-                f"in {first_location}."
-            )
-    listing = Listing(
-        names=[line.file for line in lines],
-        identities=[line.identity for line in lines],
-        cameras=[line.camera for line in lines],
-        roles=[line.role for line in lines],
+    is_shared = people.astype(int) <= SHARED
+    sides = np.where(views == 1, "a-", "b-")
+    people = np.where(is_shared, people, np.char.add(sides, people))
+    roles = _roles(people, views, test_identities, seed, people[~is_shared].tolist())
+    roles = np.where(~is_shared & (views == 2), GALLERY, roles)
+    rows = np.flatnonzero(np.where(roles == TRAIN, train_shots, shots) == folders)
+    names = [names[row] for row in rows]
+    listing = Listing(names, people[rows].tolist(), views[rows], roles[rows])
+    return reid_source(files, listing, image_size)
+
+
+def _list_archive(data_dir, *namings: Names):
+    """(files, names, people [T] str, views [T] int) by the first fitting naming."""
+    files = open_files(archive_in(data_dir))
+    for naming in namings:
+        matches = filter(None, map(re.compile(naming.pattern).fullmatch, files.names))
+        rows = [(m.string, m["person"], naming.camera_of(m["view"])) for m in matches]
+        if rows:
+            names, people, views = zip(*rows, strict=True)
+            return files, names, np.array(people), np.array(views)
+    examples = " or ".join(naming.example for naming in namings)
+    raise ValueError(
+        f"{files.path} must have images named like {examples}, got {files.names[0]}. "
+        "Check the path."
     )
-    check_disjoint(listing, files)
-    return reid_source(files, listing, image_size, path)
+
+
+def _roles(people, views, test_identities, seed, excluded=()) -> np.ndarray:
+    """Roles [T]: images of a test person's first half of views are queries."""
+    candidates = {*people.tolist()} - {*excluded}
+    roles = np.full(len(people), TRAIN)
+    for person in tested_identities(candidates, test_identities, seed):
+        is_person = people == person
+        own_views = np.unique(views[is_person])
+        is_query = np.isin(views, own_views[: len(own_views) // 2])
+        roles[is_person] = np.where(is_query, QUERY, GALLERY)[is_person]
+    return roles

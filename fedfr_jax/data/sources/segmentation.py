@@ -26,10 +26,11 @@ from fedfr_jax.data.sources.decoding import (
 )
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, open_files
-from fedfr_jax.data.sources.listed_images import listed_reader
+from fedfr_jax.data.sources.index import index_files, number_identities, open_index
+from fedfr_jax.data.sources.selection import check_unique
 from fedfr_jax.data.sources.stored import stored_images
 from fedfr_jax.schema import checked
-from fedfr_jax.types import IGNORE_INDEX, Masks, Preprocessing, Source
+from fedfr_jax.types import IGNORE_INDEX, Masks, Source
 
 MODES = ("1", "L", "P")  # of Pillow: a byte per pixel at most
 BLOCK = 64  # masks that are counted at once
@@ -57,38 +58,23 @@ def build_encoding(
     ignored: Sequence[int],
 ) -> MaskEncoding:
     """Pixel values of the classes: first, first + 1, ... or those of a mapping."""
-    names = list(classes)
-    numbers = list(range(first_number, first_number + len(names)))
-    if isinstance(classes, Mapping):
-        if first_number:
-            raise ValueError(
-                "first_class must be 0 if classes is a mapping to numbers "
-                f"({classes}), got {first_number}."
-            )
-        numbers = [classes[name] for name in names]
-        order = sorted(range(len(names)), key=lambda i: numbers[i])
-        names, numbers = ([x[i] for i in order] for x in (names, numbers))
-    if not 0 < len(set(names)) == len(names) <= IGNORE_INDEX:
+    number_of = classes
+    if not isinstance(classes, Mapping):
+        number_of = {name: first_number + i for i, name in enumerate(classes)}
+    names = sorted(number_of, key=number_of.get)
+    numbers = [number_of[name] for name in names]
+    is_mixed = isinstance(classes, Mapping) and first_number
+    if not names or len(names) < len(classes) or max(numbers) > 255 or is_mixed:
         raise ValueError(
-            f"classes must have 1 to {IGNORE_INDEX} different names, got {names}."
+            f"classes must have different names and numbers in [0, 255], got {classes} "
+            f"and first_class {first_number}."
         )
-    if len({*numbers}) < len(numbers) or max(numbers) > 255:
+    if len({*numbers, *ignored}) < len(numbers) + len({*ignored}):
         raise ValueError(
-            f"classes must have different numbers in [0, 255], got {_preview(numbers)}."
-        )
-    if shared := sorted({*ignored} & {*numbers}):
-        raise ValueError(
-            f"ignore_values must not be numbers of classes ({_preview(numbers)}), got "
-            f"{shared[0]}."
+            "classes and ignore_values must have different numbers, got "
+            f"{numbers[0]} to {numbers[-1]} and {list(ignored)}."
         )
     return MaskEncoding(tuple(names), tuple(numbers), tuple(ignored))
-
-
-def _preview(numbers: Sequence[int]) -> str:
-    """Format numbers for an error; a range by its ends."""
-    low, high = numbers[0], numbers[-1]
-    is_range = list(numbers) == list(range(low, high + 1))
-    return f"{low} to {high}" if is_range else str(list(numbers))
 
 
 def read_mask(
@@ -106,7 +92,11 @@ def read_mask(
       size: (H, W) of the result.
       image_size: (H, W) of the image that the mask belongs to.
     """
-    numbers = _numbers(data, origin)
+    with error_context(origin, "a whole mask of one byte per pixel"):
+        image = apply_orientation(data)
+        if image.mode not in MODES:
+            raise ValueError(f"mode {image.mode}, which is none of {MODES}")
+        numbers = np.asarray(image).astype(np.uint8)
     if numbers.shape != image_size:
         raise ValueError(
             f"{origin} must have its image's size {image_size}, got {numbers.shape}."
@@ -114,50 +104,13 @@ def read_mask(
     classes = encoding.table[numbers]
     if classes.min() < 0:
         raise ValueError(
-            f"{origin} must have pixel values {_preview(encoding.numbers)} or "
+            f"{origin} must have pixel values {list(encoding.numbers)} or "
             f"ignore_values {list(encoding.ignored)}, got {numbers[classes < 0][0]}. "
             'Give the classes numbers, as in classes={"background": 0, "object": '
             "255}, or add the value to ignore_values."
         )
     picture = Image.fromarray(classes.astype(np.uint8))
     return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
-
-
-def _numbers(data, origin):
-    """Stored pixel values, uint8 [h, w]."""
-    with error_context(origin, "a whole mask"):
-        image = apply_orientation(data, origin)
-        stored = np.asarray(image)
-    if image.mode not in MODES:
-        raise ValueError(
-            f"{origin} must have one byte per pixel (modes {MODES}), got mode "
-            f"{image.mode}."
-        )
-    return stored.astype(np.uint8)
-
-
-def check_classes_occur(
-    counts: np.ndarray, pixels: int, encoding: MaskEncoding, path
-) -> None:
-    """Raise ValueError for a class without any pixel, whose IoU would be meaningless.
-
-    Args:
-      counts: [T, M] of `class_counts`.
-      pixels: of all masks.
-      path: what to call the set.
-    """
-    missing = np.flatnonzero(counts.sum(axis=0) == 0)
-    if not len(missing):
-        return
-    unused = [(encoding.class_names[i], encoding.numbers[i]) for i in missing]
-    share = 1 - counts.sum() / pixels
-    raise ValueError(
-        f"classes must each have pixels in the masks of {path}, got none of "
-        f"{', '.join(f'{name} (number {number})' for name, number in unused)}, while "
-        f"{share:.1%} of all pixels are ignored ({list(encoding.ignored)}). Remove it "
-        "from classes; or, if masks have it under an ignored value, set for example "
-        'classes={"background": 0, "object": 255}, ignore_values=[].'
-    )
 
 
 def largest_classes(
@@ -261,42 +214,61 @@ def image_masks(
     """
     encoding = build_encoding(classes, first_class, ignore_values)
     files = open_files(path)
-    matches = _match_masks(files, images, "images", path)
-    pairs = _match_masks(files, masks, "masks", path)
-    used = {match.string for match in (*matches.values(), *pairs.values())}
-    for pair, match in matches.items():
-        if pair not in pairs:
-            raise ValueError(
-                f"{files.origin(match.string)} must have a mask, got none. Add one or "
-                "remove the image from the set."
-            )
-    names = [match.string for match in matches.values()]
-    mask_names = [pairs[pair].string for pair in matches]
-    size = parse_size(image_size or files.image_size(names[0]))
-    shape, preprocessing = (*size, channels), Preprocessing(resize="stretch")
-    read_masks = _mask_reader(files, names, mask_names, encoding, size)
-    image_matches = list(matches.values())
-    test_groups = [match.groupdict().get("test") for match in image_matches]
-    is_test = np.array([group is not None for group in test_groups])
-    counts = class_counts(read_masks, len(names), len(encoding.class_names))
-    check_classes_occur(counts, len(names) * size[0] * size[1], encoding, path)
-    if labels == "largest":
-        image_labels, label_names = largest_classes(
-            counts, encoding.class_names, is_test, background
+    images_of = _match_pairs(files, images, "images")
+    masks_of = _match_pairs(files, masks, "masks")
+    if missing := [x for pair, x in images_of.items() if pair not in masks_of]:
+        raise ValueError(
+            f"{files.origin(missing[0].string)} must have a mask, got none. Add one or "
+            "remove the image from the set."
         )
+    names = [match.string for match in images_of.values()]
+    mask_names = [masks_of[pair].string for pair in images_of]
+    size = parse_size(image_size or files.image_size(names[0]))
+
+    def load_mask(row):
+        name, mask = names[row], mask_names[row]
+        origin, stored_size = files.origin(mask), files.image_size(name)
+        return read_mask(files.read(mask), origin, encoding, size, stored_size)
+
+    read_masks = reader(load_mask, len(names), size)
+    groups = [match.groupdict() for match in images_of.values()]
+    is_test = np.array([group.get("test") is not None for group in groups])
+    counts = class_counts(read_masks, len(names), len(encoding.class_names))
+    if unused := np.flatnonzero(counts.sum(axis=0) == 0).tolist():
+        raise ValueError(  # the IoU of such a class would be meaningless
+            f"classes must each have pixels in the masks of {path}, got none of "
+            f"{', '.join(encoding.class_names[i] for i in unused)}, while "
+            f"{1 - counts.sum() / (len(names) * size[0] * size[1]):.1%} of all pixels "
+            f"are ignored ({list(encoding.ignored)}). Remove it from classes; or, if "
+            "masks have it under an ignored value, set for example "
+            'classes={"background": 0, "object": 255}, ignore_values=[].'
+        )
+    if labels == "identity" and "identity" not in groups[0]:
+        raise ValueError(
+            "labels must be 'largest' if the pattern images has no group `identity`, "
+            "got 'identity'."
+        )
+    if labels == "identity":
+        found = number_identities([group["identity"] for group in groups])
     else:
-        image_labels, label_names = _identities(image_matches, images)
-    return Source(
-        read=listed_reader(files, names, shape, preprocessing),
+        found = largest_classes(counts, encoding.class_names, is_test, background)
+    image_labels, identities = found
+    index = index_files(
+        files,
+        names,
         labels=image_labels,
-        names=label_names,
-        input_shape=shape,
+        identities=identities,
         is_test=is_test if is_test.any() else None,
         masks=Masks(read_masks, encoding.class_names),
-        passed_over=files.passed_over(used),
-        preprocessing=preprocessing,
-        stored=_with_masks(files, names, mask_names),
     )
+    source = open_index(index, size, channels)
+    stored = stored_images(
+        names,
+        size=lambda row: files.size(names[row]) + files.size(mask_names[row]),
+        read=lambda row: files.read(names[row]) + files.read(mask_names[row]),
+    )
+    passed_over = files.passed_over([*names, *(x.string for x in masks_of.values())])
+    return source._replace(stored=stored, passed_over=passed_over)
 
 
 @checked
@@ -337,54 +309,18 @@ def camvid(
     return source._replace(masks=colored)
 
 
-def _match_masks(files: Files, pattern: str, key: str, path) -> dict[str, re.Match]:
+def _match_pairs(files: Files, pattern: str, key: str) -> dict[str, re.Match]:
     """Match files against a pattern: {pair: match}."""
     compiled = re.compile(pattern)
     if "pair" not in compiled.groupindex:
         raise ValueError(
             f"{key} must be a regular expression with a group `pair`, got {pattern}."
         )
-    matches = {}
-    for match in filter(None, map(compiled.fullmatch, files.names)):
-        other = matches.setdefault(match["pair"], match)
-        if other is not match:
-            raise ValueError(
-                f"{path} must have one file of {key} for {match['pair']}, got "
-                f"{other.string} and {match.string}."
-            )
+    matches = list(filter(None, map(compiled.fullmatch, files.names)))
     if not matches:
         raise ValueError(
-            f"{path} must have files that match {key} = {pattern}, got none (it has "
-            f"{files.names[0]})."
+            f"{files.path} must have files that match {key} = {pattern}, got none (it "
+            f"has {files.names[0]})."
         )
-    return matches
-
-
-def _mask_reader(files, names, mask_names, encoding: MaskEncoding, size):
-    """`Masks.read` of the masks of the named images."""
-
-    def load(row):
-        image, mask = names[row], mask_names[row]
-        origin, image_size = files.origin(mask), files.image_size(image)
-        return read_mask(files.read(mask), origin, encoding, size, image_size)
-
-    return reader(load, len(names), size)
-
-
-def _with_masks(files, names, mask_names):
-    """Stored images whose contents include their masks."""
-    size = lambda row: files.size(names[row]) + files.size(mask_names[row])
-    read = lambda row: files.read(names[row]) + files.read(mask_names[row])
-    return stored_images(names, size, read)
-
-
-def _identities(matches, pattern):
-    """Labels [T] int32 and names from the pattern's group `identity`."""
-    if "identity" not in re.compile(pattern).groupindex:
-        raise ValueError(
-            "labels must be 'largest' if the pattern images has no group `identity`, "
-            "got 'identity'."
-        )
-    identities = [match["identity"] for match in matches]
-    names, number = np.unique(identities, return_inverse=True)
-    return number.astype(np.int32), tuple(names.tolist())
+    by_pair = ((match["pair"], match) for match in matches)
+    return check_unique(by_pair, f"pair of {key}", files.path)

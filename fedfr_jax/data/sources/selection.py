@@ -8,12 +8,13 @@ import numpy as np
 
 from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.decoding import check_rows
-from fedfr_jax.data.sources.stored import select_rows
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Pairs, Source
 
 Value = TypeVar("Value")
+# Fields of `Source` that are arrays [T, ...].
+BY_ROW = ("landmarks", "cameras", "is_test", "roles", "client_ids")
 
 
 def check_unique(
@@ -43,29 +44,26 @@ def keep_rows(source: Source, rows: np.ndarray) -> Source:
     """
     rows = check_rows(rows, len(source.labels))
     old_labels, labels = np.unique(source.labels[rows], return_inverse=True)
-    pairs = source.pairs
+    pairs, masks = source.pairs, source.masks
     if pairs is not None:
         new_row = np.full(len(source.labels), -1, np.int32)
         new_row[rows] = np.arange(len(rows), dtype=np.int32)
         new_rows = new_row[pairs.indices]
         is_whole = (new_rows >= 0).all(axis=1)
         pairs = Pairs(new_rows[is_whole], pairs.is_same[is_whole])
-    masks = source.masks
     if masks is not None:
-        read = masks.read
-        masks = masks._replace(read=lambda i: read(rows[check_rows(i, len(rows))]))
+        read_masks = masks.read
+        of_rows = lambda i: read_masks(rows[check_rows(i, len(rows))])
+        masks = masks._replace(read=of_rows)
+    arrays = source._asdict()
     return source._replace(
         read=lambda indices: source.read(rows[check_rows(indices, len(rows))]),
         labels=labels.astype(np.int32),
         names=tuple(source.names[label] for label in old_labels),
-        landmarks=_take(source.landmarks, rows),
-        cameras=_take(source.cameras, rows),
         pairs=pairs,
-        is_test=_take(source.is_test, rows),
-        client_ids=_take(source.client_ids, rows),
         masks=masks,
-        roles=_take(source.roles, rows),
-        stored=select_rows(source.stored, rows),
+        stored=stored.select_rows(source.stored, rows),
+        **{k: arrays[k][rows] for k in BY_ROW if arrays[k] is not None},
     )
 
 
@@ -85,24 +83,20 @@ def keep_identities(source: Source, min_images: Whole, origin: str) -> Source:
     return keep_rows(source, np.flatnonzero(is_kept[source.labels]))
 
 
-def _take(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    return None if values is None else values[rows]
-
-
 def concat_sources(parts: Mapping[str, Source]) -> Source:
     """Concatenate sources; identities are named <part>/<name> and never merged.
 
-    Identities in more than one part count as different ones.
-    Pairs and masks are dropped; landmarks, test parts, cameras and roles stay when
-    every source has them. Cameras keep their numbers: the camera 1 of two parts is two
-    cameras. Preprocessing stays where it is the same for all.
+    Identities in more than one part count as different ones. Pairs, masks and client
+    ids are dropped; landmarks, test parts, cameras and roles stay when every source has
+    them. Cameras keep their numbers: the camera 1 of two parts is two cameras.
+    Preprocessing stays where it is the same for all.
     """
     shapes = {name: part.input_shape for name, part in parts.items()}
     if len(set(shapes.values())) != 1:
         raise ValueError(f"sources must have images of one shape, got {shapes}.")
     sources = list(parts.values())
-    starts = np.cumsum([0, *(len(s.labels) for s in sources)])
-    first = np.cumsum([0, *(len(s.names) for s in sources)])
+    starts = np.cumsum([0, *(len(source.labels) for source in sources)])
+    first = np.cumsum([0, *(len(source.names) for source in sources)])
     shape = sources[0].input_shape
 
     def read(indices):
@@ -115,27 +109,22 @@ def concat_sources(parts: Mapping[str, Source]) -> Source:
                 images[is_here] = source.read(rows[is_here] - starts[i])
         return images
 
-    labels = [s.labels + n for s, n in zip(sources, first[:-1], strict=True)]
-    names = [f"{part}/{name}" for part, s in parts.items() for name in s.names]
-
-    preprocessings = {s.preprocessing for s in sources}
-
-    def concat_optional(arrays):
+    def concat_optional(key):
         """Concatenate the arrays of all sources; None if one has none."""
+        arrays = [source._asdict()[key] for source in sources]
         return None if any(x is None for x in arrays) else np.concatenate(arrays)
 
+    labels = [x.labels + n for x, n in zip(sources, first[:-1], strict=True)]
+    preprocessings = {source.preprocessing for source in sources}
     return Source(
         read=read,
         labels=np.concatenate(labels).astype(np.int32),
-        names=tuple(names),
+        names=tuple(f"{part}/{name}" for part, x in parts.items() for name in x.names),
         input_shape=shape,
-        landmarks=concat_optional([s.landmarks for s in sources]),
-        is_test=concat_optional([s.is_test for s in sources]),
-        cameras=concat_optional([s.cameras for s in sources]),
-        roles=concat_optional([s.roles for s in sources]),
-        passed_over="\n".join(s.passed_over for s in sources if s.passed_over),
+        passed_over="\n".join(x.passed_over for x in sources if x.passed_over),
         preprocessing=preprocessings.pop() if len(preprocessings) == 1 else None,
         stored=stored.concat(parts),
+        **{key: concat_optional(key) for key in BY_ROW if key != "client_ids"},
     )
 
 
@@ -143,10 +132,8 @@ def names_from(names: tuple[str, ...], part: str, key: str) -> np.ndarray:
     """Mask [M] of the identities whose name starts with `part`/."""
     parts = np.array([name.partition("/")[0] for name in names])
     if part not in parts:
-        source_names = sorted(set(parts.tolist()))
-        listing = ", ".join(source_names[:5])
-        if len(source_names) > 5:
-            listing += ", ..."
+        known = sorted(set(parts.tolist()))
+        listing = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
         raise ValueError(
             f"{key} must be one of the concatenated sources ({listing}), got {part}."
         )

@@ -2,12 +2,11 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedfr_jax.data.sources.decoding import in_threads
-from fedfr_jax.data.sources.image_files import Files
 from fedfr_jax.types import Source, StoredImages
 
 MAX_READ_BYTES = 2**28  # of a set; images of a larger one have no checksums
@@ -30,40 +29,25 @@ def stored_images(
       is_named: False where `names` are numbers of rows.
     """
 
-    @functools.cache
-    def sizes():
-        return np.fromiter(map(size, range(len(names))), np.int64, len(names))
-
     @functools.cache  # a run compares its data at several places
-    def checksums():
-        is_read = sizes().sum() <= MAX_READ_BYTES
+    def facts():
+        sizes = np.array([size(row) for row in range(len(names))], np.int64)
+        is_read = sizes.sum() <= MAX_READ_BYTES
 
         def checksum(row):
             crc = zlib.crc32(read(row)) if is_read else 0
-            return (
-                crc if landmarks is None else zlib.crc32(landmarks[row].tobytes(), crc)
-            )
+            if landmarks is None:
+                return crc
+            return zlib.crc32(landmarks[row].tobytes(), crc)
 
-        def checksums_of(rows):
-            return [checksum(row) for row in rows]
+        return sizes, np.array(in_threads(checksum, len(names)), np.uint32)
 
-        return np.array(in_threads(checksums_of, np.arange(len(names))), np.uint32)
-
-    facts = lambda rows: (sizes()[rows], checksums()[rows])
-    return StoredImages(names, facts, is_named)
-
-
-def stored_files(
-    files: Files, names: Sequence[str], *, landmarks: np.ndarray | None = None
-) -> StoredImages:
-    """Names, sizes and checksums of files of a directory or .zip."""
-    size = lambda row: files.size(names[row])
-    read = lambda row: files.read(names[row])
-    return stored_images(names, size, read, landmarks=landmarks)
+    facts_of = lambda rows: tuple(values[rows] for values in facts())
+    return StoredImages(names, facts_of, is_named)
 
 
 def stored_rows(
-    read: Callable[[np.ndarray], np.ndarray], shape, count: int
+    read: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], count: int
 ) -> StoredImages:
     """Sizes and checksums of decoded images without names, read by `Source.read`."""
     size = lambda row: int(np.prod(shape))
@@ -93,18 +77,13 @@ def select_rows(stored: StoredImages | None, rows: np.ndarray) -> StoredImages |
     return stored._replace(names=names, facts=facts)
 
 
-def concat(parts: dict[str, Source]) -> StoredImages:
+def concat(parts: Mapping[str, Source]) -> StoredImages:
     """Concatenate the stored images of several sources, named <part>/<name>."""
     stored = {part: get_stored(source) for part, source in parts.items()}
     names = [f"{part}/{name}" for part, x in stored.items() for name in x.names]
-    starts = np.cumsum([0, *(len(x.names) for x in stored.values())])
 
     def facts(rows):
-        sizes, checksums = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint32)
-        part_index = np.searchsorted(starts, rows, side="right") - 1
-        for i, part in enumerate(stored.values()):
-            is_here = part_index == i
-            sizes[is_here], checksums[is_here] = part.facts(rows[is_here] - starts[i])
-        return sizes, checksums
+        every = [x.facts(np.arange(len(x.names))) for x in stored.values()]
+        return tuple(np.concatenate(one)[rows] for one in zip(*every, strict=True))
 
     return StoredImages(names, facts, all(x.is_named for x in stored.values()))

@@ -97,9 +97,13 @@ def fake_data(
         read=lambda rows: np.zeros((len(rows), *shape[:2]), np.uint8),
         class_names=tuple(f"class {i}" for i in range(num_pixel_classes)),
     )
+
+    def black(rows):
+        return np.zeros((len(check_rows(rows, len(labels))), *shape), np.uint8)
+
     roles = np.where(is_test, np.where(image_number == 0, QUERY, GALLERY), TRAIN)
     return Source(
-        read=lambda rows: np.zeros((len(rows), *shape), np.uint8),
+        read=black,
         labels=labels,
         names=tuple(map(str, range(num_identities))),
         input_shape=shape,

@@ -49,14 +49,15 @@ def table(
     for name in used:
         values = _numbers(columns[name])
         if values is not None:
-            numbers.append(_scaled(values))
+            scale = np.nanstd(values) or 1.0
+            numbers.append(np.nan_to_num((values - np.nanmean(values)) / scale))
             continue
         distinct, codes = np.unique(columns[name], return_inverse=True)
         categories.append(codes + count)
         count += len(distinct)
     inputs = {
-        "numbers": _stacked(numbers, len(lines)),
-        "categories": _stacked(categories, len(lines)),
+        name: np.array(of_name, np.float32).reshape(-1, len(lines)).T
+        for name, of_name in (("numbers", numbers), ("categories", categories))
     }
     return Source(
         read=lambda rows: {k: x[check_rows(rows, len(x))] for k, x in inputs.items()},
@@ -91,13 +92,3 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
     except ValueError:
         return None
     return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers
-
-
-def _scaled(values: np.ndarray) -> np.ndarray:
-    deviation = np.nanstd(values) or 1.0
-    return np.nan_to_num((values - np.nanmean(values)) / deviation)
-
-
-def _stacked(columns: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """Stack columns to [T, number of columns] float32."""
-    return np.array(columns, np.float32).reshape(-1, count).T

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.data.stream import Stream, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.types import Dataset, Preprocessing, Source

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from fedfr_jax.data.sources import SOURCES, check_exists
 from fedfr_jax.data.sources.decoding import check_landmarks
 from fedfr_jax.data.sources.image_files import open_files
-from fedfr_jax.data.sources.listed_images import listed_images
+from fedfr_jax.data.sources.index import listed_images
 from fedfr_jax.data.sources.selection import check_unique
 from fedfr_jax.data.stream import Stream, fits_devices, place_examples, stream
 from fedfr_jax.evaluation.error_rates import check_rates, flag_unsupported, flagged_name

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.spreadout import fedface

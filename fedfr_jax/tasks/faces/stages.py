@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.data.partition import PARTITIONS, format_report, report
-from fedfr_jax.data.partition.identity_assignment import IdentityPartition
+from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.federated.model_parallel import gather
 from fedfr_jax.federated.settings import (
     Federation,

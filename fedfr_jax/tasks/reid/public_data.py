@@ -13,7 +13,8 @@ import numpy as np
 from annotated_types import Interval
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.sources import keep_rows, stored
+from fedfr_jax.data.sources import stored
+from fedfr_jax.data.sources.selection import keep_rows
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.ranges import Seed, Whole
 from fedfr_jax.schema import call

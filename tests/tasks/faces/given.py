@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.data.partition.identity_assignment import (
+from fedfr_jax.data.partition.identities import (
     IdentityPartition,
     IdentitySplit,
     assemble,

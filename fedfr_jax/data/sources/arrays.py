@@ -1,0 +1,244 @@
+"""Labeled images in arrays of .npz files: CIFAR-100, MNIST, Omniglot.
+
+Opening reads labels and the headers of the images. The first `read` reads all images,
+which are resized once.
+"""
+
+import functools
+import os
+import pathlib
+import threading
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from fedfr_jax.data.sources.decoding import (
+    MODES,
+    Channels,
+    ImageSize,
+    check_rows,
+    parse_size,
+    prepare_image,
+)
+from fedfr_jax.data.sources.selection import check_unique, keep_identities
+from fedfr_jax.data.sources.stored import stored_rows
+from fedfr_jax.files import read_csv, read_npy_header
+from fedfr_jax.ranges import Whole
+from fedfr_jax.types import Preprocessing, Source
+
+FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split()
+FASHION += ["Ankle boot"]
+# Two arrays each, of the training and of the test part.
+TWO_PARTS = {
+    "images": ("train_images", "test_images"),
+    "labels": ("train_labels", "test_labels"),
+}
+
+
+def arrays(
+    path: str | os.PathLike,
+    *,
+    image_size: ImageSize | None = None,
+    channels: Channels | None = None,
+    images: str | Sequence[str] = "images",
+    labels: str | Sequence[str] = "labels",
+    cameras: str | None = None,
+    is_test: str | None = None,
+    invert: bool = False,
+    min_images: Whole = 1,
+) -> Source:
+    """Images and labels of a .npz file, as for MNIST, CIFAR or Omniglot.
+
+    Args:
+      path: the .npz file.
+      image_size: side or (H, W); None keeps the stored size.
+      channels: 1 or 3; None keeps the stored number.
+      images: key of [..., H, W] or [..., H, W, C] uint8 or bool (True is 255), where
+        [...] is the shape of the labels. Two keys are those of the training part and
+        of the set's own test part, whose rows follow each other.
+      labels: key of the labels, [...] int, or two keys.
+      cameras: key of the cameras, [...] int, or None.
+      is_test: key of the set's own test part, [...] bool, or None; not with two keys.
+      invert: turn black into white, for ink on paper.
+    """
+    image_keys, label_keys = (
+        (keys,) if isinstance(keys, str) else tuple(keys) for keys in (images, labels)
+    )
+    if not len(image_keys) == len(label_keys) <= (1 if is_test else 2):
+        raise ValueError(
+            "images and labels must be one key each, or without is_test two each (of "
+            f"the training and the test part), got {images}, {labels} and {is_test}."
+        )
+    label_parts = [_read(path, key).reshape(-1) for key in label_keys]
+    stored_shapes = [
+        _image_shape(path, key, len(part))
+        for key, part in zip(image_keys, label_parts, strict=True)
+    ]
+    stored_shape = stored_shapes[0]
+    if len({*stored_shapes}) > 1:
+        raise ValueError(f"{path} must have images of one shape, got {stored_shapes}.")
+    class_numbers, label = np.unique(np.concatenate(label_parts), return_inverse=True)
+    test = None if is_test is None else _read(path, is_test, len(label)).astype(bool)
+    if len(label_parts) == 2:
+        test = np.repeat([False, True], [len(part) for part in label_parts])
+    size = parse_size(stored_shape[:2] if image_size is None else image_size)
+    shape = (*size, channels or stored_shape[2])
+    preprocessing = Preprocessing(resize="stretch", inverted=invert)
+    read = _reader(path, image_keys, stored_shape, len(label), shape, preprocessing)
+    source = Source(
+        read=read,
+        labels=label.astype(np.int32),
+        names=tuple(str(number) for number in class_numbers),
+        input_shape=shape,
+        cameras=None if cameras is None else _read(path, cameras, len(label)),
+        is_test=test,
+        preprocessing=preprocessing,
+        stored=stored_rows(read, shape, len(label)),
+    )
+    return keep_identities(source, min_images, str(path))
+
+
+def _read(path, key: str, count: int | None = None) -> np.ndarray:
+    """Read an array of integers or bools; with `count`, [count] int32."""
+    try:
+        with open(path, "rb") as file, np.load(file) as stored:
+            values = stored[key]
+    except Exception as error:  # of zipfile, zlib and NumPy
+        raise ValueError(
+            f"{path} must be an undamaged .npz with the array {key}, got {error}."
+        ) from error
+    if values.dtype.kind not in "biu" or count not in (None, values.size):
+        raise ValueError(
+            f"{path}: {key} must be integers, {count or 'one'} per label, got "
+            f"{values.dtype} {values.shape}."
+        )
+    return values if count is None else values.reshape(-1).astype(np.int32)
+
+
+def _image_shape(path, key: str, num_images: int) -> tuple[int, int, int]:
+    """(H, W, C) of the images of an array, by its header."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+            shape, _, dtype = read_npy_header(file)
+    except Exception as error:  # of zipfile, zlib and NumPy
+        raise ValueError(
+            f"{path} must be an undamaged .npz with the array {key}, got {error}."
+        ) from error
+    count, rest = 1, shape
+    while count < num_images and rest:
+        count, rest = count * rest[0], rest[1:]
+    image_shape = (*rest, 1) if len(rest) == 2 else rest
+    is_image = len(image_shape) == 3 and 0 not in rest and image_shape[2] in MODES
+    if not is_image or count != num_images or dtype not in (np.uint8, np.bool_):
+        raise ValueError(
+            f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
+            f"uint8 or bool, one image per label, got {dtype} {shape}."
+        )
+    return image_shape
+
+
+def _reader(path, keys, stored_shape, count, shape, preprocessing):
+    """`Source.read` of image arrays, which stay in memory once read."""
+    lock = threading.Lock()
+
+    @functools.cache
+    def table():
+        images, row = np.empty((count, *shape), np.uint8), 0
+        for key in keys:
+            values = _read(path, key).reshape(-1, *stored_shape)
+            if values.dtype == bool:  # True may be stored as any byte but 0
+                values = np.where(values.view(np.uint8) == 0, 0, 255).astype(np.uint8)
+            for image in values[..., 0] if stored_shape[2] == 1 else values:
+                picture = Image.fromarray(image).convert(MODES[shape[2]])
+                images[row] = prepare_image(picture, shape[:2], preprocessing)
+                row += 1
+        return images
+
+    def read(indices):
+        rows = check_rows(indices, count)
+        with lock:  # two first readers must not both read the file
+            images = table()
+        return images[rows]
+
+    return read
+
+
+def omniglot(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: ImageSize = 28,
+    channels: Channels = 1,
+) -> Source:
+    """Omniglot's background set: white ink on black, one identity per character.
+
+    Needs images_background.npz (images [M, 20, 105, 105] bool, True for paper; labels
+    [M, 20]) and classes.csv (label, alphabet, character). Names are
+    <alphabet>/<character>; camera = drawer 0..19 (the same 20 people within one
+    alphabet, others in the next).
+    """
+    source = arrays(
+        pathlib.Path(data_dir, "images_background.npz"),
+        image_size=image_size,
+        channels=channels,
+        invert=True,
+    )
+    path = pathlib.Path(data_dir, "classes.csv")
+    rows = read_csv(path, ("label", "alphabet", "character")).values()
+    named = ((label, f"{alphabet}/{name}") for label, alphabet, name in rows)
+    names = check_unique(named, "label", path)
+    if missing := [label for label in source.names if label not in names]:
+        raise ValueError(
+            f"{path} must have a row for every label, got none for {missing[0]}."
+        )
+    # A character's images are in the order of the drawers, characters in any.
+    order = np.argsort(source.labels, kind="stable")
+    grouped = source.labels[order]
+    drawers = np.empty(len(order), np.int32)
+    drawers[order] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
+    names = tuple(names[label] for label in source.names)
+    return source._replace(names=names, cameras=drawers)
+
+
+def cifar100(
+    data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
+) -> Source:
+    """CIFAR-100 with fine labels: a .npz of {train,test}_images and _labels."""
+    return arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+
+
+def fashion_mnist(
+    data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
+) -> Source:
+    """Fashion-MNIST, gray: a .npz of {train,test}_images and _labels."""
+    source = arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+    return source._replace(names=tuple(FASHION))
+
+
+def mnist(
+    data_dir: str | os.PathLike,
+    *,
+    image_size: ImageSize | None = None,
+    is_test: str | None = "official_test",
+) -> Source:
+    """MNIST, gray: a .npz of images, labels and the mask of its test part.
+
+    Args:
+      data_dir: folder with one .npz.
+      image_size: side or (H, W); None keeps 28.
+      is_test: key of the mask [T] bool; None for one set without a test part.
+    """
+    return arrays(_npz_in(data_dir), image_size=image_size, is_test=is_test)
+
+
+def _npz_in(data_dir: str | os.PathLike) -> pathlib.Path:
+    """Path of the only .npz in a data set's folder."""
+    archives = sorted(pathlib.Path(data_dir).glob("*.npz"))
+    if len(archives) != 1:
+        raise ValueError(
+            f"{data_dir} must have exactly one .npz, got "
+            f"{[file.name for file in archives]}. Choose one with the data source "
+            "`arrays`."
+        )
+    return archives[0]

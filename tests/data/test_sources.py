@@ -1,0 +1,115 @@
+"""What every source keeps, over small sets of every format."""
+
+import numpy as np
+import pytest
+
+from fedfr_jax.data.sources import SOURCES, open_source, register_source
+from fedfr_jax.data.sources.packed import pack, packed
+from fedfr_jax.data.sources.selection import concat_sources, keep_identities, keep_rows
+from fedfr_jax.data.sources.stored import get_stored
+from tests.faults.inputs import SETS
+
+IMAGES = sorted({*SETS} - {"table", "templates", "weights npz", "safetensors"})
+GENERATED = {
+    "fake_data": {"num_identities": 3, "images_per_identity": 2, "image_size": 4},
+    "synthetic_faces": {"num_identities": 2, "images_per_identity": 2},
+}
+
+
+@pytest.fixture(params=[*IMAGES, *GENERATED])
+def source(request, tmp_path):
+    if request.param in GENERATED:
+        return open_source(request.param, **GENERATED[request.param])
+    small = SETS[request.param]
+    small.write(tmp_path)
+    return small.read(tmp_path)
+
+
+def test_rows_are_read_in_any_order_and_none_outside(source):
+    count = len(source.labels)
+    assert source.labels.dtype == np.int32 and source.labels.min() >= 0
+    assert source.labels.max() < len(source.names)
+    images = source.read(np.arange(count))
+    assert images.shape == (count, *source.input_shape) and images.dtype == np.uint8
+    rows = np.random.default_rng(0).permutation(count).repeat(2)
+    np.testing.assert_array_equal(source.read(rows), images[rows])
+    assert source.read(np.array([], int)).shape == (0, *source.input_shape)
+    for wrong in (-1, count):
+        with pytest.raises(ValueError, match="indices must be in"):
+            source.read(np.array([wrong]))
+
+
+def assert_images_of(found, at, source, rows, prefix=""):
+    """The images `at` of `found` are the `rows` of `source`, in all."""
+    np.testing.assert_array_equal(found.read(at), source.read(rows))
+    people = [source.names[label] for label in source.labels[rows]]
+    assert [found.names[label] for label in found.labels[at]] == [
+        prefix + name for name in people
+    ]
+    for key in ("landmarks", "cameras", "is_test", "roles"):
+        whole, part = source._asdict()[key], found._asdict()[key]
+        assert (whole is None) == (part is None), key
+        if whole is not None:
+            np.testing.assert_array_equal(part[at], whole[rows], err_msg=key)
+
+
+def test_selected_packed_and_joined_images_keep_their_facts(source, tmp_path):
+    count, rows = len(source.labels), np.array([len(source.labels) - 1, 0])
+    part = keep_rows(source, rows)
+    assert_images_of(part, np.arange(2), source, rows)
+    image_bytes = int(np.prod(source.input_shape))
+    pack(source, tmp_path / "packed", max_file_bytes=4 * image_bytes)
+    assert_images_of(packed(tmp_path / "packed"), rows, source, rows)
+    joined = concat_sources({"a": source, "b": source})
+    assert_images_of(joined, rows + count, source, rows, "b/")
+    stored = get_stored(source)
+    assert get_stored(joined).names[count:] == [f"b/{name}" for name in stored.names]
+    for found, at in ((part, np.arange(2)), (joined, rows + count)):
+        facts = get_stored(found).facts(at), stored.facts(rows)
+        np.testing.assert_array_equal(*facts)
+
+
+def test_identities_with_few_images_are_left_out(source):
+    counts = np.bincount(source.labels, minlength=len(source.names))
+    most = int(counts.max())
+    if most == counts.min() or (counts == most).sum() < 2:
+        assert keep_identities(source, 1, "set") is source
+        with pytest.raises(ValueError, match="min_images must leave at least 2 ident"):
+            keep_identities(source, most + 1, "set")
+        return
+    kept = keep_identities(source, most, "set")
+    assert np.bincount(kept.labels).tolist() == [most] * len(kept.names)
+
+
+def test_a_registered_source_is_opened_by_name_and_none_is_replaced(monkeypatch):
+    mine = lambda *, size: ("opened", size)
+    monkeypatch.delitem(SOURCES, "mine", raising=False)
+    register_source("mine", mine)
+    register_source("mine", mine)  # a notebook's cell may run twice
+    try:
+        assert open_source("mine", size=3) == ("opened", 3)
+        for name in ("mine", "mnist"):
+            with pytest.raises(ValueError, match=f"name of its own, got '{name}'"):
+                register_source(name, lambda: None)
+    finally:
+        del SOURCES["mine"]
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("imagenet", {}, "one of .'3dpes', .*, 'viper'., got 'imagenet'"),
+        ("orl", {"data_dir": ".", "sice": 3}, "source orl .*image_size.*'sice'"),
+        ("folder", {"path": ".", "image_size": 0}, "image_size must .*, got 0"),
+        (
+            "folder",
+            {"path": ".", "image_size": 4, "channels": 4},
+            "one of .1, 3., got 4",
+        ),
+        ("orl", {"data_dir": "/no/where"}, "data_dir must exist, got /no/where"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_file_is_read(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        open_source(name, **settings)
+    assert list(SOURCES) == sorted(SOURCES)
