@@ -158,7 +158,7 @@ WRONG = [
         {},
         r"masks/a.png in .* must have its image's size \(4, 6\), got \(6, 4\)",
     ),
-    ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*mode RGB"),
+    ({"masks_a": picture(0)}, {}, "masks/a.png in .* one byte per pixel.*got RGB"),
     ({"masks_a": b"cut"}, {}, "masks/a.png in .* must be a whole mask"),
     (
         {"other_images_a": picture(0)},

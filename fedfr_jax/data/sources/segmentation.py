@@ -95,7 +95,7 @@ def read_mask(
     with error_context(origin, "a whole mask of one byte per pixel"):
         image = apply_orientation(data)
         if image.mode not in MODES:
-            raise ValueError(f"mode {image.mode}, which is none of {MODES}")
+            raise ValueError(f"mode must be one of {MODES}, got {image.mode}")
         numbers = np.asarray(image).astype(np.uint8)
     if numbers.shape != image_size:
         raise ValueError(

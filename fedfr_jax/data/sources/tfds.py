@@ -114,12 +114,12 @@ def tfds(
     size = parse_size(image_size or stored_size[:2])
 
     def example(row):
-        part = int(row >= num_first)  # 1 in the test split
-        return parts[part][row - part * num_first]
+        return parts[0][row] if row < num_first else parts[1][row - num_first]
 
     def origin(row):
-        part = int(row >= num_first)
-        return f"{dataset} {splits[part]} example {row - part * num_first}"
+        if row < num_first:
+            return f"{dataset} {split} example {row}"
+        return f"{dataset} {test_split} example {row - num_first}"
 
     masks = layout.masks and _masks(layout.masks, example, origin, num_images, size)
     rows = load_or_build(
@@ -134,11 +134,9 @@ def tfds(
             f"{'+'.join(splits)}, got {len(rows['labels'])} in {cache}. Choose another "
             "file."
         )
-    labels, identities = rows["labels"], None
+    identities, labels = np.unique(rows["labels"], return_inverse=True)
     if layout.is_class:
-        identities = info.features[layout.label[0]].names
-    else:
-        identities, labels = np.unique(labels, return_inverse=True)
+        identities, labels = info.features["label"].names, rows["labels"]
     index = Index(
         path=f"{dataset} {'+'.join(splits)}",
         names=row_names(num_images),
@@ -156,15 +154,19 @@ def tfds(
         inverted=layout.is_ink,
     )
     channels = channels or stored_size[2]
-    if layout.is_transposed:
-        lying = open_index(index, size[::-1], channels, preprocessing)
-        read = lambda indices: lying.read(indices).swapaxes(1, 2)
-        source = lying._replace(read=read, input_shape=(*size, channels))
-    else:
-        source = open_index(index, size, channels, preprocessing)
+    source = _open_upright(index, size, channels, preprocessing, layout.is_transposed)
     if attribute:
         return by_attribute(source, attribute, rows[attribute], min_images)
     return keep_identities(source, min_images, index.path)
+
+
+def _open_upright(index, size, channels, preprocessing, is_transposed) -> Source:
+    """`open_index` of images that may be stored transposed."""
+    if not is_transposed:
+        return open_index(index, size, channels, preprocessing)
+    lying = open_index(index, size[::-1], channels, preprocessing)
+    read = lambda indices: lying.read(indices).swapaxes(1, 2)
+    return lying._replace(read=read, input_shape=(*size, channels))
 
 
 def scan(
@@ -243,7 +245,9 @@ def femnist10(
     )
     rows = [np.flatnonzero(emnist.labels == c) for c in LETTERS_A_TO_J]
     if not all(map(len, rows)):
-        raise ValueError("emnist/byclass must have images of all letters a to j.")
+        raise ValueError(
+            "emnist/byclass must have images of a to j, got not all of them."
+        )
     rows = [letter_rows[:images_per_class] for letter_rows in rows]
     source = keep_rows(emnist, np.sort(np.concatenate(rows)))
     return source._replace(names=tuple("abcdefghij"))
