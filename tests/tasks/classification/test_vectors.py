@@ -89,11 +89,6 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
         ),
         (
             "methods",
-            {"fedmargin": {**ROW, **fedmargin(attention="max")}},
-            "attention must be one of",
-        ),
-        (
-            "methods",
             {"fedmargin": {**ROW, **fedmargin(measure="sum")}},
             "measure must be one of",
         ),
