@@ -71,20 +71,17 @@ from fedfr_jax.federated.privacy import private as private
 from fedfr_jax.federated.sampling import Sampling as Sampling
 from fedfr_jax.federated.systems.asynchronous import fedasync as fedasync
 from fedfr_jax.federated.systems.asynchronous import fedbuff as fedbuff
-from fedfr_jax.federated.systems.availability import (
+from fedfr_jax.federated.systems.devices import (
     diurnal_availability as diurnal_availability,
 )
-from fedfr_jax.federated.systems.availability import (
-    read_availability as read_availability,
-)
-from fedfr_jax.federated.systems.dropout import Dropout as Dropout
-from fedfr_jax.federated.systems.edges import (
-    with_edge_servers as with_edge_servers,
-)
-from fedfr_jax.federated.systems.profiles import (
+from fedfr_jax.federated.systems.devices import (
     log_normal_profiles as log_normal_profiles,
 )
-from fedfr_jax.federated.systems.profiles import read_profiles as read_profiles
+from fedfr_jax.federated.systems.devices import (
+    read_availability as read_availability,
+)
+from fedfr_jax.federated.systems.devices import read_profiles as read_profiles
+from fedfr_jax.federated.systems.failures import Dropout as Dropout
 from fedfr_jax.federated.systems.rounds import Systems as Systems
 from fedfr_jax.federated.systems.sampling import Oort as Oort
 from fedfr_jax.federated.systems.sampling import PowerOfChoice as PowerOfChoice

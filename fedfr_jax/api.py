@@ -4,7 +4,6 @@ A thin layer over `federated.build_simulation`, which has every setting. For lon
 with checkpoints, logs and reports use `fedfr train`.
 """
 
-import inspect
 import json
 import os
 import pathlib
@@ -25,21 +24,19 @@ from fedfr_jax.data.stream import Stream, example_shape, stream
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.client import EqualRows, Population
 from fedfr_jax.federated.inference import client_models
-from fedfr_jax.federated.many_rounds import simulate_rounds
+from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.model_parallel import put_on_mesh
+from fedfr_jax.federated.participation import with_counted_work
 from fedfr_jax.federated.privacy import ledger as ledgers
 from fedfr_jax.federated.privacy.accountant import continued
 from fedfr_jax.federated.privacy.ledger import Ledger, num_rounds
 from fedfr_jax.federated.run_settings import check_settings, settings_of
 from fedfr_jax.federated.simulation import (
-    RoundLog,
-    Simulation,
     build_simulation,
     open_store,
-    simulate_round,
     start_simulation,
-    with_counted_work,
 )
+from fedfr_jax.federated.state import RoundLog, Settings, Simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.files import replace_file
 from fedfr_jax.json_files import parse_json
@@ -201,10 +198,8 @@ def first_entry(x: np.ndarray) -> str:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option that `build_simulation` does not have."""
-    parameters = inspect.signature(build_simulation).parameters
-    names = [name for name, x in parameters.items() if x.kind is x.KEYWORD_ONLY]
-    check_keys("options of init", options, [name for name in names if name != "mesh"])
+    """Raise ValueError for an option that `Settings` does not have."""
+    check_keys("options of init", options, Settings._fields)
 
 
 def check_input(batching: Batching, table: Dataset | Stream) -> None:
@@ -320,8 +315,9 @@ class RunState(NamedTuple):
 
     def __repr__(self) -> str:
         num_clients = self.sim.population.num_clients
+        cohort_size = self.sim.settings.cohort_size
         return (
-            f"Run(round {self.round_number}, {self.sim.cohort_size} of {num_clients} "
+            f"Run(round {self.round_number}, {cohort_size} of {num_clients} "
             "clients a round)"
         )
 
@@ -348,7 +344,7 @@ def init(
       mesh: None takes every device.
       folder: of the store of personal states; None takes a temporary folder.
       options: cohort_size, local_epochs, clients_per_device, seed, sampling,
-        reproducible_sum and systems of `build_simulation`.
+        reproducible_sum and systems, see `federated.state.Settings`.
 
     Raises:
       ValueError: for unknown options, sizes out of range, images that are not
@@ -387,14 +383,8 @@ def run_round(run: RunState) -> tuple[RunState, dict[str, np.ndarray]]:
       FloatingPointError: when a loss, an update or the server is not finite; names the
         client. The run stays as it was before the round.
     """
-    _check_newest(run)
-    sim = _after_ledger(run)
-    try:
-        server, outcome = simulate_round(sim, run.server, run.store, run.round_number)
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{error}. {ADVICE}") from error
-    metrics = {"client": outcome.ids, **outcome.metrics, **outcome.counts}
-    return _after_rounds(run, sim, server, [outcome]), metrics
+    run, (metrics,) = run_rounds(run, 1)
+    return run, metrics
 
 
 @checked
@@ -416,8 +406,8 @@ def run_rounds(
     _check_newest(run)
     sim = _after_ledger(run)
     try:
-        server, logs = simulate_rounds(
-            sim, run.server, run.store, run.round_number, num_rounds
+        server, (logs,) = advance(
+            sim.runs, run.server, [run.store], run.round_number, num_rounds
         )
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {ADVICE}") from error

@@ -9,9 +9,7 @@ gets its client id by `--node-config "partition-id=3"`. See docs/how-to/real-cli
 """
 
 import functools
-import hashlib
 import pathlib
-import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from types import MappingProxyType
@@ -21,19 +19,11 @@ import numpy as np
 
 from fedfr_jax.api import FederatedDataset, check_input, class_labels, inputs_of
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.answers import (
-    Answer,
-    ClientReply,
-    EncodedArray,
-    quote,
-    read_example,
-)
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
 from fedfr_jax.federated.remote import (
     ClientData,
     ClientTask,
     Deployment,
-    RemoteServer,
     build_client,
     build_server,
     check_deployment,
@@ -42,16 +32,15 @@ from fedfr_jax.federated.remote import (
 )
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.settings import build_sampling
+from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import replace_file
+from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
 from fedfr_jax.ranges import BatchSize, ByRound, Count, NonNegative, Seed, Whole
 from fedfr_jax.runs.server_folder import ServerFolder
 from fedfr_jax.schema import check_choice, check_values, checked, naming
-from fedfr_jax.text import printable
 from fedfr_jax.types import Algorithm, Dataset, FederatedTrainer, PyTree
 
-OLDEST, TOO_NEW = (1, 42), (2, 0)  # versions of flwr
 ROUNDS, WORKDIR = "num-server-rounds", "workdir"  # keys of a Flower run's config
-MAX_REASON = 400  # characters of an error of Flower
 MAX_SKIPPED = 3  # rounds in a row
 RAW = "raw"  # serialization of arrays that the server reads, see `EncodedArray`
 PERSONAL, STATES = "personal", "state-folder"  # of a node: its record, key of config
@@ -59,17 +48,13 @@ Given = Deployment | Callable[[Mapping[str, Any]], Deployment]
 
 
 def check_library() -> None:
-    """Raise ImportError unless a supported version of Flower is installed."""
-    install = 'pip install "fedfr_jax[flower]"'
+    """Raise ImportError unless Flower is installed."""
     try:
-        version = metadata.version("flwr")
+        metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise ImportError(f"fedfr_jax.flower needs Flower: {install}.") from None
-    if not OLDEST <= tuple(map(int, version.split(".")[:2])) < TOO_NEW:
         raise ImportError(
-            f"fedfr_jax.flower needs flwr of version 1.42 or later, below 2, got "
-            f"{version}: {install}."
-        )
+            'fedfr_jax.flower needs Flower: pip install "fedfr_jax[flower]".'
+        ) from None
 
 
 @checked
@@ -115,16 +100,14 @@ def build_deployment(
         load = functools.partial(_load_client_data, data, batching)
     if not (isinstance(variables, dict) and "params" in variables):
         variables = {"params": variables}
+    settings = Settings(cohort_size, local_epochs, seed=seed, sampling=sampling)
     deployment = Deployment(
         algorithm=algorithm,
         variables={"batch_stats": {}, **variables},
         client_data=load,
         num_clients=num_clients,
         batching=batching,
-        local_epochs=local_epochs,
-        cohort_size=cohort_size,
-        seed=seed,
-        sampling=sampling,
+        settings=settings,
         max_weight=max_weight,
     )
     check_deployment(deployment)
@@ -156,10 +139,11 @@ def from_config(
     from fedfr_jax.config import files
     from fedfr_jax.config.build import build
 
+    sections: Any = config
     if isinstance(config, str):
         path, argument = files.with_argument(config)
-        config = files.load(files.find(path), argument)
-    experiment = build(config)
+        sections = files.load(files.find(path), argument)
+    experiment = build(sections)
     check_choice("method", method, experiment.stages)
     with naming(f"config.methods.{method}"):
         deployment = _deployment_of(experiment, method, run)
@@ -189,10 +173,12 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
         client_data=client_data_of(experiment.task.dataset, population),
         num_clients=population.num_clients,
         batching=experiment.batching,
-        local_epochs=federation.epochs_of(trainer),
-        cohort_size=federation.cohort_size,
-        seed=experiment.seed,
-        sampling=build_sampling(federation.sampling),
+        settings=Settings(
+            local_epochs=federation.epochs_of(trainer),
+            cohort_size=federation.cohort_size,
+            seed=experiment.seed,
+            sampling=build_sampling(federation.sampling),
+        ),
     )
 
 
@@ -217,12 +203,6 @@ def _hashable_config(given: Given, *configs: Mapping[str, Any]) -> tuple:
 
 def _resolve(given: Given, items: tuple) -> Deployment:
     return given if isinstance(given, Deployment) else given(dict(items))
-
-
-def _to_record(arrays: Mapping[str, np.ndarray]):
-    from flwr.app import Array, ArrayRecord
-
-    return ArrayRecord({name: Array(np.asarray(x)) for name, x in arrays.items()})
 
 
 def _from_record(record) -> dict[str, np.ndarray]:
@@ -269,12 +249,14 @@ class ClientState(NamedTuple):
 
     def save(self, context, client: int) -> None:
         """Save where `load` reads."""
-        arrays = {f"newest/{name}": x for name, x in self.newest.items()}
+        arrays: dict[str, Any] = {
+            f"newest/{name}": x for name, x in self.newest.items()
+        }
         arrays |= {f"before/{name}": x for name, x in self.before.items()}
         arrays["run"] = np.frombuffer(self.run.encode(), np.uint8)
         arrays["rounds"] = np.array(self.rounds)
         if (path := _state_file(context, client)) is None:
-            context.state[PERSONAL] = _to_record(arrays)
+            context.state[PERSONAL] = to_record(arrays)
             return
         with replace_file(path) as file:
             np.savez(file, **arrays)
@@ -354,19 +336,10 @@ def _task(record: Mapping[str, Any]) -> ClientTask:
 
 def _client_id(deployment: Deployment, node_config: Mapping[str, Any]) -> int:
     """Read the client id of a SuperNode from its config."""
-    client = node_config.get("partition-id")
+    client: Any = node_config.get("partition-id")
     origin = "partition-id of the SuperNode's --node-config"
     check_client_id(origin, client, deployment.num_clients)
     return client
-
-
-def check_client_id(origin: str, client, num_clients: int) -> None:
-    """Raise ValueError unless a value is a client id."""
-    if type(client) is not int or not 0 <= client < num_clients:
-        raise ValueError(
-            f"{origin} must be one of 0 to {num_clients - 1}, got {quote(client)}. "
-            'Start it with --node-config "partition-id=0".'
-        )
 
 
 def server_app(
@@ -435,11 +408,10 @@ def train_rounds(
         accepted = np.array(accepted)  # [N] as of `ClientTask`
         for number in range(first, affordable_rounds(server.accountant, rounds)):
             cohort = server.cohort(number)
-            tasks = server.tasks(cohort, number, folder.run, accepted)
+            tasks = server.tasks(cohort, folder.run, accepted)
             answers, num_wrong = ask(server, state, nodes, tasks, timeout)
             try:
-                args = state, cohort, answers, number, num_wrong
-                state, metrics = server.update(*args)
+                state, metrics = server.update(state, cohort, answers, num_wrong)
                 accepted[[*answers]], num_skipped = number + 1, 0
             except FloatingPointError as error:
                 text, num_skipped = f"skipped ({error})", num_skipped + bool(tasks)
@@ -447,7 +419,7 @@ def train_rounds(
                 numbers = {k: float(x.mean()) for k, x in metrics.items() if x.size}
                 variables = deployment.algorithm.global_model(state)
                 numbers |= (evaluate_fn and evaluate_fn(number + 1, variables)) or {}
-                text = f"{len(answers)} of {len(cohort.asked)} clients"
+                text = f"{len(answers)} of {len(tasks)} clients"
                 text += "".join(f", {name} {x:.4g}" for name, x in numbers.items())
             folder.save(number + 1, (state, accepted))
             say(text, number, rounds)
@@ -471,204 +443,7 @@ def settings_of(deployment: Deployment) -> dict[str, Any]:
         "algorithm": repr(deployment.algorithm),
         "num_clients": deployment.num_clients,
         "cohort_size": deployment.cohort_size,
-        "seed": deployment.seed,
-        "sampling": deployment.sampling._asdict(),
+        "seed": deployment.settings.seed,
+        "sampling": deployment.settings.sampling._asdict(),
         "privacy": privacy,
     }
-
-
-def say(text: str, number: int, rounds: int | None = None) -> None:
-    """Print a log line for round `number` (0-based)."""
-    total = f" of {rounds}" if rounds else ""
-    print(f"Round {number + 1}{total}: {text}", flush=True)
-
-
-class Nodes:
-    """Connected SuperNodes and their client ids.
-
-    What they say is a stranger's: a client id is of the node that claims it first, by
-    its public key, and the examples are what most of the first clients have.
-    """
-
-    def __init__(self, grid, num_clients: int, folder: ServerFolder):
-        self.grid, self.num_clients, self.folder = grid, num_clients, folder
-        # node -> (its client, shapes of an example); None: it cannot take part
-        self.known: dict[int, tuple[int, str] | None] = {}
-        self.example = ""  # see `describe_example`
-
-    def wait(self, timeout: float) -> None:
-        """Wait until all clients are connected, at most `timeout` seconds.
-
-        Raises:
-          RuntimeError: when there is none.
-        """
-        end = time.monotonic() + timeout
-        while len(self.connected(timeout)) < self.num_clients:
-            if time.monotonic() > end:
-                break
-            time.sleep(1)
-        examples = [x[1] for x in self.known.values() if x]
-        if not examples:
-            raise RuntimeError(
-                f"No client has connected within {timeout:g} s. Start SuperNodes with "
-                '--node-config "partition-id=0" and so on, then `flwr run` again.'
-            )
-        self.example = max(sorted(set(examples)), key=examples.count)
-        for node, said in self.known.items():
-            self.known[node] = said and self.checked(*said)
-        if (number := len(self.connected(timeout))) < self.num_clients:
-            print(f"{number} of {self.num_clients} clients are connected.")
-
-    def connected(self, timeout: float) -> dict[int, int]:
-        """Return {client: node} of connected clients; ask new nodes for their id."""
-        from flwr.app import Message, MessageType, RecordDict
-
-        infos = sorted(
-            self.grid.get_nodes(), key=lambda x: (x.registered_at, x.node_id)
-        )
-        new = {x.node_id: x for x in infos if x.node_id not in self.known}
-        query = lambda node: Message(RecordDict(), node, MessageType.QUERY)
-        replies = self.exchange({node: query(node) for node in new}, timeout)
-        for node in [node for node in new if node in replies]:
-            try:
-                self.known[node] = self.learn(replies[node], identity_of(new[node]))
-            except (ValueError, ConnectionError) as error:
-                self.known[node] = None
-                print(f"A client cannot take part: {error}", flush=True)
-        nodes = [info.node_id for info in infos if self.known.get(info.node_id)]
-        return {self.known[node][0]: node for node in nodes}
-
-    def learn(self, reply, identity: str) -> tuple[int, str] | None:
-        """Read (client, its example) from a node's answer.
-
-        Raises:
-          ConnectionError: for an error, with its reason.
-          ValueError: for any other answer, or a client of another node.
-        """
-        if reply.has_error():
-            raise ConnectionError(reason(reply))
-        (record,) = records(reply, {"client": "ConfigRecord"})
-        if record.keys() != {"id", "example"}:
-            raise ValueError(f"it must send id and example, got {quote(record)}.")
-        client, example = record["id"], record["example"]
-        check_client_id("its client id", client, self.num_clients)
-        read_example(example)
-        if not self.folder.claim(client, identity):
-            raise ValueError(
-                f"it must not claim client {client}, which is of another node. If that "
-                "has got a new key, stop the server, remove its line in clients.json "
-                "of the workdir, and start again."
-            )
-        return self.checked(client, example)
-
-    def checked(self, client: int, example: str) -> tuple[int, str] | None:
-        """What a node has said; None, and a line, for other examples than expected."""
-        if self.example in ("", example):
-            return client, example
-        print(
-            f"Client {client} cannot take part: its examples must be {self.example}, "
-            f"got {quote(example)}.",
-            flush=True,
-        )
-        return None
-
-    def exchange(self, messages: Mapping[int, Any], timeout: float) -> dict[int, Any]:
-        """Send a message to each node; return {node: its first reply}."""
-        if not messages:
-            return {}
-        try:
-            found = self.grid.send_and_receive([*messages.values()], timeout=timeout)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            print(f"Answers cannot be read: {quote(str(error))}.", flush=True)
-            return {}
-        node_of, replies = {x.metadata.message_id: k for k, x in messages.items()}, {}
-        for reply in found:
-            node = node_of.get(reply.metadata.reply_to_message_id)
-            is_own = reply.has_error() or reply.metadata.src_node_id == node
-            if node is None or node in replies or not is_own:
-                source = reply.metadata.src_node_id
-                print(f"A second or foreign answer of node {source} is left out.")
-                continue
-            replies[node] = reply
-        return replies
-
-
-def identity_of(node) -> str:
-    """Who a node is: its key, which it has after a restart too; else its number."""
-    key = bytes(node.public_key)
-    return hashlib.sha256(key).hexdigest() if key else str(node.node_id)
-
-
-def reason(reply) -> str:
-    """Reason why a client did not answer, in one line."""
-    parts = str(reply.error.reason or f"error {reply.error.code}").split()
-    return printable(" ".join(parts))[:MAX_REASON]
-
-
-def records(reply, kinds: Mapping[str, str]) -> list:
-    """Records of an answer by name, of the given kinds.
-
-    Raises:
-      ValueError: for any other content.
-    """
-    content = dict(reply.content) if reply.has_content() else {}
-    actual = {quote(name): type(x).__name__ for name, x in content.items()}
-    if actual != kinds:
-        raise ValueError(f"it must send the records {kinds}, got {quote(actual)}.")
-    return [content[name] for name in kinds]
-
-
-SENT = {"task": "ConfigRecord", "update": "ArrayRecord", "metrics": "MetricRecord"}
-
-
-def read_reply(reply) -> ClientReply:
-    """Read a client's answer from its message, without looking into its arrays.
-
-    Raises:
-      ConnectionError: for an error, with its reason.
-      ValueError: for a message of another app.
-    """
-    if reply.has_error():
-        raise ConnectionError(reason(reply))
-    task, update, metrics = records(reply, SENT)
-    arrays = {
-        name: EncodedArray(x.dtype, tuple(x.shape), x.data)
-        for name, x in update.items()
-    }
-    return ClientReply(task.get("run"), task.get("round"), arrays, metrics)
-
-
-def ask(
-    server: RemoteServer,
-    state: PyTree,
-    nodes: Nodes,
-    tasks: Mapping[int, ClientTask],
-    timeout: float,
-) -> tuple[dict[int, Answer], int]:
-    """Let clients train; return ({client: answer}, number of wrong answers)."""
-    from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-
-    node_of, arrays = nodes.connected(timeout), _to_record(server.arrays(state))
-    messages, lost = {}, dict.fromkeys(tasks, "it is not connected")
-    for client in [client for client in tasks if client in node_of]:
-        task, node = tasks[client], node_of[client]
-        fields = {**task._asdict(), "key": task.key.tolist()}
-        content = RecordDict({"task": ConfigRecord(fields), "server": arrays})
-        group = {"group_id": str(task.round + 1)}
-        messages[node] = Message(content, node, MessageType.TRAIN, **group)
-        lost[client] = f"no answer within {timeout:g} s"
-    replies, sent = nodes.exchange(messages, timeout), {}
-    for client in [client for client in tasks if node_of.get(client) in replies]:
-        try:
-            sent[client] = read_reply(replies[node_of[client]])
-        except (ValueError, ConnectionError) as error:
-            lost[client] = str(error)
-    answers, wrong = server.accept(sent, tasks)
-    for client, why in (lost | wrong).items():
-        if client not in answers:
-            say(
-                f"client {client} is left out ({why}). See its SuperNode's log, and "
-                "start that again if it has ended; the round continues.",
-                tasks[client].round,
-            )
-    return answers, len(wrong)

@@ -11,7 +11,7 @@ import optax
 
 from fedfr_jax import scanned_blocks
 from fedfr_jax.scanned_blocks import block_paths
-from fedfr_jax.types import PyTree
+from fedfr_jax.types import AnyArray, PyTree
 
 NEAR = 12  # names that an error lists
 
@@ -154,14 +154,9 @@ def is_finite(tree: PyTree) -> jax.Array:
     return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def where(condition: jax.Array, x: PyTree, y: PyTree) -> PyTree:
+def where(condition: AnyArray, x: PyTree, y: PyTree) -> PyTree:
     """Select leafwise from `x` or `y` by a scalar condition."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
-
-
-def keep(mask: PyTree, x: PyTree, y: PyTree) -> PyTree:
-    """Select leaves of `x` where the static `mask` is True, else of `y`."""
-    return jax.tree.map(lambda m, a, b: a if m else b, mask, x, y)
 
 
 def divide(tree: PyTree, number: jax.Array) -> PyTree:

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 PyTree = Any
+AnyArray = Any  # of NumPy or JAX, on the host or a device
 # Of one input: (H, W, C) of an image, (D,) of a vector, or {name: shape} of several
 # arrays, which a model gets as a dict.
 InputShape = tuple[int, ...] | Mapping[str, tuple[int, ...]]
@@ -352,6 +353,8 @@ class Cohort(NamedTuple):
     ids: np.ndarray  # [K] int32
     round: int
     participation: Participation | None = None  # None: all of them take part
+    # State of the clients' systems at the round's end; None if they have none
+    world: PyTree = None
 
 
 class RoundContext(NamedTuple):
@@ -368,8 +371,8 @@ class Prepared(NamedTuple):
     """Results of `Algorithm.prepare`, on the server before the clients train."""
 
     shared: PyTree  # replicated, passed to every client
-    added_rows: jax.Array  # [K, X] int32 rows added to each client, X may be 0
-    num_added: jax.Array  # [K] int32 number of these without padding
+    added_rows: AnyArray  # [K, X] int32 rows added to each client, X may be 0
+    num_added: AnyArray  # [K] int32 number of these without padding
 
 
 class LocalTraining(NamedTuple):

@@ -25,11 +25,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from fedfr_jax.distributed import use_every_core  # noqa: E402
-from fedfr_jax.federated import (  # noqa: E402
-    engine,
-    inference,  # noqa: E402
-    lowering,
-)
+from fedfr_jax.federated import engine, inference  # noqa: E402
 from fedfr_jax.runs import experiment, report, timing  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
@@ -69,7 +65,7 @@ def run_level(monkeypatch):
     """Rounds are compiled as those of a run, where bits are compared."""
     jax.devices()  # made while the flags say how many
     monkeypatch.setenv("XLA_FLAGS", "")
-    asked = lowering.compiler_options
+    asked = engine.compiler_options
     as_a_run = lambda *given: {**asked(*given), **AS_A_RUN}
     for module in (engine, inference):
         monkeypatch.setattr(module, "compiler_options", as_a_run)

@@ -18,7 +18,7 @@ from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.run_settings import digest
 from fedfr_jax.federated.simulation import open_store
-from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 
 NUM_CLIENTS, CLASSES = 4, 3

@@ -28,11 +28,11 @@ def load(name):
     return module
 
 
-def test_each_has_at_most_80_lines_and_shows_how_to_run_it():
+def test_each_has_at_most_90_lines_and_shows_how_to_run_it():
     assert len(SCRIPTS) >= 6
     for name in SCRIPTS:
         text = (FOLDER / f"{name}.py").read_text()
-        assert len(text.splitlines()) <= 80, name
+        assert len(text.splitlines()) <= 90, name
         assert f"python examples/{name}.py" in text, name
 
 

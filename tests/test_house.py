@@ -24,7 +24,7 @@ FLOORS = (
     ("tasks",),
     ("config", "runs"),
     ("deploy", "plan", "viewer"),
-    ("__init__", "__main__", "api", "cli", "flower", "loading"),
+    ("__init__", "__main__", "api", "cli", "flower", "flower_nodes", "loading"),
 )
 # Folders of tests that cross rooms.
 CROSSING = {"contracts", "faults", "golden", "mutants"}

@@ -27,7 +27,7 @@ import results_file
 from fedfr_jax import mesh
 from fedfr_jax.config.build import sections
 from fedfr_jax.distributed import use_every_core
-from fedfr_jax.federated.lowering import compiler_options
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.plan.aot import stage_programs
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.shapes import stage_shapes
@@ -152,7 +152,7 @@ def prepared(experiment, method: str) -> jax.stages.Lowered:
     """What FedFR computes before its clients train."""
     shapes = stage_shapes(experiment, method)
     sim, trainer = shapes.sim, experiment.stages[method].trainer
-    context = sim.context(Cohort(np.arange(sim.cohort_size), 0))
+    context = sim.context(Cohort(np.arange(sim.settings.cohort_size), 0))
     prepare = lambda server, dataset: trainer.algorithm.prepare(
         server, context._replace(dataset=dataset)
     )

@@ -43,8 +43,8 @@ from lease_works import (
 
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.federated import simulation as simulations
-from fedfr_jax.federated.many_rounds import simulate_rounds
-from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.many_rounds import advance
+from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import load_round
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
@@ -187,9 +187,10 @@ def compiled_round(sim, server):
     store = simulations.open_store(sim, server)
 
     def arguments(server, round):
-        ids = sample_cohort(0, round, len(sim.population.num_classes), sim.cohort_size)
+        sizes = len(sim.population.num_classes), sim.settings.cohort_size
+        ids = sample_cohort(0, round, *sizes)
         work = simulations.assign(sim, server, store, Cohort(ids, round))
-        begun = load_round(sim, [work], round, key=sim.key, hyper=sim.hyper)
+        begun = load_round(sim.runs, [work], round)
         return begun.in_one_call(server)
 
     call = sim.programs.run_whole.lower(*arguments(server, 0)).compile()
@@ -208,7 +209,7 @@ def compiled_call(sim, server, num_rounds: int):
 
     def play(server, turn):
         first = turn * num_rounds
-        server, logs = simulate_rounds(sim, server, store, first, num_rounds)
+        server, (logs,) = advance(sim.runs, server, [store], first, num_rounds)
         return jax.block_until_ready(server), logs[-1].metrics
 
     play(server, 0)  # compiles

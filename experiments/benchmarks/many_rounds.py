@@ -59,14 +59,14 @@ CASES = {"mlp_many": mlp_many, "million": million, "scalar": scalar}
 
 def measure(sim, server, num_rounds: int, turns: int) -> dict[str, float]:
     """Milliseconds a round, of single ones and of a call."""
-    from fedfr_jax.federated.many_rounds import simulate_rounds
-    from fedfr_jax.federated.simulation import open_store, simulate_round
+    from fedfr_jax.federated.many_rounds import advance
+    from fedfr_jax.federated.simulation import open_store
 
     def play(number, server, store):
-        return simulate_round(sim, server, store, number)
+        return advance(sim.runs, server, [store], number)
 
     def play_call(first, server, store):
-        return simulate_rounds(sim, server, store, first, num_rounds)
+        return advance(sim.runs, server, [store], first, num_rounds)
 
     stores, spent = [open_store(sim, server) for _ in range(2)], ([], [])
     servers, of_turn = [server, server], CALLS * num_rounds
@@ -74,10 +74,10 @@ def measure(sim, server, num_rounds: int, turns: int) -> dict[str, float]:
     for turn in range(turns + 1):
         rounds = range(turn * of_turn, (turn + 1) * of_turn)
         for kind in (0, 1) if turn % 2 else (1, 0):
-            advance, step = kinds[kind]
+            train, step = kinds[kind]
             begin = time.perf_counter()
             for first in rounds[::step]:
-                servers[kind], _ = advance(first, servers[kind], stores[kind])
+                servers[kind], _ = train(first, servers[kind], stores[kind])
             stores[kind].settle()
             spent[kind].append(1e3 * (time.perf_counter() - begin) / of_turn)
     single, call = (min(times[1:]) for times in spent)

@@ -20,7 +20,7 @@ import phases
 import workloads
 
 from fedfr_jax.federated import simulation
-from fedfr_jax.federated.lowering import Program
+from fedfr_jax.federated.engine import Program
 from fedfr_jax.models import MODELS
 from fedfr_jax.types import Batch
 

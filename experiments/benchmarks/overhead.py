@@ -93,7 +93,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
     """Milliseconds of rounds of `clients`, by part."""
     import jax
 
-    from fedfr_jax.federated.lowering import Program
+    from fedfr_jax.federated.engine import Program
     from fedfr_jax.federated.simulation import simulate_round
 
     sim, server, store = empty(
@@ -136,7 +136,7 @@ def rounds(clients: int, args) -> dict[str, dict[str, float]]:
 
 def sampling(population: int, cohort: int) -> tuple[float, float]:
     """Fastest of many draws in microseconds, and the peak of one in KiB."""
-    from fedfr_jax.federated.schedule import sample_cohort
+    from fedfr_jax.federated.sampling import sample_cohort
 
     draw = lambda: sample_cohort(0, 1, population, cohort)
     tracemalloc.start()

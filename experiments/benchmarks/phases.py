@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedfr_jax.federated import schedule, simulation
+from fedfr_jax.federated import simulation
 from fedfr_jax.federated.communication import count_work
-from fedfr_jax.federated.lowering import Program
+from fedfr_jax.federated.engine import Program
+from fedfr_jax.federated.sampling import sample_cohort
 
 
 def median_seconds(function, repeats: int = 3) -> float:
@@ -48,9 +49,10 @@ def seconds(sim, server, work, test) -> dict:
     timed.lower = whole.lower  # guarded like a round's own
     sim = sim._replace(programs=sim.programs._replace(run_whole=Program(timed)))
     total, run = play(sim)
-    _, idle = play(sim._replace(local_epochs=lambda round: 0))
-    size = (sim.seed, 1, work.population, work.cohort)
-    sample = median_seconds(lambda: schedule.sample_cohort(*size))
+    settings = sim.settings._replace(local_epochs=lambda round: 0)
+    _, idle = play(sim._replace(settings=settings))
+    size = (sim.settings.seed, 1, work.population, work.cohort)
+    sample = median_seconds(lambda: sample_cohort(*size))
     return {
         "sample": sample,
         "schedule, transfer, store": total - run - sample,

@@ -11,10 +11,9 @@ import ml_collections
 import numpy as np
 
 from fedfr_jax.data.stream import example_shape
+from fedfr_jax.federated.participation import check_participation
 from fedfr_jax.federated.privacy.mechanism import check_prepare
-from fedfr_jax.federated.settings import build_sampling
-from fedfr_jax.federated.systems.rounds import check_together
-from fedfr_jax.federated.systems.stragglers import check_stragglers, num_trained
+from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import is_url
 from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
@@ -139,15 +138,10 @@ def _check_rounds(
     federation = experiment.federation
     min_epochs = int(np.min(federation.epochs_of(trainer)))
     num_clients = experiment.task.population.num_clients
-    systems = federation.build_systems(num_clients)
-    straggling = federation.straggling
-    cohort_size = systems.num_counted(federation.cohort_size or num_clients)
-    check_stragglers(straggling, min_epochs, cohort_size)
+    settings = Settings(**federation.options_of(trainer, num_clients))
+    check_participation(settings, trainer.algorithm, num_clients)
     _check_steps(trainer, experiment)
-    sampling = build_sampling(federation.sampling)
-    check_together(systems, straggling, sampling, trainer.algorithm)
     trainer.algorithm.check_epochs(min_epochs)
-    trainer.algorithm.check_cohort(num_trained(straggling, cohort_size))
 
 
 def _check_privacy(name: str, experiment: Experiment) -> None:

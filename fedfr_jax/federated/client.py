@@ -7,7 +7,7 @@ can be made on any device, in any order, without state.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import lax
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.permutation import permute
-from fedfr_jax.types import Batch, Client, Dataset
+from fedfr_jax.types import AnyArray, Batch, Client, Dataset
 
 CHUNK_SIZE = 2**16  # clients whose sizes are in memory together
 
@@ -79,7 +79,7 @@ class EqualRows:
     def __len__(self) -> int:
         return self.num_clients + 1
 
-    def __getitem__(self, index):
+    def __getitem__(self, index) -> Any:
         """Index like an array, by an int, a slice or an array of ints."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
@@ -132,7 +132,8 @@ def cohort_rows(population: Population, ids: np.ndarray):
       rows [R] padded to the largest that any cohort of this size needs (so that shapes
       stay), and each client's starts [K] and counts [K] within them.
     """
-    offsets, max_rows = population.offsets, int(population.largest(len(ids)).sum())
+    offsets: Any = population.offsets
+    max_rows = int(population.largest(len(ids)).sum())
     counts = population.sizes(ids).astype(np.int32)
     starts = (np.cumsum(counts) - counts).astype(np.int32)
     rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in ids])
@@ -142,20 +143,20 @@ def cohort_rows(population: Population, ids: np.ndarray):
 class SlotInputs(NamedTuple):
     """Inputs of a client's slot, [A, W, L] outside, scalars within a lane."""
 
-    client: jax.Array  # [] int32 id, -1 where idle
-    cohort_index: jax.Array  # [] int32 place in the cohort, 0 where idle
-    is_new: jax.Array  # [] bool: no personal row yet
-    offset: jax.Array  # [] int32 first row of the data set
-    num_examples: jax.Array  # [] int32
-    num_added: jax.Array  # [] int32
-    num_classes: jax.Array  # [] int32
-    num_steps: jax.Array  # [] int32
-    start: jax.Array | int = 0  # [] int32 first row of the segment's own table
-    partial_sum: jax.Array | int = 0  # [] int32 index of its sum on the device
-    is_random_client: jax.Array | bool = False  # [] bool: chosen at random in a cohort
+    client: AnyArray  # [] int32 id, -1 where idle
+    cohort_index: AnyArray  # [] int32 place in the cohort, 0 where idle
+    is_new: AnyArray  # [] bool: no personal row yet
+    offset: AnyArray  # [] int32 first row of the data set
+    num_examples: AnyArray  # [] int32
+    num_added: AnyArray  # [] int32
+    num_classes: AnyArray  # [] int32
+    num_steps: AnyArray  # [] int32
+    start: AnyArray = 0  # [] int32 first row of the segment's own table
+    partial_sum: AnyArray = 0  # [] int32 index of its sum on the device
+    is_random_client: AnyArray = False  # [] bool: chosen at random in a cohort
     # [] bool: its update arrives; None: all updates arrive
-    is_received: jax.Array | None = None
-    staleness: jax.Array | None = None  # [] int32: rounds ago that it began; None: 0
+    is_received: AnyArray = None
+    staleness: AnyArray = None  # [] int32: rounds ago that it began; None: 0
 
 
 IDLE = np.array([-1, *[0] * (len(SlotInputs._fields) - 1)], np.int32)  # a packed slot

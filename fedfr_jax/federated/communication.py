@@ -19,6 +19,7 @@ from jax.extend.core import Jaxpr
 
 from fedfr_jax import trees
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated.aggregation.contract import split, state_at_client
 from fedfr_jax.federated.client import SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
@@ -29,7 +30,7 @@ from fedfr_jax.federated.preparation import (
 )
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.state import Simulation
-from fedfr_jax.federated.systems.profiles import Work
+from fedfr_jax.federated.systems.devices import Work
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.types import (
     Algorithm,
@@ -199,9 +200,10 @@ def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
 
 def _table(sim: Simulation) -> Dataset:
     """Shapes of the examples [T, ...]."""
-    if sim.data.is_streamed:
-        return trees.shapes(sim.device_data.example, 1)
-    return trees.shapes(sim.device_data)
+    table = sim.device_data
+    if isinstance(table, Stream):
+        return trees.shapes(table.example, 1)
+    return trees.shapes(table)
 
 
 def _bytes(leaves) -> int:

@@ -21,8 +21,10 @@ a fixed order of additions. Means multiply by a reciprocal, see `trees.divide`.
 """
 
 import math
+import os
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +47,11 @@ from fedfr_jax.federated.client import (
     unpack,
 )
 from fedfr_jax.federated.finite import all_finite
-from fedfr_jax.federated.lowering import Program, compiler_options
 from fedfr_jax.federated.privacy.mechanism import check_covered
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
 from fedfr_jax.types import (
     Algorithm,
+    AnyArray,
     Client,
     ClientOutput,
     Prepared,
@@ -281,7 +283,7 @@ class LaneOutput(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Functions of a round, plain or compiled.
+    """Functions of a round, plain or compiled; then `Any` is a `Program`.
 
     server: as the algorithm has it; rows: personal trees [A, w, L, ...] of a segment's
     w waves on A devices; slots: their packed `SlotInputs` [A, w, L, .]; table: a
@@ -292,30 +294,78 @@ class Round(NamedTuple):
 
     # whole(server, rows, slots, order, table, shared) -> (server, rows, metrics):
     # a round of one segment; metrics are {name: [K]}
-    run_whole: Callable
+    run_whole: Any
     # start(server, rows, slots, table, shared) -> total, zeros
     start: Callable
     # run(total, server, rows, slots, table, shared) -> (total, LaneOutput [A, w, L])
-    run: Callable
+    run: Any
     # finish(server, total, [LaneOutput], order, shared) -> (server, metrics)
     finish: Callable
     # run_rounds(server, rows [U, ...], count, CallInputs, table, shared) -> (server,
     # rows, metrics {name: [n, K]}, is_finite [n]): the first `count` of n rounds
-    run_rounds: Callable
+    run_rounds: Any
 
 
 class CallInputs(NamedTuple):
     """Inputs of n rounds of one call."""
 
-    slots: jax.Array  # [n, A, w, L, .] packed `SlotInputs`
-    rows: jax.Array  # [n, A, w, L] int32 row of each slot's client, U where it is idle
-    order: jax.Array  # [n, K] int32, as of a single round
+    slots: AnyArray  # [n, A, w, L, .] packed `SlotInputs`
+    rows: AnyArray  # [n, A, w, L] int32 row of each slot's client, U where it is idle
+    order: AnyArray  # [n, K] int32, as of a single round
+
+
+# XLA merges common subexpressions once more when it partitions for several devices, and
+# what is merged decides what is fused and so how it is rounded.
+CSE_PASS = "cse"
+# LLVM's highest level takes 15 % longer over a round, which then is no faster.
+OPTIMIZATION_LEVEL = 2
+
+
+def compiler_options(mesh: Mesh, shards: int | None) -> dict[str, Any]:
+    """Compiler options of a round on the mesh, with `shards` partial sums.
+
+    What XLA_FLAGS sets stays, but the canonical bits are always asked for.
+    """
+    level, disabled = "xla_backend_optimization_level", "xla_disable_hlo_passes"
+    flags = os.environ.get("XLA_FLAGS", "")
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options: dict[str, Any] = {}
+    if is_cpu and level not in flags:
+        options[level] = OPTIMIZATION_LEVEL
+    if shards is not None:
+        disabled_passes = re.findall(rf"--{disabled}=(\S+)", flags)[-1:]
+        options[disabled] = ",".join([*disabled_passes, CSE_PASS])
+    return options
+
+
+class Program:
+    """A jitted function that runs rounds, with the state of its memory checks.
+
+    Args:
+      function: of `jax.jit`.
+    """
+
+    def __init__(self, function: Any):
+        self._function = function
+        self.needs = {}  # {shapes of arguments: memory analysis}, checked
+        self.fitting = set()  # {lanes and shapes of personal rows}, checked
+
+    def __call__(self, *arguments):
+        return self._function(*arguments)
+
+    def lower(self, *arguments) -> jax.stages.Lowered:
+        """Lower, as the jitted function does."""
+        return self._function.lower(*arguments)
+
+    def num_compiled(self) -> int:
+        """Number of compilations so far."""
+        return self._function._cache_size()
 
 
 def compile_round(functions: Round, mesh: Mesh, shards: int | None) -> Round:
     """Compile the functions of a round; a `total` that is passed is donated."""
     placed = meshes.over_clients(mesh)  # explicit, or the first segment compiles alone
-    options = {"compiler_options": compiler_options(mesh, shards)}
+    options: dict[str, Any] = {"compiler_options": compiler_options(mesh, shards)}
     run = jax.jit(functions.run, donate_argnums=0, out_shardings=placed, **options)
     return Round(
         run_whole=Program(jax.jit(functions.run_whole, donate_argnums=1, **options)),

@@ -10,13 +10,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.client import client_key, first_personal_key
-from fedfr_jax.federated.lowering import compiler_options
+from fedfr_jax.federated.engine import compiler_options
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.streaming import DATA_KINDS, SegmentData, place_data
@@ -117,7 +118,7 @@ def outside_trace(compiled: Callable, plain: Callable) -> Callable:
 
     def call(*arguments):
         leaves = jax.tree.leaves(arguments)
-        is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+        is_traced = any(isinstance(x, Tracer) for x in leaves)
         return (plain if is_traced else compiled)(*arguments)
 
     return call

@@ -14,7 +14,7 @@ results have the same bits.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +46,13 @@ def by_block(make: Callable) -> Callable:
         def init(params):
             return inner.init(scanned_blocks.by_block_name(params))
 
-        def update(grads, state, params=None):
+        def update(updates, state, params=None):
             steps, state = inner.update(
-                scanned_blocks.by_block_name(grads),
+                scanned_blocks.by_block_name(updates),
                 state,
                 scanned_blocks.by_block_name(params),
             )
-            return scanned_blocks.unstack_like(steps, grads), state
+            return scanned_blocks.unstack_like(steps, updates), state
 
         return optax.GradientTransformation(init, update)
 
@@ -74,11 +74,13 @@ def freeze_leaves(local: LocalTraining, pattern: str) -> LocalTraining:
     """
     freeze = trees.stop_gradients(optax.identity(), pattern, min_leaves=0).update
 
-    def at(rate):
-        inner = local.optimizer(rate)
+    make: Any = local.optimizer
 
-        def update(grads, state, params=None):
-            steps, state = inner.update(grads, state, params)
+    def at(rate):
+        inner = make(rate)
+
+        def update(updates, state, params=None):
+            steps, state = inner.update(updates, state, params)
             masked, _ = freeze(unpack(steps), optax.EmptyState())
             return _pack_like(steps, masked), state
 

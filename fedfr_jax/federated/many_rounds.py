@@ -6,6 +6,7 @@ devices, where each round updates those of its cohort; the store gets each row o
 the end of the call.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,27 +17,20 @@ from jax.sharding import PartitionSpec as P
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated.client import column
-from fedfr_jax.federated.engine import CallInputs, Round, empty_prepared
+from fedfr_jax.federated.engine import CallInputs, empty_prepared
 from fedfr_jax.federated.finite import check_finite, check_rows
-from fedfr_jax.federated.privacy.accountant import check_round
+from fedfr_jax.federated.participation import before_round, finish_log
 from fedfr_jax.federated.programs import GIB, check_memory_on_call, on_mesh
 from fedfr_jax.federated.simulation import (
-    RoundLog,
     checked_metrics,
-    cohort_of_round,
-    finish_log,
     region,
+    run_cohorts,
     schedule_cohort,
     sort_cohort,
 )
-from fedfr_jax.federated.state import Simulation
+from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.streaming import (
-    RoundInputs,
-    StreamShape,
-    build_layout,
-    num_waves,
-)
+from fedfr_jax.federated.streaming import RoundInputs
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.types import Algorithm, Cohort, Prepared, PyTree
 
@@ -81,40 +75,58 @@ def check_rounds_per_call(
             )
 
 
-def simulate_rounds(
-    sim: Simulation,
-    server: PyTree,
-    store: Store,
+def advance(
+    runs: Runs,
+    servers: PyTree,
+    stores: Sequence[Store],
     first: int,
-    count: int,
+    count: int = 1,
     *,
     max_rounds: int = 0,
-) -> tuple[PyTree, list[RoundLog]]:
-    """`simulate_round` for `count` rounds in one call: (server, a log for each).
+) -> tuple[PyTree, list[list[RoundLog]]]:
+    """Train the rounds first..first + count - 1 of all runs.
 
     Args:
-      max_rounds: n, what the program is compiled for; 0 is `count`.
+      max_rounds: n, what the program is compiled for, above 1 in one call of it; 0 is
+        `count`.
+
+    Returns:
+      (servers, the logs of each run), with the same bits for any n.
 
     Raises:
-      ValueError: for rounds that need the host.
+      ValueError: for several rounds that need the host.
       FloatingPointError: for the first round with a number that is not finite; nothing
         of the call is stored.
     """
+    max_rounds, sim = max_rounds or count, runs.sims[0]
+    if max_rounds == 1:
+        with region("sample"):
+            cohorts = [
+                before_round(sim, runs.member(servers, s), first)
+                for s, sim in enumerate(runs.sims)
+            ]
+        servers, logs = run_cohorts(runs, servers, stores, cohorts)
+        return servers, [[log] for log in logs]
     check_rounds_per_call(
         "rounds of one call",
-        max(count, max_rounds),
+        max_rounds,
         sim.algorithm,
-        sim.systems,
+        sim.settings.systems,
         mesh=sim.mesh,
         is_streamed=sim.data.is_streamed,
     )
     with region("sample"):
-        call = load_call(sim, store, first, count, max_rounds or count)
+        calls = [
+            load_call(sim, store, first, count, max_rounds)
+            for sim, store in zip(runs.sims, stores, strict=True)
+        ]
     with region("train"):
-        server, rows, metrics, is_finite = train_call(
-            sim, sim.programs, server, call, sim.key, sim.hyper
-        )
-    return server, store_call(sim, store, call, rows, metrics, is_finite)
+        servers, rows, metrics, is_finite = train_call(runs, servers, calls)
+    logs = []
+    for s, (sim, store, call) in enumerate(zip(runs.sims, stores, calls, strict=True)):
+        numbers = runs.member(rows, s), runs.member(metrics, s, 1), is_finite
+        logs.append(store_call(sim, store, call, *numbers))
+    return servers, logs
 
 
 def load_call(
@@ -126,18 +138,14 @@ def load_call(
       ValueError: when a round would overspend the privacy budget, or the rows do not
         fit.
     """
-    cohorts, works, layouts = [], [], []
+    cohorts, works = [], []
     for number in range(first, first + count):
-        check_round(sim.accountant, number)
-        cohort = cohort_of_round(sim, number)
-        if sim.num_partial_sums is not None:
+        cohort = before_round(sim, (), number)
+        if sim.settings.reproducible_sum:
             cohort = sort_cohort(cohort)
-        work = schedule_cohort(sim, cohort, empty_prepared(len(cohort.ids)))
-        size = StreamShape(1, num_waves(work, sim.mesh), 0)
         cohorts.append(cohort)
-        works.append(work)
-        layouts.append(build_layout(work, sim.mesh, size))
-    slots = np.stack([x.slots for x in layouts])
+        works.append(schedule_cohort(sim, cohort, empty_prepared(len(cohort.ids))))
+    slots = np.stack([x.slots for x in works])
     clients = column(slots, "client")
     is_idle = clients < 0
     ids = np.unique(clients)
@@ -151,7 +159,7 @@ def load_call(
     inputs = CallInputs(
         slots=slots,
         rows=np.where(is_idle, np.int32(num_rows), places),
-        order=np.stack([x.order for x in layouts]),
+        order=np.stack([x.order for x in works]),
     )
     return HostCall(
         first=first,
@@ -200,34 +208,38 @@ def check_rows_fit(
 
 
 def train_call(
-    sim: Simulation,
-    programs: Round,
-    server: PyTree,
-    call: HostCall,
-    key: jax.Array,
-    hyper: PyTree,
+    runs: Runs, servers: PyTree, calls: Sequence[HostCall]
 ) -> tuple[PyTree, PyTree, dict, np.ndarray]:
-    """Run a call: (server, client states [U, ...], metrics [n, K], is_finite [n]).
+    """Run a call: (servers, client states [U, ...], metrics [n, K], is_finite [n]).
+
+    Of a sweep's members states are [S, U, ...] and metrics [n, S, K].
 
     Raises:
       MemoryError: when it does not fit a device, see `check_memory_on_call`.
     """
+    sim = runs.sims[0]
     whole = meshes.replicated(sim.mesh)
     cut = NamedSharding(sim.mesh, P(None, meshes.CLIENTS))
-    slots, places, order = call.inputs
+    inputs = [call.inputs for call in calls]
+    slots = runs.join([x.slots for x in inputs], 2)
+    places = runs.join([x.rows for x in inputs], 2)
+    order = runs.join([x.order for x in inputs], 1)
     slots, places = meshes.put_numbers((slots, places), cut)
-    numbers = np.int32(len(call.cohorts)), order, call.extra, np.int32(call.first)
-    count, order, extra, first = meshes.put_numbers(numbers, whole)
-    with check_memory_on_call(sim, programs.run_rounds) as run:
-        server, *results = run(
-            server,
-            meshes.put_global(call.rows, whole),
+    count, first = np.int32(len(calls[0].cohorts)), np.int32(calls[0].first)
+    extra = runs.join([call.extra for call in calls])
+    numbers = meshes.put_numbers((count, order, extra, first), whole)
+    count, order, extra, first = numbers
+    rows = runs.join([call.rows for call in calls])
+    with check_memory_on_call(sim, runs.programs.run_rounds) as run:
+        servers, *results = run(
+            servers,
+            meshes.put_global(rows, whole),
             count,
             CallInputs(slots, places, order),
             sim.device_data,
-            (extra, first, key, hyper),
+            (extra, first, runs.key, runs.hyper),
         )
-        return server, *meshes.fetch(results)
+        return servers, *meshes.fetch(results)
 
 
 def call_shapes(sim: Simulation, round_shapes: tuple, max_rounds: int) -> tuple:
@@ -264,7 +276,7 @@ def store_call(
     """Check the rounds' numbers in order, then pass the client states to the store.
 
     Args:
-      rows, metrics, is_finite: of `train_call`.
+      rows, metrics, is_finite: of `train_call`, of this run.
     """
     logs, rounds = [], np.full(len(call.ids), -1)
     # Of clients without rows a `Store` has the first round.
@@ -276,7 +288,8 @@ def store_call(
         check_finite(is_finite[i], f"round {cohort.round + 1}")
         log = RoundLog(cohort.ids, round_metrics, work.added.num_added, work.plan)
         logs.append(finish_log(sim, cohort, log))
-        trained = np.searchsorted(call.ids, work.clients[work.clients >= 0])
+        clients = column(work.slots, "client")
+        trained = np.searchsorted(call.ids, clients[clients >= 0])
         if keeps_first:
             trained = trained[rounds[trained] < 0]
         rounds[trained] = cohort.round

@@ -1,5 +1,7 @@
 """Random keys in the states of optimizers, such as of `optax.add_noise`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -28,10 +30,10 @@ def with_raw_keys(
     def init(params):
         return _unwrap(optimizer.init(params))
 
-    def update(grads, state, params=None):
+    def update(updates, state, params: Any = None):
         typed = optimizer.init(params)  # for the kinds of its keys
         steps, state = optimizer.update(
-            grads, jax.tree.map(_wrap, typed, state), params
+            updates, jax.tree.map(_wrap, typed, state), params
         )
         return steps, _unwrap(state)
 

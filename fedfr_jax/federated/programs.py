@@ -6,14 +6,11 @@ what is on the device already (server, examples, arguments) is not counted again
 devices of a CPU share the machine's free memory, and so do the processes of a run on
 one machine. All processes check together, and a lack in one of them is an error in all,
 because the others would wait for it forever.
-
-Shapes do not depend on what the server prepares for a cohort, so the first round is
-compiled on another thread during the preparation.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +21,12 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import num_columns
-from fedfr_jax.federated.lowering import Program, lowered
+from fedfr_jax.federated.engine import Program
 from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.state import Simulation
-from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import free_bytes, is_out_of_memory
 from fedfr_jax.mesh import shapes_at as placed
-from fedfr_jax.types import Cohort, Prepared, PyTree, RoundContext
+from fedfr_jax.types import Prepared, PyTree, RoundContext
 
 MIB, GIB = 2**20, 2**30
 
@@ -40,40 +36,35 @@ def check_memory(sim: Simulation, server: PyTree, rows: PyTree) -> None:
 
     Args:
       sim: its table and `server` are on the devices already.
-      rows: personal rows of this process' shards, three axes in front of their own.
+      rows: client states of this process' devices, three axes in front of their own.
     """
-    fitting = sim.programs.run_whole.fitting
-    shapes = sim.clients_per_device, *(x.shape for x in jax.tree.leaves(rows))
+    lanes, fitting = sim.settings.clients_per_device, sim.programs.run_whole.fitting
+    shapes = lanes, *(x.shape for x in jax.tree.leaves(rows))
     if shapes not in fitting:
-        _check_lower_bound(sim, server, rows)
+        if (free := free_bytes(sim.mesh)) is not None:
+            _check_lower_bound(sim, server, rows, free)
         fitting.add(shapes)
 
 
-def _check_lower_bound(sim, server, rows):
-    free = free_bytes(sim.mesh)
-    if free is None:
-        return
-    fixed = 0.0
-    if not sim.data.is_streamed:  # there the rows of one segment are on the devices
-        fixed = trees.num_bytes(rows) / len(sim.mesh.local_devices)
-    if fixed > free:
-        raise MemoryError(
-            f"cohort_size must fit the devices' memory, got {sim.cohort_size}: the "
-            f"personal rows need {_gib(fixed)} on each, {_gib(free)} are free."
-        )
-    num_shards = sim.mesh.shape[meshes.MODEL]
-    if fixed + sim.clients_per_device * trees.num_bytes(server) / num_shards <= free:
-        return
+def _check_lower_bound(sim, server, rows, free):
+    lanes, num_devices = sim.settings.clients_per_device, len(sim.mesh.local_devices)
+    # Of a stream the rows of one segment are on the devices.
+    fixed = 0.0 if sim.data.is_streamed else trees.num_bytes(rows) / num_devices
     # A server may hold more than a lane trains: several networks, or momentum.
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), rows)
     network = jax.eval_shape(sim.algorithm.personalize, server, row)
-    per_lane = trees.num_bytes(network) / num_shards
-    needed = fixed + sim.clients_per_device * per_lane
-    if needed > free:
-        fits = int((free - fixed) / per_lane)
+    per_lane = trees.num_bytes(network) / sim.mesh.shape[meshes.MODEL]
+    if fixed > free:
+        raise MemoryError(
+            "cohort_size must fit the devices' memory, got "
+            f"{sim.settings.cohort_size}: the personal rows need {_gib(fixed)} on "
+            f"each, {_gib(free)} are free."
+        )
+    if (needed := fixed + lanes * per_lane) > free:
+        fits = _fitting_lanes(int((free - fixed) / per_lane), fixed + per_lane)
         raise MemoryError(
             f"{_advice(sim)}: a round needs at least {_gib(needed)}, {_gib(free)} are "
-            f"free: {_max_fitting('at most', fits, fixed + per_lane)}"
+            f"free: {fits}"
         )
 
 
@@ -94,8 +85,9 @@ def check_memory_on_call(sim: Simulation, run: Program) -> Iterator[Callable]:
         if needed is None:  # the call below uses this compiled program
             needed = lowered(run, *arguments).compile().memory_analysis()
             free = free_bytes(sim.mesh)
-            if None not in (needed, free) and sum(_after_collection(needed)) > free:
-                raise MemoryError(_memory_message(sim, needed, free))
+            if needed is not None and free is not None:
+                if sum(_after_collection(needed)) > free:
+                    raise MemoryError(_memory_message(sim, needed, free))
             run.needs[shapes] = needed
         return run(*arguments)
 
@@ -126,83 +118,42 @@ def _memory_message(sim, needed, free) -> str:
     )
     if free is None:
         return f"{text}."
+    lanes = sim.settings.clients_per_device
     # Memory that lanes share is divided among them, which underestimates one lane's.
-    fits = int(sim.clients_per_device * max(free - results, 0) / max(working, 1))
-    fitting = _max_fitting(
-        "about",
-        min(fits, sim.clients_per_device - 1),
-        results + working / sim.clients_per_device,
-    )
-    return f"{text}, {_gib(free)} are free after the arguments: {fitting}"
+    fits = min(int(lanes * max(free - results, 0) / max(working, 1)), lanes - 1)
+    fits = _fitting_lanes(fits, results + working / lanes)
+    return f"{text}, {_gib(free)} are free after the arguments: {fits}"
 
 
 def _advice(sim) -> str:
+    lanes = sim.settings.clients_per_device
     if sim.data.is_streamed:
         return (
             "clients_per_device and the stream's memory must fit the device, "
-            f"got {sim.clients_per_device} and {sim.device_data.memory} bytes"
+            f"got {lanes} and {sim.device_data.memory} bytes"
         )
-    return (
-        f"clients_per_device must fit the device's memory, got {sim.clients_per_device}"
-    )
+    return f"clients_per_device must fit the device's memory, got {lanes}"
 
 
-def _max_fitting(qualifier: str, lanes: int, lane_bytes: float) -> str:
+def _fitting_lanes(lanes: int, lane_bytes: float) -> str:
     if lanes < 1:
         return f"not even one lane fits, which needs at least {_gib(lane_bytes)}."
-    return f"{qualifier} {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
+    return f"about {lanes} {'lane fits' if lanes == 1 else 'lanes fit'}."
 
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-@contextlib.contextmanager
-def compile_in_background(
-    sim: Simulation, server: PyTree, store: Store, cohort: Cohort
-) -> Iterator[None]:
-    """Compile the round of `sim` while the block prepares `cohort`.
-
-    Only for the first block, which ends when both are done, even if it fails. Nothing
-    is compiled without a `prepare` that JAX can trace, for a stream, whose shapes are
-    known when it is read, and in a run of several processes. A compiler error is
-    raised when the round is called.
-    """
-    arguments = _arguments(sim, server, store, cohort)
-    if arguments is None:
-        yield
-        return
-    check_memory(sim, server, arguments[1])
-    sim.programs.run_whole.is_begun = True
-    # First, as it takes longer than the preparation, and XLA's passes use one core.
-    program = lowered(sim.programs.run_whole, *arguments)
-    with ThreadPoolExecutor(1, "compile") as thread:
-        thread.submit(program.compile)
-        yield
-
-
-def _arguments(sim, server, store, cohort):
-    """`round_arguments` of a round to be compiled here, else None."""
-    is_known = sim.programs.run_whole.is_begun or sim.data.is_streamed
-    if is_known or not sim.algorithm.prepare or jax.process_count() > 1:
-        return None
-    extra = extra_shapes(sim.algorithm.prepare, server, sim.context(cohort))
-    if extra is None:
-        sim.programs.run_whole.is_begun = True
-        return None
-    return round_arguments(
-        sim.mesh,
-        cohort_size=len(cohort.ids),
-        lanes=sim.clients_per_device,
-        shards=sim.num_partial_sums,
-        server=server,
-        row=store.template,
-        extra=extra,
-        table=sim.device_data,
-        key=sim.key,
-        hyper=sim.hyper,
-        has_participation=cohort.participation is not None,
-    )
+def lowered(run: Program, *arguments) -> jax.stages.Lowered:
+    """`run.lower(*arguments)` without garbage collection, which saves time."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        return run.lower(*arguments)
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def extra_shapes(
@@ -233,34 +184,34 @@ def on_mesh(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def round_arguments(
-    mesh: Mesh,
+    sim: Simulation,
     *,
     cohort_size: int,
-    lanes: int,
-    shards: int | None,
     server: PyTree,
     row: PyTree,
     extra: Prepared,
     table: PyTree,
-    key: jax.Array,
-    hyper: PyTree = (),
     has_participation: bool = False,
 ) -> tuple:
     """Arguments of `engine.Round.run_whole` as shapes, for `lower`.
 
     Args:
-      cohort_size, lanes, shards: K, L and V (None: a shard per device).
+      cohort_size: K of the round.
       row: one client's personal state, arrays or shapes.
-      server, extra, table, key, hyper: as the round gets them, arrays or placed shapes.
+      server, extra, table: as the round gets them, arrays or placed shapes.
       has_participation: clients of the cohort may be absent.
 
     Returns:
       (server, rows, slots, order, table, shared), shapes of rows and slots
       [A, w, L, ...], of order [K] and of the round.
     """
+    mesh, lanes = sim.mesh, sim.settings.clients_per_device
     devices = mesh.shape[meshes.CLIENTS]
     plan = build_schedule(
-        np.ones(cohort_size, np.int64), num_devices=devices, lanes=lanes, shards=shards
+        np.ones(cohort_size, np.int64),
+        num_devices=devices,
+        lanes=lanes,
+        shards=sim.settings.partial_sums,
     )
     waves = plan.slots.size // (devices * lanes)
     columns = jax.ShapeDtypeStruct((num_columns(has_participation),), jnp.int32)
@@ -274,5 +225,5 @@ def round_arguments(
         placed(slots, meshes.over_clients(mesh)),
         on_mesh(mesh, order),
         table,
-        (extra, on_mesh(mesh, number), key, hyper),
+        (extra, on_mesh(mesh, number), sim.key, sim.hyper),
     )

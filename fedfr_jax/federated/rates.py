@@ -62,31 +62,16 @@ def check_state(local: LocalTraining, state: PyTree) -> None:
     An optax schedule counts steps in the state, which is a new one in every round; and
     a rate in the state stays that of the first step.
     """
-    _check_no_schedule(state)
-    if callable(local.optimizer) and callable(local.learning_rate):
-        _check_follows(state)
-
-
-def _check_no_schedule(state: PyTree) -> None:
-    """Raise ValueError for an optimizer with an optax schedule."""
-
-    def is_schedule(x):
-        is_injected = hasattr(x, "hyperparams_states") and bool(x.hyperparams_states)
-        return isinstance(x, optax.ScaleByScheduleState) or is_injected
-
-    if any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
+    is_injected = lambda x: isinstance(x, optax.InjectStatefulHyperparamsState)
+    is_node = lambda x: isinstance(x, optax.ScaleByScheduleState) or is_injected(x)
+    nodes = [x for x in jax.tree.leaves(state, is_leaf=is_node) if is_node(x)]
+    if any(not is_injected(x) or x.hyperparams_states for x in nodes):
         raise ValueError(
             "optimizer must have a constant rate within a round, got an optax "
             f"schedule, which would restart in every round. {SCHEDULE}"
         )
-
-
-def _check_follows(state: PyTree) -> None:
-    """Raise ValueError for an optimizer that keeps the rate of its first step."""
-    is_kept = lambda x: hasattr(x, "hyperparams")
-    nodes = jax.tree.leaves(state, is_leaf=is_kept)
-    hyperparams = [x.hyperparams for x in nodes if is_kept(x)]
-    if any("learning_rate" in names for names in hyperparams):
+    changes = callable(local.optimizer) and callable(local.learning_rate)
+    if changes and any("learning_rate" in x.hyperparams for x in nodes):
         raise ValueError(
             "optimizer must take a new rate at every step, got "
             "optax.inject_hyperparams, whose state keeps the first. Pass the factory "

@@ -59,17 +59,12 @@ from fedfr_jax.federated.finite import (
     check_state,
     check_updates,
 )
+from fedfr_jax.federated.participation import cohort_of_round
 from fedfr_jax.federated.privacy.accountant import Accountant, check_round
 from fedfr_jax.federated.privacy.mechanism import accountant_of
-from fedfr_jax.federated.sampling import (
-    Sampling,
-    check_built_for,
-    check_sampling,
-    sample_clients,
-)
-from fedfr_jax.federated.schedule import random_client
-from fedfr_jax.federated.simulation import epochs_by_round
-from fedfr_jax.types import Algorithm, Dataset, PyTree
+from fedfr_jax.federated.sampling import check_built_for, check_sampling, random_client
+from fedfr_jax.federated.state import Settings
+from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree
 
 Arrays = Mapping[str, np.ndarray]  # leaves of a tree by name: "params/dense/kernel"
 
@@ -90,26 +85,14 @@ class Deployment(NamedTuple):
     client_data: Callable[[int], ClientData]  # client -> its data; asked by itself only
     num_clients: int  # N
     batching: Batching
-    local_epochs: int | tuple[int, ...] | Callable = 1  # as in `build_simulation`
-    cohort_size: int = 0  # K; 0: all clients
-    seed: int = 0  # used by the server only
-    sampling: Sampling = Sampling()
+    # Of a simulation: local_epochs, cohort_size, sampling, and the server's seed
+    settings: Settings = Settings()
     max_weight: float = 0.0  # of a client's answer; 0: see `answers.MAX_RATIO`
 
     @property
-    def num_asked(self) -> int:
-        """Clients of a round: K, or the capacity of a Poisson cohort."""
-        return self.sampling.max_cohort(
-            self.num_clients, self.cohort_size or self.num_clients
-        )
-
-    def epochs(self, round: int, client: int) -> int:
-        """A client's passes over its examples."""
-        local_epochs = self.local_epochs
-        if not callable(local_epochs):
-            local_epochs = epochs_by_round(local_epochs)
-        epochs = np.asarray(local_epochs(round))
-        return int(epochs[client] if epochs.ndim else epochs)
+    def cohort_size(self) -> int:
+        """K, of a Poisson cohort the mean."""
+        return self.settings.cohort_size or self.num_clients
 
 
 def client_data_of(dataset, population: Population) -> Callable[[int], ClientData]:
@@ -128,8 +111,8 @@ def client_data_of(dataset, population: Population) -> Callable[[int], ClientDat
 
 def check_deployment(deployment: Deployment) -> None:
     """Raise ValueError if real clients cannot run the algorithm or the cohort."""
-    algorithm = deployment.algorithm
-    cohort_size = deployment.cohort_size or deployment.num_clients
+    algorithm, settings = deployment.algorithm, deployment.settings
+    cohort_size = deployment.cohort_size
     if algorithm.prepare:
         name = algorithm.prepare.__module__.rpartition(".")[2]
         raise ValueError(
@@ -142,20 +125,17 @@ def check_deployment(deployment: Deployment) -> None:
             "Choose an algorithm like fedavg."
         )
     check_built_for(algorithm, deployment.num_clients)
-    check_sampling(deployment.sampling, deployment.num_clients, cohort_size)
+    check_sampling(settings.sampling, deployment.num_clients, cohort_size)
     algorithm.check_cohort(cohort_size)
-    if not callable(deployment.local_epochs):
-        algorithm.check_epochs(int(np.min(deployment.local_epochs)))
+    if not callable(settings.local_epochs):
+        algorithm.check_epochs(int(np.min(settings.local_epochs)))
     accountant_of_deployment(deployment)
 
 
 def accountant_of_deployment(deployment: Deployment) -> Accountant | None:
     """Accountant of a deployment from its first round; None without privacy."""
-    num_clients = deployment.num_clients
-    num_sampled = deployment.cohort_size or num_clients
-    return accountant_of(
-        deployment.algorithm, deployment.sampling, num_clients, num_sampled
-    )
+    sizes = deployment.num_clients, deployment.cohort_size
+    return accountant_of(deployment.algorithm, deployment.settings.sampling, *sizes)
 
 
 def to_arrays(tree: PyTree) -> dict[str, np.ndarray]:
@@ -294,12 +274,14 @@ def build_client(deployment: Deployment) -> Callable:
         if personal:
             row = from_arrays(personal, new_row, f"the state of client {client}")
         steps = deployment.batching.steps_per_epoch(data.dataset.num_examples)
+        epochs = np.asarray(deployment.settings.epochs(task.round))
+        epochs = int(epochs[client] if epochs.ndim else epochs)
         slot = single_slot(
             data,
             client=client,
             cohort_index=task.cohort_index,
             is_new=not personal,
-            num_steps=steps * deployment.epochs(task.round, client),
+            num_steps=steps * epochs,
             is_random_client=task.is_random_client,
         )
         key, round = jax.random.wrap_key_data(task.key), np.int32(task.round)
@@ -318,16 +300,10 @@ def build_client(deployment: Deployment) -> Callable:
 # The server.
 
 
-class RemoteCohort(NamedTuple):
-    """Cohort of a round."""
-
-    ids: np.ndarray  # [K] ascending, as many in every round
-    is_asked: np.ndarray  # [K] bool; False where a Poisson cohort has fewer clients
-
-    @property
-    def asked(self) -> np.ndarray:
-        """Ids of the sampled clients."""
-        return self.ids[self.is_asked]
+def asked_clients(cohort: Cohort) -> np.ndarray:
+    """Ids of the sampled clients of a round; a Poisson cohort has further places."""
+    part = cohort.participation
+    return cohort.ids if part is None else cohort.ids[part.is_present]
 
 
 class RemoteServer(NamedTuple):
@@ -341,7 +317,7 @@ class RemoteServer(NamedTuple):
     # (state, total, lanes [1, K, 1, ...], round) -> (state, metrics), compiled
     finish: Callable
 
-    def cohort(self, round: int) -> RemoteCohort:
+    def cohort(self, round: int) -> Cohort:
         """Sample the cohort of a round, as in a simulation.
 
         Raises:
@@ -349,21 +325,12 @@ class RemoteServer(NamedTuple):
         """
         check_round(self.accountant, round)
         deployment = self.deployment
-        ids, is_drawn = sample_clients(
-            deployment.sampling,
-            deployment.seed,
-            round,
-            deployment.num_clients,
-            deployment.cohort_size or deployment.num_clients,
-        )
-        return RemoteCohort(
-            ids, np.full(len(ids), True) if is_drawn is None else is_drawn
-        )
+        settings = deployment.settings._replace(cohort_size=deployment.cohort_size)
+        return cohort_of_round(settings, deployment.num_clients, round)
 
     def tasks(
         self,
-        cohort: RemoteCohort,
-        round: int,
+        cohort: Cohort,
         run: str = "",
         accepted: np.ndarray | None = None,
     ) -> dict[int, ClientTask]:
@@ -374,8 +341,9 @@ class RemoteServer(NamedTuple):
         """
         if accepted is None:
             accepted = np.zeros(self.deployment.num_clients, np.int32)
-        seed = self.deployment.seed
-        random_id = random_client(cohort.asked, seed, round)
+        seed = self.deployment.settings.seed
+        round, asked = cohort.round, asked_clients(cohort)
+        random_id = random_client(asked, seed, round)
         key_of_client = functools.partial(client_key, jax.random.key(seed))
         keys = jax.vmap(key_of_client)(jnp.asarray(cohort.ids))
         key_data = np.asarray(jax.random.key_data(keys))
@@ -390,7 +358,7 @@ class RemoteServer(NamedTuple):
             )
             for i, client in enumerate(cohort.ids)
         }
-        return {client: tasks[client] for client in cohort.asked.tolist()}
+        return {client: tasks[client] for client in asked.tolist()}
 
     def arrays(self, state: PyTree) -> dict[str, np.ndarray]:
         """Arrays of the server's state that clients read."""
@@ -438,9 +406,8 @@ class RemoteServer(NamedTuple):
     def update(
         self,
         state: PyTree,
-        cohort: RemoteCohort,
+        cohort: Cohort,
         answers: Mapping[int, Answer],
-        round: int,
         num_wrong: int = 0,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
         """Aggregate the answers of a round and update the server.
@@ -465,15 +432,17 @@ class RemoteServer(NamedTuple):
                 lane = answers[client].lane
             lanes.append(lane._replace(is_received=np.bool_(is_received)))
         stacked = jax.tree.map(lambda *x: np.stack(x)[None, :, None], *lanes)
+        round = cohort.round
         state, metrics = self.finish(state, total, stacked, np.int32(round))
         is_received = np.array([lane.is_received for lane in lanes])
         metrics = {k: x[is_received] for k, x in jax.device_get(metrics).items()}
         return state, self.checked(state, metrics, cohort.ids[is_received], round)
 
-    def check_enough(self, cohort: RemoteCohort, number: int, num_wrong: int) -> None:
+    def check_enough(self, cohort: Cohort, number: int, num_wrong: int) -> None:
         """Raise FloatingPointError for too few answers to aggregate."""
-        algorithm = self.deployment.algorithm
-        least = max((algorithm.aggregator.min_clients), min(len(cohort.asked), 1))
+        algorithm, num_asked = self.deployment.algorithm, len(asked_clients(cohort))
+        least = algorithm.aggregator.min_clients if algorithm.aggregator else 1
+        least = max(least, min(num_asked, 1))
         least = max(least, math.ceil(algorithm.min_kept * (number + num_wrong)))
         if number < least:
             raise FloatingPointError(
@@ -513,7 +482,7 @@ def build_server(deployment: Deployment, example: str) -> RemoteServer:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     pairs = zip(leaves, program.jaxpr.invars, strict=False)
     read = [trees.path_name(path) for (path, _), x in pairs if id(x) in used]
-    key = jax.random.key(deployment.seed)
+    key = jax.random.key(deployment.settings.seed)
 
     @jax.jit
     def finish(state, total, lanes, round):

@@ -10,7 +10,7 @@ import numpy as np
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.stream import Stream, example_shape
 from fedfr_jax.federated.privacy import ledger as ledgers
-from fedfr_jax.federated.simulation import Simulation
+from fedfr_jax.federated.state import Simulation
 from fedfr_jax.types import PyTree
 
 ROUNDS = 16  # whose local epochs are compared
@@ -27,10 +27,11 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
       clients: [N] names or numbers.
     """
     privacy, accountant = sim.algorithm.privacy, sim.accountant
+    settings = sim.settings
     batching, population = sim.batching, sim.population
     table = sim.data.dataset
     example = jax.tree.leaves(example_shape(table))
-    epochs = [sim.local_epochs(number) for number in range(ROUNDS)]
+    epochs = [settings.epochs(number) for number in range(ROUNDS)]
     described = {
         "algorithm": str(sim.algorithm),
         "clip_norm": privacy and privacy.clip_norm,
@@ -39,13 +40,13 @@ def settings_of(sim: Simulation, clients: np.ndarray | range) -> dict[str, Any]:
         "shuffle": batching.shuffle,
         "drop_last": batching.drop_last,
         "augment": batching.augment is not None,
-        "cohort_size": sim.cohort_size,
+        "cohort_size": settings.cohort_size,
         "local_epochs": digest(epochs),
-        "seed": sim.seed,
-        "sampling": sim.sampling._asdict(),
-        "stragglers": sim.stragglers._asdict(),
-        "systems": digest(sim.systems._replace(work=None)),
-        "partial sums": sim.num_partial_sums,
+        "seed": settings.seed,
+        "sampling": settings.sampling._asdict(),
+        "stragglers": settings.stragglers._asdict(),
+        "systems": digest(settings.systems),
+        "partial sums": settings.partial_sums,
         "examples per client": digest([population.offsets, population.num_classes]),
         "clients": digest([clients]),
         "labels": digest([table.labels]),

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
-from fedfr_jax.federated.schedule import sample_cohort
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm
@@ -107,6 +106,32 @@ def sample_clients(
     number = np.random.default_rng((seed, round, 43)).binomial(size, cohort / size)
     order = np.argsort(ids)
     return ids[order], (places < number)[order]
+
+
+def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
+    """Sample a round's cohort: ids ascending, [K] int64, in O(K) time and memory.
+
+    A client is sampled at most once in an epoch of floor(N / K) rounds; each epoch has
+    its own permutation, a function of (seed, epoch).
+    """
+    if cohort == population:
+        return np.arange(population)
+    epoch, turn = divmod(round, population // cohort)
+    key = np.random.SeedSequence((seed, epoch)).generate_state(1)[0]
+    index = turn * cohort + np.arange(cohort)
+    return np.sort(permute_on_host(int(key), index, population))
+
+
+def random_client(ids: np.ndarray, seed: int, round: int) -> int:
+    """Choose a random client of a cohort `ids` [K]; independent of their order.
+
+    A function of (seed, round, cohort), each client as likely as the others; -1 of an
+    empty one.
+    """
+    if not len(ids):
+        return -1
+    draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
+    return int(np.sort(ids)[draw])
 
 
 def _key(*entropy: int) -> int:

@@ -1,4 +1,4 @@
-"""Client scheduling: sampled cohorts, and waves of similar length, longest first.
+"""Client scheduling: waves of similar length, longest first.
 
 A wave of L lanes runs as many steps as its longest client, so clients are divided into
 waves by falling number of steps, which is the least that waves can take together. Whole
@@ -12,37 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedfr_jax.data.permutation import permute_on_host
-
 MAX_STEPS_PER_LOOP = 64  # beyond, the host's time is negligible
 HOST_COST = 0.1  # of an iteration that a GPU waits for, in steps
 MIN_GAIN = 0.02  # of a second length, for which the step is compiled once more
-
-
-def sample_cohort(seed: int, round: int, population: int, cohort: int) -> np.ndarray:
-    """Sample a round's cohort: ids ascending, [K] int64, in O(K) time and memory.
-
-    A client is sampled at most once in an epoch of floor(N / K) rounds; each epoch has
-    its own permutation, a function of (seed, epoch).
-    """
-    if cohort == population:
-        return np.arange(population)
-    epoch, turn = divmod(round, population // cohort)
-    key = np.random.SeedSequence((seed, epoch)).generate_state(1)[0]
-    index = turn * cohort + np.arange(cohort)
-    return np.sort(permute_on_host(int(key), index, population))
-
-
-def random_client(ids: np.ndarray, seed: int, round: int) -> int:
-    """Choose a random client of a cohort `ids` [K]; independent of their order.
-
-    A function of (seed, round, cohort), each client as likely as the others; -1 of an
-    empty one.
-    """
-    if not len(ids):
-        return -1
-    draw = np.random.default_rng((seed, round, 2)).integers(len(ids))
-    return int(np.sort(ids)[draw])
 
 
 def choose_steps_per_loop(num_steps: np.ndarray) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedfr_jax.federated.sampling import Sampling, check_sampling
+from fedfr_jax.federated.systems.failures import Stragglers, check_stragglers
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.settings import build_systems
-from fedfr_jax.federated.systems.stragglers import Stragglers, check_stragglers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.ranges import BatchSize, BelowOne, ByRound, Count, Positive, Share, Whole
 from fedfr_jax.schema import call, naming

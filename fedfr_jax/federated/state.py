@@ -1,10 +1,12 @@
-"""Static state of a federated simulation."""
+"""A federated simulation: its settings, and all that is constant over its rounds."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import MinLen
 from jax.sharding import Mesh
 
 from fedfr_jax.data.batching import Batching
@@ -13,10 +15,52 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import Round
 from fedfr_jax.federated.privacy.accountant import Accountant
 from fedfr_jax.federated.sampling import Sampling
+from fedfr_jax.federated.schedule import Schedule
 from fedfr_jax.federated.streaming import DeviceData, StreamedData
+from fedfr_jax.federated.systems.devices import Work
+from fedfr_jax.federated.systems.failures import Stragglers
 from fedfr_jax.federated.systems.rounds import Systems
-from fedfr_jax.federated.systems.stragglers import Stragglers
-from fedfr_jax.types import Algorithm, Cohort, Dataset, PyTree, RoundContext
+from fedfr_jax.ranges import Count, Seed, Whole
+from fedfr_jax.types import Algorithm, AnyArray, Cohort, Dataset, PyTree, RoundContext
+
+AUTO = "auto"
+
+
+class Settings(NamedTuple):
+    """How rounds are run."""
+
+    cohort_size: Whole = 0  # K in [1, N]; 0: all clients in every round
+    # Passes over a client's examples. A tuple gives one number per round and its last
+    # entry stays; a function of the round gives a number, or one per client [N].
+    local_epochs: Whole | Annotated[tuple[Whole, ...], MinLen(1)] | Callable = 1
+    clients_per_device: Count = 1  # L, trained in parallel on a device
+    seed: Seed = 0
+    # Whether sums over clients have the same bits on any number of devices and in any
+    # order of the cohort. clients_per_device still matters, and FedDANE's gradients are
+    # added up before the round, device by device.
+    reproducible_sum: bool = False
+    # V of reproducible sums, best a multiple of every number of devices that will be
+    # used: a cohort has places for K rounded up to V x clients_per_device, and a device
+    # holds V / devices of the sums.
+    num_partial_sums: Count = 8
+    stragglers: Stragglers = Stragglers()
+    systems: Systems = Systems()
+    sampling: Sampling = Sampling()
+    # Local steps of loops whose length the compiler knows: a length, or several in
+    # descending order, 1 for none; "auto" chooses them on GPUs.
+    steps_per_loop: Count | tuple[Count, ...] | Literal["auto"] = AUTO
+
+    @property
+    def partial_sums(self) -> int | None:
+        """V, None for sums of which each device has one."""
+        return self.num_partial_sums if self.reproducible_sum else None
+
+    def epochs(self, round: int) -> int | np.ndarray:
+        """Passes over a client's examples in a round: a number, or one per client."""
+        if callable(self.local_epochs):
+            return self.local_epochs(round)
+        epochs = np.atleast_1d(self.local_epochs).tolist()
+        return epochs[min(round, len(epochs) - 1)]
 
 
 class Simulation(NamedTuple):
@@ -25,23 +69,17 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     batching: Batching
     mesh: Mesh
-    data: DeviceData | StreamedData  # the table on the mesh
+    data: DeviceData | StreamedData  # all examples, on the mesh
     population: Population
-    local_epochs: Callable  # round -> E, or one per client [N]
-    cohort_size: int  # K
-    clients_per_device: int  # L
-    seed: int
-    num_partial_sums: int | None  # V of the canonical reduction, None for plain sums
+    settings: Settings  # its cohort_size is K
     programs: Round
     key: jax.Array  # [] key of the seed, on the mesh
-    stragglers: Stragglers
     hyper: PyTree  # argument of the algorithm's factory in `programs`, on the mesh
-    systems: Systems = Systems()
-    sampling: Sampling = Sampling()
-    accountant: Accountant | None = None  # of the algorithm's privacy
+    steps_per_loop: tuple[int, ...]  # of local training, see `local.run_steps`
+    accountant: Accountant | None  # of the algorithm's privacy
     # `algorithm` without the systems state, see `systems/state.py`
-    inner_algorithm: Algorithm | None = None
-    steps_per_loop: tuple[int, ...] = ()  # of local training, see `local.run_steps`
+    inner_algorithm: Algorithm
+    work: Work = Work(0, 0, 0, 0)  # of a client, counted if rounds take time
 
     @property
     def device_data(self) -> Dataset | Stream:
@@ -51,13 +89,17 @@ class Simulation(NamedTuple):
     @property
     def num_places(self) -> int:
         """Largest number of clients in a round, over-selection included."""
-        cohort_size = self.systems.num_asked(self.cohort_size)
-        return self.sampling.max_cohort(self.population.num_clients, cohort_size)
+        return len(self.population.sizes_descending)
 
     @property
     def largest(self) -> np.ndarray:
         """Number of examples of the largest clients of a round, descending."""
-        return self.population.largest(self.num_places)
+        return self.population.sizes_descending
+
+    @property
+    def runs(self) -> "Runs":
+        """The simulation alone, as runs of one program."""
+        return Runs((self,), self.programs, self.key, self.hyper)
 
     def context(self, cohort: Cohort) -> RoundContext:
         """Inputs of `Algorithm.prepare` for a cohort."""
@@ -68,3 +110,46 @@ class Simulation(NamedTuple):
             batching=self.batching,
             mesh=self.mesh,
         )
+
+
+class Runs(NamedTuple):
+    """Runs of one program: a single one, or the S members of a sweep.
+
+    Arrays of a sweep's members have an axis [S], those of a single run have none.
+    """
+
+    sims: tuple[Simulation, ...]  # each alone
+    programs: Round  # of all
+    key: jax.Array  # [S] keys of the seeds
+    hyper: PyTree  # leaves [S]
+    build_member: Callable | None = None  # of a sweep: hyper -> Algorithm
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether arrays have an axis of members."""
+        return self.build_member is not None
+
+    def join(self, trees: Sequence[PyTree], axis: int = 0) -> PyTree:
+        """Stack host arrays of all runs along a new axis of members."""
+        if not self.is_sweep:
+            (tree,) = trees
+            return tree
+        return jax.tree.map(lambda *x: np.stack(x, axis), *trees)
+
+    def member(self, tree: PyTree, s: int, axis: int = 0) -> PyTree:
+        """Part of run s in arrays of all."""
+        if not self.is_sweep:
+            return tree
+        return jax.tree.map(lambda x: x[(slice(None),) * axis + (s,)], tree)
+
+
+class RoundLog(NamedTuple):
+    """Results of one round, of the K clients whose update was received."""
+
+    ids: np.ndarray  # [K] int64, in the order of all other arrays
+    metrics: dict[str, np.ndarray]  # {name: [K]}
+    num_added: AnyArray  # [K] int32 examples added by the server
+    schedule: Schedule
+    input_wait_seconds: float = 0.0  # spent waiting for streamed examples
+    # {name: number} of the round: absent clients, epsilon, simulated time
+    counts: Mapping[str, float] = MappingProxyType({})

@@ -36,8 +36,8 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -351,7 +351,7 @@ class PendingWrite(NamedTuple):
 
     ids: np.ndarray  # [K] int64, ascending
     block: np.ndarray  # [K, row bytes] uint8, each row's checksum included
-    written: object  # Future
+    written: Future
 
 
 class Store:
@@ -422,7 +422,8 @@ class Store:
                 got = f"stamps of another round than {resume_round} in {CHECKSUMS}"
                 raise lost_states(self._folder, got)
         # From here on only the pages of a cohort are read, without read-ahead.
-        self._file.base.madvise(mmap.MADV_RANDOM)
+        pages: Any = self._file.base
+        pages.madvise(mmap.MADV_RANDOM)
         self._protected = tuple(sorted({*protected, resume_round}))[-PROTECTED:]
         self._writer = ThreadPoolExecutor(1, "store")
         self._pending = None

@@ -14,7 +14,7 @@ quarter above what a round needs.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -39,18 +39,16 @@ from fedfr_jax.federated.client import (
     unpack,
 )
 from fedfr_jax.federated.schedule import Schedule
-from fedfr_jax.types import Dataset, Prepared, PyTree
+from fedfr_jax.types import AnyArray, Dataset, Prepared, PyTree
 
 
 class RoundInputs(NamedTuple):
-    """Arguments of a round in host memory."""
+    """Inputs of a round in host memory, for A devices with w waves of L lanes."""
 
-    rows: PyTree  # [V', W, L, ...] personal rows of this process' shards
-    slots: np.ndarray  # [V, W, L, 11] int32, see `client.unpack`
+    rows: PyTree  # [A', w, L, ...] client states of this process' devices
+    slots: np.ndarray  # [A, w, L, 11] int32, see `client.unpack`
     order: np.ndarray  # [K] int32 flat slot of each cohort member
     added: Prepared
-    clients: np.ndarray  # [V, W, L] ids, -1 where idle
-    personal: np.ndarray  # [V'] this process' shards, all of them in a single process
     plan: Schedule
 
 
@@ -61,21 +59,6 @@ class StreamShape(NamedTuple):
     waves: int  # of a segment, on each device
     rows: int  # of a segment's table on each device; 0: all devices have the data set
     room: int | None = None  # capacity for a client's added examples; None: no limit
-
-
-class Layout(NamedTuple):
-    """Inputs of all segments in host memory: n waves per device, S segments of w."""
-
-    rows: PyTree  # [A', S * w, L, ...] of this process' devices
-    slots: np.ndarray  # [A, S * w, L, 11] packed, the segments one after the other
-    order: np.ndarray  # [K] int32 place of each cohort member in `slots`
-    num_waves: int  # n
-
-
-def num_waves(work: RoundInputs, mesh: Mesh) -> int:
-    """Number of waves of a `RoundInputs` on each device."""
-    shards, waves = work.slots.shape[:2]
-    return shards // mesh.shape[meshes.CLIENTS] * waves
 
 
 def fit_waves(
@@ -117,33 +100,30 @@ def capacity_for(capacity: int, num_added: int, max_local: int, rooms: set[int])
     return min(room for room in rooms if room >= num_added)
 
 
-def build_layout(
-    work: RoundInputs, mesh: Mesh, size: StreamShape, first_row: int = 0
-) -> Layout:
-    """Cut a round's `RoundInputs` [V, W, L] into segments, padding with idle waves.
+def in_segments(
+    work: RoundInputs, size: StreamShape, first_row: int = 0
+) -> RoundInputs:
+    """Pad a round with idle waves to whole segments, and place its clients' examples.
 
     Args:
       first_row: where its part of a segment's table begins.
     """
-    num_devices, used = mesh.shape[meshes.CLIENTS], num_waves(work, mesh)
-    waves, lanes = work.slots.shape[1:3]
-    padding = size.segments * size.waves - used
+    devices, waves, lanes, width = work.slots.shape
+    padding = size.segments * size.waves - waves
 
-    def flat(x, fill=0):
-        x = x.reshape(-1, used, *x.shape[2:])
+    def pad(x, fill: AnyArray = 0):
         tail = np.broadcast_to(fill, (len(x), padding, *x.shape[2:])).astype(x.dtype)
-        return np.concatenate([x, tail], axis=1) if padding else x
+        return np.concatenate([x, tail], axis=1)
 
-    slots = flat(work.slots, IDLE[: work.slots.shape[-1]])
+    slots = pad(work.slots, IDLE[:width])
     count = column(slots, "num_examples") + column(slots, "num_added")  # 0 where idle
-    part = count.reshape(num_devices, size.segments, -1)
+    part = count.reshape(devices, size.segments, -1)
     starts = first_row + np.cumsum(part, axis=2) - part
     column(slots, "start")[:] = starts.reshape(count.shape)
-    shard = np.minimum(np.arange(used + padding), used - 1) // waves
-    column(slots, "partial_sum")[:] = shard[:, None]
-    device = work.order // (used * lanes)
-    order = (work.order + device * padding * lanes).astype(np.int32)
-    return Layout(jax.tree.map(flat, work.rows), slots, order, used)
+    order = work.order + work.order // (waves * lanes) * padding * lanes
+    return work._replace(
+        rows=jax.tree.map(pad, work.rows), slots=slots, order=order.astype(np.int32)
+    )
 
 
 def read_rows(
@@ -191,7 +171,7 @@ class SegmentData(NamedTuple):
     """A chunk of rows and their data set, sharded over the client devices."""
 
     dataset: Dataset
-    rows: jax.Array  # [A * b] int32 rows of each device's data set
+    rows: AnyArray  # [A * b] int32 rows of each device's data set
 
 
 class DeviceData:
@@ -209,17 +189,24 @@ class DeviceData:
         return all_rows(dataset)
 
     def size_of(
-        self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
+        self, works: Sequence[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
         """One segment with all waves."""
         del largest, num_tables
-        return StreamShape(1, num_waves(works[0], self.mesh), 0)
+        return StreamShape(1, works[0].slots.shape[1], 0)
+
+    def in_segments(
+        self, work: RoundInputs, size: StreamShape, first_row: int
+    ) -> RoundInputs:
+        """The round as it is."""
+        del size, first_row
+        return work
 
     def segments(
-        self, size: StreamShape, load: Callable, lists: list
+        self, size: StreamShape, load: Callable, readers: list
     ) -> Iterator[tuple]:
         """Yield `load(0)` and the data set."""
-        del size, lists
+        del size, readers
         yield *load(0), self.dataset
 
     def shapes(self, size: StreamShape) -> Dataset:
@@ -254,7 +241,7 @@ class StreamedData:
         return listed_rows(table, start)._replace(example=self.dataset.example)
 
     def size_of(
-        self, works: list[RoundInputs], largest: np.ndarray, num_tables: int = 1
+        self, works: Sequence[RoundInputs], largest: np.ndarray, num_tables: int = 1
     ) -> StreamShape:
         """Size of segments that fits each of `works`.
 
@@ -269,20 +256,25 @@ class StreamedData:
             np.cumsum(largest),
             memory=self.dataset.memory // num_tables,
             lanes=works[0].slots.shape[2],
-            waves=num_waves(works[0], self.mesh),
+            waves=works[0].slots.shape[1],
             room=capacity_for(capacity, max_added, int(largest[0]), self.rooms),
         )
 
+    def in_segments(
+        self, work: RoundInputs, size: StreamShape, first_row: int
+    ) -> RoundInputs:
+        """The round in whole segments, see `in_segments`."""
+        return in_segments(work, size, first_row)
+
     def segments(
-        self, size: StreamShape, load: Callable, lists: list[tuple[Layout, np.ndarray]]
+        self, size: StreamShape, load: Callable, readers: list[RoundInputs]
     ) -> Iterator[tuple]:
         """Yield `load(i)` and the i-th examples, each read while the one before trains.
 
         Args:
-          lists: parts of a table in order: the rows of a layout's clients, and the rows
-            [K, X] that the server adds.
+          readers: whose clients' examples are the parts of a table, in order.
         """
-        lists = [(layout.slots, meshes.fetch(added)) for layout, added in lists]
+        lists = [(x.slots, meshes.fetch(x.added.added_rows)) for x in readers]
 
         def make(i):
             waves = slice(i * size.waves, (i + 1) * size.waves)
@@ -325,6 +317,7 @@ DATA_KINDS = DeviceData, StreamedData
 
 def place_data(mesh: Mesh, table: Dataset | Stream) -> DeviceData | StreamedData:
     """Data of rounds on the mesh; a `Dataset` is copied to every device."""
-    if isinstance(table, Stream):
-        return StreamedData(table, mesh)
-    return DeviceData(place_examples(table, mesh), mesh)
+    placed = place_examples(table, mesh)
+    if isinstance(placed, Stream):
+        return StreamedData(placed, mesh)
+    return DeviceData(placed, mesh)

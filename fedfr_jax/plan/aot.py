@@ -15,11 +15,10 @@ from fedfr_jax import mesh as meshes
 from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.lowering import lowered
 from fedfr_jax.federated.many_rounds import call_shapes
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.privacy.accountant import affordable_rounds
-from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
-from fedfr_jax.federated.simulation import cohort_of_round
+from fedfr_jax.federated.programs import extra_shapes, lowered, on_mesh, round_arguments
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.streaming import capacity_for, fit_waves
 from fedfr_jax.plan import hlo
@@ -66,26 +65,22 @@ def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Prog
       jax.errors.JAXTypeError: if the algorithm's `prepare` needs values.
     """
     extra = on_mesh(sim.mesh, empty_prepared(sim.num_places))
-    cohort = cohort_of_round(sim, 0)
+    cohort = before_round(sim, (), 0)
     if sim.algorithm.prepare:
         context = sim.context(cohort)._replace(dataset=_resident(sim))
         extra = extra_shapes(sim.algorithm.prepare, server, context)
-    key = jax.random.key(sim.seed)
+    key = jax.random.key(sim.settings.seed)
     row = jax.eval_shape(sim.algorithm.init_personal, key, server)
     arguments = round_arguments(
-        sim.mesh,
+        sim,
         cohort_size=sim.num_places,
         has_participation=(
-            cohort.participation is not None or sim.systems.has_participation
+            cohort.participation is not None or sim.settings.systems.has_participation
         ),
-        lanes=sim.clients_per_device,
-        shards=sim.num_partial_sums,
         server=server,
         row=row,
         extra=extra,
         table=sim.device_data,
-        key=sim.key,
-        hyper=sim.hyper,
     )
     if max_rounds > 1:
         run = sim.programs.run_rounds

@@ -54,7 +54,7 @@ def federated_needs(
         prepared = program_cost(shapes.prepare, num_devices=devices)
         work.append(DeviceWork(prepared.kernels, float(federation.rounds)))
     parts = memory_parts(shapes, federation.rounds_per_call)
-    parts["training, all lanes"] = sim.clients_per_device * cost.peak
+    parts["training, all lanes"] = sim.settings.clients_per_device * cost.peak
     network_shapes = jax.eval_shape(
         sim.algorithm.personalize, *trees.shapes((shapes.server, shapes.row))
     )
@@ -70,13 +70,16 @@ def federated_needs(
         devices=sim.mesh.size,
         parts={name: size for name, size in parts.items() if size},
         work=work,
-        images=federation.rounds * sim.cohort_size * steps * batching.batch_size,
+        images=federation.rounds
+        * sim.settings.cohort_size
+        * steps
+        * batching.batch_size,
         forward=forward_flops(network),
         parameters=count_params(network_shapes),
         batch_size=batching.batch_size,
         clients=math.ceil(sim.num_places / devices),
         added=added,
-        lanes=sim.clients_per_device,
+        lanes=sim.settings.clients_per_device,
         notes=notes,
     )
 
@@ -99,9 +102,9 @@ def round_work(shapes: StageShapes, client: ProgramCost, rounds: int) -> DeviceW
     """Work of a device in all rounds: waves of the mean client."""
     sim = shapes.sim
     devices, shards = meshes.device_grid(sim.mesh)
-    lanes = sim.clients_per_device
-    waves = math.ceil(sim.cohort_size / devices / lanes)
-    busy = sim.cohort_size / (waves * devices * lanes)
+    lanes = sim.settings.clients_per_device
+    waves = math.ceil(sim.settings.cohort_size / devices / lanes)
+    busy = sim.settings.cohort_size / (waves * devices * lanes)
     kernels = [
         k._replace(flops=k.flops / shards, moved=k.moved / shards)
         for k in client.kernels

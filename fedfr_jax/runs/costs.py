@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from fedfr_jax.federated.communication import count_communication
 from fedfr_jax.federated.privacy.accountant import Accountant
-from fedfr_jax.federated.systems.stragglers import num_trained
+from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.loop import StageState
 from fedfr_jax.runs.report.rounds import SIMULATED
@@ -85,7 +85,9 @@ def communication(state: StageState, rounds: int) -> dict[str, float]:
     sizes = count_communication(sim, state.server, state.store.template)
     if sizes is None:
         return {}
-    senders = num_trained(sim.stragglers, sim.cohort_size)  # the dropped only receive
+    settings = sim.settings
+    # The dropped ones only receive.
+    senders = num_trained(settings.stragglers, settings.cohort_size)
     total = (sizes.up * senders + sizes.down * sim.num_places) * rounds
     megabytes = {"upload_mb": sizes.up, "download_mb": sizes.down, "total_mb": total}
     return {name: size / MEGABYTE for name, size in megabytes.items()}

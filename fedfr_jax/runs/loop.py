@@ -17,17 +17,12 @@ import numpy as np
 
 from fedfr_jax.federated.aggregation.exact_sum import clipping_warning
 from fedfr_jax.federated.finite import check_number, check_state
-from fedfr_jax.federated.many_rounds import simulate_rounds
+from fedfr_jax.federated.many_rounds import advance
 from fedfr_jax.federated.privacy.accountant import continued
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.federated.simulation import (
-    RoundLog,
-    Simulation,
-    open_store,
-    simulate_round,
-)
+from fedfr_jax.federated.simulation import open_store
+from fedfr_jax.federated.state import RoundLog, Runs, Simulation
 from fedfr_jax.federated.store import Store
-from fedfr_jax.federated.sweep import Sweep, member, run_sweep_round, run_sweep_rounds
 from fedfr_jax.mesh import barrier, is_first_process
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.checkpoint import (
@@ -150,7 +145,7 @@ def train(
     """Train rounds first_round..num_rounds-1; return the last server."""
     store, checkpointer = outputs.store, outputs.checkpointer
     max_rounds = longest_call(outputs.federation, num_rounds - first_round)
-    sizes = sim.batching.batch_size, sim.clients_per_device, max_rounds
+    sizes = sim.batching.batch_size, sim.settings.clients_per_device, max_rounds
     program = _stage(checkpointer), server, store.template, *sizes
     first_call = CompileTimer(outputs.sinks, sim.mesh, *program)
     warning = ""
@@ -162,13 +157,9 @@ def train(
             _with_advice(f"round {first + 1}", checkpointer),
             outputs.lifecycle.timed("training"),
         ):
-            if max_rounds == 1:
-                server, log = simulate_round(sim, server, store, first)
-                logs = [log]
-            else:
-                server, logs = simulate_rounds(
-                    sim, server, store, first, end - first, max_rounds=max_rounds
-                )
+            server, (logs,) = advance(
+                sim.runs, server, [store], first, end - first, max_rounds=max_rounds
+            )
         seconds = time.perf_counter() - started
         first_call.record(seconds)
         warning = warning or warn_of_clipping(_stage(checkpointer), first, logs)
@@ -285,7 +276,7 @@ def interrupted(checkpointer: Checkpointer | None, done: str) -> RunInterrupted:
 
 
 def train_sweep(
-    runs: Sweep,
+    runs: Runs,
     servers: PyTree,
     outputs: Sequence[RunOutputs],
     first_round: int,
@@ -298,16 +289,12 @@ def train_sweep(
     for first, end in calls_of_rounds(outputs[0], first_round, num_rounds):
         started, count = time.perf_counter(), end - first
         with _with_advice(f"round {first + 1}", outputs[0].checkpointer):
-            if max_rounds == 1:
-                servers, outcomes = run_sweep_round(runs, servers, stores, first)
-                logs = [[outcome] for outcome in outcomes]
-            else:
-                servers, logs = run_sweep_rounds(
-                    runs, servers, stores, first, count, max_rounds=max_rounds
-                )
+            servers, logs = advance(
+                runs, servers, stores, first, count, max_rounds=max_rounds
+            )
         share = {"seconds": (time.perf_counter() - started) / len(outputs) / count}
         for s, member_logs in enumerate(logs):
-            sim, server = runs.sims[s], member(servers, s)
+            sim, server = runs.sims[s], runs.member(servers, s)
             for round, outcome in enumerate(member_logs, first):
                 save_round(sim, outputs[s], round, last, server, outcome, share)
     return servers

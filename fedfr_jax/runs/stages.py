@@ -16,6 +16,7 @@ from fedfr_jax.federated.inference import client_models
 from fedfr_jax.federated.many_rounds import check_rounds_per_call
 from fedfr_jax.federated.model_parallel import put_on_mesh
 from fedfr_jax.federated.parameter_packing import unpack
+from fedfr_jax.federated.participation import with_counted_work
 from fedfr_jax.federated.privacy.accountant import (
     affordable_rounds,
     ended,
@@ -24,7 +25,6 @@ from fedfr_jax.federated.simulation import (
     Simulation,
     build_simulation,
     start_simulation,
-    with_counted_work,
 )
 from fedfr_jax.federated.store import Store
 from fedfr_jax.federated.systems.state import plain_server
@@ -128,7 +128,6 @@ def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Sim
 
     Its clients send nothing, so that it spends no privacy after the `rounds` before.
     """
-    canonical = {"reproducible_sum": True, "num_partial_sums": sim.num_partial_sums}
     has_world = sim.algorithm is not sim.inner_algorithm  # its server has one
     adapting = build_simulation(
         on_inner(last.algorithm) if has_world else last.algorithm,
@@ -137,9 +136,10 @@ def final_simulation(sim: Simulation, last: FinalAdaptation, rounds: int) -> Sim
         sim.population,
         mesh=sim.mesh,
         local_epochs=last.epochs,
-        clients_per_device=sim.clients_per_device,
-        seed=sim.seed,
-        **(canonical if sim.num_partial_sums else {}),
+        clients_per_device=sim.settings.clients_per_device,
+        seed=sim.settings.seed,
+        reproducible_sum=sim.settings.reproducible_sum,
+        num_partial_sums=sim.settings.num_partial_sums,
     )
     return adapting._replace(accountant=ended(sim.accountant, rounds))
 

@@ -20,7 +20,7 @@ from fedfr_jax.federated.privacy.mechanism import (
 )
 from fedfr_jax.federated.privacy.skellam import Skellam
 from fedfr_jax.federated.settings import Federation, build_sampling
-from fedfr_jax.federated.systems.stragglers import num_trained
+from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.schema import call, check_settings, choose, kinds_of, naming
 from fedfr_jax.types import Algorithm
 

@@ -54,7 +54,7 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
         trainer = experiment.stages[name].trainer
         table = place_examples(experiment.task.dataset, experiment.mesh)
         sim = build_stage_simulation(experiment, trainer, table)
-        epochs[name] = [sim.local_epochs(r) for r in range(4)]
+        epochs[name] = [sim.settings.epochs(r) for r in range(4)]
     assert epochs == {
         "fedfr": [5, 2, 2, 2],
         "ditto": [7, 7, 7, 7],

@@ -24,7 +24,7 @@ from fedfr_jax.federated.algorithms.personal import (
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.schedule import random_client, sample_cohort
+from fedfr_jax.federated.sampling import random_client, sample_cohort
 from fedfr_jax.federated.simulation import (
     Simulation,
     open_store,

@@ -143,7 +143,7 @@ def test_devices_send_a_model_once_and_a_number_per_metric_and_client(
     server = start_simulation(sim, variables)
     cohort = Cohort(np.arange(cohort_size), 0)
     work = assign(sim, server, open_store(sim, server), cohort)
-    begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    begun = load_round(sim.runs, [work], 0)
     arguments, whole = begun.in_one_call(server), sim.programs.run_whole
     (sent,) = SENDS.findall(whole.lower(*arguments).compile().as_text())
     shapes = re.findall(r"f32\[([\d,]*)\]", sent)

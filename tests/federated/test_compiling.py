@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.lowering import compiler_options, lowered
+from fedfr_jax.federated.engine import compiler_options
+from fedfr_jax.federated.programs import lowered
 
 
 def test_what_is_asked_of_the_compiler_on_a_cpu_unless_the_user_says_other(monkeypatch):

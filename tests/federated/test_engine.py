@@ -10,7 +10,7 @@ import pytest
 
 from fedfr_jax.federated.client import Population, SlotInputs, all_rows, client_view
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -72,14 +72,14 @@ def plain_loop(sim, server, rounds=ROUNDS):
         return sim.algorithm.client_update(update_key, server, row, client)
 
     for r in range(rounds):
-        ids = sample_cohort(sim.seed, r, 5, sim.cohort_size)
+        ids = sample_cohort(sim.settings.seed, r, 5, sim.settings.cohort_size)
         extra = empty_prepared(len(ids))
         if sim.algorithm.prepare:
             extra = sim.algorithm.prepare(server, sim.context(Cohort(ids, r)))
         outputs = []
         for place, i in reversed(list(enumerate(ids))):
             count = sizes[i] + int(extra.num_added[place])
-            steps = sim.batching.steps_per_epoch(count) * sim.local_epochs(r)
+            steps = sim.batching.steps_per_epoch(count) * sim.settings.epochs(r)
             slot = SlotInputs(
                 client=i,
                 cohort_index=place,
@@ -91,7 +91,7 @@ def plain_loop(sim, server, rounds=ROUNDS):
                 num_steps=steps,
             )
             slot = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), slot)
-            key = jax.random.fold_in(jax.random.key(sim.seed), slot.client)
+            key = jax.random.fold_in(jax.random.key(sim.settings.seed), slot.client)
             if i not in personal:
                 first = jax.random.fold_in(key, 0)
                 personal[i] = sim.algorithm.init_personal(first, server)
@@ -141,11 +141,6 @@ def test_engine_equals_a_plain_loop_over_clients(oracle, name, mesh, lanes):
         ours = jax.tree.map(lambda x, c=client: x[c], rows)
         assert_close(ours, row)
     assert outcomes[0].metrics["steps"].min() > 0
-
-
-def test_hard_negatives_differ_between_clients_of_the_toy():
-    _, _, outcomes = run(*build("fedfr"))
-    assert len(set(outcomes[0].num_added.tolist())) > 1
 
 
 @pytest.mark.parametrize("name", toys.TOYS)
@@ -202,13 +197,6 @@ def test_an_adaptive_server_leaves_running_statistics_to_the_average():
     assert np.abs(kernel(ours) - kernel(plain)).max() > 1e-2
 
 
-def test_shorter_clients_in_a_wave_keep_momentum_and_statistics():
-    one, rows_one, _ = run(*build("fedavg", lanes=1, cohort_size=5))
-    many, rows_many, _ = run(*build("fedavg", lanes=4, cohort_size=5))
-    assert_close(one, many)
-    assert_close(rows_one, rows_many)
-
-
 def test_personal_leaves_are_neither_sent_nor_averaged():
     sim, server = build("fedavg", personal="head", cohort_size=5)
     before = np.asarray(server.first["params"]["head"]["kernel"])
@@ -218,11 +206,6 @@ def test_personal_leaves_are_neither_sent_nor_averaged():
     heads = rows.leaves["params"]["head"]["kernel"]
     assert all(np.abs(h - before).max() > 1e-3 for h in heads)
     assert rows.leaves["params"]["scale"] is None
-
-
-def test_a_pattern_that_matches_no_leaf_is_an_error():
-    with pytest.raises(ValueError, match="must match a leaf.*nowhere"):
-        build("fedavg", personal="nowhere")
 
 
 @pytest.mark.parametrize(
@@ -244,33 +227,12 @@ def test_bad_sizes_are_refused_before_anything_compiles(change, message):
         )
 
 
-def test_local_epochs_may_be_a_number_of_numpys():
-    algorithm, _ = toys.fedavg_toy()
-    table, population = toys.problem()
-    for epochs in (np.int64(3), (np.int64(3), 2), (3, 2)):
-        sim = build_simulation(
-            algorithm,
-            toys.feed(),
-            table,
-            population,
-            mesh=make_mesh(1),
-            local_epochs=epochs,
-        )
-        last = 2 if np.ndim(epochs) else 3
-        assert (sim.local_epochs(0), sim.local_epochs(5)) == (3, last)
-
-
 def test_a_client_without_an_image_is_refused():
     algorithm, _ = toys.fedavg_toy()
     table, _ = toys.problem()
     empty = Population(np.array([0, 5, 5, 9]), np.ones(3, np.int32))
     with pytest.raises(ValueError, match="every client must have an example.*1"):
         build_simulation(algorithm, toys.feed(), table, empty, mesh=make_mesh(1))
-
-
-def test_more_devices_than_exist_are_refused():
-    with pytest.raises(ValueError, match="must fit 8 devices"):
-        make_mesh(16)
 
 
 def test_batches_of_an_epoch_visit_every_example_once():

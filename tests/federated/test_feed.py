@@ -98,19 +98,6 @@ def test_targets_are_moved_with_their_image():
     np.testing.assert_array_equal(batch.labels, batch.row)
 
 
-def test_views_that_are_not_counted_are_drawn_alike():
-    (counted,) = batches(Batching(BATCH, horizontal_flip()), 1)
-    feed, numbers = Batching(BATCH, UNCOUNTED), []
-
-    def take(client):
-        numbers.append(client.num_views)
-        return client.batch(jnp.int32(1))
-
-    batch = of_client(feed, take)
-    np.testing.assert_array_equal(batch.images, counted.images)
-    assert numbers == [0] and not batch.view_index.any()
-
-
 def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     """The parts of a batch over devices are those of the whole batch."""
     feed = Batching(BATCH, horizontal_flip())
@@ -119,20 +106,6 @@ def test_an_example_is_augmented_by_its_place_in_the_step_alone():
     together = jax.tree.map(lambda *x: np.concatenate(x), *(p.inputs for p in parts))
     np.testing.assert_array_equal(together["image"], whole.images)
     assert not np.array_equal(again.view_index, whole.view_index)
-
-
-@pytest.mark.parametrize("augment", [None, normalize()])
-def test_nothing_is_drawn_where_there_is_no_choice(augment):
-    feed = Batching(BATCH, augment, shuffle=False)
-    of_batch = lambda key: feed.augment_batch(
-        key,
-        jnp.int32(0),
-        jnp.arange(3, dtype=jnp.int32),
-        *jax.tree.map(lambda x: jnp.asarray(x[:3]), tuple(dataset())),
-    )
-    assert "random" not in str(jax.make_jaxpr(of_batch)(jax.random.key(0)))
-    drawn = Batching(BATCH, horizontal_flip())
-    assert feed.num_views == 1 and drawn.num_views == 2
 
 
 def test_a_span_is_seen_in_the_view_that_is_asked_for():

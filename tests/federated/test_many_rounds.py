@@ -14,9 +14,9 @@ from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.many_rounds import (
+    advance,
     check_rounds_per_call,
     load_call,
-    simulate_rounds,
     store_call,
 )
 from fedfr_jax.federated.settings import Federation
@@ -25,7 +25,7 @@ from fedfr_jax.federated.simulation import (
     open_store,
     start_simulation,
 )
-from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
 from fedfr_jax.mesh import make_mesh
@@ -150,7 +150,7 @@ def test_a_client_that_trains_again_in_a_call_goes_on_from_its_own_state():
     server = start_simulation(sim, toys.norm_variables())
     store, times = open_store(sim, server), np.full(len(toys.SIZES), 10)
     for first, count in ((0, 4), (4, 3)):
-        server, logs = simulate_rounds(sim, server, store, first, count)
+        server, (logs,) = advance(sim.runs, server, [store], first, count)
         for log in logs:
             times[log.ids] += 1
             np.testing.assert_array_equal(log.metrics["times"], times[log.ids])
@@ -198,9 +198,9 @@ def test_each_round_of_a_call_is_within_the_budget_before_any_is_trained():
     server = start_simulation(sim, toys.norm_variables())
     store = open_store(sim, server)
     with pytest.raises(ValueError, match="but round 3 would bring it to"):
-        simulate_rounds(sim, server, store, 0, 3)
+        advance(sim.runs, server, [store], 0, 3)
     assert not store.newest()
-    _, logs = simulate_rounds(sim, server, store, 0, 2)
+    _, (logs,) = advance(sim.runs, server, [store], 0, 2)
     assert 0 < logs[0].counts["epsilon"] < logs[1].counts["epsilon"] == budget
 
 
@@ -219,5 +219,5 @@ def test_what_needs_the_host_is_refused_before_anything_compiles():
     server = start_simulation(sim, toys.norm_variables())
     store = open_store(sim, server)
     with toys.compilations() as compiled, pytest.raises(ValueError, match="streamed"):
-        simulate_rounds(sim, server, store, 0, 2)
+        advance(sim.runs, server, [store], 0, 2)
     assert not compiled

@@ -4,7 +4,6 @@ import functools
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,14 +11,12 @@ from fedfr_jax import mesh as mesh_module
 from fedfr_jax import mesh as meshes
 from fedfr_jax import trees
 from fedfr_jax.federated import programs
-from fedfr_jax.federated.algorithms.server_optimizers import fedadam
-from fedfr_jax.federated.lowering import Program
+from fedfr_jax.federated.engine import Program
 from fedfr_jax.federated.simulation import (
-    build_simulation,
     open_store,
     simulate_round,
 )
-from tests.federated import test_engine, test_stream, toys
+from tests.federated import test_engine, test_stream
 
 LANES = 2
 
@@ -92,7 +89,8 @@ def test_what_was_let_through_is_not_asked_again_and_more_than_that_is(
     play_one(sim, server)
     calls = run.calls
     with pytest.raises(MemoryError, match="not even one lane fits"):
-        play_one(sim._replace(clients_per_device=LANES + 1), server)
+        more = sim.settings._replace(clients_per_device=LANES + 1)
+        play_one(sim._replace(settings=more), server)
     assert run.calls == calls > 1
 
 
@@ -119,18 +117,6 @@ def test_running_out_of_memory_says_what_the_round_needs(monkeypatch, table):
         play_one(sim, server)
 
 
-def test_a_device_without_room_for_the_arguments_says_which_settings(monkeypatch):
-    def exhausted(*args):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    sim, _, server = fresh("resident")
-    monkeypatch.setattr(meshes, "put_local", exhausted)
-    with pytest.raises(
-        MemoryError, match="clients_per_device must fit the device's memory, got 2"
-    ):
-        play_one(sim, server)
-
-
 def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
     sim, server = test_engine.build("fedavg", lanes=3)
     store = open_store(sim, server)
@@ -139,19 +125,6 @@ def test_a_round_that_was_asked_what_it_needs_compiles_once(caplog):
             server, _ = simulate_round(sim, server, store, round)
     line = "Finished XLA compilation of jit(whole)"
     assert sum(line in record.getMessage() for record in caplog.records) == 1
-
-
-def test_a_server_that_holds_more_than_a_lane_trains_is_not_refused_for_it(monkeypatch):
-    options = {"lanes": 2, "cohort_size": 3}
-    sim, server = test_engine.build("fedavg", server_optimizer=fedadam(0.1), **options)
-    network = trees.num_bytes(server.variables)
-    assert trees.num_bytes(server) > 2.5 * network
-    rows = jax.tree.map(lambda x: x[None, None], personal_rows(sim, server, 2))
-    give(monkeypatch, 1.5 * network)
-    with pytest.raises(MemoryError, match="at most 1 lane fits"):
-        programs.check_memory(sim, server, rows)
-    give(monkeypatch, 2.5 * network)
-    programs.check_memory(sim, server, rows)
 
 
 def personal_rows(sim, server, count):
@@ -211,43 +184,10 @@ def test_an_accelerator_is_asked_for_its_own_memory_only():
     assert free(None) is None
 
 
-def out_of_reach(**fields):
-    """A client that asks for 2^52 bytes: no machine has the addresses."""
-    side = 2**25
-
-    def client_update(key, server, personal, client):
-        x = client.num_examples.astype(jnp.float32) + jnp.arange(
-            side, dtype=jnp.float32
-        )
-        products = jnp.sort(x[:, None] * x[None, :], axis=1)
-        return honest(key, server, personal, client)._replace(
-            metrics={"middle": products[client.id, side // 2]}
-        )
-
-    sim, server = test_engine.build("fedavg", cohort_size=3, **fields)
-    honest = sim.algorithm.client_update
-    algorithm = sim.algorithm._replace(client_update=client_update)
-    table, population = toys.problem()
-    options = {
-        "mesh": sim.mesh,
-        "cohort_size": 3,
-        "clients_per_device": sim.clients_per_device,
-    }
-    return build_simulation(
-        algorithm, sim.batching, table, population, **options
-    ), server
-
-
-def test_lanes_that_do_not_fit_say_what_is_needed():
-    sim, server = out_of_reach(lanes=2)
-    with pytest.raises(MemoryError, match="got 2: a round needs .* GiB to train"):
-        simulate_round(sim, server, open_store(sim, server), 0)
-
-
 @pytest.mark.parametrize(
     "personal, most_lanes, message",
     [
-        ("", 2, "clients_per_device must .*, got 4: .* at most 2 lanes fit"),
+        ("", 2, "clients_per_device must .*, got 4: .* about 2 lanes fit"),
         ("head", 0, "cohort_size must fit .*, got 3: the personal rows"),
     ],
 )

@@ -11,7 +11,6 @@ from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.parameter_packing import (
     PackedVariables,
     on_unpacked,
-    pack,
     pack_networks,
     unpack,
 )
@@ -86,25 +85,6 @@ def test_a_packed_network_has_the_features_the_statistics_and_the_gradients(
     assert_close(unpack(packed), run(named), 1e-4)
     moved = unpack(packed)[0][1][1]["stem"]["bn"]["mean"]
     assert bool(np.any(moved != 0)) == train
-
-
-def test_a_packed_network_hands_on_the_key(packs_everything):
-    model = MODELS["iresnet"](SHAPE, **NETWORKS["iresnet"], dropout=0.5)
-    named, key = model.init(jax.random.key(0)), jax.random.key(1)
-    run = jax.jit(
-        lambda v: on_unpacked(model).apply(v, images(4), train=True, key=key)[0]
-    )
-    assert_close(run(pack_networks(named)), run(named))
-
-
-def test_few_small_leaves_stay_as_they_are():
-    named = network("sphereface").init(jax.random.key(0))["params"]
-    assert pack(named) is named
-
-
-def test_small_leaves_of_two_dtypes_stay_as_they_are(packs_everything):
-    leaves = {"a": jnp.zeros(3), "b": jnp.zeros(3, jnp.bfloat16)}
-    assert pack(leaves) is leaves
 
 
 def test_fedfr_trains_a_packed_network_as_a_named_one_and_hands_out_names(monkeypatch):

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import simulation as simulations
 from fedfr_jax.federated.aggregation import with_aggregation
 from fedfr_jax.federated.aggregation.robust import krum
 from fedfr_jax.federated.finite import check_dropped
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -17,7 +17,7 @@ from fedfr_jax.federated.simulation import (
     simulate_round,
     start_simulation,
 )
-from fedfr_jax.federated.systems.dropout import Dropout, drop_clients
+from fedfr_jax.federated.systems.failures import Dropout, drop_clients
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.loop import summarize
@@ -184,21 +184,9 @@ def test_a_simulation_with_dropout_plays_its_rounds_without_those_who_left():
     store, counts = open_store(sim, server), []
     for r in range(6):
         server, log = simulate_round(sim, server, store, r)
-        part = simulations.cohort_of_round(sim, r).participation
+        part = before_round(sim, (), r).participation
         np.testing.assert_array_equal(log.ids, EVERYBODY[part.is_received])
         counts.append(tuple(log.counts.values()))
         assert all(len(x) == counts[-1][0] for x in log.metrics.values())
     assert {sum(x) for x in counts} == {len(SIZES)} and len(set(counts)) > 2
     assert np.isfinite(jax.device_get(server).variables["params"]["scale"]).all()
-
-
-@pytest.mark.parametrize("name", Dropout._fields)
-def test_a_probability_out_of_range_is_refused(name):
-    with pytest.raises(ValueError, match=rf"dropout.{name} must be in \[0, 1\), got 1"):
-        build_simulation(
-            fedavg_toy()[0],
-            feed(),
-            *problem(),
-            mesh=make_mesh(1),
-            systems=Systems(Dropout(**{name: 1.0})),
-        )

@@ -1,8 +1,6 @@
 """What a round costs is up to its cohort, however many clients there are."""
 
-import re
 import tracemalloc
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +10,7 @@ import pytest
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import Stream, stream
-from fedfr_jax.federated import client, store
+from fedfr_jax.federated import client
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.client import Population
@@ -22,10 +20,9 @@ from fedfr_jax.federated.simulation import (
     simulate_round,
     start_simulation,
 )
-from fedfr_jax.federated.systems.edges import with_edge_servers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import keywords
-from fedfr_jax.tasks.faces.frozen_features import cohort_rows, prepare_features
+from fedfr_jax.tasks.faces.frozen_features import prepare_features
 from fedfr_jax.types import Cohort, Dataset
 from tests.contracts import test_algorithms as contracts
 from tests.federated import toys
@@ -87,38 +84,6 @@ def test_clients_whose_rows_are_computed_take_no_memory(tmp_path):
     assert peak < many / 4  # bytes: not even one per client
 
 
-def everyone(num_clients):
-    """A simulation in which each client owns one image of 16 numbers."""
-    algorithm, variables = toys.fedavg_toy(personal="head")
-    sim = build_simulation(
-        algorithm,
-        Batching(1, toys.always(lambda image: image.astype(np.float32))),
-        Dataset.from_arrays(
-            np.ones((num_clients, 16), np.uint8), np.zeros(num_clients, np.int32)
-        ),
-        Population(
-            np.arange(num_clients + 1, dtype=np.int32), np.ones(num_clients, np.int32)
-        ),
-        mesh=make_mesh(1),
-        cohort_size=8,
-    )
-    return sim, start_simulation(sim, variables)
-
-
-def test_a_round_of_eight_clients_allocates_nothing_for_the_other_million():
-    sim, server = everyone(MANY)
-    rows = open_store(sim, server)
-    server, _ = simulate_round(sim, server, rows, 0)  # compiles
-    tracemalloc.start()
-    server, outcome = simulate_round(sim, server, rows, 1)
-    cohort_rows(sim.population, outcome.ids)
-    rows.settle()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(rows.touched()) == 16
-    assert peak < MANY / 4  # bytes: not even one per client
-
-
 def test_features_of_a_round_allocate_nothing_for_the_other_million():
     public, level = 20, "class"
     images = np.random.default_rng(0).integers(256, size=(MANY + public, 16))
@@ -153,29 +118,6 @@ def test_features_of_a_round_allocate_nothing_for_the_other_million():
     assert peak < MANY / 4  # bytes: not even one per row
 
 
-def test_a_store_asks_for_the_pages_of_its_cohort_only(tmp_path):
-    kept = store.Store({"head": np.zeros(4, np.float32)}, MANY, tmp_path)
-    kept.gather(np.arange(8) * 100_000)
-    maps = Path("/proc/self/smaps").read_text()
-    (flags,) = re.findall(rf"{tmp_path}/stamps.bin\n(?:.+\n)*?VmFlags: (.+)", maps)
-    assert "rr" in flags.split()  # no read-ahead
-
-
-def test_rows_after_the_resumed_round_are_forgotten_in_every_block(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(store, "BLOCK", 3)
-    template, ids = {"x": np.zeros(1, np.float32)}, np.arange(8)
-    first = store.Store(template, 8, tmp_path)
-    first.scatter(ids[::2], {"x": np.ones((4, 1), np.float32)}, 0)
-    first.flush(1)
-    first.scatter(ids, {"x": np.full((8, 1), 2, np.float32)}, 1)
-    first.settle()
-    rows, is_new = store.Store(template, 8, tmp_path, resume_round=1).gather(ids)
-    np.testing.assert_array_equal(is_new, ids % 2 == 1)
-    np.testing.assert_array_equal(rows["x"][::2, 0], 1)
-
-
 def test_rows_that_an_int32_cannot_number_are_refused():
     labels = np.broadcast_to(np.int32(0), 2**31)
     table = Stream(None, labels, None, 1, 0)
@@ -188,10 +130,8 @@ def test_rows_that_an_int32_cannot_number_are_refused():
 def test_a_number_of_clients_that_is_not_the_datas_is_refused():
     takers = {k for k, make in ALGORITHMS.items() if "num_clients" in keywords(make)}
     built = {k: contracts.MEMBERS[k].build(num_clients=7) for k in takers}
-    plain = contracts.MEMBERS["fedavg"].build()
     scaffold = contracts.MEMBERS["scaffold"].build(num_clients=5)
     built["with_attack"] = with_attack(scaffold, "alie", share=0.5, num_clients=7)
-    built["with_edge_servers"] = with_edge_servers(plain, num_clients=7, num_edges=2)
     assert built.keys() > {"scaffold", "feddyn", "finch"}
     data = toys.feed(), *toys.problem()  # of five clients
     for name, algorithm in built.items():

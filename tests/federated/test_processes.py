@@ -10,7 +10,7 @@ import pytest
 from fedfr_jax import distributed
 from fedfr_jax import mesh as meshes
 from fedfr_jax.cli import launch
-from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
 

@@ -10,7 +10,8 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.schedule import build_schedule, sample_cohort
+from fedfr_jax.federated.sampling import sample_cohort
+from fedfr_jax.federated.schedule import build_schedule
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -64,7 +65,7 @@ def play_canonical(name, devices, lanes=1, flip=False, **options):
     sim, server = canonical(name, devices, lanes, **options)
     store = open_store(sim, server)
     for r in range(2):
-        ids = sample_cohort(sim.seed, r, 5, 5)
+        ids = sample_cohort(sim.settings.seed, r, 5, 5)
         cohort = Cohort(ids[::-1] if flip else ids, r)
         server, _ = run_cohort(sim, server, store, cohort)
     return jax.device_get(server), store.gather(np.arange(5))[0]
@@ -170,18 +171,3 @@ def test_shards_do_not_move_when_devices_do():
     for plan in plans[1:]:
         np.testing.assert_array_equal(plan.slots, plans[0].slots)
     assert all(plan.imbalance < 1.2 for plan in plans)
-
-
-def test_a_sum_is_reproducible_or_not():
-    with pytest.raises(
-        ValueError, match="reproducible_sum must be true or false, got 'tree'"
-    ):
-        table, population = toys.problem()
-        build_simulation(
-            toys.fedavg_toy()[0],
-            toys.feed(),
-            table,
-            population,
-            mesh=make_mesh(1),
-            reproducible_sum="tree",
-        )

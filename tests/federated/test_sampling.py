@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.sampling import Sampling, check_sampling, sample_clients
 from fedfr_jax.federated.simulation import (
     build_simulation,
-    cohort_of_round,
     open_store,
     run_cohort,
     simulate_round,
@@ -95,7 +95,7 @@ def test_a_padded_cohort_trains_like_the_clients_that_were_drawn():
     server = start_simulation(poisson, variables)
     compared, sizes = False, set()
     for round in range(4):
-        cohort = cohort_of_round(poisson, round)
+        cohort = before_round(poisson, (), round)
         assert len(cohort.ids) == 5
         ids = cohort.ids[cohort.participation.is_present]
         sizes.add(len(ids))

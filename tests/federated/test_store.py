@@ -49,30 +49,6 @@ def test_a_negative_id_neither_reads_nor_writes_the_first_or_last_row(tmp_path):
     assert tree["count"].tolist() == [0, 10, 90]
 
 
-def test_a_resumed_store_reads_the_rows_of_its_round(tmp_path):
-    store = Store(TEMPLATE, 4, tmp_path)
-    store.scatter(np.array([0, 1]), rows([1, 1]), 0)
-    store.scatter(np.array([0]), rows([2]), 1)
-    store.flush(2)
-    for round in (2, 3, 4):  # killed before the next checkpoint
-        store.scatter(np.array([0, 1, 2]), rows([round * 10] * 3), round)
-    resumed = Store(TEMPLATE, 4, tmp_path, resume_round=2)
-    assert counts(resumed, [0, 1]) == [2, 1]
-    assert resumed.gather(np.array([2]))[1].tolist() == [True]
-    resumed.scatter(np.array([0]), rows([5]), 2)
-    assert counts(resumed, [0]) == [5]
-
-
-def test_the_checkpoint_before_the_last_can_be_resumed_too(tmp_path):
-    store = Store(TEMPLATE, 2, tmp_path)
-    for round in range(5):
-        store.scatter(np.array([0]), rows([round]), round)
-        store.flush(round + 1)
-    store.scatter(np.array([0]), rows([66]), 5)
-    older = Store(TEMPLATE, 2, tmp_path, resume_round=4)
-    assert counts(older, [0]) == [3]
-
-
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_client_that_trains_again_and_again_keeps_the_rows_of_both_checkpoints(
     is_resumed, tmp_path
@@ -161,12 +137,6 @@ def test_a_million_clients_take_no_space_until_they_take_part(tmp_path):
     assert store.gather(np.array([999_999]))[0]["head"].sum() == 640
 
 
-def test_a_model_with_more_leaves_is_refused(tmp_path):
-    Store(TEMPLATE, 4, tmp_path)
-    with pytest.raises(ValueError, match="z .*got 'nothing'"):
-        Store({**TEMPLATE, "z": np.zeros(2, np.float32)}, 4, tmp_path)
-
-
 def flip(path, place, bit=1):
     data = bytearray(path.read_bytes())
     data[place] ^= bit
@@ -230,21 +200,6 @@ def test_a_store_that_is_not_as_its_checkpoint_saw_it_is_refused(tmp_path):
         shutil.copy(tmp_path / "whole" / "stamps.bin", tmp_path / "s")
     assert refused >= 16  # each byte of the four that count
     assert counts(resume(4), range(4)) == counts(resume(3), range(4)) == [9] * 4
-
-
-def test_a_row_longer_than_a_call_may_move_is_written_and_read_whole(
-    tmp_path, monkeypatch
-):
-    """Linux moves 2 GiB in a call; here 5 bytes."""
-    write, read = os.pwrite, os.preadv
-    monkeypatch.setattr(os, "pwrite", lambda f, part, at: write(f, part[:5], at))
-    monkeypatch.setattr(os, "preadv", lambda f, to, at: read(f, [to[0][:5]], at))
-    store = Store(TEMPLATE, 4, tmp_path)
-    store.scatter(np.array([1, 2]), rows([10, 20]), 0)
-    store.settle()
-    tree, _ = store.gather(np.array([2, 1]))
-    for name, wanted in rows([20, 10]).items():
-        np.testing.assert_array_equal(tree[name], wanted)
 
 
 @pytest.fixture

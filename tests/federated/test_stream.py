@@ -105,15 +105,6 @@ def test_the_canonical_reduction_streams(name, devices, waves):
     assert_same(actual, expected)
 
 
-@as_a_run
-@pytest.mark.slow
-@pytest.mark.parametrize("waves", [2, 3])
-def test_the_length_of_segments_changes_nothing(waves):
-    expected = run(*build("fedfr", cohort_size=5))
-    actual = run(*build("fedfr", cohort_size=5, streamed={"waves": waves}))
-    assert_same(actual, expected)
-
-
 def test_only_rows_of_the_cohort_are_read():
     table, population = toys.problem()
     reader = Reader(table.images)
@@ -236,12 +227,6 @@ def learned(table):
 
 def nine_images():
     return np.random.default_rng(0).integers(256, size=(9, 4, 4, 1), dtype=np.uint8)
-
-
-def test_bytes_are_decoded_on_the_device():
-    images, labels = nine_images(), np.arange(9, dtype=np.int32) % 3
-    streamed = stream(Reader(images), labels, waves=1)
-    assert_same(learned(streamed), learned(Dataset.from_arrays(images, labels)))
 
 
 def test_a_round_streams_from_recordio(tmp_path):

@@ -11,24 +11,20 @@ from fedfr_jax.federated import programs as programs_module
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.local import sgd, step_decay
+from fedfr_jax.federated.many_rounds import advance
+from fedfr_jax.federated.model_parallel import placement
 from fedfr_jax.federated.privacy import Privacy, private
-from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.simulation import (
     assign,
     build_simulation,
     open_store,
+    shared_tables,
     simulate_round,
     start_simulation,
 )
-from fedfr_jax.federated.sweep import (
-    member,
-    run_sweep_round,
-    run_sweep_rounds,
-    stack_member_data,
-    start_sweep,
-    sweep,
-)
-from fedfr_jax.federated.systems.profiles import log_normal_profiles
+from fedfr_jax.federated.sweep import sweep
+from fedfr_jax.federated.systems.devices import log_normal_profiles
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, LocalTraining, Prepared
@@ -44,7 +40,6 @@ EVERYONE = np.arange(len(toys.SIZES))
 CANONICAL = {"reproducible_sum": True, "num_partial_sums": 3}
 STREAM = {"streamed": {"waves": 1}}
 ROUNDS = 2
-ROW_BYTES = 4 * 16 + 4
 
 
 def make_fedavg(hyper):
@@ -93,14 +88,24 @@ def build(name="fedavg", mesh=(1, 1), *, streamed=None, reader=None, **options):
     )
 
 
+def start_sweep(runs, variables):
+    """Initial servers [S, ...] from the same variables, and each member's store."""
+    init = lambda hyper: runs.build_member(hyper).init(variables)
+    servers = jax.jit(jax.vmap(init, axis_size=len(runs.sims)))(runs.hyper)
+    stores = [
+        open_store(sim, runs.member(servers, s)) for s, sim in enumerate(runs.sims)
+    ]
+    return jax.device_put(servers, placement(runs.sims[0].mesh, servers, None)), stores
+
+
 def play_sweeps(runs, name, rounds=ROUNDS):
     """Each member's (server, rows, metrics) at the end."""
     servers, stores = start_sweep(runs, TOYS[name][1]())
     for r in range(rounds):
-        servers, outcomes = run_sweep_round(runs, servers, stores, r)
+        servers, logs = advance(runs, servers, stores, r)
     servers = jax.device_get(servers)
     return [
-        (member(servers, s), stores[s].gather(EVERYONE), outcomes[s].metrics)
+        (runs.member(servers, s), stores[s].gather(EVERYONE), logs[s][0].metrics)
         for s in range(len(runs.sims))
     ]
 
@@ -165,10 +170,10 @@ def test_a_sweep_equals_separate_runs(name, mesh, options):
 def test_a_sweep_plays_rounds_in_one_call_with_the_numbers_of_single_rounds():
     runs = build(mesh=(2, 1), clients_per_device=2, **CANONICAL)
     servers, stores = start_sweep(runs, toys.norm_variables())
-    servers, logs = run_sweep_rounds(runs, servers, stores, 0, ROUNDS)
+    servers, logs = advance(runs, servers, stores, 0, ROUNDS)
     ends = [
         (
-            member(jax.device_get(servers), s),
+            runs.member(jax.device_get(servers), s),
             stores[s].gather(EVERYONE),
             own[-1].metrics,
         )
@@ -188,8 +193,14 @@ def test_members_that_do_not_fit_together_are_refused(options, monkeypatch):
 def assigned(runs):
     servers, stores = start_sweep(runs, toys.norm_variables())
     alone = zip(runs.sims, stores, strict=True)
-    cohort = lambda sim: Cohort(sample_cohort(sim.seed, 0, 5, sim.cohort_size), 0)
-    return [assign(sim, member(servers, 0), store, cohort(sim)) for sim, store in alone]
+
+    def cohort(sim):
+        settings = sim.settings
+        return Cohort(sample_cohort(settings.seed, 0, 5, settings.cohort_size), 0)
+
+    return [
+        assign(sim, runs.member(servers, 0), store, cohort(sim)) for sim, store in alone
+    ]
 
 
 def test_members_of_equal_cohorts_read_their_rows_once():
@@ -197,8 +208,8 @@ def test_members_of_equal_cohorts_read_their_rows_once():
     runs = build(**STREAM, reader=reader, seeds=[8, 7, 8])
     servers, stores = start_sweep(runs, toys.norm_variables())
     reader.seen.clear()
-    _, outcomes = run_sweep_round(runs, servers, stores, 0)
-    ids = np.concatenate([outcome.ids for outcome in outcomes[:2]])
+    _, logs = advance(runs, servers, stores, 0)
+    ids = np.concatenate([log.ids for (log,) in logs[:2]])
     own = [np.arange(offsets[i], offsets[i + 1]) for i in ids]
     seen = np.sort(np.concatenate(reader.seen))
     np.testing.assert_array_equal(seen, np.sort(np.concatenate(own)))
@@ -214,26 +225,7 @@ def test_members_of_equal_cohorts_read_their_rows_once():
 )
 def test_members_share_a_table_unless_the_server_adds_to_it(name, options, expected):
     runs = build(name, **STREAM, seeds=[8, 7, 8], **options)
-    assert stack_member_data(runs.sims, assigned(runs)) == expected
-
-
-def test_the_tables_of_a_sweep_share_the_memory():
-    runs = build(streamed={"memory": 2 * 24 * ROW_BYTES})
-    sim, work = runs.sims[0], assigned(runs)[0]
-    size_of = sim.data.size_of
-    assert size_of([work], sim.largest) == (2, 2, 12 + 9, 0)  # the two largest clients
-    assert size_of([work, work], sim.largest, 2) == (3, 1, 12, 0)
-
-
-def test_a_sweep_of_seeds_needs_no_numbers():
-    runs = build(hypers=[{}, {}], seeds=[7, 8], make=lambda hyper: toys.fedavg_toy()[0])
-    servers, _ = start_sweep(runs, toys.norm_variables())
-    assert_close(member(servers, 0), member(servers, 1))
-
-
-def test_every_seed_has_its_numbers():
-    with pytest.raises(ValueError, match="one entry per seed, got 3 for 2 seeds"):
-        build(seeds=[1, 2])
+    assert shared_tables(runs, assigned(runs)) == expected
 
 
 def test_no_member_plays_a_round_that_overspends_its_privacy():
@@ -253,7 +245,7 @@ def test_no_member_plays_a_round_that_overspends_its_privacy():
         mesh=make_mesh(1),
     )
     with pytest.raises(ValueError, match="must stay within privacy.epsilon=4, but"):
-        run_sweep_round(runs, None, [None, None], 1)
+        advance(runs, None, [None, None], 1)
 
 
 def test_clients_that_take_time_are_refused_side_by_side_in_one_line():

@@ -132,7 +132,7 @@ def test_a_ring_of_server_versions_and_all_who_are_asked_are_counted():
     assert found["earlier versions of the server, before and after"] == 5 * server
     config = config_of(systems={"profiles": profiles, "over_selection": 2.0})
     sim = stage_shapes(experiment_of(config), "row").sim
-    assert sim.num_places == 4 and sim.cohort_size == 2
+    assert sim.num_places == 4 and sim.settings.cohort_size == 2
 
 
 @pytest.mark.parametrize("rounds", [3, 50])

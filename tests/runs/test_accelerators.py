@@ -13,9 +13,9 @@ from fedfr_jax.central.settings import build_mesh
 from fedfr_jax.config.build import build
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.federated.many_rounds import load_call, train_call
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.simulation import (
     assign,
-    cohort_of_round,
     load_round,
     open_store,
     start_simulation,
@@ -73,8 +73,8 @@ def test_the_program_from_shapes_is_the_program_of_the_run():
     sim = build_stage_simulation(real, trainer, table)
     server = start_simulation(sim, trainer.init_variables(None))
     store = open_store(sim, server)
-    work = assign(sim, server, store, cohort_of_round(sim, 0))
-    begun = load_round(sim, [work], 0, key=sim.key, hyper=sim.hyper)
+    work = assign(sim, server, store, before_round(sim, (), 0))
+    begun = load_round(sim.runs, [work], 0)
     wanted = sim.programs.run_whole.lower(*begun.in_one_call(server))
     assert found.as_text() == wanted.as_text()
 
@@ -104,7 +104,7 @@ def test_the_program_of_several_rounds_from_shapes_is_the_program_of_the_run():
     )
     call = load_call(sim, open_store(sim, server), 0, 2, max_rounds=2)
     with pytest.raises(Lowered):
-        train_call(sim, programs, server, call, sim.key, sim.hyper)
+        train_call(sim.runs._replace(programs=programs), server, [call])
     assert list(found) == ["rounds"] and [found["rounds"].as_text()] == texts
 
 

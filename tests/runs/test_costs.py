@@ -9,7 +9,7 @@ from fedfr_jax.federated.simulation import (
     open_store,
     start_simulation,
 )
-from fedfr_jax.federated.systems.stragglers import Stragglers
+from fedfr_jax.federated.systems.failures import Stragglers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.costs import communication, cost_of_target
 from fedfr_jax.types import Evaluation, Evaluator

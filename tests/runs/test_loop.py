@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
-from fedfr_jax.federated import schedule
 from fedfr_jax.federated.finite import check_metrics, check_rows
+from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.simulation import build_simulation, start_simulation
 from fedfr_jax.mesh import make_mesh
@@ -179,7 +179,7 @@ def test_a_damaged_newest_checkpoint_costs_no_row_of_the_one_before(tmp_path, st
     """Some clients have taken part twice and more since it."""
     sim, server = build("fedfr")
     few = {"checkpoint_every": 3, "rounds": 9}
-    drawn = np.concatenate([schedule.sample_cohort(3, r, 5, 3) for r in (6, 7, 8)])
+    drawn = np.concatenate([sample_cohort(3, r, 5, 3) for r in (6, 7, 8)])
     assert np.bincount(drawn).max() >= 2
     whole = train(sim, server, tmp_path / "whole", **few)
     for kill_at in [*stops, ("before checkpoint", 8)]:
@@ -295,7 +295,7 @@ def test_a_number_of_a_client_that_is_not_finite_is_not_kept(
     tmp_path, name, spoil, words
 ):
     honest = build(name)[0].algorithm.client_update
-    victim = schedule.sample_cohort(3, 3, 5, 3)[1]
+    victim = sample_cohort(3, 3, 5, 3)[1]
 
     def spoiling(key, server, personal, client):
         output = honest(key, server, personal, client)

@@ -2,7 +2,7 @@
 
 Integer addition is associative: the sum has the same bits for any number of devices,
 lanes and processes, and in any order of the clients. Secure sums need integers as well,
-see `federated.secure_sum`.
+see `examples/secure_sum.py`.
 """
 
 import math

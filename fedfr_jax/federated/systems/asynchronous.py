@@ -33,7 +33,7 @@ from fedfr_jax.federated.aggregation.contract import on_inner
 from fedfr_jax.federated.systems.state import WithWorld, as_bits, as_seconds
 from fedfr_jax.ranges import Count, NonNegative, PositiveShare, Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Algorithm, Cohort, Participation
+from fedfr_jax.types import Algorithm, AnyArray, Cohort, Participation
 
 
 class Asynchronous(NamedTuple):
@@ -89,11 +89,11 @@ LOST = -1  # version of a client that drops out
 class UnderWay(NamedTuple):
     """Asynchronous systems state: the M clients in training, and the time."""
 
-    clock: np.ndarray  # [2] int32, see `as_seconds`
-    client: np.ndarray  # [M] int32
-    version: np.ndarray  # [M] int32 that it has begun from, or LOST
-    end: np.ndarray  # [M, 2] int32, when it arrives
-    num_begun: np.ndarray  # [] int32 clients that have begun so far
+    clock: AnyArray  # [2] int32, see `as_seconds`
+    client: AnyArray  # [M] int32
+    version: AnyArray  # [M] int32 that it has begun from, or LOST
+    end: AnyArray  # [M, 2] int32, when it arrives
+    num_begun: AnyArray  # [] int32 clients that have begun so far
 
 
 class Begun(NamedTuple):
@@ -168,8 +168,8 @@ def _check_mixing(algorithm: Algorithm) -> None:
 
 def next_buffer(
     settings: Asynchronous, world: UnderWay, round: int, begin: Callable
-) -> tuple[Cohort, UnderWay]:
-    """Clients of the server's next step, and the systems state after it.
+) -> Cohort:
+    """Clients of the server's next step, with the systems state after it.
 
     Args:
       round: the server's version.
@@ -201,7 +201,7 @@ def next_buffer(
     start(round + 1)
     all_clients = np.ones(len(ids), bool)
     part = Participation(all_clients, all_clients, staleness=staleness)
-    return Cohort(ids, round, part), _world_of(queue, clock, count)
+    return Cohort(ids, round, part, _world_of(queue, clock, count))
 
 
 def _queue_of(world: UnderWay) -> list[tuple[float, int, int]]:

@@ -13,22 +13,21 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.sampling import Sampling
-from fedfr_jax.federated.schedule import sample_cohort
+from fedfr_jax.federated.sampling import Sampling, sample_cohort
 from fedfr_jax.federated.systems.asynchronous import (
     Asynchronous,
     Begun,
     check_asynchronous,
     with_versions,
 )
-from fedfr_jax.federated.systems.availability import Availability
-from fedfr_jax.federated.systems.dropout import Dropout, drop_clients
-from fedfr_jax.federated.systems.profiles import (
+from fedfr_jax.federated.systems.devices import (
+    Availability,
     Profiles,
     Work,
     seconds_of,
     steps_before,
 )
+from fedfr_jax.federated.systems.failures import Dropout, Stragglers, drop_clients
 from fedfr_jax.federated.systems.sampling import (
     Known,
     Oort,
@@ -38,7 +37,6 @@ from fedfr_jax.federated.systems.sampling import (
     round_up,
 )
 from fedfr_jax.federated.systems.state import World, as_bits, as_seconds, with_world
-from fedfr_jax.federated.systems.stragglers import Stragglers
 from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm, Cohort, Participation
@@ -56,7 +54,6 @@ class Systems(NamedTuple):
     partial_work: bool = False
     sampling: PowerOfChoice | Oort | None = None  # None: all clients alike
     asynchronous: Asynchronous | None = None  # None: in rounds
-    work: Work | None = None  # counted, see `communication.count_work`
 
     @property
     def has_world(self) -> bool:
@@ -81,15 +78,22 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
     """Raise ValueError for settings that exclude each other or are out of range."""
     check_fields("dropout.", systems.dropout)
     check_fields("systems.", systems)
-    needs_time = {
+    used = {
         "availability": systems.availability is not None,
         "over_selection": systems.over_selection != 1,
         "deadline": systems.deadline != 0,
         "asynchronous": systems.asynchronous is not None,
+        "sampling": systems.sampling is not None,
     }
-    for name, is_used in needs_time.items():
-        if is_used and systems.profiles is None:
+    needs_time = used.keys() - {"sampling"}
+    not_asynchronous = used.keys() & {"over_selection", "deadline", "sampling"}
+    for name, is_used in used.items():
+        if is_used and name in needs_time and systems.profiles is None:
             raise ValueError(f"systems.{name} needs systems.profiles, got None.")
+        if is_used and name in not_asynchronous and systems.asynchronous:
+            raise ValueError(
+                f"systems.{name} needs synchronous rounds, got systems.asynchronous."
+            )
     if systems.partial_work and not systems.deadline:
         raise ValueError("systems.partial_work needs systems.deadline, got none.")
     upper = num_clients / cohort_size
@@ -98,35 +102,16 @@ def check_systems(systems: Systems, num_clients: int, cohort_size: int) -> None:
             f"systems.over_selection must be in [1, {upper:g}], so that at most "
             f"{num_clients} clients are asked, got {systems.over_selection}."
         )
-    if systems.profiles is not None and len(systems.profiles.flops) != num_clients:
-        raise ValueError(
-            f"systems.profiles must have {num_clients} clients, got "
-            f"{len(systems.profiles.flops)}."
-        )
-    there = systems.availability
-    if there is not None and len(there.offsets) != num_clients + 1:
-        raise ValueError(
-            f"systems.availability must have {num_clients} clients, got "
-            f"{len(there.offsets) - 1}."
-        )
+    both = {"profiles": systems.profiles, "availability": systems.availability}
+    for name, devices in both.items():
+        if devices is not None and devices.num_clients != num_clients:
+            raise ValueError(
+                f"systems.{name} must have {num_clients} clients, got "
+                f"{devices.num_clients}."
+            )
     check_sampling(systems.sampling, systems.num_asked(cohort_size))
     if systems.asynchronous is not None:
-        _check_without_rounds(systems)
         check_asynchronous(systems.asynchronous, num_clients)
-
-
-def _check_without_rounds(systems: Systems) -> None:
-    """Raise ValueError for settings that only synchronous rounds have."""
-    synchronous_only = {
-        "over_selection": systems.over_selection != 1,
-        "deadline": systems.deadline != 0,
-        "sampling": systems.sampling is not None,
-    }
-    for name, is_used in synchronous_only.items():
-        if is_used:
-            raise ValueError(
-                f"systems.{name} needs synchronous rounds, got systems.asynchronous."
-            )
 
 
 def check_together(
@@ -157,19 +142,9 @@ def check_together(
         )
 
 
-def with_participation(systems: Systems, cohort: Cohort, seed: int) -> Cohort:
-    """Add participation to a cohort, for systems without time.
-
-    A function of (seed, round, cohort); the same cohort without dropout.
-    """
-    if not systems.has_participation:
-        return cohort
-    part = drop_clients(systems.dropout, cohort.ids, seed, cohort.round)
-    return cohort._replace(participation=part)
-
-
 def next_cohort(
     systems: Systems,
+    work: Work,
     world: World,
     round: int,
     *,
@@ -177,29 +152,37 @@ def next_cohort(
     seed: int,
     population: Population,
     steps_of: Callable,
-) -> tuple[Cohort, World]:
-    """Run a synchronous round's systems: (cohort, systems state at its end).
+) -> Cohort:
+    """Run a synchronous round's systems: its cohort, with the state at its end.
 
     A function of (seed, round, world). The cohort has as many entries in every round.
 
     Args:
+      work: of each client, if `systems` have profiles.
       population: of N clients.
       steps_of: (ids [K], round) -> local steps [K].
     """
     time = float(as_seconds(world.clock))
     number = systems.num_asked(cohort_size)
-    time, ids = _ask(systems, world, round, time, number, seed, population, steps_of)
+    time, ids = _ask(
+        systems, work, world, round, time, number, seed, population, steps_of
+    )
     steps = steps_of(ids, round)
-    part = drop_clients(systems.dropout, ids, seed, round)
-    part = part._replace(max_steps=steps)
+    part = drop_clients(systems.dropout, ids, seed, round)._replace(max_steps=steps)
     if systems.profiles is not None:
-        part, seconds = _until_enough(systems, ids, part, cohort_size)
+        part, seconds = _until_enough(systems, work, ids, part, cohort_size)
         time += seconds
-    cohort = _padded(Cohort(ids, round, part), number)
-    return cohort, world._replace(clock=as_bits(time))
+    world = world._replace(clock=as_bits(time))
+    index = np.resize(np.arange(len(ids)), number)
+    is_there = np.arange(number) < len(ids)  # further entries are absent clients
+    part = part.take(index)
+    part = part._replace(
+        is_present=part.is_present & is_there, is_received=part.is_received & is_there
+    )
+    return Cohort(ids[index], round, part, world)
 
 
-def _ask(systems, world, round, time, number, seed, population, steps_of):
+def _ask(systems, work, world, round, time, number, seed, population, steps_of):
     """Time at which clients are available, and ids of those asked, ascending."""
     all_clients = available = np.arange(population.num_clients)
     if systems.availability is not None:
@@ -215,16 +198,16 @@ def _ask(systems, world, round, time, number, seed, population, steps_of):
         seconds = np.zeros(len(all_clients))
         if systems.profiles is not None:
             steps = steps_of(all_clients, round)
-            seconds = seconds_of(systems.profiles, systems.work, all_clients, steps)
+            seconds = seconds_of(systems.profiles, work, all_clients, steps)
         sizes = population.sizes(all_clients)
         client_facts = Known(sizes, world.loss, world.last_round, seconds)
     rng = np.random.default_rng((seed, round, 4))
     return time, choose(systems.sampling, rng, available, number, client_facts, round)
 
 
-def _until_enough(systems, ids, part, cohort_size):
+def _until_enough(systems, work, ids, part, cohort_size):
     """Clients that arrive in time, and the duration of the round in seconds."""
-    steps, profiles, work = part.max_steps, systems.profiles, systems.work
+    steps, profiles = part.max_steps, systems.profiles
     is_present = part.is_present
     if systems.deadline:
         max_steps = steps_before(systems.deadline, profiles, work, ids)
@@ -246,25 +229,15 @@ def _until_enough(systems, ids, part, cohort_size):
     return Participation(is_received | is_lost, is_received, steps), end
 
 
-def _padded(cohort: Cohort, number: int) -> Cohort:
-    """Pad a cohort to `number` entries with absent clients."""
-    index = np.resize(np.arange(len(cohort.ids)), number)
-    is_there = np.arange(number) < len(cohort.ids)
-    part = cohort.participation.take(index)
-    part = part._replace(
-        is_present=part.is_present & is_there, is_received=part.is_received & is_there
-    )
-    return cohort._replace(ids=cohort.ids[index], participation=part)
-
-
 def begin_client(
-    systems: Systems, seed: int, num_clients: int, steps_of: Callable
+    systems: Systems, work: Work, seed: int, num_clients: int, steps_of: Callable
 ) -> Callable:
     """Build the function by which `asynchronous.next_buffer` starts a client.
 
     A function of (seed, number of the start): any client who is there and not busy, or
     the first one to come.
     """
+    assert (profiles := systems.profiles) is not None
 
     def begin(number, time, busy, version):
         rng = np.random.default_rng((seed, number, 5))
@@ -279,7 +252,7 @@ def begin_client(
             return Begun(client, time, True)
         ids = np.array([client])
         steps = steps_of(ids, version)
-        (seconds,) = seconds_of(systems.profiles, systems.work, ids, steps).tolist()
+        (seconds,) = seconds_of(profiles, work, ids, steps).tolist()
         return Begun(client, time + seconds, bool(is_lost))
 
     return begin
@@ -294,7 +267,7 @@ def in_world(algorithm: Algorithm, systems: Systems, num_clients: int) -> Algori
     return with_world(algorithm, num_clients if systems.sampling else 0)
 
 
-def after_round(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> World:
+def with_losses(world: World, ids: np.ndarray, loss: np.ndarray, round: int) -> World:
     """Record the losses [K] and the round of clients `ids` [K] in the systems state."""
     if not len(world.loss):
         return world

@@ -63,7 +63,7 @@ def choose(
     rng: np.random.Generator,
     ids: np.ndarray,
     number: int,
-    history: Known,
+    history: Known | None,
     round: int,
 ) -> np.ndarray:
     """Choose `number` of the available clients `ids` [n], or all of them, ascending."""

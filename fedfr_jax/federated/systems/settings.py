@@ -10,19 +10,18 @@ config.federation.systems = {
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedfr_jax.federated.systems.asynchronous import fedasync, fedbuff
-from fedfr_jax.federated.systems.availability import (
+from fedfr_jax.federated.systems.devices import (
     Availability,
-    diurnal_availability,
-    read_availability,
-)
-from fedfr_jax.federated.systems.dropout import Dropout
-from fedfr_jax.federated.systems.profiles import (
     Profiles,
+    diurnal_availability,
     log_normal_profiles,
+    read_availability,
     read_profiles,
 )
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems, check_systems
 from fedfr_jax.federated.systems.sampling import Oort, PowerOfChoice
 from fedfr_jax.schema import call, choose, naming
@@ -70,7 +69,7 @@ def _systems(
     sampling: Mapping | None = None,
     asynchronous: Mapping | None = None,
 ) -> Systems:
-    def part(name, family, settings, *args):
+    def part(name, family, settings, *args) -> Any:
         return settings and choose(f"{SECTION}.{name}", family, settings, *args)
 
     systems = Systems(

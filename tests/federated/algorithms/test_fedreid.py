@@ -27,7 +27,7 @@ from fedfr_jax.federated.algorithms.personal import (
     with_personal_layers,
 )
 from fedfr_jax.federated.client import Population
-from fedfr_jax.federated.schedule import random_client, sample_cohort
+from fedfr_jax.federated.sampling import random_client, sample_cohort
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
@@ -233,7 +233,9 @@ def test_the_pass_renews_the_statistics_of_the_server(how):
     sim = simulated(algorithm, [np.zeros((2, 4))] * 2, [2, 2], (1, 2))
     server = start_simulation(sim, model.init(None))
     store = open_store(sim, server)
-    first = [(1.0, 5.0)[random_client(np.arange(2), sim.seed, r)] for r in range(2)]
+    first = [
+        (1.0, 5.0)[random_client(np.arange(2), sim.settings.seed, r)] for r in range(2)
+    ]
     before, after = (3.0, 3.0) if how == "average" else first
     for round, wanted in enumerate((before, after / 8 + 7)):
         server, _ = simulate_round(sim, server, store, round)
@@ -255,15 +257,17 @@ def test_the_client_that_comes_first_is_drawn_in_every_round(devices, options):
     ends = [{"params": zeros, "batch_stats": {"seen": np.float32(k)}} for k in range(6)]
     algorithm = with_batch_stats(fedavg(to_ends(stacked(ends))), "random_client")
     sim = simulated(algorithm, [np.zeros((2, 4))] * 6, [2] * 6, (devices, 1), **options)
-    sim = sim._replace(cohort_size=4)
+    sim = sim._replace(settings=sim.settings._replace(cohort_size=4))
     server = start_simulation(sim, model.init(None))
     store, found = open_store(sim, server), []
-    cohorts = [sample_cohort(sim.seed, round, 6, 4) for round in range(8)]
+    cohorts = [sample_cohort(sim.settings.seed, round, 6, 4) for round in range(8)]
     for round, ids in enumerate(cohorts):
         cohort = Cohort(ids[::-1] if round % 2 else ids, round)
         server, _ = run_cohort(sim, server, store, cohort)
         found.append(int(algorithm.global_model(server)["batch_stats"]["seen"]))
-    assert found == [random_client(x, sim.seed, r) for r, x in enumerate(cohorts)]
+    assert found == [
+        random_client(x, sim.settings.seed, r) for r, x in enumerate(cohorts)
+    ]
     assert len(set(found)) >= 4
     places = [x.tolist().index(k) for x, k in zip(cohorts, found, strict=True)]
     assert len(set(places)) >= 3
@@ -311,7 +315,8 @@ def test_clients_restart_from_the_mean_of_their_cluster():
     shared = PublicImages(draw(6, 4), Batching(6))
     algorithm = finch(to_ends(ends), model=model, shared=shared, num_clients=5)
     images = [draw(n, 4) for n in (2, 3, 4, 5, 1)]
-    sim = simulated(algorithm, images, [2] * 5)._replace(cohort_size=4)
+    sim = simulated(algorithm, images, [2] * 5)
+    sim = sim._replace(settings=sim.settings._replace(cohort_size=4))
     server = start_simulation(sim, network(draw(4, 3)))
     store = open_store(sim, server)
     ids = np.arange(4, dtype=np.int32)

@@ -15,11 +15,10 @@ from fedfr_jax.federated.algorithms.personal import with_personal_layers
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.federated.lowering import lowered
-from fedfr_jax.federated.programs import extra_shapes, on_mesh, round_arguments
+from fedfr_jax.federated.participation import before_round
+from fedfr_jax.federated.programs import extra_shapes, lowered, on_mesh, round_arguments
 from fedfr_jax.federated.simulation import (
     build_simulation,
-    cohort_of_round,
     open_store,
     simulate_round,
     start_simulation,
@@ -192,18 +191,15 @@ def memory_of(algorithm, cohort, model):
     server = start_simulation(sim, model.init(None))
     extra = on_mesh(sim.mesh, empty_prepared(cohort))
     if algorithm.prepare:
-        context = sim.context(cohort_of_round(sim, 0))
+        context = sim.context(before_round(sim, (), 0))
         extra = extra_shapes(algorithm.prepare, server, context)
     arguments = round_arguments(
-        *(sim.mesh,),
+        sim,
         cohort_size=cohort,
-        lanes=1,
-        shards=None,
         server=server,
         row=jax.eval_shape(algorithm.init_personal, jax.random.key(0), server),
         extra=extra,
         table=sim.device_data,
-        key=sim.key,
     )
     memory = lowered(sim.programs.run_whole, *arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes

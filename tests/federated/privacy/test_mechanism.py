@@ -227,7 +227,9 @@ def test_a_cohort_of_nobody_leaves_noise():
         cohort_size=1,
         sampling=Sampling("poisson"),
     )
-    drawn = lambda round: sample_clients(sim.sampling, sim.seed, round, 5, 1)[1]
+    drawn = lambda round: sample_clients(
+        sim.settings.sampling, sim.settings.seed, round, 5, 1
+    )[1]
     round = next(round for round in range(50) if not drawn(round).any())
     server = start_simulation(sim, norm_variables())
     params = lambda server: ravel_pytree(sim.algorithm.global_model(server)["params"])

@@ -28,14 +28,13 @@ from fedfr_jax.federated.privacy.skellam import (
     skellam_noise,
 )
 from fedfr_jax.federated.sampling import Sampling
-from fedfr_jax.federated.secure_sum import secure_sum
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,
     simulate_round,
     start_simulation,
 )
-from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Summary
@@ -48,6 +47,9 @@ from tests.federated.toys import (
     norm_variables,
     problem,
 )
+from tests.test_examples import load
+
+secure_sum = load("secure_sum").secure_sum
 
 NUMBERS = {"clip_norm": 0.5, "noise_multiplier": 1.5, "cohort_size": 6, "delta": 1e-3}
 
@@ -157,11 +159,12 @@ def test_a_secure_sum_of_the_codes_is_the_sum_of_the_round_to_its_bits():
     finish = jax.jit(lambda x: link.finish(key, (), Summary(x, jnp.ones(())))[0])
     for dropped in ([], [1, 4]):
         has_dropped = np.isin(np.arange(6), dropped)
-        masked = secure_sum(np.asarray(flat), has_dropped, threshold=link.min_clients)
+        sizes = {"threshold": link.min_clients}
+        _, total = secure_sum(np.asarray(flat), has_dropped, **sizes)
         plain = np.asarray(flat)[~has_dropped].sum(axis=0, dtype=np.int64)
-        np.testing.assert_array_equal(masked.total, plain)  # nothing has wrapped
+        np.testing.assert_array_equal(total, plain)  # nothing has wrapped
         if not dropped:
-            whole = finish(unflatten(jnp.asarray(masked.total)))
+            whole = finish(unflatten(jnp.asarray(total)))
             expected, _ = aggregate(link, updates, key=3)
             jax.tree.map(np.testing.assert_array_equal, whole, expected)
     with pytest.raises(ValueError, match="threshold must be at most"):

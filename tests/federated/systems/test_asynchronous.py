@@ -15,9 +15,13 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.systems.asynchronous import Begun, next_buffer, with_versions
-from fedfr_jax.federated.systems.availability import Availability
-from fedfr_jax.federated.systems.dropout import Dropout
-from fedfr_jax.federated.systems.profiles import Profiles, Work, log_normal_profiles
+from fedfr_jax.federated.systems.devices import (
+    Availability,
+    Profiles,
+    Work,
+    log_normal_profiles,
+)
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems, begin_client, check_systems
 from fedfr_jax.federated.systems.state import as_seconds
 from fedfr_jax.types import ClientOutput
@@ -116,11 +120,11 @@ def event_loop(settings, work):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_engine_does_what_an_event_loop_does(name):
     run = run_of(SETTINGS[name])
-    models, times, late, too_late = event_loop(SETTINGS[name], run.sim.systems.work)
+    models, times, late, too_late = event_loop(SETTINGS[name], run.sim.work)
     assert len(set(late)) > 1 and bool(too_late) == (name == "fedbuff")
     assert name == "fedasync" or max(late) == SETTINGS[name].max_staleness
     # A model of 18 numbers; a batch of 6 forward, and backward for its gradient.
-    assert run.sim.systems.work == Work(4 * 18, 4 * 18, 0, 2 * 2 * 6 * 5 * 3)
+    assert run.sim.work == Work(4 * 18, 4 * 18, 0, 2 * 2 * 6 * 5 * 3)
     found = []
     for model, time in zip(models, times, strict=True):
         run, metrics = ff.run_round(run)
@@ -149,7 +153,8 @@ def test_an_update_of_the_largest_staleness_counts_and_a_later_one_is_gone():
 
         world, steps = jax.device_get(world_of(settings)), []
         for version in range(stale + 2):
-            cohort, world = next_buffer(settings, world, version, begin)
+            cohort = next_buffer(settings, world, version, begin)
+            world = cohort.world
             steps += zip(cohort.ids, cohort.participation.staleness, strict=True)
         assert ((9, stale) in steps) is is_used and len(steps) == stale + 2
         assert {client for client, _ in steps} >= {*range(stale)}
@@ -164,10 +169,11 @@ def test_who_trains_or_waits_in_the_buffer_is_busy_until_the_servers_step():
         asked.append((time, sorted(busy), version))
         return Begun(number, number + 1.0, number == 2)  # the third never arrives
 
-    cohort, world = next_buffer(settings, jax.device_get(world_of(settings)), 5, begin)
+    world = jax.device_get(world_of(settings))
+    cohort = next_buffer(settings, world, 5, begin)
     assert cohort.ids.tolist() == [0, 1]
     assert asked == [(0, [], 5), (0, [0], 5), (1, [0, 1], 5), (2, [2], 6)]
-    cohort, _ = next_buffer(settings, world, 6, begin)
+    cohort = next_buffer(settings, cohort.world, 6, begin)
     assert cohort.ids.tolist() == [3, 4] and asked[4:6] == [(3, [3], 6), (4, [3, 4], 6)]
 
 
@@ -182,8 +188,8 @@ def test_a_client_begins_when_it_is_there_and_is_lost_by_its_own_chance():
     )
     devices = Profiles(*np.array([[1.0, 2, 4, 5], np.ones(4), np.ones(4)]))
     work = Work(download=2, upload=3, flops=0, flops_per_step=20)
-    systems = Systems(Dropout(0.3, 0.3), devices, there, work=work)
-    begin = begin_client(systems, 7, 4, lambda ids, round: 2 + 0 * ids + round)
+    systems = Systems(Dropout(0.3, 0.3), devices, there)
+    begin = begin_client(systems, work, 7, 4, lambda ids, round: 2 + 0 * ids + round)
     kinds = set()
     for number, (time, busy) in enumerate([(0.0, [1]), (12.0, []), (96.0, [3])] * 20):
         wait = {0: [20, 3], 12: [0, 1], 96: [14, 1]}[int(time)]  # seconds, client

@@ -2,14 +2,9 @@
 
 import jax
 import numpy as np
-import optax
-import pytest
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.aggregation import with_aggregation
-from fedfr_jax.federated.aggregation.robust import median
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.fednova import fednova
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.simulation import (
     build_simulation,
@@ -17,11 +12,13 @@ from fedfr_jax.federated.simulation import (
     run_cohort,
     start_simulation,
 )
-from fedfr_jax.federated.systems.edges import with_edge_servers
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.types import Cohort, Dataset
 from tests.federated import toys
 from tests.federated.systems import regression
+from tests.test_examples import load
+
+with_edge_servers = load("edge_servers").with_edge_servers
 
 SIZES = np.array([4, 2, 6, 3, 5])
 IMAGES, LABELS, START = regression.examples(SIZES, seed=0)
@@ -64,23 +61,6 @@ def test_edges_are_servers_of_their_clients_until_they_are_averaged():
     first, second = flat_rounds([0, 1, 2], 2), flat_rounds([3, 4], 2)
     want = (12 * first + 8 * second) / 20  # by examples
     np.testing.assert_allclose(middle, want, rtol=1e-5, atol=1e-6)
-    row = jax.tree.map(lambda x: x[3], store.gather(everybody)[0])
-    own = toys.flat(jax.device_get(algorithm.personalize(server, row))["params"])
-    again = flat_rounds([3, 4], 1, start=middle)
-    np.testing.assert_allclose(own, again, rtol=1e-4, atol=1e-6)
-
-
-def test_an_edge_without_clients_in_a_round_stays():
-    inner = fedavg(toys.LOCAL, server_optimizer=optax.sgd(1.0, momentum=0.9))
-    sim, server, store = simulated(with_edge_servers(inner, average_every=9, **TWO))
-    models = []
-    for r, clients in enumerate(([0, 2, 4], [0, 2])):  # momentum does not move it
-        server, _ = run_cohort(sim, server, store, Cohort(np.array(clients), r))
-        edges = jax.device_get(server.servers.variables["params"])
-        models.append([toys.flat({k: x[i] for k, x in edges.items()}) for i in (0, 1)])
-    np.testing.assert_array_equal(models[1][1], models[0][1])
-    assert not np.allclose(models[0][1], START)
-    assert not np.allclose(models[1][0], models[0][0])
 
 
 def test_edges_without_a_client_have_no_part_in_the_average():
@@ -100,14 +80,3 @@ def test_edges_without_a_client_have_no_part_in_the_average():
         own = toys.flat({k: x[edge] for k, x in servers.items()})
         np.testing.assert_allclose(own, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(jax.device_get(server.weight), 0)
-
-
-def test_what_has_no_plain_mean_is_refused():
-    linked = with_aggregation(fedavg(toys.LOCAL), median())
-    with pytest.raises(ValueError, match="average updates by a plain mean"):
-        with_edge_servers(linked, **TWO)
-    sim, server, store = simulated(with_edge_servers(fednova(toys.LOCAL), **TWO))
-    with pytest.raises(ValueError, match="sum only updates"):
-        run_cohort(sim, server, store, Cohort(np.arange(5), 0))
-    with pytest.raises(ValueError, match=r"num_edges must be in \[1, 5\], got 6"):
-        with_edge_servers(fedavg(toys.LOCAL), num_clients=5, num_edges=6)

@@ -5,22 +5,17 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated.client import EqualRows, Population
-from fedfr_jax.federated.systems.availability import (
-    HOUR,
-    diurnal_availability,
-    read_availability,
-)
-from fedfr_jax.federated.systems.dropout import Dropout, drop_clients
-from fedfr_jax.federated.systems.profiles import (
+from fedfr_jax.federated.systems.devices import (
     Profiles,
     Work,
     log_normal_profiles,
+    read_availability,
     read_profiles,
     seconds_of,
 )
+from fedfr_jax.federated.systems.failures import Dropout, drop_clients
 from fedfr_jax.federated.systems.rounds import (
     Systems,
-    after_round,
     check_systems,
     next_cohort,
 )
@@ -36,10 +31,11 @@ POPULATION = Population(EqualRows(4), np.ones(4, np.int32))
 
 def play(time=0.0, *, count=4, steps=2, **options):
     """A round of the four clients: -> (cohort, when it ends)."""
-    systems = Systems(profiles=DEVICES, work=WORK, **options)
+    systems = Systems(profiles=DEVICES, **options)
     check_systems(systems, 4, count)
-    cohort, world = next_cohort(
+    cohort = next_cohort(
         systems,
+        WORK,
         World(as_bits(time), NONE, NONE),
         0,
         cohort_size=count,
@@ -47,7 +43,7 @@ def play(time=0.0, *, count=4, steps=2, **options):
         population=POPULATION,
         steps_of=lambda ids, round: np.full(len(ids), steps),
     )
-    return cohort, float(as_seconds(world.clock))
+    return cohort, float(as_seconds(cohort.world.clock))
 
 
 def received(cohort):
@@ -111,15 +107,6 @@ def test_who_leaves_depends_on_seed_round_and_id_alone():
     assert all((x != is_present).any() for x in other)
 
 
-def test_a_round_that_everybody_leaves_ends_at_once():
-    for part in (Dropout(0.999999, 0.0), Dropout(0.0, 0.999999)):
-        cohort, end = play(dropout=part)
-        assert received(cohort) == []
-        assert end == (0 if part.before_training else 10)
-        is_present = cohort.participation.is_present  # who trained keeps its state
-        assert is_present.tolist() == [not part.before_training] * 4
-
-
 def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_path):
     path = tmp_path / "there.csv"
     path.write_text("client,from,to\n3,30,100\n1,15,40\n0,10,20\n2,30,40\n3,0,5\n")
@@ -131,20 +118,6 @@ def test_only_those_who_are_there_are_asked_and_the_server_waits_for_one(tmp_pat
     assert cohort.participation.is_present.tolist() == [True, False, False, False]
     assert there.wait(20.0)[0] == 90  # a window ends before its end
     np.testing.assert_allclose(there.wait(101.0), [9, 14, 29, 0])  # begins anew
-
-
-def test_losses_and_rounds_are_recorded_for_those_who_trained():
-    world = World(as_bits(0.0), np.full(4, -1.0), np.full(4, -1))
-    world = after_round(world, np.array([2, 0]), np.array([0.5, 3.0]), 7)
-    assert world.loss.tolist() == [3, -1, 0.5, -1]
-    assert world.last_round.tolist() == [7, -1, 7, -1]
-
-
-def test_most_clients_are_there_at_the_peak():
-    there = diurnal_availability(2000, hours=8.0, peak_hour=2.0, spread_hours=3.0)
-    share = [np.mean(there.wait(h * HOUR) == 0) for h in range(24)]
-    assert np.argmax(share) in (1, 2, 3) and share[2] > 0.75 and share[14] < 0.03
-    np.testing.assert_allclose(np.mean(share), 8 / 24, atol=0.01)
 
 
 def test_drawn_profiles_have_the_medians_and_spreads_that_were_asked_for():

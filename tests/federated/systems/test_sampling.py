@@ -6,8 +6,8 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.simulation import cohort_in_world
-from fedfr_jax.federated.systems.profiles import log_normal_profiles
+from fedfr_jax.federated.participation import before_round
+from fedfr_jax.federated.systems.devices import log_normal_profiles
 from fedfr_jax.federated.systems.rounds import Systems, check_systems
 from fedfr_jax.federated.systems.sampling import (
     NEVER,
@@ -36,22 +36,12 @@ def chosen(sampling, known=HEARD, number=5, round=9, times=300):
     return counts / times
 
 
-def test_of_all_candidates_the_largest_losses_are_chosen():
-    np.testing.assert_array_equal(chosen(PowerOfChoice(N), times=5)[-5:], np.ones(5))
-
-
 def test_of_some_candidates_losses_decide_and_sizes_draw():
     share = chosen(PowerOfChoice(10))
     assert share[-10:].mean() > 3 * share[:20].mean()
     sizes = np.where(EVERYBODY < 20, 1, 100)
     few = chosen(PowerOfChoice(5), HEARD._replace(num_examples=sizes))
     assert few[:20].mean() < 0.1 * few[20:].mean()
-
-
-def test_who_was_never_heard_of_comes_first():
-    last = np.where(EVERYBODY < 3, NEVER, 0)
-    share = chosen(PowerOfChoice(N), HEARD._replace(last_round=last), times=5)
-    np.testing.assert_array_equal(share[:3], 1)
 
 
 def test_oort_prefers_useful_and_fast_clients_and_explores_a_part():
@@ -107,22 +97,6 @@ def test_oort_exploits_those_near_the_best_and_no_outlier_rules():
     assert 5 < len(near) < N and rng.weights[7] == max(rng.weights.values())
 
 
-def test_oort_explores_less_in_later_rounds_and_fast_clients_first():
-    """New clients: exploration times decay^round of the cohort, at least the least."""
-    last = np.where(EVERYBODY < 30, NEVER, 0)
-    seconds = np.where(EVERYBODY % 2, 4.0, 1.0)
-    known = HEARD._replace(last_round=last, seconds=seconds)
-    for round, share in ((0, 0.9), (10, 0.9 * 0.9**10), (99, 0.2)):
-        rng = Recorder()
-        ids = choose(Oort(exploration_decay=0.9), rng, EVERYBODY, 9, known, round)
-        assert (ids < 30).sum() == np.ceil(share * 9)
-        pairs = rng.weights
-        assert pairs[0] == pytest.approx(4 * pairs[1]) and len(pairs) == 30
-    few = known._replace(last_round=np.where(EVERYBODY < 38, NEVER, 0))
-    ids = choose(Oort(), Recorder(), EVERYBODY, 9, few, 99)  # only two are known
-    assert (ids < 38).sum() == 7
-
-
 def test_rounds_remember_losses_and_resume_with_them(tmp_path):
     sizes = np.array([4, 2, 6, 3, 5, 1])
     rng = np.random.default_rng(0)
@@ -139,7 +113,7 @@ def test_rounds_remember_losses_and_resume_with_them(tmp_path):
     )
     heard = {}
     for r in range(4):
-        cohort, _ = cohort_in_world(run.sim, run.server, r)
+        cohort = before_round(run.sim, run.server, r)
         unheard = [k for k in range(6) if k not in heard]
         least = min((heard[k] for k in cohort.ids if k in heard), default=np.inf)
         rest = [heard[k] for k in heard if k not in cohort.ids]
@@ -151,8 +125,8 @@ def test_rounds_remember_losses_and_resume_with_them(tmp_path):
     world = jax.device_get(run.server.world)
     np.testing.assert_allclose([world.loss[k] for k in heard], [*heard.values()])
     again = ff.resume(run, ff.save(run, tmp_path / "run"))
-    now, _ = cohort_in_world(run.sim, run.server, 4)
-    then, _ = cohort_in_world(again.sim, again.server, 4)
+    now = before_round(run.sim, run.server, 4)
+    then = before_round(again.sim, again.server, 4)
     np.testing.assert_array_equal(then.ids, now.ids)
 
 

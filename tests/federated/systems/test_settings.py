@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.systems.dropout import Dropout
+from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
 from fedfr_jax.federated.systems.settings import build_systems

@@ -4,16 +4,16 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.federated.participation import before_round
 from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import (
     build_simulation,
-    cohort_of_round,
     open_store,
     run_cohort,
     simulate_round,
     start_simulation,
 )
-from fedfr_jax.federated.systems.stragglers import (
+from fedfr_jax.federated.systems.failures import (
     Stragglers,
     active_clients,
     client_epochs,
@@ -40,12 +40,6 @@ def test_a_round_has_as_many_stragglers_as_said_and_they_train_less(ratio):
         assert np.abs(late - ratio).max() < 0.12  # everybody alike
 
 
-def test_each_straggler_of_a_round_draws_its_own_number_of_epochs():
-    epochs = [client_epochs(Stragglers(0.8), EPOCHS, IDS, 0, r) for r in range(50)]
-    different = [len(set(e[e < EPOCHS].tolist())) for e in epochs]  # of 8 numbers
-    assert min(different) > 3
-
-
 def test_stragglers_are_a_function_of_seed_round_and_client():
     of = lambda seed, round, ids=IDS: client_epochs(
         Stragglers(0.5), EPOCHS, ids, seed, round
@@ -64,7 +58,7 @@ def simulated(**options):
 
 
 def end_of(sim, server, store, cohort=None):
-    chosen = cohort or cohort_of_round(sim, 0)
+    chosen = cohort or before_round(sim, (), 0)
     server, outcome = run_cohort(sim, server, store, chosen)
     return jax.device_get(server), outcome
 
@@ -89,15 +83,6 @@ def test_dropped_stragglers_are_not_in_the_round():
     sim, server, store = simulated(local_epochs=5)
     want, _ = end_of(sim, server, store, Cohort(kept, 0))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(got), want)
-
-
-def test_an_algorithm_is_asked_about_the_clients_that_train_before_any_does():
-    algorithm, asked = fedavg_toy()[0], []
-    algorithm = algorithm._replace(check_cohort=asked.append)
-    for late in (Stragglers(0.4), Stragglers(0.4, are_dropped=True)):
-        given = {"mesh": make_mesh(2), "local_epochs": 5, "stragglers": late}
-        build_simulation(algorithm, feed(), *problem(), **given)
-    assert asked == [5, 3]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.parameter_packing import unpack
-from fedfr_jax.federated.schedule import random_client
+from fedfr_jax.federated.sampling import random_client
 from fedfr_jax.federated.simulation import (
     build_simulation,
     open_store,

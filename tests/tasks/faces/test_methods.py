@@ -119,7 +119,7 @@ def run(task, options, *, rounds=2, local_epochs=(2, 1), adaptation=None):
     if adaptation:
         method = method_of({**options, "adaptation": adaptation})
         last = final_simulation(sim, method.final_adaptation, 2)
-    sim = sim._replace(local_epochs=lambda r: local_epochs[min(r, 1)])
+    sim = sim._replace(settings=sim.settings._replace(local_epochs=local_epochs))
     phi = jax.random.normal(jax.random.key(6), (4, DIM))
     server = start_simulation(sim, method.init_variables(BACKBONE, phi))
     store, outcomes = open_store(sim, server), []

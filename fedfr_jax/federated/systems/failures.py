@@ -1,9 +1,13 @@
-"""Stragglers: clients of a cohort that train for fewer epochs than the others.
+"""Failures: clients that leave a round, and stragglers that train for fewer epochs.
 
-The protocol of Li et al. 2020 (FedProx, arXiv:1812.06127, section 5.2): of K clients,
-round((1 - ratio) K) train all E epochs, each other one a number of epochs drawn from
-1 to E - 1. Whoever has trained is averaged, or stragglers are dropped, as original
-FedAvg does.
+Dropout: a client that leaves before training has done nothing. One that leaves after
+has trained, so its personal state changes, but its update is lost. Both have received
+what the server prepares for the cohort (`Algorithm.prepare`).
+
+Stragglers: the protocol of Li et al. 2020 (FedProx, arXiv:1812.06127, section 5.2): of
+K clients, round((1 - ratio) K) train all E epochs, each other one a number of epochs
+drawn from 1 to E - 1. Whoever has trained is averaged, or stragglers are dropped, as
+original FedAvg does.
 """
 
 from typing import NamedTuple
@@ -11,6 +15,27 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfr_jax.ranges import BelowOne
+from fedfr_jax.types import Participation
+
+
+class Dropout(NamedTuple):
+    """Probabilities that a client leaves a round, independent for each client."""
+
+    before_training: BelowOne = 0.0  # in [0, 1)
+    after_training: BelowOne = 0.0  # in [0, 1), of those that have trained
+
+
+def drop_clients(
+    dropout: Dropout, ids: np.ndarray, seed: int, round: int
+) -> Participation:
+    """Sample which clients of a cohort `ids` [K], in any order, stay.
+
+    A function of (seed, round, cohort), whatever its order.
+    """
+    draws = np.random.default_rng((seed, round, 3)).random((2, len(ids)))
+    draws = draws[:, np.argsort(np.argsort(ids))]
+    is_present = draws[0] >= dropout.before_training
+    return Participation(is_present, is_present & (draws[1] >= dropout.after_training))
 
 
 class Stragglers(NamedTuple):
