@@ -1,7 +1,13 @@
 """What every source keeps, over small sets of every format."""
 
+import os
+import pickle
+import struct
+import zipfile
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedfr_jax.data.sources import SOURCES, open_source, register_source
 from fedfr_jax.data.sources.packed import pack, packed
@@ -113,3 +119,61 @@ def test_wrong_settings_are_refused_before_a_file_is_read(name, settings, messag
     with pytest.raises(ValueError, match=message):
         open_source(name, **settings)
     assert list(SOURCES) == sorted(SOURCES)
+
+
+PIPES = [("folder", "Ann/Ann_0001.png"), ("npz", "plain.npz"), ("bin", "set.bin")]
+PIPES += [("rec", "train.rec"), ("rec", "train.idx"), ("rec", "property")]
+PIPES += [("lfw", "landmarks.csv"), ("packed", "labels.npy"), ("table", "table.csv")]
+
+
+@pytest.mark.parametrize("name, file", PIPES)
+def test_no_reader_waits_for_a_pipe(name, file, tmp_path):
+    SETS[name].write(tmp_path)
+    (tmp_path / file).unlink()
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(ValueError, match=file):
+        source = SETS[name].read(tmp_path)
+        source.read(np.arange(len(source.labels)))
+
+
+def large_picture(path):
+    (path / "a").mkdir()
+    Image.new("1", (8200, 8200)).save(path / "a" / "0.png")
+    return {"name": "folder", "path": path, "image_size": 4}
+
+
+def large_member(path):
+    with zipfile.ZipFile(path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b/0.png", bytes(1000))
+    data = bytearray((path / "a.zip").read_bytes())
+    at = data.rindex(struct.pack("<I", 1000))  # in the directory
+    data[at : at + 4] = struct.pack("<I", 3 * 2**30)
+    (path / "a.zip").write_bytes(data)
+    return {"name": "folder", "path": path / "a.zip", "image_size": 4}
+
+
+def large_array(path):
+    images = np.zeros((2**17, 2, 2), np.uint8)
+    np.savez(path / "a.npz", images=images, labels=np.zeros(2**17, int))
+    return {"name": "arrays", "path": path / "a.npz", "image_size": 2**13}
+
+
+def large_memo(path):
+    body = b"\x80\x02]r" + struct.pack("<I", 2**28) + pickle.dumps(([], []))[2:]
+    (path / "a.bin").write_bytes(body)
+    return {"name": "bin_pairs", "path": path / "a.bin"}
+
+
+@pytest.mark.parametrize(
+    "write, message",
+    [
+        (large_picture, "more than 67108864 pixels"),
+        (large_member, "b/0.png in .*a.zip must take at most 0.25 GiB, got 3.00 GiB"),
+        (large_array, "a.npz at image_size .* must take at most"),
+        (large_memo, "a.bin must"),
+    ],
+)
+def test_what_asks_for_too_much_is_refused_at_once(write, message, tmp_path):
+    settings = write(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        open_source(**settings).read(np.arange(1))

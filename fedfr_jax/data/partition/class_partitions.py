@@ -47,6 +47,7 @@ from fedfr_jax.data.partition.client_partition import (
     rows_to_assign,
     top_up,
 )
+from fedfr_jax.files import check_archive
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Seed
 from fedfr_jax.schema import checked
 
@@ -277,6 +278,7 @@ def read_client_ids(
     ids = client_ids
     if isinstance(client_ids, str | os.PathLike):
         path, _, keys = os.fspath(client_ids).rpartition(":")
+        check_archive(path)
         try:
             with open(path, "rb") as file, np.load(file) as stored:
                 ids = np.concatenate([stored[key] for key in keys.split("+")])

@@ -5,6 +5,7 @@ which are resized once.
 """
 
 import functools
+import math
 import os
 import pathlib
 import threading
@@ -24,7 +25,7 @@ from fedfr_jax.data.sources.decoding import (
 )
 from fedfr_jax.data.sources.selection import check_unique, keep_identities
 from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.files import read_csv, read_npy_header
+from fedfr_jax.files import check_archive, check_bytes, read_csv, read_npy_header
 from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
 
@@ -85,6 +86,7 @@ def arrays(
         test = np.repeat([False, True], [len(part) for part in label_parts])
     size = parse_size(stored_shape[:2] if image_size is None else image_size)
     shape = (*size, channels or stored_shape[2])
+    check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
     preprocessing = Preprocessing(resize="stretch", inverted=invert)
     read = _reader(path, image_keys, stored_shape, len(label), shape, preprocessing)
     source = Source(
@@ -102,6 +104,7 @@ def arrays(
 
 def _read(path, key: str, count: int | None = None) -> np.ndarray:
     """Read an array of integers or bools; with `count`, [count] int32."""
+    check_archive(path)
     try:
         with open(path, "rb") as file, np.load(file) as stored:
             values = stored[key]

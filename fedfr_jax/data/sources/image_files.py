@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from fedfr_jax.data.sources.decoding import read_size
+from fedfr_jax.files import check_bytes, check_file
 from fedfr_jax.text import normalize_unicode, printable
 
 IMAGE_SUFFIXES = ".bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif".split()
 IMAGE_SUFFIXES += [".tiff", ".webp"]
+MAX_IMAGE_BYTES = 2**28  # bytes of an image file; photographs have less than 2^25
 # Folders of operating systems: thumbnails of a network storage, resource forks of macOS
 # archives, recycle bins.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN")
@@ -132,6 +134,7 @@ def _open_directory(path: pathlib.Path):
         names += [(under / file).as_posix() for file in files]
 
     def read(name):
+        check_file(path / name, MAX_IMAGE_BYTES)
         try:
             return (path / name).read_bytes()
         except OSError as error:
@@ -164,6 +167,7 @@ def _open_zip(path: pathlib.Path):
         members[name] = member
 
     def read(name):
+        check_bytes(members[name].file_size, f"{name} in {path}", MAX_IMAGE_BYTES)
         try:
             return archive.read(members[name])
         except Exception as error:  # of zipfile, zlib and other methods

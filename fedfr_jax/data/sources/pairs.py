@@ -16,7 +16,7 @@ from fedfr_jax.data.sources.decoding import Channels, ImageSize
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.data.sources.index import Index, index_files, open_index
 from fedfr_jax.data.sources.stored import row_names
-from fedfr_jax.files import read_list
+from fedfr_jax.files import check_file, read_list
 from fedfr_jax.types import Pairs, Source
 
 
@@ -55,6 +55,7 @@ def load_bin(path: str | os.PathLike) -> tuple[list[bytes], np.ndarray]:
     Returns:
       2P encoded images, and is_same [P] bool.
     """
+    check_file(path)
     try:
         with open(path, "rb") as file:
             images, is_same = _Unpickler(file, encoding="bytes").load()
@@ -83,7 +84,7 @@ ALLOWED = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # that of C allocates what a stranger asks for
     def find_class(self, module, name):
         module = module.replace("numpy.core.", "numpy._core.")  # before NumPy 2
         if f"{module}.{name}" not in ALLOWED:

@@ -103,6 +103,7 @@ def read_labels(data: np.ndarray, offsets: np.ndarray, origin: str) -> np.ndarra
 def read_offsets(path: str | os.PathLike) -> Offsets:
     """Parse a text index with lines `key<TAB>byte offset`, sorted by key."""
     try:
+        files.check_list(path)
         keys, offsets = np.loadtxt(path, np.int64, ndmin=2).T
     except (OSError, ValueError) as error:
         raise ValueError(
@@ -176,6 +177,7 @@ def recordio(
       that occur.
     """
     path = rec_path(path)
+    files.check_file(path)
     try:
         file = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -219,6 +221,7 @@ def _read_property(path: pathlib.Path):
     """Read (classes, (H, W)) from a `property` file; (None, None) if there is none."""
     if not path.exists():
         return None, None
+    files.check_file(path)
     fields = path.read_text(encoding="utf-8-sig", errors="replace").strip().split(",")
     if len(fields) != 3 or not all(field.strip().isdecimal() for field in fields):
         raise ValueError(
