@@ -14,7 +14,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 FROM python:${PYTHON}-slim
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ARG DEVICE=cpu
-ARG EXTRAS=remote,report,plots,tensorboard,tfds,export,search,privacy
+ARG EXTRAS=remote,report,tensorboard,tfds,export,search,privacy
 COPY requirements.txt /lock/requirements.txt
 RUN --mount=from=wheel,source=/wheel,target=/wheel \
     case "$DEVICE" in \

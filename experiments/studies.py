@@ -27,7 +27,6 @@ class Study(NamedTuple):
     config_of: Callable  # (config, case, seed) -> the case's config
     kept: Callable  # (experiment, {evaluator: Evaluation}, row's folder) -> dict
     text: Callable  # results -> Markdown
-    draw: Callable  # (results, folder) -> None, for the plots
     # (case's config, case, its folder) -> config, after what it needs is made
     prepare: Callable = lambda config, case, folder: config
 
@@ -99,9 +98,8 @@ def run_one(study: Study, experiment, folder: pathlib.Path, name: str) -> dict:
 
 
 def publish(study: Study, target: pathlib.Path, case: str, runs: dict) -> None:
-    """Add {seed: rows} of a case to results.json; tables and plots anew."""
+    """Add {seed: rows} of a case to results.json; tables anew."""
     write_results(target / "results.json", case, runs)
     found = json.loads((target / "results.json").read_text())
     results = {x: found[x]["seeds"] for x in study.cases if x in found}
     write_between(target / "RESULTS.md", "results", study.text(results))
-    study.draw(results, target)

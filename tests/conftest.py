@@ -26,7 +26,8 @@ import pytest  # noqa: E402
 
 from fedfr_jax.distributed import use_every_core  # noqa: E402
 from fedfr_jax.federated import engine, inference  # noqa: E402
-from fedfr_jax.runs import experiment, report, timing  # noqa: E402
+from fedfr_jax.runs import experiment, timing  # noqa: E402
+from fedfr_jax.runs.report import drawing  # noqa: E402
 
 use_every_core()  # the devices are given: only their patience on a busy machine
 gc.set_threshold(100_000, 50, 50)  # compiled programs are many objects that stay
@@ -48,16 +49,16 @@ def seconds_of_tests(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def no_plots():
     """Runs draw no plots, which would take longer than they train; see `plots`."""
-    drawing = SimpleNamespace(**{**vars(report), "draw": lambda *_, **__: []})
+    blank = SimpleNamespace(draw=lambda *_, **__: [])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "report", drawing)
+        patch.setattr(experiment, "drawing", blank)
         yield
 
 
 @pytest.fixture
 def plots(monkeypatch):
     """Runs draw their plots, as a user's do."""
-    monkeypatch.setattr(experiment, "report", report)
+    monkeypatch.setattr(experiment, "drawing", drawing)
 
 
 @pytest.fixture

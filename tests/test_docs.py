@@ -222,7 +222,7 @@ def test_a_notebook_has_the_cells_of_its_script_and_pictures(path):
     script = jupytext.read(path.with_suffix(".py"))
     assert ["".join(c["source"]) for c in cells] == [c.source for c in script.cells]
     outputs = [out for cell in cells for out in cell.get("outputs", ())]
-    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert any("image/svg+xml" in out.get("data", {}) for out in outputs)
     assert not any(out["output_type"] == "error" for out in outputs)
 
 

@@ -28,7 +28,7 @@ FLOORS = (
 )
 # Folders of tests that cross rooms.
 CROSSING = {"contracts", "faults", "golden", "mutants"}
-LAZY = "tensorflow_datasets|matplotlib|tensorboardX|onnx|cv2|faiss|sklearn"
+LAZY = "tensorflow_datasets|tensorboardX|onnx|cv2|faiss|sklearn"
 LAZY += "|dp_accounting|jax_privacy|flwr"
 LAZY += "|jinja2|vl_convert|starlette|uvicorn|wandb|trackio|mlflow"
 # A client's step, a central one, and the server's on rows of classes.
@@ -39,7 +39,6 @@ ONLY_IN = {
     r"^ *(import|from) orbax\b": ("runs/checkpoint.py",),
     r"^ *(import|from) tensorflow_datasets\b": ("data/sources/",),
     r"^ *(import|from) ml_collections\b": ("config/", "cli/"),
-    r"^ *(import|from) matplotlib\b": ("runs/report/",),
     r"^ *(import|from) rich\b": ("runs/", "cli/"),
     rf"^(import|from) ({LAZY})\b": (),  # imported where it is used, not at the top
     r"\bmesh(es)?\.(CLIENTS|MODEL)\b": ("federated/", "central/", "data/stream.py"),

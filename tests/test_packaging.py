@@ -213,7 +213,7 @@ def test_the_wheel_without_extras_trains_the_demo_in_an_environment_of_its_own(
     assert methods.keys() == {"pretrained", "fedavg", "fedfr"}
     rates = [of["personalized"]["tar@far=1e-03"] for of in methods.values()]
     assert all(0 < rate < 1 for rate in rates)
-    for line in ("tar@far=1e-03", "No plots: pip install 'fedfr_jax[plots]'"):
+    for line in ("tar@far=1e-03", "No plots: pip install 'fedfr_jax[report]'"):
         assert line in done.stdout
     for words, says in (
         (["configs"], "fedfr/demo"),

@@ -15,12 +15,12 @@
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
 import fedfr_jax as ff
+from fedfr_jax.runs.report.charts import Chart, line_chart
 
 digits = load_digits()
 x = (digits.images.reshape(-1, 64) / 8 - 1).astype(np.float32)
@@ -65,12 +65,8 @@ for name, algorithm in methods.items():
         curves[name].append(found["accuracy_of_clients"])
 
 # %%
-fig, ax = plt.subplots(figsize=(6, 3.5), dpi=80)
-for name, curve in curves.items():
-    ax.plot(np.arange(1, 21), curve, label=name)
-ax.set(xlabel="round", ylabel="mean accuracy of clients", ylim=(0, 1))
-ax.legend(fontsize=8, loc="lower right")
-plt.show()
+lines = {name: list(enumerate(curve, 1)) for name, curve in curves.items()}
+Chart("Mean accuracy of clients", line_chart(lines, x="round", y="accuracy"))
 
 # %% [markdown]
 # The layer that must stay is the one about which clients disagree. Features are worth

@@ -15,12 +15,12 @@
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
 import fedfr_jax as ff
+from fedfr_jax.runs.report.charts import Chart, line_chart
 
 digits = load_digits()
 x = (digits.images.reshape(-1, 64) / 8 - 1).astype(np.float32)
@@ -65,13 +65,9 @@ for name, chain in links.items():
         curves[name].append(ff.evaluate(run, logits, test)["accuracy"])
 
 # %%
-fig, ax = plt.subplots(figsize=(6, 3.5), dpi=80)
-for name, curve in curves.items():
-    ax.plot(np.arange(1, 16), curve, label=name)
-ax.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-ax.set_title(f"{BAD} of 20 clients name every digit one higher")
-ax.legend(fontsize=8, loc="lower right")
-plt.show()
+lines = {name: list(enumerate(curve, 1)) for name, curve in curves.items()}
+title = f"Test accuracy; {BAD} of 20 clients name every digit one higher"
+Chart(title, line_chart(lines, x="round", y="accuracy"))
 
 # %% [markdown]
 # Robust links need all updates of a round at once: K models of memory, where a mean

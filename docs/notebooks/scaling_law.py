@@ -14,12 +14,12 @@
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
 import fedfr_jax as ff
 from fedfr_jax import scaling
+from fedfr_jax.runs.report.scaling import law_charts
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(8000, 16)).astype(np.float32)
@@ -59,20 +59,8 @@ rows = [error_of(hidden) for hidden in (2, 4, 8, 16, 32)]
 points = scaling.points(rows, "error")
 few = points.take(points.sizes["params_backbone"] < rows[-1]["params_backbone"])
 law = scaling.fit(scaling.POWER, few.sizes["params_backbone"][:, None], few.errors)
-sizes = np.geomspace(
-    rows[0]["params_backbone"] / 1.3, rows[-1]["params_backbone"] * 1.3, 50
-)
-predicted = scaling.predict(law.coefficients, sizes[:, None])
 
 # %%
-fig, ax = plt.subplots(figsize=(6, 3.5), dpi=80)
-ax.loglog(
-    sizes, predicted, label=f"law of four: exponent {law.coefficients.exponents[0]:.2f}"
-)
-ax.loglog(few.sizes["params_backbone"], few.errors, "o", label="fitted")
-ax.loglog(rows[-1]["params_backbone"], rows[-1]["error"], "s", label="held out")
-ax.set(xlabel="parameters", ylabel="test error")
-ax.legend()
-plt.show()
 guess = scaling.predict(law.coefficients, np.array([[rows[-1]["params_backbone"]]]))[0]
 print(f"predicted {guess:.3f}, measured {rows[-1]['error']:.3f}")
+law_charts(scaling.study(points))[0]

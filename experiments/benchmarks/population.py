@@ -21,6 +21,8 @@ the first.
 import argparse
 import gc
 import json
+import os
+import pathlib
 import resource
 import statistics
 import subprocess
@@ -29,9 +31,23 @@ import tempfile
 import time
 
 import results_file
-from streaming import drop_from_cache
 
 OPENINGS, ROUNDS_ALONE = 5, 40
+
+
+def drop_from_cache(folder):
+    """Forget the pages of all files in a folder.
+
+    Raises:
+      RuntimeError: when this process maps one: its pages would stay.
+    """
+    folder = pathlib.Path(folder).resolve()
+    if f"{folder}/" in pathlib.Path("/proc/self/maps").read_text():
+        raise RuntimeError(f"no file of {folder} must be mapped, got one that is.")
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # what is not on the disk cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def parse_arguments():

@@ -7,7 +7,7 @@
 Goes on where it was stopped: every network is a run of a sweep, a row of
 WORKDIR/results.jsonl, that `fedfr sweep` would train and `fedfr scaling` reads. Writes
 results.json (every row of every part and seed), the part of RESULTS.md between markers
-and the plots, beside this file or under --results. --tiny trains toys, to see that
+beside this file or under --results. --tiny trains toys, to see that
 everything runs, and needs a --results of its own.
 """
 
@@ -20,7 +20,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE), str(HERE.parent / "fedfr_tables")]
 
 import scaling_cells as cells  # noqa: E402
-import scaling_plots  # noqa: E402
 import scaling_tables  # noqa: E402
 from orderings import provenance, write_between, write_results  # noqa: E402
 
@@ -63,12 +62,11 @@ def remember_programs(folder: pathlib.Path) -> None:
 
 
 def publish(target: pathlib.Path, part: str, runs: dict) -> None:
-    """Add {seed: rows} of a part to results.json; tables and plots anew."""
+    """Add {seed: rows} of a part to results.json; tables anew."""
     write_results(target / "results.json", part, runs)
     found = scaling_tables.read(target / "results.json")
     laws = scaling_tables.studies(found)
     write_between(target / "RESULTS.md", "results", scaling_tables.text(found, laws))
-    scaling_plots.draw(found, laws, target)
 
 
 class Player:

@@ -90,15 +90,6 @@ def points_of(rows: list[dict], metric: str, is_score: bool) -> Points | None:
     return points(rows, metric, is_score=is_score)
 
 
-def over_seeds(rows: list[dict], metric: str) -> list[dict]:
-    """A row for each network of a series, with the mean of its seeds."""
-    found = {}
-    for row in rows:
-        found.setdefault((row["series"], row["name"]), []).append(row)
-    mean = lambda same: float(np.mean([row[metric] for row in same]))
-    return [{**same[0], metric: mean(same)} for same in found.values()]
-
-
 def studies(results: Results, draws: int = NUM_RESAMPLES) -> dict[str, Study]:
     """The laws in size, by title."""
     rows, found = rows_of(results, *SIZES), {}

@@ -50,7 +50,6 @@ STUDY = studies.Study(
     config_of=lambda config, case, seed: config,
     kept=kept,
     text=comparison_tables.text,
-    draw=lambda results, folder: None,
 )
 
 

@@ -9,7 +9,6 @@ of every row and seed) and of RESULTS.md, both beside this file or under --resul
 part is called as the config, or --name.
 """
 
-import argparse
 import contextlib
 import json
 import pathlib
@@ -58,7 +57,6 @@ def main(argv: list[str]) -> None:
     for seed in map(int, values.seeds):
         place = folder / f"seed{seed}"
         runs[str(seed)] = run_seed(config, seed, place, rows)
-        draw(runs[str(seed)], place)
         publish(runs, values.name or name_of(argv), values.results)
 
 
@@ -84,29 +82,6 @@ def seeded(config, seed: int):
     with config.unlocked():
         config.seed = seed
     return config.copy_and_resolve_references()
-
-
-def study_parser(script: str, about: str) -> argparse.ArgumentParser:
-    """The flags of every script that chooses a setting; see `judged`."""
-    parser = new_parser(script, about)
-    define(parser)
-    parser.add_argument("--seeds", type=names, default=["0"])
-    where = "judge on a part of the training images and of the public people"
-    flag = argparse.BooleanOptionalAction
-    parser.add_argument("--validation", action=flag, default=True, help=where)
-    parser.add_argument("--results", type=pathlib.Path, default=HERE)
-    return parser
-
-
-def judged(values, script: str) -> tuple:
-    """(work folder, config) of a script with that flag; a split's folder is its own."""
-    folder, config = workdir(values, script), values.config
-    if not values.validation:
-        return folder, config
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.partition.use_validation_split = True
-    return folder / "validation", config
 
 
 def run_seed(config, seed: int, folder: pathlib.Path, names: list[str]) -> dict:
@@ -168,18 +143,6 @@ def run_one(experiment, folder: pathlib.Path, name: str, settings) -> dict:
             **work(experiment, stages[name].trainer, folder / name),
         },
     }
-
-
-def draw(rows: dict, folder: pathlib.Path) -> None:
-    """The plots of a seed: generic ROC and DET, personalized rates of every client."""
-    from fedfr_jax.runs import report
-
-    rows = {name: rows[name] for name in in_order(rows)}
-    curves = {name: row["roc"] for name, row in rows.items()}
-    report.plot_roc(folder / "roc.png", curves)
-    report.plot_det(folder / "det.png", curves)
-    of_client = {name: row["of_client"] for name, row in rows.items()}
-    report.plot_clients(folder / "personalized.png", of_client)
 
 
 def go_on_from(folder: pathlib.Path, name: str) -> None:

@@ -5,9 +5,8 @@
         [--image_size=60,80]
 
 Goes on where it was stopped: a row that is done is read. Writes results.json, where
-rows and seeds that are not played stay as they were, README.md's tables, the curves
-camvid.png (figures 5 to 7) and, of the first seed, test images at the least three
-alphas, camvid_alpha<alpha>.png (figure 8), beside this file or under --results.
+rows and seeds that are not played stay as they were, and README.md's tables, beside
+this file or under --results.
 """
 
 import argparse
@@ -29,19 +28,17 @@ from fedfr_jax.distributed import use_every_core  # noqa: E402
 
 CONFIG = runs.Set("fedmargin/table_camvid.py")
 CENTRAL = "central"
-SHOWN, NUM_IMAGES = ("fedavg", "fedmargin"), 3  # of figure 8
 
 
 class Done(NamedTuple):
     """What became of a row."""
 
     result: dict
-    grid: object = None  # of test images; None where there is no one network
     network: object = None  # its variables, of a row that did not diverge
 
 
 def main(argv: list[str]) -> None:
-    """Run what is missing, then write table and pictures."""
+    """Run what is missing, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     words = lambda text: text.split(",")
     numbers = lambda text: [float(x) for x in words(text)]
@@ -55,11 +52,9 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     remember_programs(args.workdir)
     config = config_of(args)
-    for number, seed in enumerate(map(int, args.seeds)):
+    for seed in map(int, args.seeds):
         done = run_seed({**config, "seed": seed}, args.alphas, args.workdir)
         camvid_tables.publish([one.result for one in done], args.results)
-        if number == 0 and set(SHOWN) <= config["methods"].keys():
-            camvid_tables.draw_images(grids_of(done), args.results)
 
 
 def config_of(args) -> dict:
@@ -112,7 +107,7 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
     facts = {"method": method, "seed": config["seed"]}
     if method != CENTRAL:
         facts["alpha"] = config["partition"]["alpha"]
-    experiment = with_images(runs.built(config), config)
+    experiment = runs.built(config)
     if method != CENTRAL:
         experiment = with_features(experiment, config, reference)
     try:
@@ -128,7 +123,7 @@ def one_run(config: dict, method: str, folder: pathlib.Path, reference=None) -> 
         judged = "personalized" if facts["generic"] is None else "generic"
         facts |= curves_of(folder / method, f"{judged}/mIoU")
     facts |= stamp_of(folder / f"{method}.made.json", end)
-    return Done(facts, found["images"].image_grids.get("test images"), end["network"])
+    return Done(facts, end["network"])
 
 
 def trained(experiment, method: str, folder: pathlib.Path) -> dict:
@@ -174,37 +169,14 @@ def with_features(experiment, config: dict, reference):
     from fedfr_jax.data.batching import Batching
     from fedfr_jax.tasks.evaluators import representation
 
-    _, model, table = looked_at(config)
+    model, table = looked_at(config)
     given = model, table, experiment.mesh, Batching(8, normalize())
     judged = representation(*given, reference=reference)
     return runs.with_evaluator(experiment, "representation", judged)
 
 
-def with_images(experiment, config: dict):
-    """The experiment that also draws test images."""
-    import numpy as np
-
-    from fedfr_jax.data.augment import normalize
-    from fedfr_jax.data.batching import Batching
-    from fedfr_jax.tasks.segmentation.evaluator import EvaluationSet, prediction_images
-    from fedfr_jax.types import Evaluation, Evaluator
-
-    source, model, table = looked_at(config, NUM_IMAGES)
-    judged = EvaluationSet(table, np.array([0, NUM_IMAGES]), source.masks.class_names)
-    colors = np.array(source.masks.class_colors, np.uint8)
-    draw = prediction_images(
-        model, judged, Batching(1, normalize()), colors, NUM_IMAGES
-    )
-
-    def evaluate(networks):
-        return Evaluation() if networks.variables is None else draw.evaluate(networks)
-
-    drawn = Evaluator(evaluate, during_training=False)
-    return runs.with_evaluator(experiment, "images", drawn)
-
-
-def looked_at(config: dict, count: int = 0) -> tuple:
-    """The source, its network, and `count` test images (0: all) whatever the split."""
+def looked_at(config: dict) -> tuple:
+    """The network, and all test images whatever the split."""
     import numpy as np
 
     from fedfr_jax.tasks.data import open_data
@@ -212,25 +184,7 @@ def looked_at(config: dict, count: int = 0) -> tuple:
 
     source = open_data(config["data"])
     rows = np.flatnonzero(source.is_test)
-    if count:
-        rows = rows[np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]]
-    return (
-        source,
-        build_segmenter(config["model"], source),
-        with_masks(source, rows, None),
-    )
-
-
-def grids_of(done: list[Done]) -> dict:
-    """{alpha: {row: grid}} of figure 8, with the central row at every alpha."""
-    grids, central = {}, {}
-    for one in done:
-        method = one.result["method"]
-        if method in SHOWN:
-            grids.setdefault(one.result["alpha"], {})[method] = one.grid
-        elif method == CENTRAL:
-            central[method] = one.grid
-    return {alpha: {**grids[alpha], **central} for alpha in sorted(grids)[:3]}
+    return build_segmenter(config["model"], source), with_masks(source, rows, None)
 
 
 if __name__ == "__main__":

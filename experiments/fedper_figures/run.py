@@ -1,10 +1,10 @@
-"""FedPer's figures 2 to 6 in small: every case and seed, tables, findings and plots.
+"""FedPer's figures 2 to 6 in small: every case and seed, tables and findings.
 
     python experiments/fedper_figures/run.py --config=configs/fedper/figures.py \
         --workdir=runs/fedper_figures [--seeds=0,1,2] [--cases=cifar10 resnet k=4,...]
 
 Goes on where it was stopped. Writes results.json (every row of every case and seed),
-the part of RESULTS.md between markers and the plots, beside this file or under
+the part of RESULTS.md between markers, beside this file or under
 --results.
 """
 
@@ -17,7 +17,6 @@ sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 
 import cases  # noqa: E402
 import class_subset  # noqa: E402
-import figure_plots  # noqa: E402
 import findings  # noqa: E402
 import studies  # noqa: E402
 
@@ -52,9 +51,7 @@ def kept(experiment, found, folder: pathlib.Path) -> dict:
     }
 
 
-STUDY = studies.Study(
-    HERE, cases.CASES, cases.config_of, kept, findings.text, figure_plots.draw
-)
+STUDY = studies.Study(HERE, cases.CASES, cases.config_of, kept, findings.text)
 
 if __name__ == "__main__":
     use_every_core()

@@ -1,10 +1,10 @@
-"""FedReID's tables in small: every case and seed, tables, claims and plots.
+"""FedReID's tables in small: every case and seed, tables and claims.
 
     python experiments/fedreid_tables/run.py --config=configs/fedreid/tables.py \
         --workdir=runs/fedreid_tables [--seeds=0,1,2] [--cases=by_camera,...]
 
 Goes on where it was stopped: a row that is done is a file. Writes results.json (every
-row of every case and seed), the part of RESULTS.md between markers and plots, beside
+row of every case and seed), the part of RESULTS.md between markers, beside
 this file or under --results.
 """
 
@@ -18,7 +18,6 @@ sys.path[:0] = map(str, (ROOM.parent, ROOM, HERE, ROOM / "fedfr_tables"))
 import market_parts  # noqa: E402
 import reid_cases as cases  # noqa: E402
 import reid_findings  # noqa: E402
-import reid_plots as plots  # noqa: E402
 import studies  # noqa: E402
 
 from fedfr_jax.distributed import use_every_core  # noqa: E402
@@ -73,7 +72,6 @@ STUDY = studies.Study(
     cases.config_of,
     kept,
     reid_findings.text,
-    plots.draw,
     cases.prepared,
 )
 

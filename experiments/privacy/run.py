@@ -6,7 +6,7 @@
 network of one hidden layer of 32, 6,634 numbers. 600 clients in a round on average,
 Poisson sampling (banded: within BANDS groups that take turns), ROUNDS rounds of one
 step, the server's steps with momentum. The noise is calibrated to each epsilon at delta
-1e-5. One seed. Writes results.json and accuracy.png here, and the table in README.md.
+1e-5. One seed. Writes results.json here, and the table in README.md.
 
 `cost` times rounds of a private algorithm and of the plain one in turns, in one
 process, on the same clients.
@@ -206,26 +206,6 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(results: dict) -> None:
-    """accuracy.png: a line per noise."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
-    for noise, found in results.get("accuracy", {}).items():
-        finite = [(float(x), y["accuracy"]) for x, y in found.items() if x != "inf"]
-        finite = sorted(finite) or [(8, np.nan)]
-        axes.plot(*zip(*finite, strict=True), marker="o", label=noise)
-        axes.axhline(found["inf"]["accuracy"], color="0.7", linewidth=0.8)
-    axes.set(xscale="log", xlabel="epsilon (delta 1e-5)", ylabel="test accuracy")
-    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.savefig(HERE / "accuracy.png", dpi=120)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=pathlib.Path, required=True, help="the .npz")
@@ -254,7 +234,6 @@ def publish(path: pathlib.Path, results: dict) -> None:
     """Write down what there is."""
     path.write_text(json.dumps({**results, "made": provenance()}, indent=1))
     write_between(HERE / "README.md", "results", table(results))
-    draw(results)
 
 
 if __name__ == "__main__":

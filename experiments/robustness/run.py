@@ -12,7 +12,6 @@ import time
 
 import cases
 import jax
-import numpy as np
 
 import fedfr_jax as ff
 
@@ -86,40 +85,6 @@ def main():
                 path.write_text(json.dumps(results, indent=1) + "\n")
                 print(key, results[key], flush=True)
                 jax.clear_caches()
-    draw(results, path.with_name("heat_map.png"))
-
-
-def draw(results: dict, path: pathlib.Path) -> None:
-    """Accuracy of every rule under every attack, and where the backdoor opens."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = [*rules(1)]
-    columns = [("none", 0.0)] + [(a, s) for s in sorted(SHARES) for a in ATTACKS]
-    is_done = lambda c: all(f"{r} | {c[0]} | {c[1]:g}" in results for r in names)
-    columns = [column for column in columns if is_done(column)]
-    at = lambda rule, attack, share: results[f"{rule} | {attack} | {share:g}"]
-    values = np.array([[at(r, *c)["accuracy"] for c in columns] for r in names])
-    figure, axes = pyplot.subplots(figsize=(11, 4.6), layout="constrained")
-    axes.imshow(values, vmin=0.1, vmax=1, cmap="viridis", aspect="auto")
-    for i, rule in enumerate(names):
-        for j, column in enumerate(columns):
-            text = f"{100 * values[i, j]:.0f}"
-            if column[0] == "backdoor":
-                text += f"\n({100 * at(rule, *column)['backdoor_rate']:.0f})"
-            color = "white" if values[i, j] < 0.6 else "black"
-            axes.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
-    axes.set_yticks(range(len(names)), names)
-    labels = [a if s == 0 else f"{a}\n{s:.0%}" for a, s in columns]
-    axes.set_xticks(range(len(columns)), labels, rotation=60, ha="right", fontsize=8)
-    axes.set_title(
-        "MNIST, 20 clients: test accuracy in percent\n"
-        "(in brackets: share of stamped images taken for the backdoor's class)"
-    )
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

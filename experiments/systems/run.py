@@ -4,7 +4,7 @@
 
 10,000 clients hold six MNIST images of two digits or so each. Their devices are drawn
 once, log-normal; seconds are simulated, from counted bytes and operations. Writes
-results.json, time.png and the table of README.md.
+results.json and the table of README.md.
 """
 
 import argparse
@@ -13,10 +13,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
@@ -161,24 +157,10 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(results: dict) -> None:
-    """Accuracy over simulated time."""
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, points in results.items():
-        seconds = [p["simulated_seconds"] for p in points]
-        axes.plot(seconds, [p["accuracy"] for p in points], label=name)
-    axes.axhline(TARGET, color="gray", linestyle=":")
-    axes.set(xlabel="simulated seconds", ylabel="test accuracy", xscale="log")
-    axes.set(title="MNIST, 10,000 clients on log-normal devices")
-    axes.legend(frameon=False)
-    figure.savefig(FOLDER / "time.png", dpi=130)
-
-
 def publish(results: dict) -> None:
-    """results.json, the plot, and the table between the markers of README.md."""
+    """results.json, and the table between the markers of README.md."""
     path, readme = FOLDER / "results.json", FOLDER / "README.md"
     path.write_text(json.dumps({"devices": DEVICES, "methods": results}, indent=1))
-    draw(results)
     before, _, rest = readme.read_text().partition("<!-- table -->")
     after = rest.partition("<!-- /table -->")[2]
     text = f"{before}<!-- table -->\n{table(results)}\n<!-- /table -->{after}"

@@ -22,9 +22,8 @@ disk, the compiler, data sets. The exit code is 1 if something has to be fixed."
 EXTRAS = {
     "report": (
         ("jinja2", "starlette", "uvicorn", "vl_convert"),
-        "fedfr report and fedfr serve",
+        "charts, fedfr report and fedfr serve",
     ),
-    "plots": (("matplotlib",), "plots as PNG and PDF"),
     "privacy": (("dp_accounting", "jax_privacy"), "differential privacy"),
     "flower": (("flwr",), "real clients"),
     "export": (("flatbuffers", "onnx", "onnxruntime"), "export to ONNX"),

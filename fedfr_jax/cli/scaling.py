@@ -104,8 +104,10 @@ def run(values: argparse.Namespace) -> None:
 
 
 def draw(study, folder: pathlib.Path, arrows: Sequence[str]) -> list[pathlib.Path]:
-    """Plot a study, as .png and .pdf."""
-    from fedfr_jax.runs.report.scaling import plot_laws, plot_scores
+    """Draw a study's charts as .svg, .png and .pdf."""
+    from fedfr_jax.runs.report.drawing import save
+    from fedfr_jax.runs.report.scaling import law_charts, score_charts
 
-    scores = plot_scores(folder / "scores", study.points, arrows=arrows)
-    return scores + plot_laws(folder / "laws", study)
+    paths = save(folder / "scores", score_charts(study.points, arrows=arrows))
+    laws = law_charts(study)
+    return paths + save(folder / "laws", laws) if laws else paths

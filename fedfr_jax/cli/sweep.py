@@ -86,14 +86,14 @@ def check_any_trained(runs: Sequence, rows: Mapping[str, dict], folder) -> None:
 
 def show_results(runs: Sequence, rows: Mapping[str, dict]) -> None:
     """Print a table of the runs, seeds as mean and deviation, and the best setting."""
-    from fedfr_jax.runs import report
+    from fedfr_jax.runs.report.tables import best_value, result_table
     from fedfr_jax.runs.sweep import mean_over_seeds
     from fedfr_jax.runs.terminal import show
 
     trained = [(run.changes, rows[run.name]) for run in runs if run.name in rows]
     if evaluations := mean_over_seeds(trained):
-        show(report.result_table({"methods": evaluations}))
-        show(report.best_value(evaluations))
+        show(result_table({"methods": evaluations}))
+        show(best_value(evaluations))
 
 
 def check_same_base(folder: pathlib.Path, config) -> None:

@@ -12,8 +12,7 @@ all others. "winograd" has no forward-mode derivative (jax.jvp).
 "auto" goes by the devices that a program is traced for, see `mesh.platform`, so that a
 round can be compiled for devices that this machine does not have.
 
-Padding is explicit and symmetric, as in PyTorch. Measured in
-experiments/benchmarks/conv_implementations.py.
+Padding is explicit and symmetric, as in PyTorch.
 
 Depthwise 3x3 convolution: on a CPU it is the sum of nine shifted images, each times one
 number per channel, which XLA fuses. Forward and backward in a loop, two cores: 32

@@ -9,7 +9,7 @@ from fedfr_jax.federated.privacy.accountant import Accountant
 from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.metric_names import NOT_PRIVATE
 from fedfr_jax.runs.loop import StageState
-from fedfr_jax.runs.report.rounds import SIMULATED
+from fedfr_jax.runs.report.run_charts import SIMULATED
 from fedfr_jax.runs.sinks import read_jsonl, write_summary
 from fedfr_jax.types import Evaluation, Evaluator, Experiment
 

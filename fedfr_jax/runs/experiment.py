@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping
 
 from fedfr_jax import manifest
-from fedfr_jax.runs import data_digest, report, stages
+from fedfr_jax.runs import data_digest, stages
 from fedfr_jax.runs.checkpoint import check_end
 from fedfr_jax.runs.costs import (
     PRIVACY_FILE,
@@ -19,6 +19,8 @@ from fedfr_jax.runs.costs import (
 )
 from fedfr_jax.runs.evaluation_record import write_environment, write_record
 from fedfr_jax.runs.loop import DEFAULT_LIFECYCLE, Lifecycle
+from fedfr_jax.runs.report import drawing
+from fedfr_jax.runs.report.tables import result_table
 from fedfr_jax.runs.sinks import write_summary
 from fedfr_jax.runs.stages import read_end
 from fedfr_jax.runs.terminal import show
@@ -48,10 +50,10 @@ def run_experiment(
     summary = summarize(workdir, evaluations) | {"seconds": seconds}
     summary |= goodput(times.seconds, seconds)
     write_summary(workdir / "summary.json", summary)
-    show(report.result_table(summary))  # before the plots, which may lack a package
+    show(result_table(summary))  # before the plots, which may lack a package
     rows = {name: read_metrics(workdir / name) for name in evaluations}
     data_report = experiment.task.data_report
-    paths = report.draw(evaluations, rows, workdir, data_report=data_report, say=show)
+    paths = drawing.draw(evaluations, rows, workdir, data_report=data_report, say=show)
     images = [path for path in paths if path.suffix == ".png"]
     for path in [workdir / "summary.json", *images]:
         show(str(path))
@@ -114,7 +116,7 @@ def evaluate_experiment(
         write_summary(workdir / "evaluation.json", result)
     except OSError as error:
         show(f"{workdir / 'evaluation.json'} could not be written: {error}.")
-    show(report.result_table(result))
+    show(result_table(result))
     return result
 
 

@@ -7,14 +7,25 @@ import json
 import math
 import mimetypes
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedfr_jax.files import cache_folder, read_regular, write_text
 from fedfr_jax.metric_names import direction, metric_label, panel_title
+from fedfr_jax.runs.report.charts import Chart, styles
+from fedfr_jax.runs.report.run_charts import (
+    Line,
+    client_charts,
+    curve_charts,
+    evaluators,
+    map_charts,
+    partition_charts,
+    per_client,
+    points,
+    rate_charts,
+)
 from fedfr_jax.text import short_keys
 from fedfr_jax.version import UNKNOWN, library_version
-from fedfr_jax.viewer import charts
 from fedfr_jax.viewer.run_files import (
     RunFiles,
     age_text,
@@ -29,32 +40,6 @@ NUM_WORST = 5  # clients of a line that are named
 MAX_IMAGE_BYTES = 2**23  # of an image that goes into the page
 PICTURES = "pictures"  # folder of a run's images
 MAX_LABEL = 60  # characters of a label of a run
-FIRST = ("loss", "epsilon")  # curves that are shown first, with the evaluations
-Rows = Sequence[Mapping[str, Any]]
-
-
-class Line(NamedTuple):
-    """A stage of a run: one line of every chart and one row of every table."""
-
-    name: str
-    run: RunFiles
-    stage: str
-
-    @property
-    def rows(self) -> Rows:
-        return self.run.stages[self.stage].rows
-
-    @property
-    def evaluations(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.run.stages[self.stage].evaluations
-
-
-class Chart(NamedTuple):
-    """A chart of the page, with title and note."""
-
-    title: str
-    spec: charts.Spec
-    note: str = ""
 
 
 def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> str:
@@ -76,11 +61,11 @@ def render(runs: Sequence[RunFiles], *, live: bool = False, home: str = "") -> s
             {**_run_facts(run), "label": label}
             for run, label in zip(runs, run_labels(runs), strict=True)
         ],
-        "lines": charts.styles(order),
+        "lines": styles(order),
         "table": metric_table(lines),
         "curves": curve_charts(lines, order),
         "rates": rate_charts(lines, order),
-        "clients": client_charts(lines, order),
+        "clients": client_charts(lines, order) + data_charts(runs),
         "worst": worst_clients(lines),
         "costs": cost_table(lines),
         "images": images(lines),
@@ -148,9 +133,12 @@ def named_lines(runs: Sequence[RunFiles]) -> list[Line]:
     one_each = len(runs) > 1 and all(x == stages[0] and len(x) == 1 for x in stages)
     lines = []
     for run, label in zip(runs, run_labels(runs), strict=True):
-        for stage in run.stages:
-            name = label if one_each else f"{label} · {stage}"
-            lines.append(Line(stage if len(runs) == 1 else name, run, stage))
+        clients = run.partition.get("client_names", ())
+        for name, stage in run.stages.items():
+            full = label if one_each else f"{label} · {name}"
+            full = name if len(runs) == 1 else full
+            line = Line(full, stage.rows, stage.evaluations, clients, run.folder)
+            lines.append(line)
     return lines
 
 
@@ -206,7 +194,7 @@ def _run_facts(run: RunFiles) -> dict[str, Any]:
     return {
         **run_row(run),
         "seconds": run.seconds and age_text(run.seconds),
-        "version": run.version or "before 0.3",
+        "version": run.version or UNKNOWN,
         "data": run.config.get("data", {}).get("name", ""),
         "clients": run.partition.get("clients", ""),
     }
@@ -218,7 +206,7 @@ def _problems(run: RunFiles) -> list[str]:
     own_version = library_version()
     if own_version not in (run.version, UNKNOWN):
         problems.append(
-            f"{run.name} was written by version {run.version or 'before 0.3'}, this "
+            f"{run.name} was written by version {run.version or UNKNOWN}, this "
             f"page by {own_version}: names of metrics may differ."
         )
     if not any(stage.rows or stage.evaluations for stage in run.stages.values()):
@@ -233,7 +221,7 @@ def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
     is the best of its column by more than rounding.
     """
     tables = []
-    for evaluator in _evaluators(lines):
+    for evaluator in evaluators(lines):
         if evaluator in ("communication", "privacy"):
             continue
         evaluations = [
@@ -252,10 +240,6 @@ def metric_table(lines: Sequence[Line]) -> list[dict[str, Any]]:
         if metrics:
             tables.append({"evaluator": evaluator, "metrics": names, "rows": rows})
     return tables
-
-
-def _evaluators(lines: Sequence[Line]) -> list[str]:
-    return list(dict.fromkeys(name for line in lines for name in line.evaluations))
 
 
 def _cell(evaluation: Mapping[str, Any], metric: str) -> dict[str, Any]:
@@ -282,114 +266,20 @@ def _mark_best(cells: list[dict[str, Any]], metric: str) -> None:
     first["is_best"] = number_text(first["value"]) != number_text(second["value"])
 
 
-def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
-    values = ((row["round"], row.get(name)) for row in rows)
-    return [
-        (r, x) for r, x in values if isinstance(x, int | float) and math.isfinite(x)
-    ]
-
-
-def curve_charts(lines: Sequence[Line], order: Sequence[str]) -> dict[str, list[Chart]]:
-    """Curve charts: "main" has losses and evaluations, "more" all others."""
-    names = dict.fromkeys(n for line in lines for row in line.rows for n in row)
-    names = sorted(names, key=lambda name: name not in FIRST)  # before its only term
-    curves, drawn = {"main": [], "more": []}, []
-    for name in names:
-        evaluator, is_evaluated, metric = name.partition("/")
-        points = {line.name: _points(line.rows, name) for line in lines}
-        points = {line: values for line, values in points.items() if values}
-        if name in ("round", "not_finite") or not points:
-            continue
-        if max(map(len, points.values())) < 2:
-            continue  # one evaluation is a cell of the table, no curve
-        if points in drawn:
-            continue  # the term of a loss of one term is the loss
-        drawn.append(points)
-        title = panel_title(evaluator, metric) if is_evaluated else metric_label(name)
-        spec = charts.line_chart(points, order, x="round or epoch", y=name)
-        is_main = is_evaluated or name in FIRST
-        curves["main" if is_main else "more"].append(Chart(title, spec))
-    return curves
-
-
-def rate_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
-    """ROC, DET and other curves of every evaluator."""
-    plots = []
-    for evaluator in _evaluators(lines):
-        kinds = {}
-        for line in lines:
-            evaluation = line.evaluations.get(evaluator, {})
-            for kind, curve in evaluation.get("curves", {}).items():
-                kinds.setdefault(kind, {})[line.name] = curve
-        for kind, curves in kinds.items():
-            if kind == "roc":
-                for name, spec in charts.error_rate_charts(curves, order).items():
-                    title = f"{metric_label(evaluator)}: {name}"
-                    plots.append(Chart(title, spec, _rate_note(curves)))
-            else:
-                plots.append(_plain_curve(evaluator, kind, curves, order))
-    return plots
-
-
-def _rate_note(curves: Mapping[str, Mapping[str, Any]]) -> str:
-    """Note on the number of pairs behind the rates."""
-    curve = next(iter(curves.values()))
-    values = dict(zip(curve["fields"], curve["values"], strict=True))
-    if not values.get("num_negatives"):
-        return ""
-    return (
-        f"{values['num_positives']:,.0f} pairs of one identity and "
-        f"{values['num_negatives']:,.0f} of two. Rates of fewer than "
-        f"{charts.MIN_COUNTED} wrong pairs are mostly chance."
-    )
-
-
-def _plain_curve(evaluator, kind, curves, order) -> Chart:
-    points = {
-        name: [p for p in zip(*curve["values"][:2], strict=True) if None not in p]
-        for name, curve in curves.items()
-    }
-    x, y = next(iter(curves.values()))["fields"][:2]
-    spec = charts.line_chart(points, order, x=metric_label(x), y=y)
-    return Chart(panel_title(evaluator, kind), spec)
-
-
-def _per_client(lines: Sequence[Line]) -> dict[tuple[str, str], dict[str, Any]]:
-    """{(evaluator, metric): {line: numbers of clients, and their "names"}}."""
-    by_metric = {}
-    for line in lines:
-        names = dict(enumerate(line.run.partition.get("client_names", ())))
-        for evaluator, evaluation in line.evaluations.items():
-            for metric, values in evaluation.get("per_client", {}).items():
-                if values:
-                    client_names = [names.get(i, f"client {i}") for i in values["ids"]]
-                    values = {**values, "names": client_names}
-                    by_metric.setdefault((evaluator, metric), {})[line.name] = values
-    return by_metric
-
-
-def client_charts(lines: Sequence[Line], order: Sequence[str]) -> list[Chart]:
-    """Charts of each metric's distribution over the clients."""
-    return [
-        Chart(
-            panel_title(evaluator, metric),
-            charts.client_chart(values, order, metric=metric),
-            _privacy_note(lines, values),
-        )
-        for (evaluator, metric), values in _per_client(lines).items()
-    ]
-
-
-def _privacy_note(lines: Sequence[Line], names: Collection[str]) -> str:
-    """Note on lines of private training, whose clients' values are not private."""
-    private = [x.name for x in lines if x.name in names and _points(x.rows, "epsilon")]
-    return f"Not private, though training is: {', '.join(private)}." if private else ""
+def data_charts(runs: Sequence[RunFiles]) -> list[Chart]:
+    """Which client has which classes, in each run."""
+    found = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        for chart in partition_charts(run.partition):
+            title = f"{label}: {chart.title}" if len(runs) > 1 else chart.title
+            found.append(chart._replace(title=title))
+    return found
 
 
 def worst_clients(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Clients with the worst values of each metric, by line."""
     tables = []
-    for (evaluator, metric), values in _per_client(lines).items():
+    for (evaluator, metric), values in per_client(lines).items():
         sign = direction(metric)
         if not sign:
             continue
@@ -407,10 +297,10 @@ def cost_table(lines: Sequence[Line]) -> dict[str, Any]:
     rows = []
     for line in lines:
         sent = line.evaluations.get("communication", {}).get("metrics", {})
-        seconds = [x for _, x in _points(line.rows, "seconds")]
-        epsilon = _points(line.rows, "epsilon")
+        seconds = [x for _, x in points(line.rows, "seconds")]
+        epsilon = points(line.rows, "epsilon")
         row = {metric_label(name.replace("_mb", " MB")): x for name, x in sent.items()}
-        row["Rounds or epochs"] = line.run.stages[line.stage].last_round
+        row["Rounds or epochs"] = line.rows[-1]["round"] if line.rows else 0
         if seconds:
             row["Seconds per round"] = sorted(seconds)[len(seconds) // 2]
         if epsilon:
@@ -426,7 +316,7 @@ def images(lines: Sequence[Line]) -> list[dict[str, str]]:
     for line in lines:
         for evaluator, evaluation in line.evaluations.items():
             for name, path in evaluation.get("images", ()):
-                if data := data_url(line.run.folder, path):
+                if data := data_url(line.folder, path):
                     title = f"{line.name}: {evaluator}, {name}"
                     entries.append({"title": title, "line": line.name, "data": data})
     return entries
@@ -441,27 +331,13 @@ def wrong_pairs(lines: Sequence[Line]) -> list[dict[str, Any]]:
                 shown = [
                     {**pair, "data": data}
                     for pair in pairs["shown"]
-                    if (data := data_url(line.run.folder, pair["image"]))
+                    if (data := data_url(line.folder, pair["image"]))
                 ]
                 title = f"{line.name}: {evaluator}, {name}"
                 entries.append(
                     {**pairs, "title": title, "line": line.name, "shown": shown}
                 )
     return entries
-
-
-def map_charts(lines: Sequence[Line]) -> list[Chart]:
-    """Maps of identities' embeddings in two dimensions."""
-    return [
-        Chart(
-            f"{line.name}: {name}",
-            charts.map_chart(points),
-            f"Two principal components, {points['explained']:.0%} of the variance.",
-        )
-        for line in lines
-        for evaluation in line.evaluations.values()
-        for name, points in evaluation.get("maps", {}).items()
-    ]
 
 
 def data_url(folder: pathlib.Path, name: str) -> str | None:

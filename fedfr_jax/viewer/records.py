@@ -73,11 +73,29 @@ class Environment(TypedDict, total=False):
 
 
 @with_config(STRICT)
+class Table(TypedDict):
+    """Images of the first clients, a row each, by class."""
+
+    train: list[list[Count]]
+
+
+@with_config(STRICT)
 class Partition(TypedDict, total=False):
     """partition.json."""
 
     clients: Count
     client_names: list[str]
+    classes: list[str]
+    kind: tuple[str, str]  # singular and plural of what the classes are called
+    table: Table
+
+
+def _partition(report: Partition) -> Partition:
+    if "table" in report:
+        _rule(report.keys() >= {"clients", "classes"}, "a table of classes and clients")
+        lengths = {*map(len, report["table"]["train"])}
+        _rule(lengths == {len(report["classes"])} != {0}, "a number for each class")
+    return report
 
 
 @with_config(STRICT)
@@ -194,7 +212,10 @@ class Evaluation(TypedDict, total=False):
 
 
 CONFIG, SUMMARY = TypeAdapter(Config), TypeAdapter(Summary)
-ENVIRONMENT, PARTITION = TypeAdapter(Environment), TypeAdapter(Partition)
+ENVIRONMENT, PARTITION = (
+    TypeAdapter(Environment),
+    TypeAdapter(Annotated[Partition, AfterValidator(_partition)]),
+)
 SECONDS = TypeAdapter(Seconds)
 EVALUATIONS = TypeAdapter(dict[str, Evaluation])
 Row = dict[str, MaybeNumber | dict[str, str]]  # its "round" is an int

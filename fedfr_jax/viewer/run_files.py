@@ -11,7 +11,7 @@ import itertools
 import os
 import pathlib
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
@@ -43,36 +43,20 @@ class Files:
 
     Attributes:
       folders: names of the folders in the run; links are none.
-      stamps: {path: stamp of a file before it was read, or of the folder of a missing
-        file}.
       is_damaged: whether a file that was read is not as its folder's manifest says.
     """
 
     def __init__(self, folder: pathlib.Path):
         """Look into the folder of a run."""
         self.folder = folder
-        self.stamps = {str(folder): file_stamp(folder)}
         self.is_damaged = False
-        self._looked_at: dict[str, Stamp | None] = {}
         self._problems: dict[str, str] = {}
         self._damaged: dict[str, set[int]] = {}
         self.folders = folder_names(folder)
 
     def stamp(self, name: str) -> Stamp | None:
         """Stamp of a file; None if it is missing or no regular file."""
-        path = f"{self.folder}/{name}"
-        if path not in self._looked_at:
-            self._looked_at[path] = self._look(path)
-        return self._looked_at[path]
-
-    def _look(self, path: str) -> Stamp | None:
-        parent, state = path.rpartition("/")[0], file_stamp(path)
-        if state is None and parent not in self.stamps:
-            self.stamps[parent] = file_stamp(parent)  # changes when the file appears
-            state = file_stamp(path)
-        if state is not None:
-            self.stamps[path] = state
-        return state
+        return file_stamp(f"{self.folder}/{name}")
 
     def read(self, name: str) -> bytes | None:
         """Read a file of the run, or of a folder in it; None if it cannot be read."""
@@ -80,8 +64,6 @@ class Files:
         if parent and parent not in self.folders:
             return None
         path = f"{self.folder}/{name}"
-        self.stamp(name)
-        self.stamp(f"{parent}/{manifest.FILE}".removeprefix("/"))
         try:
             return manifest.read_bytes(path, lambda x: read_regular(x, LARGEST))
         except FileNotFoundError:
@@ -143,6 +125,13 @@ def file_stamp(path: str | os.PathLike) -> Stamp | None:
     return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
 
 
+def file_stamps(run: pathlib.Path) -> dict[str, Stamp | None]:
+    """{path: stamp} of the files of a run and of its stages."""
+    stages = [run / name for name in folder_names(run) if name not in SKIPPED]
+    paths = [f"{of}/{name}" for of in (run, *stages) for name in os.listdir(of)]
+    return {path: file_stamp(path) for path in paths}
+
+
 def folder_names(folder: str | os.PathLike) -> list[str]:
     """Names of the folders in a folder, sorted, without links."""
     with os.scandir(folder) as entries:
@@ -178,20 +167,18 @@ class StageFiles:
     @functools.cached_property
     def rows(self) -> list[records.Row]:
         """Rows of metrics.jsonl, rounds from 1."""
-        rows = map(self._row, range(len(self._lines)))
-        return [row for row in rows if row]
+        return list(self.newest_rows())[::-1]
 
     def newest_rows(self) -> Iterator[records.Row]:
         """Rows from the last to the first, each parsed when it is asked for."""
-        rows = map(self._row, reversed(range(len(self._lines))))
-        return (row for row in rows if row)
+        for index in reversed(range(len(self._lines))):
+            if row := self._files.row(self._log, self._lines, index):
+                yield row
 
     @functools.cached_property
     def evaluations(self) -> dict[str, records.Evaluation]:
         """{evaluator: see evaluation_record}."""
-        of_summary = {name: {"metrics": x} for name, x in self._summary.items()}
-        found = self._files.record(f"{self.name}/{EVALUATION}", records.EVALUATIONS)
-        return found or of_summary  # a version kept the summary alone
+        return self._files.record(f"{self.name}/{EVALUATION}", records.EVALUATIONS)
 
     @functools.cached_property
     def last_round(self) -> int:
@@ -219,16 +206,6 @@ class StageFiles:
     @functools.cached_property
     def _lines(self) -> list[bytes]:
         return self._files.lines(self._log)
-
-    @functools.cached_property
-    def _first_round(self) -> int:
-        """0 of the first versions, else 1."""
-        first = self._files.row(self._log, self._lines, 0) if self._lines else None
-        return min(first["round"], 1) if first else 1
-
-    def _row(self, index: int) -> records.Row | None:
-        row = self._files.row(self._log, self._lines, index)
-        return row and {**row, "round": row["round"] + 1 - self._first_round}
 
 
 class RunFiles:
@@ -304,18 +281,13 @@ class RunFiles:
 
     @property
     def version(self) -> str | None:
-        """Version of the library that trained the run; None before 0.3."""
+        """Version of the library that trained the run; None if unknown."""
         return self.environment.get("versions", {}).get("fedfr_jax")
 
     @property
     def problems(self) -> list[str]:
         """One line for each of the files read so far that does not fit."""
         return self._files.problems
-
-    @property
-    def stamps(self) -> Mapping[str, Stamp | None]:
-        """{path: its stamp} of what has been looked at so far."""
-        return self._files.stamps
 
 
 def is_run(folder: str | os.PathLike) -> bool:
@@ -340,8 +312,6 @@ def is_locked(folder: pathlib.Path) -> bool:
 def find_runs(
     folder: pathlib.Path,
     depth: int = MAX_DEPTH,
-    *,
-    is_run: Callable[[pathlib.Path], bool] = is_run,
 ) -> Iterator[pathlib.Path]:
     """Yield run directories in and below a folder, by name, without following links.
 
@@ -353,7 +323,7 @@ def find_runs(
         with contextlib.suppress(OSError):
             for name in folder_names(folder):
                 if name[0] != "." and name not in SKIPPED:
-                    yield from find_runs(folder / name, depth - 1, is_run=is_run)
+                    yield from find_runs(folder / name, depth - 1)
 
 
 def read_run(folder: pathlib.Path, *, name: str = "") -> RunFiles:

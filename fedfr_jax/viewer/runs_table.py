@@ -12,7 +12,7 @@ from fedfr_jax.viewer.run_files import (
     RunFiles,
     Stamp,
     age_text,
-    file_stamp,
+    file_stamps,
     find_runs,
     flat_config,
     is_locked,
@@ -52,14 +52,12 @@ def list_runs(
     return Listing([row for row, _ in shown], problems)
 
 
-def each_run(
-    folder: pathlib.Path, read: Callable, *, is_run: Callable = is_run
-) -> tuple[list, list[str]]:
+def each_run(folder: pathlib.Path, read: Callable) -> tuple[list, list[str]]:
     """([read(path, name) of each run in a folder], lines of those that raise)."""
     if not folder.is_dir():
         raise ValueError(f"{folder} must be a folder of runs, but does not exist.")
     results, problems = [], []
-    for path in find_runs(folder, is_run=is_run):
+    for path in find_runs(folder):
         try:
             results.append(read(path, run_name(path, folder)))
         except Exception as error:  # one run does not hide the others
@@ -78,9 +76,7 @@ class RunList:
     def read(self) -> Listing:
         """List the runs as they are now, by name."""
         with self._lock:
-            found, problems = each_run(
-                self._folder, self._read, is_run=self._is_known_or_run
-            )
+            found, problems = each_run(self._folder, self._read)
             self._runs = {run.path: run for run in found}
         rows = [run.row_now() for run in found]
         return Listing(rows, [*problems, *(x for run in found for x in run.problems)])
@@ -93,19 +89,14 @@ class RunList:
         paths = {name: paths[name] for name in names if name in paths}
         return [RunFiles(path, name) for name, path in paths.items() if is_run(path)]
 
-    def _is_known_or_run(self, path: pathlib.Path) -> bool:
-        known = self._runs.get(path)
-        if known and not known.is_unchanged():
-            del self._runs[path]
-        return path in self._runs or is_run(path)
-
     def _read(self, path: pathlib.Path, name: str) -> "_KnownRun":
-        if path in self._runs:
-            return self._runs[path]
+        stamps, known = file_stamps(path), self._runs.get(path)
+        if known and known.stamps == stamps:
+            return known
         run = RunFiles(path, name)
         row = run_row(run)
         settled = DAMAGED if run.is_damaged else run.settled
-        return _KnownRun(path, row, settled, run.problems, run.stamps)
+        return _KnownRun(path, row, settled, run.problems, stamps)
 
 
 class _KnownRun(NamedTuple):
@@ -113,10 +104,7 @@ class _KnownRun(NamedTuple):
     row: dict[str, Any]
     settled: str  # state if it is not locked
     problems: list[str]
-    stamps: Mapping[str, Stamp | None]  # of all that the row was read from
-
-    def is_unchanged(self) -> bool:
-        return all(file_stamp(path) == x for path, x in self.stamps.items())
+    stamps: Mapping[str, Stamp | None]  # of its files, before they were read
 
     def row_now(self) -> dict[str, Any]:
         """The row with the state and age of now."""

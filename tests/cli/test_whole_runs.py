@@ -18,7 +18,8 @@ import pytest
 
 from fedfr_jax import manifest
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs import experiment, report
+from fedfr_jax.runs import experiment
+from fedfr_jax.runs.report import drawing
 
 pytestmark = pytest.mark.ci
 
@@ -85,7 +86,7 @@ def whole(config, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        patch.setattr(experiment, "report", report)  # which draws plots
+        patch.setattr(experiment, "drawing", drawing)  # which draws plots
         yield train
 
 

@@ -17,10 +17,9 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import results_file
     import table
-    import turns
     import workloads
 
-    modules = (results_file, table, turns, workloads)
+    modules = (results_file, table, workloads)
     return {module.__name__: module for module in modules}
 
 
@@ -127,24 +126,6 @@ def test_a_commit_tells_whether_its_code_was_changed(benchmarks, tmp_path, monke
 def test_a_machine_is_named_as_its_file_of_results(benchmarks):
     name = benchmarks["results_file"].machine()
     assert name.endswith("core") and name == name.lower() and "/" not in name
-
-
-def test_programs_in_turns_count_by_their_fastest_run(benchmarks, tmp_path):
-    turns, place = benchmarks["turns"], tmp_path / "runs"
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import json, sys\n"
-        f"seen = open({str(place)!r}, 'a+')\n"
-        "seen.write(sys.argv[1])\n"
-        "seen.seek(0)\n"
-        "print('compiling')\n"
-        "print(json.dumps({'seconds': 9 - len(seen.read())}))\n"
-    )
-    commands = {name: [sys.executable, str(script), name] for name in "ab"}
-    assert turns.fastest(commands, 2) == {"a": 6, "b": 5}
-    assert place.read_text() == "abab"
-    with pytest.raises(RuntimeError, match="must run, got IndexError"):
-        turns.seconds_of([sys.executable, str(script)])
 
 
 def test_commands_of_results_name_no_place_of_a_machine():

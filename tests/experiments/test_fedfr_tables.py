@@ -14,13 +14,10 @@ from ml_collections import ConfigDict
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "fedfr_tables"
 sys.path[:0] = map(str, (FOLDER, FOLDER.parent))
 
-import choices  # noqa: E402
 import orderings  # noqa: E402
 import run  # noqa: E402
 import summary  # noqa: E402
-import thresholds  # noqa: E402
 
-from fedfr_jax.cli.flags import parse  # noqa: E402
 from fedfr_jax.runs import stages  # noqa: E402
 from fedfr_jax.runs.workdir import claim  # noqa: E402
 from fedfr_jax.types import Evaluation, Experiment, Stage  # noqa: E402
@@ -253,54 +250,6 @@ def test_the_front_page_says_which_leads_are_significant():
     assert summary.leads({"0": runs["0"]}) == "local +10.0, fedavg -10.0"
 
 
-def test_the_study_draws_count_cost_and_both_evaluators(tmp_path):
-    names = ["pretrained", *map(thresholds.name_at, ("0.575", "0.6"))]
-    runs = {"0": {name: row() for name in names}}
-    terms = {"name": "fedfr", "hard_negative_threshold": 0.4, "branch": "bce"}
-    config = config_of(fedfr={"algorithm": terms})
-    found = thresholds.at_thresholds(config, ["0.575", "0.6"]).methods.to_dict()
-    assert list(found) == names[1:] == ["t_HN=57_5", "t_HN=60"]
-    assert [thresholds.threshold_of(name) for name in names[1:]] == [0.575, 0.6]
-    changed = {"hard_negative_threshold": 0.6, "max_hard_negatives": 0}
-    assert found["t_HN=60"] == {"algorithm": {**terms, **changed}}
-    counted = {"0.5": 900.0, "0.6": 300.0, "0.7": 0.0}
-    thresholds.plot(tmp_path / "study.png", counted, runs)
-    assert (tmp_path / "study.png").stat().st_size > 5000
-    assert thresholds.counts_table(counted).splitlines()[-1] == (
-        "| images of a client | 900 | 300 | 0 |"
-    )
-
-
-def test_a_choice_plays_the_named_rows_at_every_value():
-    own = {"learning_rate": 1.0, "branch": None}
-    config = config_of(local={**own, "personal": "."}, fedavg=own, fedfr=own)
-    rows, values = ["local", "fedavg"], ["3e-4", "1.5"]
-    found = choices.at_values(config, rows, "learning_rate", values).methods.to_dict()
-    assert found == {
-        "3e-4 local": {**own, "personal": ".", "learning_rate": 3e-4},
-        "3e-4 fedavg": {**own, "learning_rate": 3e-4},
-        "1_5 local": {**own, "personal": ".", "learning_rate": 1.5},
-        "1_5 fedavg": {**own, "learning_rate": 1.5},
-    }
-    runs = runs_of(pretrained=(0.5, 0.5, 0.5), **dict.fromkeys(found, (0.5, 0.6, 0.7)))
-    lines = choices.means(runs).splitlines()
-    assert lines[2] == "| pretrained | 50.0 ± 0.0 | +0.0 | 1.0000 |"
-    assert "| 1_5 fedavg | 60.0 ± 10.0 | +10.0 | 0.2254 |" in lines
-
-
-@pytest.mark.parametrize(
-    "flag, is_validation", [([], True), (["--no-validation"], False)]
-)
-def test_a_choice_is_judged_on_a_split_unless_told_otherwise(
-    tmp_path, flag, is_validation
-):
-    parser = run.study_parser("thresholds.py", "")
-    words = [f"--workdir={tmp_path}", "--config=fedfr/table_omniglot", *flag]
-    folder, config = run.judged(parse(parser, words), "thresholds.py")
-    assert config.partition.get("use_validation_split", False) is is_validation
-    assert folder == (tmp_path / "validation" if is_validation else tmp_path)
-
-
 def test_the_readme_names_what_beats_fedfr_and_is_bold_beyond_a_deviation():
     of_row = {row: (0.5, 0.52, 0.51) for row in summary.SHOWN}
     of_row["fedfr"] = (0.6, 0.64, 0.62)
@@ -348,8 +297,6 @@ def test_the_pages_numbers_are_those_of_the_results(name):
     texts = [part["made"], orderings.table(runs, has_costs="saturation" not in name)]
     if name in TABLES:
         texts += [orderings.claims(runs), orderings.above(runs)]
-    if "counted" in part:
-        texts.append(thresholds.counts_table(part["counted"]))
     assert not [text for text in texts if text not in shown]
 
 

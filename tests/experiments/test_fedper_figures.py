@@ -13,13 +13,10 @@ sys.path[:0] = map(str, (FOLDER, FOLDER.parent, FOLDER.parent / "fedfr_tables"))
 
 import cases  # noqa: E402
 import class_subset  # noqa: E402
-import figure_plots  # noqa: E402
 import findings  # noqa: E402
-import studies  # noqa: E402
 
 from fedfr_jax.config.files import find, load  # noqa: E402
-from fedfr_jax.runs import stages  # noqa: E402
-from fedfr_jax.types import Evaluation, Experiment, Source, Stage  # noqa: E402
+from fedfr_jax.types import Source  # noqa: E402
 
 
 def load_script():
@@ -131,82 +128,6 @@ def test_seeds_that_some_cases_lack_are_compared_with_none_of_theirs():
     assert "| cifar10 resnet k=10 | fedavg | 40.0 ± 0.0 |" in text
 
 
-@pytest.mark.ci
-def test_every_figure_is_drawn_for_whole_results(tmp_path):
-    figure_plots.draw(results_of(), tmp_path / ".")
-    names = {"classes.png", "spread.png", "layers.png", "others.png"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5000
-
-
-def test_figures_of_begun_results_are_those_that_have_rows(tmp_path, sketched):
-    begun = {"cifar10 resnet k=8": results_of()["cifar10 resnet k=8"]}
-    (tmp_path / "begun").mkdir()
-    figure_plots.draw(begun, tmp_path / "begun")
-    found = {path.name for path in (tmp_path / "begun").iterdir()}
-    assert found == {"classes.png", "spread.png"}
-
-
-def test_fedavg_has_dashes_and_fedper_a_line(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        figure_plots, "_curve", lambda *args, **style: seen.update({args[3]: style})
-    )
-    figure_plots._curves_by_classes(None, {}, ["cifar10 resnet k=4"])
-    styles = {row: style["linestyle"] for row, style in seen.items()}
-    assert styles == {"fedavg": "--", cases.FEDPER: "-"}
-
-
-def test_the_figure_of_personal_layers_has_a_curve_per_number_of_them():
-    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
-    case = "cifar10 resnet k=4"
-    figure_plots._layers(axes, results_of([(case, "1", "fedper_3", 0.9)]), [case])
-    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    assert [*lines] == [f"K_P = {number}" for number in range(5)]
-    np.testing.assert_allclose(lines["K_P = 0"], [0.2, 0.4])
-    np.testing.assert_allclose(lines["K_P = 3"], [0.35, 0.7])  # of 0.6, 0.9 and 0.6
-
-
-def test_the_figure_of_spread_has_every_client_of_both_rows():
-    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
-    results = results_of()
-    shown = ["cifar10 resnet k=4", "cifar10 resnet k=10"]
-    figure_plots._spread(axes, results, shown)
-    lines = axes.get_lines()
-    clients = [x.get_ydata() for x in lines if x.get_marker() == "o"]
-    middles = [x.get_ydata() for x in lines if x.get_marker() == "_"]
-    columns = [(case, row) for case in shown for row in ("fedavg", cases.FEDPER)]
-    for place, (case, row) in enumerate(columns):
-        told = findings.of_clients(results, case, row)
-        np.testing.assert_array_equal(clients[place], told.ravel())
-        np.testing.assert_allclose(middles[place], np.median(told))
-    assert not np.array_equal(clients[0], clients[1])
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        *("FedAvg\nk = 4", "FedPer\nk = 4", "FedAvg\nk = 10", "FedPer\nk = 10")
-    ]
-
-
-def test_the_figure_of_others_has_a_curve_per_row_and_one_of_the_linear_base():
-    _, (axes,) = figure_plots.figures.panels(1, 4, 3)
-    case = "cifar10 resnet k=4"
-    results = results_of([(case, str(seed), "central", 0.9) for seed in range(3)])
-    for rows in results[case].values():
-        rows["central"]["of_round"] = []  # which has no rounds: a level
-    figure_plots._others(axes, results, [case])
-    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    expected = {
-        "FedAvg": [0.2, 0.4],
-        "FedPer": [0.3, 0.6],
-        "finetune": [0.31, 0.62],
-        "local": [0.15, 0.3],
-        "central": [0.9, 0.9],
-        "linear base": [0.175, 0.35],
-    }
-    assert [*lines] == [*expected]
-    for label, curve in expected.items():
-        np.testing.assert_allclose(lines[label], curve, err_msg=label)
-
-
 def test_the_tables_of_the_page_are_those_of_the_results():
     found = json.loads((FOLDER / "results.json").read_text())
     results = {case: found[case]["seeds"] for case in cases.CASES if case in found}
@@ -249,41 +170,3 @@ def test_a_subset_has_as_many_training_images_of_each_class_and_all_tests(monkey
     assert rows[found.is_test].tolist() == np.flatnonzero(is_test).tolist()
     with pytest.raises(ValueError, match="at most the 4 training images of class b"):
         class_subset.class_subset(5, of={"name": "made"})
-
-
-def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
-    played = []
-
-    def play(experiment, trainer, before, folder, trace=(), compiled=None):
-        if len(played) == 1 and "killed" not in played:
-            played.append("killed")
-            raise KeyboardInterrupt
-        played.append(folder.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"round": r, "personalized/accuracy": 0.5}) for r in (0, 1)]
-        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        own = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.4, 0.6])})
-        new = Evaluation({"accuracy": 0.1}, {"accuracy": np.array([0.1])})
-        return None, {"generic": Evaluation(), "personalized": own, "unseen": new}
-
-    def build(config):
-        made = {name: Stage(None) for name in config.methods}
-        return Experiment(None, made, None, None, None, 0)
-
-    monkeypatch.setattr("fedfr_jax.config.build.build", build)
-    monkeypatch.setattr(stages, "run_federated", play)
-    config, case = load(find("fedper/figures")), "cifar10 resnet k=8"
-    with pytest.raises(KeyboardInterrupt):
-        studies.run_case(run.STUDY, config, case, 0, tmp_path)
-    rows = studies.run_case(run.STUDY, config, case, 0, tmp_path)
-    assert studies.run_case(run.STUDY, config, case, 0, tmp_path) == rows
-    assert played == ["fedavg", "killed", "fedper_2"]
-    assert rows["fedper_2"]["of_client"] == [0.4, 0.6]
-    assert rows["fedavg"]["of_round"] == [0.5, 0.5]
-    assert rows["fedavg"]["unseen"] == [0.1] and "finetuned" not in rows["fedavg"]
-    out = tmp_path / "out"
-    out.mkdir()
-    studies.publish(run.STUDY, out, case, {"0": rows})
-    assert json.loads((out / "results.json").read_text())[case]["seeds"]["0"] == rows
-    text = (out / "RESULTS.md").read_text()
-    assert "| FedPer beats FedAvg | cifar10 resnet k=8 |" in text

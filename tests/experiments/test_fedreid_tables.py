@@ -1,7 +1,6 @@
-"""FedReID's tables on rows that are made up: cases, claims, files and plots."""
+"""FedReID's tables on rows that are made up: cases, claims and files."""
 
 import importlib.util
-import json
 import pathlib
 import sys
 
@@ -19,15 +18,12 @@ import reid_cases as cases  # noqa: E402
 import reid_claims as claims  # noqa: E402
 import reid_findings as findings  # noqa: E402
 import reid_measures as measures  # noqa: E402
-import reid_plots as plots  # noqa: E402
-import studies  # noqa: E402
 
 from fedfr_jax.config.files import find, load  # noqa: E402
 from fedfr_jax.data.sources import SOURCES  # noqa: E402
 from fedfr_jax.models import MODELS  # noqa: E402
 from fedfr_jax.models.external_checkpoints import fill_resnet  # noqa: E402
-from fedfr_jax.runs import stages  # noqa: E402
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, Evaluation, Experiment, Stage, Task  # noqa: E402
+from fedfr_jax.types import GALLERY, QUERY, TRAIN  # noqa: E402
 from tests.tasks.reid.given import source_of  # noqa: E402
 
 
@@ -147,20 +143,6 @@ def test_rows_of_another_case_are_those_of_the_same_seeds():
     assert "### strong_center" in text and text.count("| merged |") == 2
 
 
-def test_every_plot_is_drawn_for_whole_results(tmp_path):
-    plots.draw(results_of(), tmp_path)
-    names = {"rounds.png", "clients.png", "statistics.png"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-
-
-def test_plots_of_begun_results_are_those_that_have_rows(tmp_path, sketched):
-    (tmp_path / "begun").mkdir()
-    one = {cases.PARTS: {"0": {"fedpav": PAPER["fedpav"]}}}
-    plots.draw(one, tmp_path / "begun")
-    found = {path.name for path in (tmp_path / "begun").iterdir()}
-    assert found == {"rounds.png", "clients.png"}
-
-
 def test_a_case_is_the_config_with_its_own_clients_rows_and_seed():
     config = load(find("fedreid/tables"))
     made = {case: cases.config_of(config, case, seed=2) for case in cases.CASES}
@@ -200,43 +182,6 @@ def test_parts_share_nobody_and_see_by_their_own_cameras(monkeypatch):
     for cameras in market_parts.PAIRS.values():
         one, other = (tested for at, tested in seen if at == cameras)
         assert not one & other
-
-
-def test_a_stopped_run_goes_on_and_plays_no_row_twice(tmp_path, monkeypatch):
-    played = []
-
-    def play(experiment, trainer, before, folder, trace=(), compiled=None):
-        if len(played) == 1 and "killed" not in played:
-            played.append("killed")
-            raise KeyboardInterrupt
-        played.append(folder.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"round": r, "personalized/rank1": 0.5}) for r in (0, 1)]
-        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        own = Evaluation({"rank1": 0.5, "mAP": 0.1}, {"rank1": np.array([0.4, 0.6])})
-        found = {"generic": Evaluation(), "personalized": own, "local": own}
-        return None, found
-
-    def build(config):
-        made = {name: Stage(None) for name in config.methods}
-        facts = {"client_names": ["a", "b"], "images": [3, 5]}
-        return Experiment(Task(None, None, {}, facts, ""), made, None, None, None, 0)
-
-    monkeypatch.setattr("fedfr_jax.config.build.build", build)
-    monkeypatch.setattr(stages, "run_federated", play)
-    config, case = load(find("fedreid/tables")), cases.OWN_STATISTICS
-    with pytest.raises(KeyboardInterrupt):
-        studies.run_case(run.STUDY, config, case, 0, tmp_path)
-    rows = studies.run_case(run.STUDY, config, case, 0, tmp_path)
-    assert studies.run_case(run.STUDY, config, case, 0, tmp_path) == rows
-    assert played == ["fedpav_local", "killed", "kd_local"]
-    assert rows["kd_local"]["of_client"]["local"] == [0.4, 0.6]
-    assert rows["kd_local"]["of_round"] == [0.5, 0.5]
-    assert rows["kd_local"]["clients"] == {"names": ["a", "b"], "images": [3, 5]}
-    studies.publish(run.STUDY, tmp_path / "out", case, {"0": rows})
-    kept = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert kept[case]["seeds"]["0"] == rows
-    assert "| fedpav_local | 50.0 |" in (tmp_path / "out" / "RESULTS.md").read_text()
 
 
 def test_the_pretrained_cases_identities_are_apart_from_the_backbones():

@@ -4,10 +4,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from experiments.benchmarks.skew import busiest, least, zipf_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.benchmarks.skew import busiest, least, zipf_steps
 from fedfr_jax.federated.sampling import random_client, sample_cohort
 from fedfr_jax.federated.schedule import build_schedule, choose_steps_per_loop
 

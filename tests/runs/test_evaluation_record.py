@@ -1,6 +1,7 @@
 """What a stage's evaluation leaves for reports."""
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -8,7 +9,16 @@ from PIL import Image
 from fedfr_jax.evaluation.samples import embedding_map, worst_pairs
 from fedfr_jax.runs import evaluation_record
 from fedfr_jax.types import EmbeddingMap, Evaluation, Samples, ScoredPairs
-from tests.runs.plotted import FAR, Roc
+
+
+class Roc(NamedTuple):
+    far: np.ndarray
+    tar: np.ndarray
+    num_negatives: int = 10_000
+    num_positives: int = 500
+
+
+FAR = np.logspace(-4, 0, 50)
 
 
 def written(tmp_path, evaluation):

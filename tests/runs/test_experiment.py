@@ -1,6 +1,7 @@
 """What the settings of a federation do to a run."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
     found = {"fedavg": {"generic": Evaluation({"accuracy": 0.8125})}}
     scores = {"fedavg": {"generic": {"accuracy": 0.8125}}}
     monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
-    monkeypatch.setattr(experiment_module.report, "draw", fail)
+    monkeypatch.setattr(experiment_module, "drawing", SimpleNamespace(draw=fail))
     with pytest.raises(RuntimeError, match="no font"):
         experiment_module.run_experiment(experiment(Federation()), tmp_path)
     said = capsys.readouterr().out

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from fedfr_jax.config.build import build
-from fedfr_jax.runs import report
 from fedfr_jax.runs.experiment import run_experiment
+from fedfr_jax.runs.report.run_charts import Line, client_charts, curve_charts
+from fedfr_jax.runs.report.tables import result_table
 from fedfr_jax.runs.sinks import read_jsonl
 from tests.tasks.test_privacy import PRIVATE, config_of
 
@@ -23,9 +24,7 @@ def folder(tmp_path_factory):
     config["methods"]["plain"] = {"learning_rate": 0.1}
     clipped = {"clip_norm": 0.5, "noise_multiplier": 0.0, "delta": 1e-2}
     config["methods"]["clipped"] = {"learning_rate": 0.1, "privacy": clipped}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw", lambda *_, **__: [])
-        run_experiment(build(config), folder)
+    run_experiment(build(config), folder)
     return folder
 
 
@@ -49,35 +48,29 @@ def test_numbers_of_clients_are_marked_where_training_is_private(folder):
     }
 
 
-def test_epsilon_is_in_every_round_in_the_table_and_in_the_plots(folder, monkeypatch):
+def test_epsilon_is_in_every_round_in_the_table_and_in_the_charts(folder):
     metrics = rows_of(folder, "row/metrics.jsonl")
     spent = [row["epsilon"] for row in metrics]
     assert len(spent) == 2 and 0 < spent[0] <= spent[1] <= PRIVATE["epsilon"]
     summary = json.loads((folder / "summary.json").read_text())
     privacy = summary["methods"]["row"]["privacy"]
     assert privacy == {"epsilon": spent[1], "delta": PRIVATE["delta"]}
-    caption = report.result_table(summary).caption
+    caption = result_table(summary).caption
     assert "row: the model is private" in caption and "plain" not in caption
     assert "row: epsilon is of zero-out neighbors" in caption
     note = json.loads((folder / "row" / "privacy.json").read_text())
     assert note["neighbors"] == summary["neighbors"]["row"] == "zero-out"
     assert "clipped" not in caption
-    titles = []
-    monkeypatch.setattr(
-        report.figures, "set_title", lambda axes, title, width: titles.append(title)
-    )
-    rows = {"row": metrics, "plain": rows_of(folder, "plain/metrics.jsonl")}
-    report.plot_rounds(folder / "rounds", rows)
-    assert "Privacy spent" in titles
-    assert any("not private" in title for title in titles)
-
-
-def test_plots_of_clients_say_that_they_are_not_private(tmp_path, monkeypatch):
-    notes, values = [], {"a": {"accuracy": [0.1, 0.2]}, "b": {"accuracy": [0.3]}}
-    monkeypatch.setattr(
-        report.figures, "set_caption", lambda figure, note: notes.append(note)
-    )
-    report.plot_clients(tmp_path / "x", values, private=["b"])
-    report.plot_clients(tmp_path / "x", values)
-    assert "Not private, though training is: b." in notes[0]
-    assert "rivate" not in notes[1]
+    lines = [
+        Line(
+            name,
+            rows_of(folder, f"{name}/metrics.jsonl"),
+            json.loads((folder / name / "evaluation.json").read_text()),
+        )
+        for name in ("row", "plain")
+    ]
+    notes = {x.title: x.note for x in curve_charts(lines, ["row", "plain"])["main"]}
+    said = "Not private, though training is: row."
+    assert notes["Loss"] == said and notes["Epsilon"] == ""
+    assert {x.note for x in client_charts(lines, ["row", "plain"])} == {said}
+    assert {x.note for x in client_charts(lines[1:], ["plain"])} == {""}

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from fedfr_jax.runs import report
+from fedfr_jax.runs.report.tables import result_table
 
 SUMMARY = {
     "methods": {
@@ -27,13 +27,13 @@ SUMMARY = {
 def rich_text(summary, width=80):
     console = Console(width=width, file=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(report.result_table(summary))
+        console.print(result_table(summary))
     return capture.get()
 
 
 def cells_of(summary):
     """The table's columns of (text, whether it is marked)."""
-    columns = report.result_table(summary).columns
+    columns = result_table(summary).columns
     return [
         [(str(x), getattr(x, "style", "") == "bold") for x in c.cells] for c in columns
     ]
@@ -116,4 +116,4 @@ def test_equal_methods_and_missing_seconds_are_shown_plainly():
 
 def test_a_summary_without_methods_is_refused():
     with pytest.raises(ValueError, match="at least one method"):
-        report.result_table({"methods": {}})
+        result_table({"methods": {}})

@@ -76,9 +76,9 @@ def write_run(folder, *, seed=0, rounds=3, is_done=True, version="1.0"):
     (stage / "metrics.jsonl").write_text(log)
     environment = {"versions": {"fedfr_jax": version}}
     (folder / "environment.json").write_text(json.dumps(environment))
-    (folder / "partition.json").write_text(
-        json.dumps({"clients": 6, "client_names": ["Ada <b>", "Bo"]})
-    )
+    partition = {"clients": 6, "client_names": ["Ada <b>", "Bo"], "classes": ["c", "d"]}
+    partition["table"] = {"train": [[1, 2], [3, 0]]}
+    (folder / "partition.json").write_text(json.dumps(partition))
     (folder / "seconds.json").write_text(json.dumps({"seconds": 90.0}))
     if is_done:
         (stage / "evaluation.json").write_text(json.dumps(EVALUATION))

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from fedfr_jax.cli.main import main
-from fedfr_jax.viewer import charts, page
+from fedfr_jax.runs.report import charts
+from fedfr_jax.viewer import page
 from fedfr_jax.viewer.run_files import read_run
 
 vl_convert = pytest.importorskip("vl_convert")
@@ -57,8 +58,8 @@ def test_names_out_of_a_run_are_text(text):
 
 def test_every_chart_is_one_that_vega_compiles(text):
     found = specs(text)
-    # Loss, epsilon, accuracy, seconds; ROC, DET; clients; map.
-    assert len(found) == 8
+    # Loss, epsilon, accuracy, seconds; ROC, DET; clients, partition; map.
+    assert len(found) == 9
     for spec in found:
         vl_convert.vegalite_to_vega(spec)
         assert {"name": "hidden", "value": []} in spec["params"]
@@ -72,17 +73,6 @@ def test_a_tooltip_names_the_line_of_the_nearest_point():
     # The datum of an area has the point's datum in it.
     for part in ('"line": toString(datum.datum["line"])', 'format(datum.datum["x"]'):
         assert part in text
-
-
-def test_a_det_has_no_point_below_one_wrong_pair():
-    fields = ["far", "tar", "num_negatives", "num_positives"]
-    curve = {"fields": fields, "values": [[1e-4, 1e-2, 1], [0.5, 0.9, 1.0], 1e3, 100]}
-    rates = charts.error_rate_charts({"a": curve}, ["a"])
-    of = lambda kind: [(row["x"], row["y"]) for row in rates[kind]["data"]["values"]]
-    assert of("ROC") == [(0.01, 0.9), (1, 1)]  # 1e-4 is less than one false accept
-    assert of("DET") == [(0.01, 0.1)]
-    scales = [rates["DET"]["encoding"][axis]["scale"]["type"] for axis in "xy"]
-    assert scales == ["log", "log"]
 
 
 def test_runs_are_labeled_by_what_tells_them_apart(run, make_run, tmp_path):

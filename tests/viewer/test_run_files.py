@@ -41,13 +41,6 @@ def test_a_run_is_finished_when_no_log_is_newer_than_its_summary(run):
         assert read_run(run).state == state
 
 
-def test_rounds_of_the_first_versions_are_counted_from_one(run):
-    log = run / "fedavg" / "metrics.jsonl"
-    log.write_text('{"round": 0}\n\n{"round": 1}\n')
-    stage = read_run(run).stages["fedavg"]
-    assert [row["round"] for row in stage.rows] == [1, 2] and stage.last_round == 2
-
-
 def test_a_broken_line_is_left_out_and_named_and_a_torn_one_is_not_there_yet(run):
     log = run / "fedavg" / "metrics.jsonl"
     first, second, third = log.read_text().splitlines()
@@ -105,14 +98,6 @@ def test_a_number_that_was_changed_by_hand_damages_its_run_alone(
 def numbers(runs):
     """Rows of a list of runs, without their age."""
     return [{**row, "age": ""} for row in runs.read().rows]
-
-
-def test_a_run_of_an_earlier_version_has_its_summary_alone(run):
-    (run / "fedavg" / "evaluation.json").unlink()
-    (run / "environment.json").unlink()
-    found = read_run(run)
-    assert found.version is None
-    assert found.stages["fedavg"].evaluations["generic"]["metrics"]["eer"] == 0.2
 
 
 def test_runs_are_found_in_folders_and_neither_in_links_nor_in_runs(run, make_run):

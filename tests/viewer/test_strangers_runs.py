@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedfr_jax.cli.main import main
-from fedfr_jax.runs.report import result_table
+from fedfr_jax.runs.report.tables import result_table
 from fedfr_jax.runs.terminal import LineView
 from fedfr_jax.viewer import page, records, runs_table
 from fedfr_jax.viewer.run_files import read_run
@@ -147,7 +147,7 @@ def test_a_run_that_ends_while_it_is_read_costs_one_line(run, make_run, monkeypa
     make_run(run.parent / "b")
     missing = run.parent / "gone"
     monkeypatch.setattr(
-        runs_table, "find_runs", lambda folder, is_run: [missing, run.parent / "b"]
+        runs_table, "find_runs", lambda folder: [missing, run.parent / "b"]
     )
     listing = list_runs(run.parent)
     assert [row["name"] for row in listing.rows] == ["b"]

@@ -1,21 +1,7 @@
-"""Reports of runs: the result table and the plots."""
+"""Reports of runs: the result table, and charts as specifications and as files.
 
-from fedfr_jax.runs.report.clients import plot_clients, plot_partition
-from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
-from fedfr_jax.runs.report.drawing import draw
-from fedfr_jax.runs.report.grids import plot_grid
-from fedfr_jax.runs.report.rounds import plot_rounds
-from fedfr_jax.runs.report.tables import best_value, result_table
-
-__all__ = [
-    "best_value",
-    "draw",
-    "plot_clients",
-    "plot_curve",
-    "plot_det",
-    "plot_grid",
-    "plot_roc",
-    "plot_partition",
-    "plot_rounds",
-    "result_table",
-]
+tables: the result table of the terminal.
+charts: kinds of charts as Vega-Lite specifications. run_charts: those of a run's
+stages. scaling: those of a scaling study.
+drawing: charts and images as files. grids: images side by side.
+"""

@@ -1,138 +1,133 @@
-"""All plots of a finished experiment."""
+"""The charts and images of a run as files, drawn by vl-convert."""
 
+import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
 from fedfr_jax.files import replace_file
-from fedfr_jax.runs.evaluation_record import PICTURES, file_name, with_prefix
-from fedfr_jax.runs.report import figures
-from fedfr_jax.runs.report.clients import plot_clients, plot_partition
-from fedfr_jax.runs.report.curves import plot_curve, plot_det, plot_roc
-from fedfr_jax.runs.report.grids import color_limits, plot_grid
-from fedfr_jax.runs.report.rounds import Rows, plot_rounds
+from fedfr_jax.runs.evaluation_record import PICTURES, RECORD, file_name
+from fedfr_jax.runs.report.charts import Chart, side_by_side
+from fedfr_jax.runs.report.grids import color_limits, draw_grid
+from fedfr_jax.runs.report.run_charts import (
+    Line,
+    Rows,
+    client_charts,
+    curve_charts,
+    partition_charts,
+    rate_charts,
+)
+from fedfr_jax.types import Evaluation
 
-NO_PLOTS = "No plots: pip install 'fedfr_jax[plots]' to have them."
-Evaluations = Mapping[str, Mapping[str, Any]]  # stage -> evaluator -> Evaluation
+NO_PLOTS = "No plots: pip install 'fedfr_jax[report]' to have them."
+SCALE = 2  # pixels of a .png for a pixel of the chart
 
 
 def draw(
-    evaluations: Evaluations,
+    evaluations: Mapping[str, Mapping[str, Evaluation]],
     rows: Mapping[str, Rows],
     folder: str | pathlib.Path,
     *,
     data_report: Mapping[str, Any] = MappingProxyType({}),
     say: Callable = print,
 ) -> list[pathlib.Path]:
-    """Draw curves, clients, rounds and images, in the first process.
+    """Draw what the page of a run shows, and its images, in the first process.
 
-    Each plot is written as .png and .pdf: roc and det (roc_EVALUATOR when several
-    evaluators have one), any other kind of curve by its name, EVALUATOR for one with
-    numbers per client, rounds, partition; grids, and images as .png alone, go to
-    pictures/.
+    Charts become .svg, .png and .pdf: all curves in rounds, roc, det and other kinds
+    of curves of all evaluators, EVALUATOR for one with numbers per client, partition.
+    Images become .png in pictures/.
 
     Args:
-      evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends.
+      evaluations: {stage: {evaluator: Evaluation}}, in the order of the legends. Their
+        numbers are read from the stages' evaluation.json.
       rows: {stage: rows of its metrics.jsonl}; a stage may be missing.
-      folder: the folder to write to.
-      data_report: of the task's split; drawn if it has a table of classes.
+      data_report: of the task's split.
       say: prints one line, without reading markup in it.
 
     Returns:
-      The paths of the files; without matplotlib only those of images, after a message.
+      The paths of the files; without vl-convert only those of images, after a message.
     """
     if not meshes.is_first_process():
         return []
     folder = pathlib.Path(folder)
     images = _save_images(evaluations, folder / PICTURES)
+    lines = [
+        Line(stage, rows.get(stage, ()), _record(folder / stage))
+        for stage in dict.fromkeys([*evaluations, *rows])
+    ]
+    order = [line.name for line in lines]
     try:
-        figures.load_figure_class()  # asked for before any plot is written
+        paths = []
+        for name, of_file in _by_file(lines, order, data_report).items():
+            paths += save(folder / name, of_file)
     except ImportError:
         say(NO_PLOTS)
         return images
-    styles = figures.styles([*evaluations, *rows])
-    evaluators = list(dict.fromkeys(e for x in evaluations.values() for e in x))
+    return paths + images
+
+
+def _record(folder: pathlib.Path) -> dict[str, Any]:
+    """A stage's evaluation.json; {} if it has none."""
+    try:
+        return json.loads(manifest.read_bytes(folder / RECORD))
+    except FileNotFoundError:
+        return {}
+
+
+def _by_file(lines, order, data_report) -> dict[str, list[Chart]]:
+    """{file's name without ending: its charts}."""
+    files = {}
+    if curves := curve_charts(lines, order)["main"]:
+        files["rounds"] = curves
+    others = rate_charts(lines, order) + client_charts(lines, order)
+    for chart in others + partition_charts(data_report):
+        files.setdefault(file_name(chart.file), []).append(chart)
+    return files
+
+
+def save(path: str | pathlib.Path, of_file: Sequence[Chart]) -> list[pathlib.Path]:
+    """Draw charts side by side as .svg, .png and .pdf; return the paths.
+
+    Raises:
+      ImportError: without the extra `report`.
+    """
+    import vl_convert
+
+    svg = vl_convert.vegalite_to_svg(side_by_side(of_file))
+    drawn = {
+        ".svg": svg.encode(),
+        ".png": vl_convert.svg_to_png(svg, scale=SCALE),
+        ".pdf": vl_convert.svg_to_pdf(svg),
+    }
     paths = []
-    if data_report.get("table"):
-        paths += plot_partition(folder / "partition", data_report)
-    paths += _draw_curves(evaluations, evaluators, folder, styles)
-    paths += _draw_clients(evaluations, evaluators, folder, styles)
-    paths += plot_rounds(
-        folder / "rounds",
-        rows,
-        evaluators=evaluators,
-        finals={k: with_prefix(x) for k, x in evaluations.items()},
-        styles=styles,
-    )
-    return paths + images + _draw_grids(evaluations, folder / PICTURES)
-
-
-def _draw_curves(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
-    """Draw a plot per kind of curve and evaluator; a ROC gives a DET, too."""
-    curves_by_kind = {}
-    for evaluator in evaluators:
-        for stage, of_stage in evaluations.items():
-            curves = of_stage[evaluator].curves if evaluator in of_stage else {}
-            for kind, curve in curves.items():
-                curves_by_kind.setdefault((kind, evaluator), {})[stage] = curve
-    kinds = [kind for kind, _ in curves_by_kind]
-    paths = []
-    for (kind, evaluator), curves in curves_by_kind.items():
-        ending = f"_{evaluator}" if kinds.count(kind) > 1 else ""
-        path = folder / file_name(kind + ending)
-        options = {"evaluator": evaluator, "styles": styles}
-        if kind == "roc":
-            paths += plot_roc(path, curves, **options)
-            paths += plot_det(folder / file_name("det" + ending), curves, **options)
-        else:
-            paths += plot_curve(path, curves, kind=kind, **options)
-    return paths
-
-
-def _draw_clients(evaluations, evaluators, folder, styles) -> list[pathlib.Path]:
-    """Draw a plot per evaluator with values per client."""
-    paths = []
-    for evaluator in evaluators:
-        values = {
-            stage: of_stage[evaluator].per_client
-            for stage, of_stage in evaluations.items()
-            if evaluator in of_stage and of_stage[evaluator].per_client
-        }
-        if values:
-            path = folder / file_name(evaluator)
-            private = [stage for stage in values if "privacy" in evaluations[stage]]
-            options = {"evaluator": evaluator, "styles": styles, "private": private}
-            paths += plot_clients(path, values, **options)
+    for ending, content in drawn.items():
+        paths.append(pathlib.Path(f"{path}{ending}"))
+        with replace_file(paths[-1]) as file:
+            file.write(content)
     return paths
 
 
 def _save_images(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Write the images and grids of images, maps of all stages in the same colors."""
     from PIL import Image
 
+    limits = color_limits(
+        grid
+        for of_stage in evaluations.values()
+        for evaluation in of_stage.values()
+        for grid in evaluation.image_grids.values()
+    )
     paths = []
     for stage, of_stage in evaluations.items():
         for evaluator, evaluation in of_stage.items():
-            for name, pixels in evaluation.images.items():
+            grids = evaluation.image_grids
+            drawn = {name: draw_grid(grid, limits) for name, grid in grids.items()}
+            for name, pixels in {**evaluation.images, **drawn}.items():
                 path = folder / (file_name(f"{stage}_{evaluator}_{name}") + ".png")
                 with replace_file(path) as file:
                     Image.fromarray(pixels).save(file, "PNG")
                 paths.append(path)
-    return paths
-
-
-def _draw_grids(evaluations, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draw a file per stage, evaluator and grid, all stages in the same colors."""
-    grids_by_name = {}
-    for stage, of_stage in evaluations.items():
-        for evaluator, evaluation in of_stage.items():
-            for name, grid in evaluation.image_grids.items():
-                grids_by_name.setdefault((evaluator, name), {})[stage] = grid
-    paths = []
-    for (evaluator, name), grids in grids_by_name.items():
-        limits = color_limits(grids.values())
-        for stage, grid in grids.items():
-            path = folder / file_name(f"{stage}_{evaluator}_{name}")
-            paths += plot_grid(path, grid, title=f"{stage}: {name}", limits=limits)
     return paths

@@ -1,44 +1,17 @@
 """Image grids: a row per example, a column per kind."""
 
 import math
-import os
-import pathlib
 from collections.abc import Iterable, Mapping
 
-from fedfr_jax.runs.report import figures
+import numpy as np
+
 from fedfr_jax.types import ImageGrid
 
-SIDE = 2.6  # inches of an image's width
-LEGEND = 0.25  # inches of a line of the legend
+LEAST, GAP, LINE = 160, 8, 18  # pixels: an image's width, between images, a line
+PAPER, INK = (255, 255, 255), (30, 30, 30)
+# Colors of a map from its least to its largest value, dark to light.
+COLORS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 Limits = Mapping[str, tuple[float, float]]  # map -> (minimum, maximum)
-
-
-def plot_grid(
-    path: str | os.PathLike,
-    grid: ImageGrid,
-    *,
-    title: str,
-    limits: Limits | None = None,
-) -> list[pathlib.Path]:
-    """Draw a grid as .png and .pdf; each map has a color bar below.
-
-    Args:
-      limits: as of `color_limits`, for several grids in the same colors.
-    """
-    columns, limits = {**grid.images, **grid.maps}, limits or color_limits([grid])
-    figure, axes = _open(columns, num_lines=-(-len(grid.legend) // len(columns)))
-    for column, (name, images) in enumerate(columns.items()):
-        low, high = limits.get(name, (None, None))
-        axes[0, column].set_title(name, fontsize=10)
-        for row, image in enumerate(images):
-            colored = axes[row, column].imshow(image, vmin=low, vmax=high)
-            axes[row, column].set_axis_off()
-        if name in grid.maps:
-            bar = {"location": "bottom", "shrink": 0.9, "pad": 0.02, "aspect": 30}
-            figure.colorbar(colored, ax=axes[:, column], **bar)
-    figure.suptitle(title)
-    _add_legend(figure, grid.legend, len(columns))
-    return figures.write(figure, path)
 
 
 def color_limits(grids: Iterable[ImageGrid]) -> Limits:
@@ -51,24 +24,43 @@ def color_limits(grids: Iterable[ImageGrid]) -> Limits:
     return limits
 
 
-def _open(columns, num_lines: int):
-    """Create a figure with room for a legend, and its axes [rows, columns]."""
-    images = next(iter(columns.values()))
-    num_rows, height, width = images.shape[:3]
-    figure = figures.figure(
-        SIDE * len(columns), SIDE * num_rows * height / width + LEGEND * num_lines + 1
-    )
-    return figure, figure.subplots(num_rows, len(columns), squeeze=False)
+def draw_grid(grid: ImageGrid, limits: Limits) -> np.ndarray:
+    """Draw a grid on white, uint8 [height, width, 3].
+
+    Above each column stands its title, of a map with the limits of its colors; below
+    all of them the legend.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    columns = dict(grid.images)
+    for name, values in grid.maps.items():
+        low, high = limits[name]
+        columns[f"{name}, {low:.2g} to {high:.2g}"] = colored(values, low, high)
+    num_rows, height, width = next(iter(columns.values())).shape[:3]
+    scale = max(1, -(-LEAST // width))
+    across, down = scale * width + GAP, scale * height + GAP
+    num_lines = -(-len(grid.legend) // len(columns))
+    size = len(columns) * across + GAP, LINE + num_rows * down + LINE * num_lines + GAP
+    paper = Image.new("RGB", size, PAPER)
+    pen, font = ImageDraw.Draw(paper), ImageFont.load_default(12)
+    for column, (name, images) in enumerate(columns.items()):
+        left = GAP + column * across
+        pen.text((left, 2), name, INK, font)
+        for row, image in enumerate(images):
+            picture = Image.fromarray(np.ascontiguousarray(image))
+            picture = picture.resize((scale * width, scale * height), Image.NEAREST)
+            paper.paste(picture, (left, LINE + row * down))
+    for i, (name, color) in enumerate(grid.legend.items()):
+        left = GAP + i % len(columns) * across
+        top = LINE + num_rows * down + i // len(columns) * LINE
+        pen.rectangle((left, top + 2, left + 12, top + 14), tuple(color), INK)
+        pen.text((left + 18, top), name, INK, font)
+    return np.asarray(paper)
 
 
-def _add_legend(figure, legend, num_columns: int) -> None:
-    """Add a legend with a color patch for every name."""
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=[x / 255 for x in color], edgecolor="0.3", label=name)
-        for name, color in legend.items()
-    ]
-    if handles:
-        style = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-        figure.legend(handles=handles, ncols=num_columns + 1, **style)
+def colored(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Colors of a map, uint8 [..., 3]; the least and the largest value are the ends."""
+    place = (values - low) / ((high - low) or 1) * (len(COLORS) - 1)
+    steps = range(len(COLORS))
+    channels = [np.interp(place, steps, ends) for ends in zip(*COLORS, strict=True)]
+    return np.stack(channels, axis=-1).astype(np.uint8)

@@ -11,6 +11,7 @@ function colors() {
     axis: { labelColor: of("--soft"), titleColor: of("--soft"), gridColor: of("--rule"),
       domainColor: of("--rule"), tickColor: of("--rule"), titleFontWeight: "normal",
       labelFontSize: 11, titleFontSize: 12, labelOverlap: true },
+    legend: { labelColor: of("--soft"), titleColor: of("--soft") },
     boxplot: { median: { color: of("--ink") } },
   };
 }

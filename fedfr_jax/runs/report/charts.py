@@ -1,12 +1,14 @@
-"""Charts of runs as Vega-Lite specifications: dicts that a browser draws.
+"""Kinds of charts as Vega-Lite specifications: dicts that a browser draws.
 
 Every chart has the parameter `hidden`, the names of hidden lines, which the page sets
 for all charts at once. A line has the same color and dashes in all charts.
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from fedfr_jax.metric_names import metric_label
 
@@ -16,9 +18,29 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 MAX_POINTS = 400  # of a line
 MIN_COUNTED = 10  # wrong pairs below which an error rate is mostly chance
 HEIGHT = 260  # pixels
+WIDTH, COLUMNS = 380, 3  # on paper: pixels of a chart, charts in a row
 MIN_BOX_SIZE = 5  # clients from which quartiles are drawn
+MAX_NAMES = 40  # classes or clients whose names are written
+CROWD = 50  # clients from which they are sorted: too many to look one up by its number
 BOX = {"type": "boxplot", "extent": "min-max", "size": 34, "opacity": 0.35}
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+CONFIG = {"customFormatTypes": True}
+OF_PAGE = ("$schema", "config", "params", "transform", "autosize")  # not of a file
 Spec = dict[str, Any]
+
+
+class Chart(NamedTuple):
+    """A chart with title and note; a notebook shows it."""
+
+    title: str
+    spec: Spec
+    note: str = ""
+    file: str = ""  # its name as a file, without ending
+
+    def _repr_svg_(self) -> str:
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(side_by_side([self]))
 
 
 def thin(points: Sequence, max_points: int = MAX_POINTS) -> list:
@@ -31,7 +53,7 @@ def thin(points: Sequence, max_points: int = MAX_POINTS) -> list:
 
 def line_chart(
     lines: Mapping[str, Sequence[tuple[float, float]]],
-    order: Sequence[str],
+    order: Sequence[str] = (),
     *,
     x: str,
     y: str,
@@ -42,9 +64,10 @@ def line_chart(
 
     Args:
       lines: name -> points (x, y) in the order of x.
-      order: names of all lines of the page, which have the colors.
+      order: names of all lines of the page, which have the colors; default these.
       x, y: titles of the axes.
     """
+    order = order or list(lines)
     rows = [
         {"line": name, "x": _short(px), "y": _short(py)}
         for name, points in lines.items()
@@ -148,12 +171,8 @@ def client_chart(
                 {"line": name, "y": _short(value), "client": client, "offset": offset}
             )
     lines = [name for name in order if name in values]
-    x = {
-        "field": "line",
-        "type": "nominal",
-        "sort": lines,
-        "axis": {"title": None, "labelAngle": -30 if len(lines) > 3 else 0},
-    }
+    axis = {"title": None, "labelAngle": -30 if len(lines) > 3 else 0}
+    x = _nominal("line", sort=lines, axis=axis)
     y = _quantitative("y", title=metric, axis={"title": None}, scale=_rate_scale(rows))
     tooltip = [
         {"field": "client"},
@@ -170,6 +189,91 @@ def client_chart(
     return _spec(rows, {"layer": [*boxes, circles]})
 
 
+def partition_chart(report: Mapping[str, Any]) -> Spec:
+    """Heat map of the training images of every client and class, 0 left white.
+
+    Args:
+      report: of `class_report`, whose table may be of the first clients only; many
+        clients are sorted by their largest class.
+    """
+    counts = report["table"]["train"]
+    if len(counts) > CROWD:
+        counts = thin(sorted(counts, key=_largest_class))
+    classes = [str(name) for name in report["classes"]]
+    rows = [
+        {"client": i, "class": name, "images": count}
+        for i, client in enumerate(counts)
+        for name, count in zip(classes, client, strict=False)
+        if count
+    ]
+    class_axis = {"labels": len(classes) <= MAX_NAMES, "ticks": False, "title": None}
+    client_axis = {"labels": len(counts) <= MAX_NAMES, "ticks": False, "labelAngle": 0}
+    client_axis["title"] = "clients"
+    color = _quantitative("images", scale={"type": "sqrt", "scheme": "blues"})
+    color["legend"] = {"title": "training images"}
+    clients = list(range(len(counts)))
+    return _spec(
+        rows,
+        {
+            "mark": {"type": "rect", "tooltip": True},
+            "encoding": {
+                "x": _nominal("client", sort=clients, axis=client_axis),
+                "y": _nominal("class", sort=classes, axis=class_axis),
+                "color": color,
+            },
+        },
+        height=min(max(14 * len(classes), 80), 420),
+    )
+
+
+def _largest_class(counts: Sequence[int]) -> tuple[int, int]:
+    """Sorting key of a client: its largest class, then how large that is."""
+    most = max(counts)
+    return counts.index(most), -most
+
+
+def layered(
+    layers: Sequence[tuple[dict[str, Any], list[dict], Sequence[str]]],
+    order: Sequence[str],
+    *,
+    x: str,
+    y: str,
+    x_scale: Mapping[str, Any] = MappingProxyType({"zero": False}),
+    y_scale: Mapping[str, Any] = MappingProxyType({"zero": False}),
+    x_axis: Mapping[str, Any] = MappingProxyType({}),
+    y_axis: Mapping[str, Any] = MappingProxyType({}),
+    height: int = HEIGHT,
+) -> Spec:
+    """Marks over each other on the same axes, each line in its color.
+
+    Args:
+      layers: (mark, rows with "x", "y" and mostly "line", other channels "x2", "y2" or
+        "text", which is a row's "name").
+      order: names of the lines, which have the colors.
+      x, y: titles of the axes.
+    """
+    drawn = []
+    for mark, rows, channels in layers:
+        encoding = {
+            "x": _quantitative("x", title=x, scale={**x_scale}, axis={**x_axis}),
+            "y": _quantitative("y", title=y, scale={**y_scale}, axis={**y_axis}),
+            **{name: {"field": name} for name in channels if name != "text"},
+        }
+        if "text" in channels:
+            encoding["text"] = {"field": "name"}
+        elif "color" not in mark:
+            encoding["color"] = _by_line(order, "color")
+        rows = [{k: _plain(v) for k, v in row.items()} for row in rows]
+        if rows:
+            drawn.append({"data": {"values": rows}, "mark": mark, "encoding": encoding})
+    return _spec([], {"layer": drawn}, height)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    return value if isinstance(value, str) else float(value)
+
+
 def map_chart(points: Mapping[str, Any]) -> Spec:
     """Scatter plot of embeddings, with a color and shape per identity."""
     rows = [
@@ -178,7 +282,7 @@ def map_chart(points: Mapping[str, Any]) -> Spec:
     ]
     axis = {"title": None, "labels": False, "ticks": False, "grid": False}
     component = {"scale": {"zero": False}, "axis": axis}
-    identity = {"field": "identity", "type": "nominal", "legend": None}
+    identity = _nominal("identity", legend=None)
     chosen = {"type": "point", "fields": ["identity"], "on": "pointerover"}
     chosen |= {"clear": "pointerout"}
     return _spec(
@@ -210,14 +314,59 @@ def styles(order: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
+def side_by_side(parts: Sequence[Chart]) -> Spec:
+    """One specification of several charts, of a fixed size, with titles and legend."""
+    return {
+        "$schema": SCHEMA,
+        "background": "white",
+        "config": {
+            **CONFIG,
+            "title": {"anchor": "start", "subtitleColor": "gray"},
+            "boxplot": {"median": {"color": "black"}},
+        },
+        "columns": 2 if len(parts) == 4 else COLUMNS,
+        "concat": [_titled(chart) for chart in parts],
+        "resolve": {"scale": {"color": "shared", "strokeDash": "shared"}},
+    }
+
+
+def _titled(chart: Chart) -> Spec:
+    """A chart of a fixed width, with title and note above."""
+    title = {"text": textwrap.wrap(chart.title, WIDTH // 7)}
+    if chart.note:
+        title["subtitle"] = textwrap.wrap(chart.note, WIDTH // 6)
+    return {**on_paper(chart.spec), "title": title, "width": WIDTH}
+
+
+def on_paper(spec: Spec) -> Spec:
+    """A specification without what only a page does, and with a legend of the lines."""
+    return {key: _on_paper(x) for key, x in spec.items() if key not in OF_PAGE}
+
+
+def _on_paper(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_on_paper(x) for x in part if not _follows_pointer(x)]
+    if not isinstance(part, dict):
+        return part
+    part = {key: _on_paper(x) for key, x in part.items()}
+    if part.get("field") == "line" and "legend" in part:
+        part["legend"] = {"title": None, "symbolOpacity": 1}
+    return part
+
+
+def _follows_pointer(part: Any) -> bool:
+    """Whether a part of a specification is a layer that the pointer shows."""
+    return isinstance(part, dict) and "params" in part
+
+
 def _spec(rows: list[dict], body: Spec, height: int = HEIGHT) -> Spec:
     """Chart as wide as its container; hidden lines are filtered first."""
     params = [{"name": "hidden", "value": []}]
     if "layer" not in body:
         params += body.pop("params", [])
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "config": {"customFormatTypes": True},
+        "$schema": SCHEMA,
+        "config": CONFIG,
         "data": {"values": rows},
         "params": params,
         "transform": [{"filter": "indexof(hidden, datum.line) < 0"}],
@@ -233,12 +382,17 @@ def _quantitative(field: str, **settings: Any) -> Spec:
     return {"field": field, "type": "quantitative", **settings}
 
 
+def _nominal(field: str, **settings: Any) -> Spec:
+    """Encoding of names."""
+    return {"field": field, "type": "nominal", **settings}
+
+
 def _by_line(order: Sequence[str], key: str) -> Spec:
     """Encoding of each line by its color or dashes, see `styles`."""
     line_styles = styles(order)
     values = [line_styles[name][key] for name in order]
     scale = {"domain": list(order), "range": values}
-    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
+    return _nominal("line", scale=scale, legend=None)
 
 
 def _powers(is_log: bool) -> Spec:
