@@ -46,16 +46,19 @@ def test_prepare_reports_the_data_and_its_split(config, tmp_path, capsys):
     assert facts["data"]["identities"] == 19
 
 
-def test_prepare_packs_the_data_once_and_finds_damage(config, tmp_path, capsys):
+def test_prepare_packs_the_data_into_a_new_folder_and_finds_damage(
+    config, tmp_path, capsys
+):
     words = ["prepare", f"--config={config}", f"--pack={tmp_path / 'p'}", "--checksums"]
     assert main(words) == 0
     first = capsys.readouterr().out
     assert "images-00000.npy: rows 0 to 151" in first and "3 clients, train" in first
-    assert main(words) == 0
-    assert "rows 0 to 151" not in capsys.readouterr().out
+    assert main(words) == 2
+    assert "p must be a new folder to pack into" in capsys.readouterr().err
     shard = tmp_path / "p" / "images-00000.npy"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert main(words) == 2
-    assert f"another for {shard}" in capsys.readouterr().err
+    data = ["--config.data.name=packed", f"--config.data.path={tmp_path / 'p'}"]
+    assert main(["prepare", f"--config={config}", "--checksums", *data]) == 2
+    assert f"others for {shard}" in capsys.readouterr().err
