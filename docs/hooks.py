@@ -82,11 +82,11 @@ def printed(*argv: str) -> str:
 
 def commands() -> str:
     """Every command with its help."""
-    from fedfr_jax.cli.main import COMMANDS
+    from fedfr_jax.cli.main import COMMANDS, about_command
 
     parts = [f"```text\n{printed('--help')}```"]
-    for name, about in COMMANDS.items():
-        parts.append(f"## fedfr {name}\n\n{about[0].upper()}{about[1:]}.")
+    for name in COMMANDS:
+        parts.append(f"## fedfr {name}\n\n{about_command(name)}.")
         parts.append(f"```text\n{printed(name, '--help')}```")
     return "\n\n".join(parts)
 

@@ -39,7 +39,7 @@ def main(study: Study, doc: str, argv: list[str]) -> None:
     parser.add_argument("--cases", type=names, default=list(study.cases))
     parser.add_argument("--results", type=pathlib.Path, default=study.folder)
     values = parse(parser, argv)
-    folder = workdir(values, "run.py")
+    folder = workdir(values.workdir)
     for case in values.cases:
         if case not in study.cases:
             raise ValueError(f"--cases must be of {list(study.cases)}, got {case!r}.")

@@ -16,7 +16,6 @@ import fedfr_jax as ff
 from fedfr_jax.api import check_clients
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.run_settings import digest
 from fedfr_jax.federated.simulation import open_store
 from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
@@ -219,13 +218,6 @@ def test_labels_that_name_no_class_are_refused(labels, rule):
         ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
 
 
-def test_whole_numbers_of_any_kind_are_labels():
-    for labels in ([0, 1, 2], [0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8)):
-        data = ff.FederatedDataset.from_client_ids(np.zeros((3, 5)), labels, [0, 0, 1])
-        assert data.dataset.labels.tolist() == [0, 1, 2]
-        assert data.dataset.labels.dtype == np.int32
-
-
 def test_labels_outside_the_classes_of_a_split_or_a_reader_are_refused():
     x, y, _ = examples()
     split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
@@ -245,9 +237,6 @@ def test_a_number_of_an_image_that_is_not_finite_is_refused_by_its_example(numbe
     x[17, 3] = number
     with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
         ff.FederatedDataset.from_client_ids(x, y, owner)
-    split = ff.partition.dirichlet(y, num_clients=3, alpha=0.5, min_examples=4)
-    with pytest.raises(ValueError, match="must be finite, .* in example 17. Remove"):
-        ff.FederatedDataset.from_partition(x, y, split)
     with pytest.raises(ValueError, match="x must be numbers of shape .*, got 'a'"):
         ff.FederatedDataset.from_client_ids(np.full((40, 5), "a"), y, owner)
 
@@ -273,11 +262,6 @@ def test_a_round_trains_its_cohort_and_leaves_the_run_before_it():
     assert np.abs(moved).max() > 1e-3
 
 
-def test_the_loss_falls():
-    _, metrics = played(new_run(), 8)
-    assert metrics[-1]["loss"].mean() < 0.8 * metrics[0]["loss"].mean()
-
-
 @pytest.mark.parametrize(
     "wrong, rule",
     [
@@ -300,18 +284,6 @@ def test_the_loss_falls():
 def test_sizes_out_of_range_are_refused(wrong, rule):
     with pytest.raises(ValueError, match=rule):
         new_run(**wrong)
-
-
-def test_a_text_of_a_run_or_a_data_set_is_one_short_line():
-    data = ff.FederatedDataset.from_client_ids(*examples())
-    run, _ = ff.run_round(new_run())
-    assert repr(data) == "FederatedDataset(4 clients, 40 examples of (5,))"
-    assert repr(run) == "Run(round 1, 2 of 4 clients a round)"
-    shown = "LocalTraining(loss=loss, optimizer=sgd, learning_rate=0.1)"
-    assert repr(ff.LocalTraining(loss, optax.sgd, 0.1)) == shown
-    shown = "learning_rate=None)"
-    assert repr(ff.LocalTraining(loss, optax.adam(1e-3))).endswith(shown)
-    assert "0x" not in repr(ff.LocalTraining(loss, ff.sgd(), ff.step_decay(0.1)))
 
 
 def test_an_example_that_is_read_as_nan_names_its_client_and_keeps_the_run():
@@ -408,15 +380,6 @@ def test_evaluate_judges_the_server_and_every_client_on_its_own():
     assert not np.allclose(own, [right.mean() for right in all_right])
 
 
-def test_everybody_has_the_servers_network_when_nothing_is_personal():
-    data = ff.FederatedDataset.from_client_ids(*examples())
-    run, _ = played(new_run(lambda: algorithm(where=None), data=data), 1)
-    found = ff.evaluate(run, apply, data)
-    params = jax.device_get(run.variables)["params"]
-    own = [right_of(params, client, data).mean() for client in range(NUM_CLIENTS)]
-    np.testing.assert_allclose(found["per_client"], own)
-
-
 def test_labels_of_more_classes_than_the_network_tells_are_refused():
     x, y, owner = examples()
     data = ff.FederatedDataset.from_client_ids(x, y + 1, owner)
@@ -451,19 +414,6 @@ def test_evaluating_other_clients_is_refused():
             ff.evaluate(run, apply, swapped)
     check_clients(range(10**12), range(10**12))  # without an array of them
     check_clients(np.arange(4), range(4))
-    check_clients(range(4), np.arange(4))
-    check_clients(np.array([0, 1], object), np.arange(2))
-    with pytest.raises(ValueError, match="got 'b' for client 'a'"):
-        check_clients(np.array(["a"], object), np.array(["b"], object))
-
-
-def test_one_number_for_all_clients_is_digested_without_an_array_of_them():
-    many = np.broadcast_to(np.int32(3), 10**12)
-    other = np.broadcast_to(np.int32(4), 10**12)
-    digests = [digest([x]) for x in (many, many[1:], other)]
-    assert len({*digests}) == 3 and digest([many]) == digests[0]
-    names = [np.array(x, object) for x in (["a", "b"], ["a", "b"], ["a", "c"])]
-    assert digest([names[0]]) == digest([names[1]]) != digest([names[2]])
 
 
 def test_evaluate_sees_plain_images_decoded_as_in_training():
@@ -513,12 +463,14 @@ def test_load_says_how_a_saved_run_is_opened(name, tmp_path):
         ff.load_model(tmp_path / name)
 
 
-def test_a_run_without_rows_is_loaded_too(tmp_path):
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_run_without_rows_is_resumed_too_by_one_that_is_further_on(rounds, tmp_path):
     plain = lambda: algorithm(where=None)
-    whole, _ = played(new_run(plain), 3)
-    path = ff.save(played(new_run(plain), 2)[0], tmp_path / "run.npz")
-    resumed, _ = played(ff.resume(new_run(plain), path), 1)
-    assert_same_bits(state(resumed), state(whole))
+    run, _ = played(new_run(plain), rounds)
+    path, expected = ff.save(run, tmp_path / "lr0.1"), state(run)
+    assert path.name == "lr0.1.npz"
+    further, _ = played(run, 1)
+    assert_same_bits(state(ff.resume(further, path)), expected)
 
 
 def test_a_run_of_another_precision_is_refused_by_its_dtype(tmp_path):
@@ -584,11 +536,6 @@ def test_private_rounds_that_are_resumed_with_other_noise_are_composed(tmp_path)
         ff.run_round(plain._replace(sim=private(5.0).sim))
 
 
-def test_a_run_before_its_first_round_is_loaded_too(tmp_path):
-    path = ff.save(new_run(), tmp_path / "run")
-    assert_same_bits(state(ff.resume(new_run(), path)), state(new_run()))
-
-
 def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
     """As when a notebook's cell is run twice: rows are kept in one place."""
     data = ff.FederatedDataset.from_client_ids(*examples())
@@ -604,19 +551,6 @@ def test_a_run_whose_rows_have_moved_on_is_refused(tmp_path):
     ff.run_round(after)
 
 
-def test_a_run_that_is_further_on_can_be_taken_back(tmp_path):
-    run, _ = played(new_run(), 2)
-    path, at_two = ff.save(run, tmp_path / "run"), state(run)
-    run, _ = played(run, 3)
-    assert_same_bits(state(ff.resume(run, path)), at_two)
-
-
-def test_names_with_a_dot_stay_apart(tmp_path):
-    paths = [ff.save(new_run(), tmp_path / name) for name in ("lr0.1", "lr0.2")]
-    assert [path.name for path in paths] == ["lr0.1.npz", "lr0.2.npz"]
-    assert ff.resume(new_run(), tmp_path / "lr0.1").round_number == 0
-
-
 def more_leaves():
     start = variables()
     return {**start, "params": {**start["params"], "unused": np.zeros(2, np.float32)}}
@@ -627,32 +561,19 @@ def fewer_clients():
 
 
 @pytest.mark.parametrize(
-    "saved, opened",
-    [
-        ({"start": variables(num_classes=4)}, {}),
-        ({}, {"start": variables(num_classes=4)}),
-        ({}, {"start": more_leaves()}),
-        ({"start": more_leaves()}, {}),
-        ({"algorithm": lambda: algorithm("params/W")}, {}),
-        ({"algorithm": lambda: algorithm(None)}, {}),
-        ({}, {"algorithm": lambda: algorithm(None)}),
-        ({}, {"data": fewer_clients()}),
-        ({"data": fewer_clients()}, {}),
-    ],
-    ids=[
-        "a wider head in the file",
-        "a wider head in the run",
-        "a leaf that the file lacks",
-        "a leaf that the run lacks",
-        "another personal leaf",
-        "no personal leaf in the file",
-        "no personal leaf in the run",
-        "more clients in the file",
-        "fewer clients in the file",
-    ],
+    "name, options",
+    {
+        "a wider head": {"start": variables(num_classes=4)},
+        "another leaf": {"start": more_leaves()},
+        "another personal leaf": {"algorithm": lambda: algorithm("params/W")},
+        "no personal leaf": {"algorithm": lambda: algorithm(None)},
+        "fewer clients": {"data": fewer_clients()},
+    }.items(),
 )
-def test_a_file_of_another_run_is_refused(saved, opened, tmp_path):
-    run, _ = played(new_run(**saved, cohort_size=0), 1)
-    path = ff.save(run, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"run\.npz must "):
-        ff.resume(new_run(**{"algorithm": algorithm, **opened}), path)
+def test_a_file_of_another_run_is_refused(name, options, tmp_path):
+    usual = {"algorithm": algorithm, "cohort_size": 0}
+    for saved, opened in ((usual, usual | options), (usual | options, usual)):
+        run, _ = played(new_run(**saved), 1)
+        path = ff.save(run, tmp_path / "run")
+        with pytest.raises(ValueError, match=r"run\.npz must "):
+            ff.resume(new_run(**opened), path)

@@ -123,17 +123,16 @@ def test_a_recipe_starts_a_config_and_flags_that_there_are(name, monkeypatch):
     assert "smoke" in shipped() and "smoke" in text
     assert f"deploy/{name}" in text  # how it is started
     assert f"({name})" in (DEPLOY / "README.md").read_text()
-    from fedfr_jax.cli import launch, train
+    from fedfr_jax.cli import flags, launch, train
 
-    seen = []
-    monkeypatch.setattr(train, "train", lambda values, location: seen.append(values))
-    flags = re.findall(r"--(?:distributed|grace_seconds=\d+)", text)
-    assert main(["train", "--config=smoke", "--workdir=gs://a/b", *set(flags)]) == 0
-    (values,) = seen
+    found = re.findall(r"--(?:distributed|grace_seconds=\d+)", text)
+    parser = flags.build_parser("fedfr train", train.train)
+    values = flags.parse(parser, ["--config=smoke", "--workdir=gs://a/b", *{*found}])
     assert values.grace_seconds in (30, 90)
     if "fedfr launch" in text:
         given = re.search(r"fedfr launch (.*?) train", text, re.DOTALL)[1].split()
-        monkeypatch.setattr(launch, "launch", lambda *_, **more: seen.append(more))
+        seen = []
+        monkeypatch.setattr(launch, "start", lambda *_, **more: seen.append(more))
         words = [re.sub(r'"\$.*"', "1" if "num" in x else "0", x) for x in given]
         assert main(["launch", *words, "train"]) == 0
         assert seen[-1]["coordinator"] == coordinator_address("0", 8482)

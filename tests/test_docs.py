@@ -130,14 +130,12 @@ class Parsed(Exception):
 def test_commands_of_pages_have_the_flags_and_configs_that_they_name(
     words, monkeypatch
 ):
-    parse_known_args = flags.Parser.parse_known_args
+    parse_flags = flags.parse_flags
 
     def parse(parser, argv):
-        values, unknown = parse_known_args(parser, argv)
-        assert not [word for word in unknown if "=[" not in word]
-        raise Parsed(values)
+        raise Parsed(parse_flags(parser, argv))
 
-    monkeypatch.setattr(flags.Parser, "parse_known_args", parse)
+    monkeypatch.setattr(flags, "parse_flags", parse)
     assert words[1] in COMMANDS
     if words[1] in ("configs", "launch"):  # without flags, or hands them on
         return
@@ -184,6 +182,18 @@ def test_every_public_name_is_on_the_page_of_the_api():
     assert names <= {*ff._PLACES} <= names | {*hooks.NAME.findall(text)}
     without = [name for name in names if not getattr(ff, name).__doc__]
     assert not without
+
+
+def test_the_walk_through_the_code_names_files_and_functions_that_there_are():
+    text = PAGES["explanation/read-the-code.md"].read_text()
+    stops = re.findall(r"^\| \d \| `([\w/.]+)` \| (.*?) \| (.*?) \|$", text, re.M)
+    assert len(stops) == 7
+    nano = (ROOT / "examples" / "nano.py").read_text()
+    for file, names, of_nano in stops:
+        code = (ROOT / file).read_text()
+        for where, text in ((code, names), (nano, of_nano)):
+            for name in re.findall(r"`(\w+)`", text):
+                assert re.search(rf"^(def|class) {name}\b", where, re.M), name
 
 
 def test_every_key_of_a_config_is_on_a_page_of_keys():

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=names, default=["0"])
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     first = parse(parser, [f"--config={CONFIG}", *argv])
-    folder = workdir(first, "run.py")
+    folder = workdir(first.workdir)
     studies.remember_programs(folder)
     configs = {
         word: parse(parser, [f"--config={CONFIG}:{word}", *argv]).config

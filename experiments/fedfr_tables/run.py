@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--name", default="", help="default the config's")
     parser.add_argument("--results", type=pathlib.Path, default=HERE)
     values = parse(parser, argv)
-    folder, config = workdir(values, "run.py"), values.config
+    folder, config = workdir(values.workdir), values.config
     remember_programs(folder)
     rows = values.rows or in_order(["pretrained", *config.methods])
     runs = {}

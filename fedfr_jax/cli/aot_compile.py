@@ -8,7 +8,6 @@ system's temporary folder.
 environment of the compiler.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,10 +20,11 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from fedfr_jax import distributed
-from fedfr_jax.cli.flags import config_text, define, names, new_parser, parse
+from fedfr_jax.cli import flags
+from fedfr_jax.cli.flags import config_text
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.dummy_inputs import without_files
 from fedfr_jax.plan.topologies import device_kind, topology
@@ -106,7 +106,6 @@ def _run(*command) -> None:
 
 
 BAD_CONFIG_EXIT = 2  # exit code for an invalid config
-ABOUT = "Compile the programs of a config's stages for devices that are not attached."
 
 
 def compile_here(flags: Sequence[str]) -> dict:
@@ -144,41 +143,46 @@ def _result(process, device: str, flags: Sequence[str]) -> dict:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def main(argv: list[str]) -> None:
-    """Print the compiler's results as JSON on the last line."""
-    parser = new_parser("fedfr_jax.cli.aot_compile", ABOUT)
-    define(parser, needs_workdir=False)
-    parser.add_argument("--device", required=True, metavar="KIND:GRID")
-    parser.add_argument("--methods", type=names, default=(), metavar="A,B")
-    parser.add_argument("--save", metavar="FOLDER")
-    values = parse(parser, argv)
+def aot_compile(
+    config: ConfigDict,
+    *,
+    device: str,
+    methods: tuple[str, ...] = (),
+    save: str | None = None,
+) -> None:
+    """Print the compiler's results for devices that are not attached, as JSON.
+
+    Args:
+      device: KIND:GRID devices to compile for
+      methods: A,B stages (default all)
+      save: FOLDER folder for the programs
+    """
     from fedfr_jax.plan.aot import compile_stages
 
-    is_here = values.device == "cpu"
+    is_here = device == "cpu"
     with (
-        contextlib.nullcontext() if is_here else topology(values.device),
-        saving(values) if values.save else contextlib.nullcontext(),
+        contextlib.nullcontext() if is_here else topology(device),
+        saving(save, config) if save else contextlib.nullcontext(),
     ):
-        results = compile_stages(without_images(values.config), values.methods)
+        results = compile_stages(without_images(config), methods)
     print(json.dumps(results))
 
 
 @contextlib.contextmanager
-def saving(values: argparse.Namespace) -> Iterator[None]:
+def saving(save: str, config: ConfigDict) -> Iterator[None]:
     """Save the block's compiled programs to --save, for `fedfr train --compiled`."""
     from fedfr_jax import mesh
     from fedfr_jax.runs.compiled_programs import programs_in, write_stamp
 
     distributed.use_every_core()  # XLA's flags of a training are part of JAX's key
-    folder = pathlib.Path(values.save)
+    folder = pathlib.Path(save)
     folder.mkdir(parents=True, exist_ok=True)
     with programs_in(folder):
         yield
-    config = json.loads(config_text(values.config))
-    write_stamp(folder, config, mesh.list_devices())
+    write_stamp(folder, json.loads(config_text(config)), mesh.list_devices())
 
 
-def without_images(config: ml_collections.ConfigDict) -> Experiment:
+def without_images(config: ConfigDict) -> Experiment:
     """Build the config's experiment with black images, same `data_placement`."""
     settings = sections(config)
     black = without_files(settings)
@@ -206,7 +210,7 @@ def config_flags(argv: Sequence[str]) -> list[str]:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        flags.run("aot_compile", aot_compile, sys.argv[1:])
     except ValueError as error:
         if "FEDFR_DEBUG" in os.environ:
             raise

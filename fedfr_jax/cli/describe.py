@@ -1,53 +1,69 @@
-"""Describe the members of each family, and what the clients of a config send."""
+"""Commands that list what there is: describe, configs, completion."""
 
+import argparse
+import ast
 import inspect
+import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
-from fedfr_jax.cli.flags import define, new_parser, parse, parse_flags
+from ml_collections import ConfigDict
+
+from fedfr_jax.cli import flags
+from fedfr_jax.config.files import shipped
 from fedfr_jax.schema import check_choice, hint
 
-ABOUT = """\
-List the members of a family, each with its settings (the keys of a config and their
-defaults) and one line; with a member's name print its whole documentation, without a
-family all names. The library itself passes input_shape, labels, cosine, local, loss,
-model, task, mesh, seen and num_classes. "sections" lists the keys of the config's
-sections federation, pretrain, evaluation and of a method. "scenarios" are the
-partitions of reid, "encoders" those of the segmenter. Settings of "algorithms" go below
-a method's key algorithm: {{"name": ..., key: value}}; "aggregation" and "attacks" are
-for its keys aggregation and attack, "server_optimizers" for that key of an algorithm.
-"variants" are methods of the literature that are settings of another: the keys of each.
-
-With a config's file, or --config=NAME, print what each of its methods sends, in both
-directions, and who sees it. Nothing is trained or read.
-
-families: {}"""
 WIDTH = 88
 
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    about = ABOUT.format(" ".join(FAMILIES))
-    parser = new_parser("fedfr describe", about, epilog="")
-    if argv and re.match(r"--config|.*(/|\.py\b)", argv[0]):
-        define(parser, needs_workdir=False)
-        first = argv[0] if argv[0].startswith("--") else f"--config={argv[0]}"
-        return print_disclosures(parse(parser, [first, *argv[1:]]).config)
-    parser.add_argument("family", nargs="?")
-    parser.add_argument("member", nargs="?")
-    values = parse_flags(parser, argv)
+def describe(
+    family: str | None = None,
+    member: str | None = None,
+    *,
+    config: ConfigDict | None = None,
+    typed: Sequence[str],
+) -> None:
+    """List the models, sources, algorithms, losses, ... of configs.
+
+    The members of a family are listed, each with its settings (the keys of a config and
+    their defaults) and one line; with a member's name its whole documentation, without
+    a family all names. The library itself passes input_shape, labels, cosine, local,
+    loss, model, task, mesh, seen and num_classes. "sections" lists the keys of the
+    config's sections federation, pretrain, evaluation and of a method. "scenarios" are
+    the partitions of reid, "encoders" those of the segmenter. Settings of "algorithms"
+    go below a method's key algorithm: {"name": ..., key: value}; "aggregation" and
+    "attacks" are for its keys aggregation and attack, "server_optimizers" for that key
+    of an algorithm. "variants" are methods of the literature that are settings of
+    another: the keys of each.
+
+    With a config's file, or --config=NAME, print what each of its methods sends, in
+    both directions, and who sees it. Nothing is trained or read.
+
+    Args:
+      family: FAMILY models, encoders, sources, partitions, scenarios, algorithms,
+        aggregation, attacks, server_optimizers, losses, tasks, augments, sections or
+        variants; or the file of a config
+      member: MEMBER of the family
+    """
+    if family and re.search(r"/|\.py\b", family):
+        parser = flags.new_parser("fedfr describe", "")
+        flags.define(parser)
+        config = flags.parse(parser, [f"--config={family}", *typed[2:]]).config
+    if config is not None:
+        return print_disclosures(config)
     families = load_families()
-    if values.family is None:
-        for family, members in families.items():
-            text = f"{family}: {', '.join(sorted(members))}"
+    if family is None:
+        for name, members in families.items():
+            text = f"{name}: {', '.join(sorted(members))}"
             print(textwrap.fill(text, WIDTH, subsequent_indent=" " * 4))
-    elif values.family not in FAMILIES and values.member is None:
-        for family in _families_with(values.family, families):
-            print_members(family, families[family], values.family)
+    elif family not in families and member is None:
+        for name in _families_with(family, families):
+            print_members(name, families[name], family)
     else:
-        check_choice("describe: family", values.family, FAMILIES)
-        print_members(values.family, families[values.family], values.member)
+        check_choice("describe: family", family, families)
+        print_members(family, families[family], member)
 
 
 def print_members(family: str, members: Mapping, name: str | None) -> None:
@@ -84,7 +100,7 @@ def _families_with(name: str, families: Mapping[str, Mapping]) -> list[str]:
         return matches
     every = [*families, *(name for members in families.values() for name in members)]
     raise ValueError(
-        f"describe: family must be one of {list(FAMILIES)} or a member of one, got "
+        f"describe: family must be one of {list(families)} or a member of one, got "
         f"{name!r}{hint(name, every)}."
     )
 
@@ -235,6 +251,103 @@ VARIANTS = {
     ),
     "local": ({"personal": "."}, "Clients share nothing: everything is personal."),
 }
-FAMILIES = ("models", "encoders", "sources", "partitions", "scenarios", "algorithms")
-FAMILIES += ("aggregation", "attacks", "server_optimizers", "losses", "tasks")
-FAMILIES += ("augments", "sections", "variants")
+
+
+def configs() -> None:
+    """List the configs that come with the library.
+
+    --config takes a name, or only its last part. Your own Python file starts with `from
+    fedfr_jax.configs import base`.
+    """
+    files = shipped()
+    width = max(map(len, files), default=0)
+    for name, path in files.items():
+        print(f"{name:{width}}  {headline(path)}")
+
+
+def headline(path: pathlib.Path) -> str:
+    """First line of a Python file's docstring, without running the file."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return text.partition("\n")[0]
+
+
+BASH = """\
+_fedfr() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" flag=""
+  local before="${{COMP_WORDS[COMP_CWORD-1]}}" flags=""
+  if [[ "$word" == "=" ]]; then word=""; flag="$before"
+  elif [[ "$before" == "=" ]]; then flag="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
+  if [[ "$flag" == "--config" ]]; then
+    COMPREPLY=($(compgen -W "{configs}" -- "$word") $(compgen -f -- "$word"))
+    return
+  fi
+  if [[ -n "$flag" ]]; then COMPREPLY=($(compgen -f -- "$word")); return; fi
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+    return
+  fi
+  case "$command" in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$flags" -- "$word") $(compgen -f -- "$word"))
+  [[ "${{COMPREPLY[0]}}" == *= ]] && compopt -o nospace
+}}
+complete -o filenames -F _fedfr fedfr
+"""
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+    """Print a shell's completion of commands and flags.
+
+      bash   fedfr completion bash > ~/.local/share/bash-completion/completions/fedfr
+      zsh    fedfr completion zsh > ~/.zfunc/_fedfr   (a folder of $fpath)
+      fish   fedfr completion fish > ~/.config/fish/completions/fedfr.fish
+
+    Args:
+      shell: SHELL bash, zsh or fish
+    """
+    known, names = all_flags(), list(shipped())
+    print(fish(known, names) if shell == "fish" else bash(known, names, shell))
+
+
+def all_flags() -> dict[str, list[str]]:
+    """Flags of each command, {command: flags}, from its help."""
+    from fedfr_jax.cli.main import COMMANDS, load_command
+
+    known = {}
+    for name in COMMANDS:
+        parser = flags.build_parser(f"fedfr {name}", load_command(name))
+        options = [x for x in parser._actions if x.help != argparse.SUPPRESS]
+        known[name] = [
+            option.option_strings[-1] + "=" * (option.nargs is None)
+            for option in options
+            if option.option_strings
+        ]
+    return known
+
+
+def bash(flags: dict[str, list[str]], configs: list[str], shell: str) -> str:
+    """Completion script for bash, also used by zsh."""
+    cases = [f'    {name}) flags="{" ".join(x)}" ;;' for name, x in flags.items()]
+    script = BASH.format(
+        commands=" ".join(flags), configs=" ".join(configs), cases="\n".join(cases)
+    )
+    if shell == "bash":
+        return script
+    return f"#compdef fedfr\nautoload -U bashcompinit && bashcompinit\n{script}"
+
+
+def fish(flags: dict[str, list[str]], configs: list[str]) -> str:
+    """Completion script for fish."""
+    from fedfr_jax.cli.main import about_command
+
+    first = "complete -c fedfr -n __fish_use_subcommand -f"
+    about = {name: about_command(name).replace("'", "\\'") for name in flags}
+    lines = [f"{first} -a {name} -d '{text}'" for name, text in about.items()]
+    for name, names in flags.items():
+        inside = f"complete -c fedfr -n '__fish_seen_subcommand_from {name}'"
+        for flag in names:
+            values = f" -xa '{' '.join(configs)}'" if flag == "--config=" else ""
+            needs = " -r" if flag.endswith("=") and not values else values
+            lines.append(f"{inside} -l {flag.strip('-=')}{needs}")
+    return "\n".join(lines)

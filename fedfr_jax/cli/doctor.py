@@ -1,43 +1,35 @@
 """Check the installation: packages, devices, memory, compilers, data sets."""
 
-import json
+import json as texts
 import os
 import pathlib
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import metadata, util
+from importlib import metadata
 from typing import NamedTuple
 
 import fedfr_jax
-from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
 
-ABOUT = """\
-Check what a run needs, and print what to fix: Python and packages, devices, memory and
-disk, the compiler, data sets. The exit code is 1 if something has to be fixed."""
-# Extra of the package: (its modules, purpose).
-EXTRAS = {
-    "report": (
-        ("jinja2", "starlette", "uvicorn", "vl_convert"),
-        "charts, fedfr report and fedfr serve",
-    ),
-    "privacy": (("dp_accounting", "jax_privacy"), "differential privacy"),
-    "flower": (("flwr",), "real clients"),
-    "export": (("flatbuffers", "onnx", "onnxruntime"), "export to ONNX"),
-    "detect": (("cv2",), "finding faces"),
-    "remote": (("fsspec", "gcsfs", "s3fs"), "runs in buckets"),
-    "search": (("faiss",), "search by FAISS"),
-    "tfds": (("importlib_resources", "tensorflow_datasets"), "TensorFlow Datasets"),
-    "torch": (("torch",), "PyTorch checkpoints"),
-    "tensorboard": (("tensorboardX",), "TensorBoard"),
-    "wandb": (("wandb",), "Weights & Biases"),
-    "mlflow": (("mlflow",), "MLflow"),
-    "trackio": (("trackio",), "Trackio"),
+EXTRAS = {  # of the package, and what they are for
+    "report": "charts, fedfr report and fedfr serve",
+    "privacy": "differential privacy",
+    "flower": "real clients",
+    "export": "export to ONNX",
+    "detect": "finding faces",
+    "remote": "runs in buckets",
+    "search": "search by FAISS",
+    "tfds": "TensorFlow Datasets",
+    "torch": "PyTorch checkpoints",
+    "tensorboard": "TensorBoard",
+    "wandb": "Weights & Biases",
+    "mlflow": "MLflow",
+    "trackio": "Trackio",
 }
-CORE = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 MIN_FREE_GIB = 2  # of memory and of the disk, below which a run may not fit
 GPU_TOOLS = {"nvidia-smi": "cuda12", "rocm-smi": "rocm"}
 GIB = 2**30
@@ -52,18 +44,22 @@ class Finding(NamedTuple):
     fix: str = ""  # what to do
 
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr doctor", ABOUT, epilog="")
-    add_switch(parser, "json", "print a JSON list")
-    values = parse_flags(parser, argv)
+def doctor(*, json: bool = False) -> None:
+    """Check the installation: packages, devices, memory, data sets.
+
+    Printed is what a run needs, and what to fix: Python and packages, devices, memory
+    and disk, the compiler, data sets. The exit code is 1 if something has to be fixed.
+
+    Args:
+      json: print a JSON list
+    """
     results = []
     for finding in findings():
         results.append(finding)
-        if not values.json:
+        if not json:
             print_finding(finding)
-    if values.json:
-        print(json.dumps([finding._asdict() for finding in results], indent=1))
+    if json:
+        print(texts.dumps([finding._asdict() for finding in results], indent=1))
     if any(finding.state == "fix" for finding in results):
         sys.exit(1)
 
@@ -94,26 +90,36 @@ def _python() -> Finding:
     return Finding("python", "ok", detail)
 
 
-def _packages() -> Finding:
-    versions, missing = [], []
-    for name in CORE:
+def installed(extra: str = "") -> tuple[list[str], list[str]]:
+    """Packages of the library, or of an extra: (those there are, the others)."""
+    found, missing = {}, []
+    for line in metadata.requires("fedfr_jax") or ():
+        requirement, _, condition = line.partition(";")
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if [extra] * bool(extra) != re.findall('extra == "(.*)"', condition):
+            continue
         try:
-            versions.append(f"{name} {metadata.version(name)}")
+            found[name] = f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:
             missing.append(name)
+    return [*found.values()], missing
+
+
+def _packages() -> Finding:
+    found, missing = installed()
     if missing:
         fix = "pip install --force-reinstall fedfr_jax"
         return Finding("packages", "fix", f"missing: {', '.join(missing)}", fix)
-    return Finding("packages", "ok", ", ".join(versions))
+    return Finding("packages", "ok", ", ".join(found))
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, (modules, purpose) in EXTRAS.items():
-        if all(map(util.find_spec, modules)):
-            yield Finding("extra", "ok", f"{extra}: {purpose}")
-        else:
+    for extra, purpose in EXTRAS.items():
+        if installed(extra)[1]:
             fix = f"pip install 'fedfr_jax[{extra}]'"
             yield Finding("extra", "note", f"no {extra}: {purpose}", fix)
+        else:
+            yield Finding("extra", "ok", f"{extra}: {purpose}")
 
 
 def _disk() -> Finding:

@@ -1,6 +1,5 @@
 """Launch the processes of one run on this machine, and stop all if one fails."""
 
-import argparse
 import collections
 import os
 import signal
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from fedfr_jax.cli.flags import count, new_parser, parse_flags
+from fedfr_jax.cli.flags import Rest
 from fedfr_jax.cli.signals import (
     FRESH,
     describe_interrupt,
@@ -21,15 +20,6 @@ from fedfr_jax.cli.signals import (
 )
 from fedfr_jax.distributed import HEARTBEAT, TERMINAL, WATCHED, use_every_core
 
-ABOUT = """\
-Start a command as several processes of one run, such as
-fedfr launch --processes_per_host=4 train --config=demo --workdir=runs/demo
-
-Everything from the command on is passed to the processes on this machine. With several
-hosts start the same line on each of them, with its number --host_index (from 0);
---coordinator is the address of the first, --port its port. The output of the first
-process is printed, that of others only if they fail. When one fails, the others on its
-host are stopped."""
 PORT = 8482  # of the coordinator, JAX's on TPUs
 SPARE = 5  # seconds until processes are killed after their own grace period
 NUM_LINES = 40  # last lines of a process that are shown when it fails
@@ -39,46 +29,56 @@ CONSEQUENCES = (1, -signal.SIGABRT)
 ELSEWHERE = f"those on other hosts stop by themselves within about {HEARTBEAT} seconds"
 
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr launch", ABOUT, epilog="")
-    here = "number of processes on this machine"
-    parser.flag("--processes_per_host", "N", here, type=count, default=2)
-    parser.flag("--num_hosts", "N", "number of machines", type=count, default=1)
-    parser.flag("--host_index", "I", "index of this machine", type=count, default=0)
-    parser.flag("--coordinator", "HOST[:PORT]", "address of the first host")
-    parser.flag(
-        "--port",
-        "N",
-        "port of the first host, without one in --coordinator (default 8482, as "
-        "JAX's; on one machine a free one)",
-        type=count,
-    )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="command to start, and its flags"
-    )
-    values = parse_flags(parser, argv)
-    command = values.command[1:] if values.command[:1] == ["--"] else values.command
-    if not command:
+def launch(
+    command: Rest,
+    *,
+    processes_per_host: int = 2,
+    num_hosts: int = 1,
+    host_index: int = 0,
+    coordinator: str | None = None,
+    port: int | None = None,
+    typed: Sequence[str],
+) -> None:
+    """Start the processes of one run on this machine.
+
+      fedfr launch --processes_per_host=4 train --config=demo --workdir=runs/demo
+
+    Everything from the command on is passed to the processes on this machine. With
+    several hosts start the same line on each of them, with its number --host_index
+    (from 0); --coordinator is the address of the first, --port its port. The output of
+    the first process is printed, that of others only if they fail. When one fails, the
+    others on its host are stopped.
+
+    Args:
+      command: COMMAND command to start, and its flags
+      processes_per_host: N number of processes on this machine
+      num_hosts: N number of machines
+      host_index: I index of this machine
+      coordinator: HOST[:PORT] address of the first host
+      port: N port of the first host, without one in --coordinator (default 8482, as
+        JAX's; on one machine a free one)
+    """
+    words = command[1:] if command[:1] == ["--"] else command
+    if not words:
         raise ValueError(
             "launch needs a command to start, as in `fedfr launch train ...`."
         )
-    if values.processes_per_host < 1:
+    if processes_per_host < 1:
         raise ValueError("launch: --processes_per_host must be at least 1, got 0.")
-    if not values.host_index < values.num_hosts:
+    if not host_index < num_hosts:
         raise ValueError(
-            f"launch: --host_index must be less than --num_hosts={values.num_hosts}, "
-            f"got {values.host_index}."
+            f"launch: --host_index must be less than --num_hosts={num_hosts}, got "
+            f"{host_index}."
         )
-    if values.num_hosts > 1 and not values.coordinator:
+    if num_hosts > 1 and not coordinator:
         raise ValueError("launch: --num_hosts needs --coordinator=HOST.")
-    first = values.host_index * values.processes_per_host
-    launch(
-        [sys.executable, "-m", "fedfr_jax", *command],
-        range(first, first + values.processes_per_host),
-        total=values.num_hosts * values.processes_per_host,
-        coordinator=coordinator_address(values.coordinator, values.port),
-        typed=["launch", *argv],
+    first = host_index * processes_per_host
+    start(
+        [sys.executable, "-m", "fedfr_jax", *words],
+        range(first, first + processes_per_host),
+        total=num_hosts * processes_per_host,
+        coordinator=coordinator_address(coordinator, port),
+        typed=typed,
     )
 
 
@@ -104,7 +104,7 @@ def coordinator_address(host: str | None, port: int | None) -> str:
     return f"{host}:{port or PORT}"
 
 
-def launch(
+def start(
     command: list[str],
     ids: range,
     *,

@@ -5,10 +5,12 @@ import importlib
 import inspect
 import logging
 import os
+import pathlib
 import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable
 
 import fedfr_jax
 from fedfr_jax import distributed
@@ -35,37 +37,24 @@ fedfr <command> --help lists a command's flags and the sections of a config.
   --version        print the version"""
 
 
-COMMANDS = {  # modules of this package, imported when they run
-    "demo": "train the demo, in minutes and without a download",
-    "train": "train every method of a config, or resume where a run stopped",
-    "evaluate": "evaluate the checkpoints of a run again, with its evaluators or "
-    "others",
-    "prepare": "inspect a config's data set: contents, unreadable images, the "
-    "partition",
-    "plan": "estimate the needs of a config: memory, operations, images/s, hours",
-    "launch": "start the processes of one run on this machine",
-    "sweep": "train a grid of configs, KEY=[VALUES] for every axis; a table of all "
-    "runs",
-    "report": "write one HTML page of one or several runs",
-    "runs": "list the runs in a folder: state, round, last metrics, age",
-    "serve": "serve the pages of a folder of runs, live, in a browser",
-    "scaling": "fit scaling laws to a table of runs, or to the results of a sweep",
-    "configs": "list the configs that come with the library",
-    "describe": "list the models, sources, algorithms, losses, ... of configs",
-    "convert": "convert external checkpoints to a file of weights",
-    "export": "export trained weights as ONNX, StableHLO, safetensors or PyTorch's",
-    "embed": "write the embeddings of a folder of images",
-    "verify": "verify whether two face images show the same person",
-    "enroll": "enroll identities in a gallery",
-    "identify": "identify the people on images by a gallery",
-    "doctor": "check the installation: packages, devices, memory, data sets",
-    "completion": "print a shell's completion of commands and flags",
+MODULES = {  # functions of modules of this package, imported when they run
+    "train": "demo train evaluate",
+    "prepare": "prepare",
+    "plan": "plan",
+    "launch": "launch",
+    "sweep": "sweep",
+    "runs": "report runs serve",
+    "scaling": "scaling",
+    "describe": "configs describe completion",
+    "trained": "convert export embed verify enroll identify",
+    "doctor": "doctor",
 }
+COMMANDS = {name: module for module, x in MODULES.items() for name in x.split()}
 
 
 def help_text() -> str:
     """Help text: the commands with one line each, then flags and keys."""
-    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+    lines = [f"  {name:10} {about_command(name)}" for name in COMMANDS]
     return "\n".join([USAGE, *lines, HELP])
 
 
@@ -84,25 +73,35 @@ def main(argv: list[str]) -> int:
         near = hint(argv[0], COMMANDS)
         print(f"command must be one of {sorted(COMMANDS)}, got {argv[0]!r}{near}.")
         return 2
-    return run_command(load_command(argv[0]), argv[1:])
+    return run_command(argv[0], argv[1:])
 
 
-def load_command(name: str):
-    """Import the module of a command."""
-    return importlib.import_module(f"fedfr_jax.cli.{name}")
+def load_command(name: str) -> Callable:
+    """Import the function of a command."""
+    module = importlib.import_module(f"fedfr_jax.cli.{COMMANDS[name]}")
+    return vars(module)[name]
 
 
-def run_command(command, argv: list[str]) -> int:
+def about_command(name: str) -> str:
+    """First line of a command's docstring, without importing it."""
+    path = pathlib.Path(__file__).with_name(f"{COMMANDS[name]}.py")
+    text = path.read_text().partition(f"\ndef {name}(")[2].partition('"""')[2]
+    return text.partition("\n")[0].rstrip(".")
+
+
+def run_command(name: str, argv: list[str]) -> int:
     """Run a command on its arguments; return the exit code."""
     try:
-        command.main(argv)
+        from fedfr_jax.cli import flags
+
+        flags.run(name, load_command(name), argv)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except BrokenPipeError:  # the output's reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        error = full_disk(error) or missing_file(error) or full_memory(error) or error
+        error = explain(error)
         if os.environ.get("FEDFR_DEBUG") or not isinstance(error, EXPLAINED):
             raise
         text = without_secrets(str(error))
@@ -113,30 +112,20 @@ def run_command(command, argv: list[str]) -> int:
     return 0
 
 
-def full_disk(error: BaseException | None) -> OSError | None:
-    """One-line error if a full disk is among the causes of `error`, else None."""
-    if isinstance(error, OSError) and error.errno is None:
-        return None  # it explains itself
-    while error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return OSError(f"{error}: make room and start the same command again.")
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def missing_file(error: Exception) -> FileNotFoundError | None:
-    """One-line error if `error` is a missing file reported by the system, else None."""
+def explain(error: Exception) -> Exception:
+    """The one-line error for a full disk or device, or a missing file; or the error."""
+    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
+        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
+    explains_itself = isinstance(error, OSError) and error.errno is None
+    cause: BaseException | None = None if explains_itself else error
+    while cause:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return OSError(f"{cause}: make room and start the same command again.")
+        cause = cause.__cause__ or cause.__context__
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return FileNotFoundError(f"{name} must be there, got no such file or folder.")
-    return None
-
-
-def full_memory(error: Exception) -> MemoryError | None:
-    """One-line MemoryError if `error` is a device out of memory, else None."""
-    if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error):
-        return MemoryError(f"a device has no memory left: {str(error).splitlines()[0]}")
-    return None
+    return error
 
 
 def print_no_error_twice() -> list:

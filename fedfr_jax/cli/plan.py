@@ -1,14 +1,12 @@
 """Plan: what a config needs before it runs (memory, FLOPs, images/s, hours)."""
 
-import argparse
-import json
+import json as texts
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 
-from fedfr_jax.cli.flags import add_switch, count, define, names, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.plan.devices import CPU, get_device
 from fedfr_jax.plan.dummy_inputs import without_files
@@ -20,124 +18,116 @@ from fedfr_jax.tasks import TASKS
 from fedfr_jax.text import printable
 from fedfr_jax.types import Experiment
 
-ABOUT = """\
-Estimate, without training or compiling, what every stage of a config needs of each
-device: memory by use, operations per image, expected images/s, MFU and hours, and the
-largest batch, number of classes and clients per device that fit. No image is read; a
-known data set that is missing is replaced by black images in its size."""
 
+def plan(
+    config: ConfigDict,
+    *,
+    device: str = "h200",
+    compile: bool = False,
+    save: str | None = None,
+    num_devices: int | None = None,
+    methods: tuple[str, ...] = (),
+    assume_hard_negatives: int | None = None,
+    json: str | None = None,
+    typed: Sequence[str],
+) -> None:
+    """Estimate the needs of a config: memory, operations, images/s, hours.
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr plan", ABOUT)
-    add_flags(parser)
-    values = parse(parser, argv)
+    Without training or compiling, of every stage of a config and each device: memory by
+    use, operations per image, expected images/s, MFU and hours, and the largest batch,
+    number of classes and clients per device that fit. No image is read; a known data
+    set that is missing is replaced by black images in its size.
+
+    Args:
+      device: NAME h200, h100, a100, v100, v5e, v5p or v6e, or cpu for this machine; or
+        a grid of devices such as v5p:4x4x8 or h200:1x1x8, v5e:16x16:2 for two slices
+      compile: compile the steps for a grid of devices with XLA's own compiler, which is
+        installed for it (docs/explanation/accelerators.md); with --device=cpu for this
+        machine
+      save: FOLDER folder for the programs of --compile, for fedfr train --compiled;
+        only for TPUs and cpu, as GPU kernels are timed on the device
+      num_devices: N number of devices (default 1)
+      methods: A,B stages to plan (default all)
+      assume_hard_negatives: N number of hard negatives per client (default the most
+        that can be selected, up to the number of images of the largest client)
+      json: FILE file to write the numbers to
+    """
     from fedfr_jax.cli.aot_compile import compile_for, compile_here, config_flags
     from fedfr_jax.plan.report import format_programs
-    from fedfr_jax.plan.topologies import num_devices
+    from fedfr_jax.plan.topologies import num_devices as count_devices
 
-    check_flags(values)
-    kind, is_grid, _ = values.device.partition(":")
-    result = plan(
-        values.config,
+    check_flags(device, num_devices, save, json, is_compiled=compile)
+    kind, is_grid, _ = device.partition(":")
+    result = print_plan(
+        config,
         device=kind,
-        devices=num_devices(values.device) if is_grid else values.num_devices or 1,
-        rows=values.methods or (),
-        hard_negatives=values.assume_hard_negatives,
+        devices=count_devices(device) if is_grid else num_devices or 1,
+        methods=methods,
+        hard_negatives=assume_hard_negatives,
     )
-    if values.compile:
-        flags = config_flags(argv)
-        flags += [f"--save={values.save}"] if values.save else []
-        is_here = values.device == CPU
-        compiled = compile_here(flags) if is_here else compile_for(values.device, flags)
+    if compile:
+        words = config_flags(typed[1:])
+        words += [f"--save={save}"] if save else []
+        is_here = device == CPU
+        compiled = compile_here(words) if is_here else compile_for(device, words)
         for name, programs in compiled.items():
             print(f"\n{format_programs(name, programs)}")
         result["compiled"] = compiled
-    if values.json:
-        pathlib.Path(values.json).write_text(json.dumps(result, indent=1))
+    if json:
+        pathlib.Path(json).write_text(texts.dumps(result, indent=1))
 
 
-def add_flags(parser) -> None:
-    """Add the flags of the command."""
-    define(parser, needs_workdir=False)
-    parser.flag(
-        "--device",
-        "NAME",
-        "h200, h100, a100, v100, v5e, v5p or v6e, or cpu for this machine; or a grid "
-        "of devices such as v5p:4x4x8 or h200:1x1x8, v5e:16x16:2 for two slices",
-        default="h200",
-    )
-    add_switch(
-        parser,
-        "compile",
-        "compile the steps for a grid of devices with XLA's own compiler, which is "
-        "installed for it (docs/explanation/accelerators.md); with --device=cpu for "
-        "this machine",
-    )
-    parser.flag(
-        "--save",
-        "FOLDER",
-        "folder for the programs of --compile, for fedfr train --compiled; only for "
-        "TPUs and cpu, as GPU kernels are timed on the device",
-    )
-    parser.flag("--num_devices", "N", "number of devices (default 1)", type=count)
-    parser.flag("--methods", "A,B", "stages to plan (default all)", type=names)
-    parser.flag(
-        "--assume_hard_negatives",
-        "N",
-        "number of hard negatives per client (default the most that can be selected, "
-        "up to the number of images of the largest client)",
-        type=count,
-    )
-    parser.flag("--json", "FILE", "file to write the numbers to")
-
-
-def check_flags(values: argparse.Namespace) -> None:
+def check_flags(
+    device: str,
+    num_devices: int | None,
+    save: str | None,
+    json: str | None,
+    *,
+    is_compiled: bool,
+) -> None:
     """Raise ValueError for flags that cannot be used together."""
     from fedfr_jax.plan.topologies import device_kind
 
-    is_grid = ":" in values.device
-    if is_grid or (values.compile and values.device != CPU):
-        device_kind(values.device)
-    if values.save and not values.compile:
+    is_grid = ":" in device
+    if is_grid or (is_compiled and device != CPU):
+        device_kind(device)
+    if save and not is_compiled:
         raise ValueError("fedfr plan: --save needs --compile.")
-    if values.save and values.device != CPU:
-        if device_kind(values.device).platform != "tpu":
-            raise ValueError(
-                f"fedfr plan: --save needs a grid of TPUs, or cpu, got {values.device}:"
-                " programs of GPUs are tuned on the device. `fedfr train` keeps them "
-                "there."
-            )
-    if is_grid and values.num_devices:
+    if save and device != CPU and device_kind(device).platform != "tpu":
+        raise ValueError(
+            f"fedfr plan: --save needs a grid of TPUs, or cpu, got {device}: programs "
+            "of GPUs are tuned on the device. `fedfr train` keeps them there."
+        )
+    if is_grid and num_devices:
         raise ValueError(
             "--num_devices cannot be used with a device grid, got "
-            f"{values.num_devices} and {values.device}. Remove --num_devices."
+            f"{num_devices} and {device}. Remove --num_devices."
         )
-    if values.json and not pathlib.Path(values.json).parent.is_dir():
-        raise ValueError(f"--json must be in an existing folder, got {values.json}.")
+    if json and not pathlib.Path(json).parent.is_dir():
+        raise ValueError(f"--json must be in an existing folder, got {json}.")
 
 
-def plan(
-    config: ml_collections.ConfigDict | Mapping,
+def print_plan(
+    config: ConfigDict | Mapping,
     *,
     device: str = "h200",
     devices: int = 1,
-    rows: Sequence[str] = (),
+    methods: Sequence[str] = (),
     hard_negatives: int | None = None,
 ) -> dict:
     """Print a config's plan; return {"device", "devices", "stages": {name: numbers}}.
 
     Args:
-      rows: names of stages; (): all.
+      methods: names of stages; (): all.
     """
     sheet = get_device(device)
     experiment, table = blind_experiment(config, devices)
-    for name in rows:
+    for name in methods:
         check_choice("--methods", name, experiment.stages)
     print(printable(experiment.task.data_report_text, keep="\n"))
     print(f"\n{devices} x {sheet.name}\n")
     stages = {}
-    for name in rows or experiment.stages:
+    for name in methods or experiment.stages:
         planned = plan_stage(
             experiment, name, sheet, table=table, hard_negatives=hard_negatives
         )

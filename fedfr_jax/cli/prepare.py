@@ -1,17 +1,17 @@
-"""Prepare: inspect a config's data set, find unreadable images, pack it."""
+"""The command that looks at a config's data set, finds faces in it, packs it."""
 
 import json
 import pathlib
 from collections.abc import Mapping
 
-import ml_collections
+from ml_collections import ConfigDict
 
-from fedfr_jax.cli.flags import add_switch, define, new_parser, parse
 from fedfr_jax.config.build import sections
 from fedfr_jax.data import partition as partitions
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.data.sources.inspection import inspect
-from fedfr_jax.data.sources.packed import pack, verify
+from fedfr_jax.data.sources.packed import pack as pack_images
+from fedfr_jax.data.sources.packed import verify
 from fedfr_jax.deploy.detector import write_landmarks, yunet
 from fedfr_jax.files import write_text
 from fedfr_jax.runs.sinks import summary_text
@@ -21,62 +21,42 @@ from fedfr_jax.tasks.reid.data import build_split
 from fedfr_jax.text import printable
 from fedfr_jax.types import Source
 
-ABOUT = """\
-Print the contents of the config's data set, its unreadable images and its partition.
-
---pack decodes the images once into a folder; config.data = {"name": "packed", "path":
-FOLDER} reads them from there. The same command resumes an interrupted one. --checksums
-reads the folder (or the config's packed data) again and compares checksums.
-
---detector and --landmarks find the faces of raw photographs: --landmarks=FACES.csv is
-written, and training aligns faces by it with --config.data.landmarks=FACES.csv
---config.data.align=True. Images without a face, or with several, are counted and
-named."""
-
-
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr prepare", ABOUT)
-    define(parser, needs_workdir=False)
-    parser.flag("--pack", "FOLDER", "folder for the decoded images")
-    add_switch(parser, "checksums", "compare the checksums of the packed data set")
-    parser.flag("--detector", "ONNX", "file of OpenCV's YuNet, which finds faces")
-    parser.flag("--landmarks", "CSV", "file of landmarks to write")
-    values = parse(parser, argv)
-    prepare(
-        values.config,
-        values.workdir,
-        folder=values.pack,
-        check=bool(values.checksums),
-        detector=values.detector,
-        landmarks=values.landmarks,
-    )
-
 
 def prepare(
-    config: ml_collections.ConfigDict,
-    workdir: str | None,
+    config: ConfigDict,
     *,
-    folder: str | None = None,
-    check: bool = False,
+    workdir: str | None,
+    pack: str | None = None,
+    checksums: bool = False,
     detector: str | None = None,
     landmarks: str | None = None,
-) -> dict:
-    """Open, inspect and split the config's data; print a report, and save it.
+) -> None:
+    """Inspect a config's data set: contents, unreadable images, the partition.
+
+    --pack decodes the images once into a folder; config.data = {"name": "packed",
+    "path": FOLDER} reads them from there. The same command resumes an interrupted one.
+    --checksums reads the folder (or the config's packed data) again and compares
+    checksums.
+
+    --detector and --landmarks find the faces of raw photographs:
+    --landmarks=FACES.csv is written, and training aligns faces by it with
+    --config.data.landmarks=FACES.csv --config.data.align=True. Images without a face,
+    or with several, are counted and named.
 
     Args:
-      folder: pack the images there first; None: do not pack.
-      check: compare the checksums of the packed set: `folder`, or the config's data.
-      detector: file of a face detector, which writes the csv `landmarks` first.
+      pack: FOLDER folder for the decoded images
+      checksums: compare the checksums of the packed data set
+      detector: ONNX file of OpenCV's YuNet, which finds faces
+      landmarks: CSV file of landmarks to write
     """
     settings = sections(config)
     data = settings["data"]
     if detector or landmarks:
         data = with_landmarks(data, detector, landmarks)
-    if folder:
-        pack(open_data(data), folder, say=print)
-        data = {"name": "packed", "path": folder}
-    if check:
+    if pack:
+        pack_images(open_data(data), pack, say=print)
+        data = {"name": "packed", "path": pack}
+    if checksums:
         if data.get("name") != "packed":
             raise ValueError(
                 "--checksums needs a packed data set: add --pack=FOLDER or set "
@@ -92,7 +72,6 @@ def prepare(
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         report = {"data": contents, "partition": partition}
         write_text(pathlib.Path(workdir) / "data.json", summary_text(report))
-    return contents
 
 
 def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dict:

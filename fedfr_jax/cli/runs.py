@@ -1,44 +1,52 @@
-"""List the runs in a folder: state, round, last metrics, age."""
+"""Commands that show runs: a table of them, one page, pages that are live."""
 
-import json
+import json as texts
+import pathlib
 import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
 
-from fedfr_jax.cli.flags import add_switch, new_parser, parse_flags
-from fedfr_jax.text import printable
+from fedfr_jax.text import printable, without_secrets
 
-ABOUT = """\
-List the runs in and below a folder.
-
-A WORD selects runs with it in their name; KEY=VALUE those with that state, task, stage
-or value of a config's key.
-
-  fedfr runs runs/ state=running
-  fedfr runs runs/ seed=0 --metric=personalized/tar@far=1e-03 --sort=age"""
+FETCH_SECONDS = 60.0  # between two downloads from a bucket
 
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr runs", ABOUT, epilog="")
-    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="filters")
-    columns = "name, state, age, seconds, round or a metric"
-    parser.flag("--sort", "COLUMN", columns, default="name")
-    metric = "metric to show, as evaluator/metric (default the first)"
-    parser.flag("--metric", "METRIC", metric, default="")
-    add_switch(parser, "json", "print a JSON list, with all metrics")
-    values = parse_flags(parser, argv)
+def runs(
+    folder: str = "runs",
+    words: Sequence[str] = (),
+    *,
+    sort: str = "name",
+    metric: str = "",
+    json: bool = False,
+) -> None:
+    """List the runs in a folder: state, round, last metrics, age.
+
+    A WORD selects runs with it in their name; KEY=VALUE those with that state, task,
+    stage or value of a config's key.
+
+      fedfr runs runs/ state=running
+      fedfr runs runs/ seed=0 --metric=personalized/tar@far=1e-03 --sort=age
+
+    Args:
+      folder: FOLDER the runs in and below it
+      words: WORD filters
+      sort: COLUMN name, state, age, seconds, round or a metric
+      metric: METRIC metric to show, as evaluator/metric (default the first)
+      json: print a JSON list, with all metrics
+    """
     from fedfr_jax.runs.remote import fetch_runs
     from fedfr_jax.viewer.runs_table import list_runs, sort_rows
 
-    folder = values.folder
-    rows, problems = list_runs(fetch_runs(folder), values.words, values.metric)
-    rows = sort_rows(rows, values.sort) if rows else rows
-    if values.json:
-        print(json.dumps(rows, indent=1))
+    rows, problems = list_runs(fetch_runs(folder), words, metric)
+    rows = sort_rows(rows, sort) if rows else rows
+    if json:
+        print(texts.dumps(rows, indent=1))
     elif rows:
         print_table(rows)
     else:
-        which = " that fits" if values.words else ""
+        which = " that fits" if words else ""
         print(
             f"No run{which} in {folder}. fedfr train --workdir={folder}/NAME makes one."
         )
@@ -68,3 +76,118 @@ def print_table(rows: list[dict]) -> None:
     console = Console()
     width = max(console.width, Console(width=10_000).measure(table).maximum)
     Console(width=width).print(table)
+
+
+def report(runs: Sequence[str], *, output: str | None = None, open: bool = False):
+    """Write one HTML page of one or several runs.
+
+    It has tables, curves, error rates, clients, costs, images, config and versions, and
+    the differences between the runs, and needs no network and no other file. A run that
+    is still training is shown as far as it is.
+
+      fedfr report runs/demo
+      fedfr report runs/a runs/b --output=compared.html
+
+    Args:
+      runs: RUN run directories
+      output: HTML file to write (default report.html, in the run if there is one on
+        this disk)
+      open: open the page in a browser
+    """
+    if not runs:
+        raise ValueError("fedfr report needs a run directory: fedfr report runs/demo.")
+    from fedfr_jax.files import write_text
+    from fedfr_jax.runs.remote import fetch, is_reported
+    from fedfr_jax.runs.scratch import is_url
+    from fedfr_jax.viewer.page import render
+    from fedfr_jax.viewer.run_files import read_run
+
+    folders = [fetch(run, is_reported) for run in runs]
+    is_inside = len(folders) == 1 and not is_url(runs[0])
+    default = folders[0] / "report.html" if is_inside else "report.html"
+    path = pathlib.Path(output or default)
+    names = zip(folders, distinct_names(folders), strict=True)
+    write_text(path, render([read_run(folder, name=name) for folder, name in names]))
+    print(path)
+    if open:
+        open_page(path.resolve().as_uri())
+
+
+def open_page(address: str) -> None:
+    """Open a page in a browser, or say that there is none."""
+    if not webbrowser.open(address):
+        print(f"No browser was found: open {address} in one.", flush=True)
+
+
+def distinct_names(folders: Sequence[pathlib.Path]) -> list[str]:
+    """Shortest endings of the paths that are distinct.
+
+    >>> distinct_names([pathlib.Path("a/run"), pathlib.Path("b/run")])
+    ['a/run', 'b/run']
+    """
+    paths = [folder.resolve() for folder in folders]
+    depth = 1
+    while depth < max(len(path.parts) for path in paths):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len({*names}) == len({*paths}):
+            return names
+        depth += 1
+    return [str(path) for path in paths]
+
+
+def serve(
+    folder: str = "runs",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    open: bool = False,
+) -> None:
+    """Serve the pages of a folder of runs, live, in a browser.
+
+    The list and the reports are updated while the runs train. Only this machine can
+    open the pages; with another --host an address with a token is printed, which a
+    browser needs once. The pages cannot change anything. Runs in a bucket are fetched
+    every minute.
+
+      fedfr serve runs/
+      fedfr serve gs://my-bucket/runs
+
+    Args:
+      folder: FOLDER of runs
+      host: ADDRESS address to listen on
+      port: N port to listen on; 0 takes a free one
+      open: open the list in a browser
+    """
+    from fedfr_jax.runs.remote import fetch_runs
+    from fedfr_jax.runs.scratch import is_url
+    from fedfr_jax.viewer.server import serve
+
+    local = fetch_runs(folder)
+    if not local.is_dir():
+        raise ValueError(f"{local} must be a folder of runs, but does not exist.")
+    if is_url(folder):
+        keep_fetching(folder)
+
+    def started(address: str) -> None:
+        shown = without_secrets(folder)
+        print(f"{address}  (runs in {shown}; Ctrl-C stops)", flush=True)
+        if open:
+            open_page(address)
+
+    serve(local, host=host, port=port, started=started)
+
+
+def keep_fetching(url: str) -> None:
+    """Fetch the runs of a bucket again and again, until the process ends."""
+    from fedfr_jax.runs.remote import fetch_runs
+
+    def fetch():
+        while True:
+            time.sleep(FETCH_SECONDS)
+            try:
+                fetch_runs(url)
+            except (OSError, ValueError) as error:  # the pages show the earlier state
+                text = printable(without_secrets(str(error)))
+                print(text, file=sys.stderr, flush=True)
+
+    threading.Thread(target=fetch, daemon=True).start()

@@ -6,66 +6,65 @@ import pathlib
 import traceback
 from collections.abc import Mapping, Sequence
 
-from fedfr_jax.cli.flags import (
-    add_switch,
-    config_text,
-    define,
-    define_data_changed,
-    new_parser,
-    parse,
-    workdir,
-)
+from ml_collections import ConfigDict
 
-ABOUT = """\
-Train a config once for every combination of the values given as KEY=[VALUE, ...], any
-dotted key of the config in Python's words; KEY,KEY=[(V, V), (W, W)] changes keys
-together. The folder has results.jsonl and results.csv, a row per run: its values, its
-metrics as stage/evaluator/metric, parameters (params_backbone, params_with_head,
-params_active), num_images, num_identities, num_images_seen, flops and seconds. fedfr
-scaling reads it.
-
-  fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
-      'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
-
-The same command resumes without repeating a finished run; with more values it adds
-runs. Several sweeps may share a folder. A stage that another run has trained with the
-same settings, such as pretraining, is copied. A failed run is a row with its error,
-and the others continue; --retry_failed trains failed runs again. With --vmap, runs with
-the same clients that differ only in seed and in numbers of their methods, such as
-learning rates, train in one compiled round, with the results of single runs up to
-rounding; central stages, and other runs, train one by one."""
+from fedfr_jax.cli import flags
+from fedfr_jax.cli.flags import DataChanged, config_text
 
 
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr sweep", ABOUT)
-    define(parser)
-    add_switch(parser, "retry_failed", "train failed runs again")
-    add_switch(
-        parser, "vmap", "train runs that differ in seeds and numbers in one program"
-    )
-    axes = [word for word in argv if not word.startswith("-") and "=[" in word]
-    define_data_changed(parser)
-    values = parse(parser, [word for word in argv if word not in axes])
+def sweep(
+    config: ConfigDict,
+    axes: Sequence[str] = (),
+    *,
+    workdir: str | None,
+    retry_failed: bool = False,
+    vmap: bool = False,
+    data_changed: DataChanged = None,
+) -> None:
+    """Train a grid of configs, KEY=[VALUES] for every axis; a table of all runs.
+
+    The config is trained once for every combination of the values given as KEY=[VALUE,
+    ...], any dotted key of the config in Python's words; KEY,KEY=[(V, V), (W, W)]
+    changes keys together. The folder has results.jsonl and results.csv, a row per run:
+    its values, its metrics as stage/evaluator/metric, parameters (params_backbone,
+    params_with_head, params_active), num_images, num_identities, num_images_seen, flops
+    and seconds. fedfr scaling reads it.
+
+      fedfr sweep --config=demo --workdir=runs/sweep 'seed=[0, 1]' \\
+          'model.blocks=[(0, 0, 0), (1, 1, 1), (2, 2, 2)]'
+
+    The same command resumes without repeating a finished run; with more values it adds
+    runs. Several sweeps may share a folder. A stage that another run has trained with
+    the same settings, such as pretraining, is copied. A failed run is a row with its
+    error, and the others continue; --retry_failed trains failed runs again. With
+    --vmap, runs with the same clients that differ only in seed and in numbers of their
+    methods, such as learning rates, train in one compiled round, with the results of
+    single runs up to rounding; central stages, and other runs, train one by one.
+
+    Args:
+      axes: KEY=[VALUE,...] values of a key
+      retry_failed: train failed runs again
+      vmap: train runs that differ in seeds and numbers in one program
+    """
     if not axes:
-        raise ValueError(f"{parser.prog}: needs at least one axis, KEY=[VALUE, ...].")
-    folder = workdir(values, parser.prog)
+        raise ValueError("fedfr sweep needs at least one axis, KEY=[VALUE, ...].")
+    folder = flags.workdir(workdir)
     from fedfr_jax.cli.sweep_grid import build_runs
     from fedfr_jax.runs import sweep
 
-    runs = build_runs(values.config, axes)
-    check_same_base(folder, values.config)
+    runs = build_runs(config, axes)
+    check_same_base(folder, config)
     rows = sweep.read(folder)
     failed = {name for name, row in rows.items() if "error" in row}
-    again = failed if values.retry_failed else set()
+    again = failed if retry_failed else set()
     missing = [run for run in runs if run.name not in rows or run.name in again]
     print(f"{len(runs)} runs, {len(missing)} to train, in {folder}", flush=True)
-    if values.vmap:
-        train_together(missing, folder, values.data_changed)
+    if vmap:
+        train_together(missing, folder, data_changed)
     for run in missing:
         if run.name in sweep.read(folder) and run.name not in again:
             continue  # of another sweep in this folder
-        if row := results_row(run, folder, values.data_changed):
+        if row := results_row(run, folder, data_changed):
             sweep.add(folder, row)
     rows = sweep.read(folder)
     show_results(runs, rows)

@@ -1,4 +1,4 @@
-"""Train every method of a config, or resume where a run stopped."""
+"""Commands that train and evaluate a run: train, demo, evaluate."""
 
 import argparse
 import contextlib
@@ -6,101 +6,16 @@ import json
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+from ml_collections import ConfigDict
 
 import fedfr_jax
-from fedfr_jax.cli.flags import (
-    add_switch,
-    config_text,
-    define,
-    define_data_changed,
-    define_processes,
-    join_processes,
-    names,
-    new_parser,
-    parse,
-    run_location,
-)
+from fedfr_jax.cli import flags
+from fedfr_jax.cli.flags import CONFIG_FILE, DataChanged, Processes, config_text
 from fedfr_jax.cli.signals import GRACE, describe_interrupt, ending_after_a_round
 from fedfr_jax.text import without_secrets
-
-ABOUT = """\
-Pretrain, then train every method of a config. An interrupted run resumes with the same
-command, and with more rounds continues from the last one. Any other change to what a
-trained stage depends on is refused: --overwrite=fedfr trains that method again, with
-those that start from it, --overwrite everything. --from=runs/a trains the config of
-another run in a new --workdir. fedfr plan estimates the needs of a config beforehand,
-fedfr serve shows the run while it trains.
-
-As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on TPU
-pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr launch
-passes. See docs/how-to/clusters.md."""
-
-
-def main(argv: list[str]) -> None:
-    """Run the command on its arguments."""
-    parser = new_parser("fedfr train", ABOUT)
-    define(parser)
-    parser.add_argument(
-        "--overwrite",
-        nargs="?",
-        const=True,
-        default=(),
-        type=names,
-        metavar="A,B",
-        help="stages (methods, or pretrained) to remove and train again, with those "
-        "that start from them; without names, all that is in the run directory",
-    )
-    define_data_changed(parser)
-    parser.flag(
-        "--methods",
-        "A,B",
-        "methods to train and to list in the result table, with the stages that they "
-        "start from (default all)",
-        type=names,
-    )
-    parser.flag(
-        "--profile",
-        "A:B",
-        "profile rounds A to B of each method, or epochs of central stages; traces go "
-        "to the stage's tensorboard folder, for xprof",
-        type=rounds,
-        default=(),
-    )
-    parser.flag(
-        "--from",
-        "RUN",
-        "run directory whose config is trained again, instead of --config",
-        dest="source",
-    )
-    add_switch(parser, "print-config", "print the config as JSON, and train nothing")
-    parser.flag(
-        "--sinks",
-        "A,B",
-        "outputs of the metrics of rounds and clients: csv, tensorboard, wandb, "
-        "trackio, mlflow (default tensorboard)",
-        type=names,
-    )
-    add_switch(parser, "quiet", "print only errors and results")
-    parser.flag(
-        "--compiled",
-        "FOLDER",
-        "folder of programs by fedfr plan --compile --save, for the same devices, "
-        "config and JAX version",
-    )
-    parser.flag(
-        "--grace_seconds",
-        "S",
-        "seconds to end and save the round after SIGTERM; 0 ends at once",
-        type=seconds,
-        default=GRACE,
-    )
-    define_processes(parser)
-    values = parse(parser, argv)
-    values.words = ["train", *argv]
-    if values.print_config:
-        return print(config_text(values.config))
-    train(values, run_location(values, parser.prog))
 
 
 def rounds(text: str) -> range:
@@ -120,58 +35,117 @@ def seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be seconds of at least 0, got {text!r}.")
 
 
-def train(values: argparse.Namespace, location) -> None:
-    """Build the experiment and run it at `location`, a folder or a URL.
+class Training(NamedTuple):
+    """What is trained, and what is shown and kept of it.
 
-    Raises:
-      SystemExit: when a signal has ended the run after a round.
+    Args:
+      overwrite: empty the run directory first
+      restart: A,B stages (methods, or pretrained) to train again, with those that start
+        from them
+      methods: A,B methods to train and to list in the result table, with the stages
+        that they start from (default all)
+      profile: A:B profile rounds A to B of each method, or epochs of central stages;
+        traces go to the stage's tensorboard folder, for xprof
+      sinks: A,B outputs of the metrics of rounds and clients: csv, tensorboard, wandb,
+        trackio, mlflow (default tensorboard)
+      quiet: print only errors and results
+      compiled: FOLDER folder of programs by fedfr plan --compile --save, for the same
+        devices, config and JAX version
+      grace_seconds: S seconds to end and save the round after SIGTERM; 0 ends at once
     """
-    if not values.quiet:  # before JAX and the data, which take a while
+
+    overwrite: bool = False
+    restart: tuple[str, ...] = ()
+    data_changed: DataChanged = None
+    methods: tuple[str, ...] = ()
+    profile: Annotated[range | tuple[()], rounds] = ()
+    sinks: tuple[str, ...] | None = None
+    quiet: bool = False
+    compiled: str | None = None
+    grace_seconds: Annotated[float, seconds] = GRACE
+
+
+def train(
+    config: ConfigDict,
+    *,
+    workdir: str | None,
+    training: Training,
+    from_: str | None = None,
+    print_config: bool = False,
+    processes: Processes,
+    typed: Sequence[str],
+) -> None:
+    """Train every method of a config, or resume where a run stopped.
+
+    After pretraining, every method of the config is trained. An interrupted run resumes
+    with the same command. With a changed config, stages that it does not affect are
+    kept, and a line lists which are kept, restored or trained anew; more rounds
+    continue from the last one. --restart=fedfr trains one method again, --overwrite
+    everything. --from=runs/a trains the config of another run in a new --workdir. fedfr
+    plan estimates the needs of a config beforehand, fedfr serve shows the run while it
+    trains.
+
+    As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on
+    TPU pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr
+    launch passes. See docs/how-to/clusters.md.
+
+    Args:
+      from_: RUN run directory whose config is trained again, instead of --config
+      print_config: print the config as JSON, and train nothing
+    """
+    if print_config:
+        return print(config_text(config))
+    location = flags.run_location(workdir)
+    if not training.quiet:  # before JAX and the data, which take a while
         shown = without_secrets(str(location))
         print(f"fedfr {fedfr_jax.__version__}: {shown}", flush=True)
-    join_processes(values)
+    processes.join()
     import jax
 
     from fedfr_jax.runs.remote import open_run
     from fedfr_jax.runs.trackers import RunInterrupted
 
     with (
-        ending_after_a_round(values.words, values.grace_seconds) as is_asked,
+        ending_after_a_round(typed, training.grace_seconds) as is_asked,
         open_run(location, jax.process_index()) as run,
     ):
         try:
-            with compiled(values) as experiment:
-                train_in(values, run, is_asked, experiment)
+            with compiled(config, training) as experiment:
+                train_in(config, training, run, is_asked, experiment)
         except RunInterrupted as error:
             if jax.process_index() == 0:
                 print(error, flush=True)
-            if values.process_id is None and jax.process_index() == 0:
-                print(describe_interrupt(signal.SIGTERM, values.words), file=sys.stderr)
+            if processes.process_id is None and jax.process_index() == 0:
+                print(describe_interrupt(signal.SIGTERM, typed), file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM) from error
 
 
 @contextlib.contextmanager
-def compiled(values: argparse.Namespace) -> Iterator:
+def compiled(config: ConfigDict, training: Training) -> Iterator:
     """Build the experiment; in the block its programs are taken from --compiled."""
     from fedfr_jax.config.build import build
 
-    if not values.compiled:
-        yield build(values.config)
+    if not training.compiled:
+        yield build(config)
         return
     import jax
 
     from fedfr_jax.runs.compiled_programs import check_stamp, programs_in
 
-    folder = pathlib.Path(values.compiled)
-    check_stamp(folder, json.loads(config_text(values.config)), jax.devices())
+    folder = pathlib.Path(training.compiled)
+    check_stamp(folder, json.loads(config_text(config)), jax.devices())
     with programs_in(folder) as count:
-        yield build(values.config)
-    if jax.process_index() == 0 and not values.quiet:
+        yield build(config)
+    if jax.process_index() == 0 and not training.quiet:
         print(f"{count.found} programs were in {folder}, {count.compiled} were not.")
 
 
 def train_in(
-    values: argparse.Namespace, run, is_asked: Callable[[], bool], experiment
+    config: ConfigDict,
+    training: Training,
+    run,
+    is_asked: Callable[[], bool],
+    experiment,
 ) -> None:
     """Run the experiment in the folder of an opened run.
 
@@ -188,25 +162,25 @@ def train_in(
     from fedfr_jax.runs.trackers import Logging, check_sinks
     from fedfr_jax.runs.workdir import claim_on_all_processes
 
-    sinks = values.sinks if values.sinks is not None else Logging().sinks
-    view = "quiet" if values.quiet else "auto"
-    logging = Logging(sinks, view, values.profile)
+    sinks = Logging().sinks if training.sinks is None else training.sinks
+    view = "quiet" if training.quiet else "auto"
+    logging = Logging(sinks, view, training.profile)
     if jax.process_count() > 1:
         hosts = describe_hosts(see_hosts(experiment.mesh), experiment.mesh)
         if jax.process_index() == 0:
             print(hosts, flush=True)
     check_sinks(sinks)  # a config's file may have registered some
-    chosen = with_earlier(experiment.stages, values.methods or experiment.stages)
-    text = config_text(values.config)
+    methods = training.methods or experiment.stages
+    chosen = with_earlier(experiment.stages, methods)
     folder, copy = run.path, run.mirror and run.mirror.upload
     with (
         claim_on_all_processes(
             folder,
-            text,
+            config_text(config),
             experiment.stages,
-            overwrite=values.overwrite,
+            overwrite=training.overwrite,
             to_train=chosen,
-            check_data=data_check(experiment.task, values.data_changed),
+            check_data=data_check(experiment.task, training.data_changed),
         ),
         run.shared(),
     ):
@@ -216,3 +190,68 @@ def train_in(
             logging=logging,
             lifecycle=Lifecycle(copy, is_asked),
         )
+
+
+def demo(
+    config: ConfigDict | str = "fedfr/demo",
+    *,
+    workdir: str = "runs/demo",
+    training: Training,
+    processes: Processes,
+    typed: Sequence[str],
+) -> None:
+    """Train the demo, in minutes and without a download.
+
+    The shipped config `demo` has pretraining, FedAvg and FedFR on rendered faces.
+    Flags are those of fedfr train, such as --config.seed=1.
+    """
+    assert isinstance(config, ConfigDict)
+    again = ["train", "--config=fedfr/demo", f"--workdir={workdir}", *typed[1:]]
+    train(config, workdir=workdir, training=training, processes=processes, typed=again)
+    print(f"One page of it: fedfr report {workdir} --open")
+
+
+def evaluate(
+    config: ConfigDict,
+    *,
+    workdir: str | None,
+    data_changed: DataChanged = None,
+    processes: Processes,
+) -> None:
+    """Evaluate the checkpoints of a run again, with its evaluators or others.
+
+    The config is that of the run in --workdir unless --config is given;
+    --config.evaluation.key=value changes an evaluation.
+    """
+    location = flags.run_location(workdir)
+    processes.join()
+    import jax
+
+    from fedfr_jax.runs.remote import fetched_to_evaluate
+
+    with fetched_to_evaluate(location, jax.process_index()) as folder:
+        if not (folder / CONFIG_FILE).exists():
+            raise ValueError(
+                f"{folder} must be a run directory, got no {CONFIG_FILE} in it."
+            )
+        evaluate_in(folder, config, data_changed)
+
+
+def evaluate_in(
+    folder: pathlib.Path, config: ConfigDict, data_changed: DataChanged
+) -> None:
+    """Evaluate the run in `folder` again."""
+    from fedfr_jax.config.build import build, sections
+    from fedfr_jax.loading import writing_nothing
+    from fedfr_jax.runs.locks import lock_to_read
+    from fedfr_jax.runs.restore import evaluate_experiment
+    from fedfr_jax.runs.stage_folders import check_stages
+    from fedfr_jax.runs.workdir import check_config, check_inside
+
+    stored = json.loads(config_text(config))
+    with lock_to_read(folder):
+        check_config(folder, stored, but_for="evaluation")
+        check_inside(folder)
+        experiment = build(writing_nothing(sections(config)))
+        check_stages(folder, experiment.stages, stored)
+        evaluate_experiment(experiment, folder, changed=data_changed)

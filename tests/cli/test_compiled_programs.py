@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
-from fedfr_jax.cli import aot_compile
+from fedfr_jax.cli import aot_compile, flags
 from fedfr_jax.cli.main import main
 from fedfr_jax.runs.compiled_programs import STAMP
 from tests.cli.test_more_rounds import CONFIG
@@ -31,7 +31,8 @@ def saved(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(aot_compile.distributed, "use_every_core", lambda: None)
-        aot_compile.main([config, "--device=cpu", f"--save={folder}"])
+        words = [config, "--device=cpu", f"--save={folder}"]
+        flags.run("aot_compile", aot_compile.aot_compile, words)
     return folder
 
 

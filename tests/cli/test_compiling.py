@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from fedfr_jax.cli import aot_compile, plan
+from fedfr_jax.cli import aot_compile, flags, plan
 from fedfr_jax.config.files import find, load
 from fedfr_jax.types import Dataset
 
@@ -28,7 +28,7 @@ def process(monkeypatch):
 def test_a_plan_asks_the_compiler_of_its_devices_about_its_config(process, capsys):
     asked, _ = process
     words = ["--config", "smoke", "--config.seed=3", "--methods=fedper"]
-    plan.main([*words, "--device=v5e:2x4", "--compile"])
+    flags.run("plan", plan.plan, [*words, "--device=v5e:2x4", "--compile"])
     ((extra, command, environment),) = asked
     assert extra == "tpu" and environment["JAX_PLATFORMS"] == "cpu"
     wanted = ["--config=smoke", "--config.seed=3", "--methods=fedper"]

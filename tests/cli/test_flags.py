@@ -17,6 +17,7 @@ from fedfr_jax.config.files import find, load, restore, shipped
 from fedfr_jax.runs import workdir
 from fedfr_jax.schema import check_keys
 
+FAMILIES = describe.load_families()
 MINE = """from {place} import base
 
 
@@ -284,7 +285,7 @@ def test_a_wrong_flag_is_one_line(words):
 )
 def test_launch_hands_on_everything_after_its_own_flags(words, handed, monkeypatch):
     started = []
-    monkeypatch.setattr(launch, "launch", lambda *args, **of: started.append(args))
+    monkeypatch.setattr(launch, "start", lambda *args, **of: started.append(args))
     assert main(["launch", *words]) == 0
     command, ids = started[0]
     assert command[3:] == handed and ids == range(3)
@@ -321,11 +322,11 @@ def test_configs_are_listed_with_what_they_are(capsys):
     assert configs.FOLDER.name == "configs"
 
 
-@pytest.mark.parametrize("family", describe.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_listed_with_settings_and_a_line(family, capsys):
     assert main(["describe", family]) == 0
     text = capsys.readouterr().out
-    for name in describe.load_families()[family]:
+    for name in FAMILIES[family]:
         assert f"{name}(" in text or f'"{name}": {{' in text
 
 

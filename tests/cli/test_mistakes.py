@@ -4,17 +4,17 @@ import errno
 
 import pytest
 
-from fedfr_jax.cli import train
+from fedfr_jax.cli import flags
 from fedfr_jax.cli.main import main
 from fedfr_jax.federated import algorithms
 
 
 def test_what_fits_neither_memory_nor_disk_is_one_line(monkeypatch, capsys):
-    def fails(words):
+    def fails(*_):
         raise error
 
     monkeypatch.delenv("FEDFR_DEBUG", raising=False)
-    monkeypatch.setattr(train, "main", fails)
+    monkeypatch.setattr(flags, "run", fails)
     error = MemoryError("lanes must fit the device's memory, got 64.")
     assert main(["train"]) == 2
     says = capsys.readouterr().err.splitlines()
@@ -291,7 +291,7 @@ def test_a_work_folder_that_no_checkpoint_can_have_is_refused(config, tmp_path, 
     folder = tmp_path / "run\udcff"  # as Python reads a byte that is not UTF-8
     assert main(["train", f"--config={config}", f"--workdir={folder}"]) == 2
     said = capsys.readouterr().err
-    assert "fedfr train: --workdir must be a path in UTF-8, got b'/" in said
+    assert "--workdir must be a path in UTF-8, got b'/" in said
     assert r"/run\xff'." in said and list(tmp_path.iterdir()) == []
 
 

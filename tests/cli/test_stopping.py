@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedfr_jax import distributed
-from fedfr_jax.cli import launch, train
-from fedfr_jax.cli.main import main
+from fedfr_jax.cli import flags, launch, train
 from fedfr_jax.cli.signals import SIGNALS, describe_interrupt, describe_resume, find_run
 from fedfr_jax.distributed import TERMINAL
 
@@ -191,12 +190,9 @@ def test_nobody_is_told_to_begin_again_to_go_on(words):
         "--overwrite b --workdir=a --overwrite=",
     ],
 )
-def test_a_signal_reads_the_flags_of_train_as_train_does(words, monkeypatch):
-    seen = []
-    monkeypatch.setattr(train, "train", lambda values, folder: seen.append(values))
-    words = ["train", "--config=demo", *words.split()]
-    assert main(words) == 0
-    (values,), found = seen, find_run(words)
+def test_a_signal_reads_the_flags_of_train_as_train_does(words):
+    words, parser = words.split(), flags.build_parser("fedfr train", train.train)
+    values, found = flags.parse_flags(parser, words), find_run(["train", *words])
     assert found.workdir == values.workdir
     assert bool(found.overwrite) == bool(values.overwrite)
 
@@ -218,7 +214,7 @@ def test_a_launcher_that_is_stopped_stops_its_processes(tmp_path):
         "import sys",
         "from fedfr_jax.cli import launch",
         f"given = [[sys.executable, *{words!r}], range(2)]",
-        "launch.launch(*given, total=2, coordinator='a:1', typed=['launch'])",
+        "launch.start(*given, total=2, coordinator='a:1', typed=['launch'])",
     )
     while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
         assert process.poll() is None
@@ -236,7 +232,7 @@ def test_processes_of_a_launcher_begin_deaf_to_the_terminal(capfd):
         "import signal; print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    launch.launch([sys.executable, "-c", said], range(1), total=1, coordinator="a:1")
+    launch.start([sys.executable, "-c", said], range(1), total=1, coordinator="a:1")
     heard = {int(word) for word in capfd.readouterr().out.split()}
     assert heard >= set(map(int, TERMINAL))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
@@ -244,7 +240,7 @@ def test_processes_of_a_launcher_begin_deaf_to_the_terminal(capfd):
 
 def test_a_signal_is_answered_as_before_when_a_launcher_has_ended():
     before = [signal.getsignal(number) for number in SIGNALS]
-    launch.launch([sys.executable, "-c", ""], range(1), total=1, coordinator="a:1")
+    launch.start([sys.executable, "-c", ""], range(1), total=1, coordinator="a:1")
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -367,7 +363,7 @@ def test_the_processes_of_a_killed_launcher_end(tmp_path):
 FAILING = """
 import sys, threading, types
 from fedfr_jax.cli import main as launcher
-from fedfr_jax.cli import train
+from fedfr_jax.cli import flags
 
 def fails():
     raise OSError(int(sys.argv[-1]), "No space left on device", "rows.bin")
@@ -386,7 +382,7 @@ async def read():
     finally:
         raise RuntimeError("of a read")
 
-def main(words):
+def main(name, command, words):
     if words[0] == "nobody":
         Failing()
         dropped = read()
@@ -401,7 +397,7 @@ def main(words):
     if words[:-1]:
         fails()
 
-train.main = main
+flags.run = main
 sys.argv = ["fedfr", "train", *sys.argv[1:]]
 launcher.run()
 """
@@ -435,15 +431,15 @@ ON_A_FULL_DISK = """
 import pathlib, sys
 import jax.numpy as jnp
 from fedfr_jax.cli import main as launcher
-from fedfr_jax.cli import train
+from fedfr_jax.cli import flags
 from fedfr_jax.runs.checkpoint import Checkpointer
 
-def main(words):
+def main(name, command, words):
     checkpointer = Checkpointer(words[0])
     for step in range(1, 100):
         checkpointer.save(step, {"w": jnp.ones(10_000) * step, "b": jnp.ones(9)})
 
-train.main = main
+flags.run = main
 sys.argv = ["fedfr", "train", *sys.argv[1:]]
 launcher.run()
 """

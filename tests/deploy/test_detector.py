@@ -1,5 +1,7 @@
 """Raw photographs: landmarks by a detector, and what training makes of them."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -52,7 +54,9 @@ def test_landmarks_of_raw_photographs_make_a_training_set(
     config.data = {"name": "folder", "path": str(photographs), "image_size": 112}
     config.partition = {"name": "iid", "num_clients": 1}
     csv = tmp_path / "faces.csv"
-    found = prepare.prepare(config, None, detector="yunet.onnx", landmarks=str(csv))
+    csv_flags = {"detector": "yunet.onnx", "landmarks": str(csv)}
+    prepare.prepare(config, workdir=str(tmp_path), **csv_flags)
+    found = json.loads((tmp_path / "data.json").read_text())["data"]
     says = capsys.readouterr().out
     assert f"{csv}: landmarks of 7 images" in says
     assert "no face, left out of training: 1 (p1/0.png)" in says

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import fedfr_jax as ff
-from fedfr_jax.cli.enroll import identities_of_files
 from fedfr_jax.cli.main import main
+from fedfr_jax.cli.trained import identities_of_files
 from fedfr_jax.data.align import arcface_template
 from fedfr_jax.deploy import face_images
 from fedfr_jax.deploy import gallery as deployed

@@ -9,7 +9,7 @@ import pytest
 
 from fedfr_jax import distributed
 from fedfr_jax import mesh as meshes
-from fedfr_jax.cli import launch
+from fedfr_jax.cli import flags, launch
 from fedfr_jax.federated.sampling import sample_cohort
 from fedfr_jax.federated.store import Store
 from tests.federated import process_worker, toys
@@ -30,7 +30,7 @@ def start(workdir, *flags, count, names="fedavg,fedfr"):
     command = [sys.executable, "-m", "tests.federated.process_worker", *flags]
     command += [f"--workdir={workdir}", f"--algorithms={names}"]
     coordinator = f"localhost:{launch.free_port()}"
-    launch.launch(command, range(count), total=count, coordinator=coordinator)
+    launch.start(command, range(count), total=count, coordinator=coordinator)
 
 
 def assert_same(folder, expected, atol=1e-6):
@@ -125,7 +125,7 @@ def test_a_failing_process_is_shown_and_named(capfd):
     says = "import sys; sys.exit(print('a mistake') or 2 * (sys.argv[-1][-1] == '1'))"
     with pytest.raises(ChildProcessError, match="process 1 of 2 ended with code 2; "):
         command = [sys.executable, "-c", says]
-        launch.launch(command, range(2), total=2, coordinator="localhost:1")
+        launch.start(command, range(2), total=2, coordinator="localhost:1")
     assert "[1] a mistake" in capfd.readouterr().out
 
 
@@ -150,7 +150,7 @@ def fails(*flags, code=1, ids=range(1), total=1):
     """What `launch` says after a process that ends with `code` at once."""
     command = [sys.executable, "-c", f"raise SystemExit({code})", *flags]
     with pytest.raises(ChildProcessError) as error:
-        launch.launch(command, ids, total=total, coordinator="localhost:1")
+        launch.start(command, ids, total=total, coordinator="localhost:1")
     return str(error.value)
 
 
@@ -197,7 +197,7 @@ def test_one_of_several_hosts_stops_its_own_processes_only():
 )
 def test_launch_refuses_what_it_cannot_start(words, message):
     with pytest.raises(ValueError, match=message):
-        launch.main(words)
+        flags.run("launch", launch.launch, words)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_one_machines_coordinator_listens_on_loopback(coordinator, bound, monkey
         jax.config.update("jax_cpu_enable_async_dispatch", is_async)
     assert calls[0]["coordinator_bind_address"] == bound
     started = []
-    monkeypatch.setattr(launch, "launch", lambda *_, **x: started.append(x))
-    launch.main(["train"])
+    monkeypatch.setattr(launch, "start", lambda *_, **x: started.append(x))
+    launch.launch(["train"], typed=[])
     assert started[0]["coordinator"].startswith("127.0.0.1:")
 
 

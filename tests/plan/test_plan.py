@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedfr_jax import mesh
 from fedfr_jax.cli.main import main
-from fedfr_jax.cli.plan import plan
+from fedfr_jax.cli.plan import print_plan as plan
 from fedfr_jax.config.build import sections
 from fedfr_jax.configs import base
 from fedfr_jax.federated.privacy.accountant import Mechanism, build_accountant

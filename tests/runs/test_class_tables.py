@@ -4,13 +4,13 @@ import os
 import pathlib
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from fedfr_jax.central import class_capacity
+from fedfr_jax.cli import flags
 from fedfr_jax.cli.main import run_command
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.central_stage import build_epochs_of_stage, restore
@@ -80,11 +80,12 @@ def test_a_label_that_is_no_class_of_the_table_is_refused_before_training(tmp_pa
         classes.train(tmp_path, 2, names=classes.NAMES[:60])
 
 
-def test_a_full_device_is_a_line_and_no_traceback(capsys):
-    def exhausted(argv):
+def test_a_full_device_is_a_line_and_no_traceback(capsys, monkeypatch):
+    def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB\nmuch more")
 
-    assert run_command(SimpleNamespace(main=exhausted), []) == 2
+    monkeypatch.setattr(flags, "run", exhausted)
+    assert run_command("train", []) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "a device has no memory left: RESOURCE_EXHAUSTED: 9 GiB"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax import manifest
-from fedfr_jax.cli import evaluate, signals
+from fedfr_jax.cli import signals, train
 from fedfr_jax.cli.flags import config_text
 from fedfr_jax.cli.main import main
 from fedfr_jax.config import build as building
@@ -81,9 +81,9 @@ def evaluate_settings(folder, monkeypatch):
 
     monkeypatch.setattr(building, "build", build)
     monkeypatch.setattr(building, "sections", lambda config: STORED)
-    monkeypatch.setattr(evaluate, "config_text", json.dumps)
+    monkeypatch.setattr(train, "config_text", json.dumps)
     with pytest.raises(Built) as raised:
-        evaluate.evaluate(argparse.Namespace(config=STORED), folder)
+        train.evaluate_in(folder, STORED, None)
     return raised.value.args[0]
 
 
@@ -119,7 +119,7 @@ def test_a_run_with_links_out_of_its_folder_is_not_evaluated(tmp_path, monkeypat
     ):
         (run / name).symlink_to(goal)
         with pytest.raises(ValueError, match=f"must have no links .*{name}"):
-            evaluate.evaluate(argparse.Namespace(config=STORED), run)
+            train.evaluate_in(run, STORED, None)
         (run / name).unlink()
 
 
