@@ -82,7 +82,7 @@ def print_members(family: str, members: Mapping, name: str | None) -> None:
         print(f"{signature_text(name, member)}\n\n{documentation(member)}")
 
 
-def print_disclosures(config: Mapping) -> None:
+def print_disclosures(config: ConfigDict | Mapping) -> None:
     """Print what the clients of each federated method of a config send."""
     from fedfr_jax.cli.plan import blind_experiment
     from fedfr_jax.federated.disclosure import format_disclosure

@@ -77,7 +77,7 @@ def scaling(
 
     points = scaling.points(
         scaling.read_rows(table),
-        score or error,
+        score or error or "",
         is_score=bool(score),
         series=series,
     )
