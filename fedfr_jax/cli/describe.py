@@ -11,6 +11,7 @@ from typing import Literal
 
 from ml_collections import ConfigDict
 
+import fedfr_jax as ff
 from fedfr_jax.cli import flags
 from fedfr_jax.config.files import shipped
 from fedfr_jax.schema import check_choice, hint
@@ -140,33 +141,24 @@ def _text(parameter: inspect.Parameter) -> str:
 
 
 def load_families() -> dict[str, Mapping[str, Callable]]:
-    """Members of FAMILIES, imported here, as most of them import JAX."""
-    from fedfr_jax.data.augment import AUGMENTS
-    from fedfr_jax.data.partition import PARTITIONS
-    from fedfr_jax.data.sources import SOURCES
-    from fedfr_jax.federated.aggregation import AGGREGATORS
-    from fedfr_jax.federated.algorithms import ALGORITHMS
+    """Members of each family, imported here, as most of them import JAX."""
     from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
-    from fedfr_jax.federated.attacks import ATTACKS
-    from fedfr_jax.losses import LOSSES
-    from fedfr_jax.models import MODELS
     from fedfr_jax.models.segmenter import ENCODERS
-    from fedfr_jax.tasks import TASKS
     from fedfr_jax.tasks.reid.data import SCENARIOS
 
     return {
-        "models": MODELS,
+        "models": ff.MODELS,
         "encoders": ENCODERS,
-        "sources": SOURCES,
-        "partitions": PARTITIONS,
+        "sources": ff.SOURCES,
+        "partitions": ff.PARTITIONS,
         "scenarios": SCENARIOS,
-        "algorithms": ALGORITHMS,
-        "aggregation": AGGREGATORS,
-        "attacks": ATTACKS,
+        "algorithms": ff.ALGORITHMS,
+        "aggregation": ff.AGGREGATORS,
+        "attacks": ff.ATTACKS,
         "server_optimizers": SERVER_OPTIMIZERS,
-        "losses": LOSSES,
-        "tasks": TASKS,
-        "augments": AUGMENTS,
+        "losses": ff.LOSSES,
+        "tasks": ff.TASKS,
+        "augments": ff.AUGMENTS,
         "sections": _sections(),
         "variants": VARIANTS,
     }
@@ -205,21 +197,16 @@ def _sections() -> Mapping[str, Callable]:
     }
 
 
+UNIFORM = {"name": "fedavg", "weighting": "uniform"}
 # Methods that are settings of another: (keys besides learning_rate, description).
-VARIANTS = {
-    "fairavg": (
-        {"algorithm": {"name": "fedavg", "weighting": "uniform"}},
-        "FedAvg whose clients count alike.",
-    ),
+VARIANTS: dict[str, tuple[dict, str]] = {
+    "fairavg": ({"algorithm": UNIFORM}, "FedAvg whose clients count alike."),
     "fedper": (
         {"personal": {"blocks": 1}, "init_per_client": True},
         "The last K_P blocks stay with clients (arXiv:1912.00818).",
     ),
     "lg_fedavg": (
-        {
-            "personal": {"all_but_blocks": 2},
-            "algorithm": {"name": "fedavg", "weighting": "uniform"},
-        },
+        {"personal": {"all_but_blocks": 2}, "algorithm": UNIFORM},
         "All but the last blocks stay with clients (arXiv:2001.01523).",
     ),
     "fedbn": (
@@ -230,27 +217,22 @@ VARIANTS = {
         {"personal": {"blocks": 1}, "frozen": {"blocks": 1}},
         "The head keeps its initial values; fine-tuned afterwards (arXiv:2106.06042).",
     ),
-    **{
-        name: (
-            {
-                "algorithm": {
-                    "name": "fedavg",
-                    "server_optimizer": {"name": name, "learning_rate": 0.1},
-                }
-            },
-            "The server steps along the mean change (arXiv:2003.00295).",
-        )
-        for name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
-    },
     "fedatt": (
-        {
-            "aggregation": "attention",
-            "algorithm": {"name": "fedavg", "weighting": "uniform"},
-        },
+        {"aggregation": "attention", "algorithm": UNIFORM},
         "Per tensor, clients that moved farther count more (arXiv:1812.07108).",
     ),
     "local": ({"personal": "."}, "Clients share nothing: everything is personal."),
 }
+
+
+def _with_server_optimizer(name: str) -> tuple[dict, str]:
+    optimizer = {"name": name, "learning_rate": 0.1}
+    settings = {"algorithm": {"name": "fedavg", "server_optimizer": optimizer}}
+    return settings, "The server steps along the mean change (arXiv:2003.00295)."
+
+
+for _name in ("fedavgm", "fedadagrad", "fedadam", "fedyogi"):
+    VARIANTS[_name] = _with_server_optimizer(_name)
 
 
 def configs() -> None:
