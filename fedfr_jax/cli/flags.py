@@ -15,14 +15,12 @@ import json
 import os
 import pathlib
 import re
-import types
 from collections.abc import Callable, Sequence
 from typing import (
     Annotated,
     Any,
     Literal,
     NamedTuple,
-    Union,
     cast,
     get_args,
     get_origin,
@@ -155,6 +153,8 @@ def add_flag(parser: Parser, name: str, kind: Any, default: Any, text: str) -> N
         return add_switch(parser, flag, text, dest=name, default=default)
     converters = {int: count, float: float, tuple[str, ...]: names}
     options: dict[str, Any] = {"type": converters.get(kind, str)}
+    if get_args(kind)[:1] == (bool,):  # or words: --name alone is True
+        options = {"type": names, "nargs": "?", "const": True}
     if get_origin(kind) is Literal:
         options = {"choices": get_args(kind)}
     else:
@@ -183,11 +183,9 @@ def add_words(parser: Parser, name: str, kind: Any, default: Any, text: str) -> 
 
 
 def _without_none(kind: Any) -> Any:
-    """The one kind in `kind | None`."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    (only,) = (x for x in get_args(kind) if x is not type(None))
-    return only
+    """The kind in `kind | None`."""
+    is_optional = type(None) in get_args(kind)
+    return get_args(kind)[0] if is_optional else kind
 
 
 def _is_group(kind: Any) -> bool:

@@ -96,9 +96,8 @@ def report(runs: Sequence[str], *, output: str | None = None, open: bool = False
     """
     if not runs:
         raise ValueError("fedfr report needs a run directory: fedfr report runs/demo.")
-    from fedfr_jax.files import write_text
+    from fedfr_jax.files import is_url, write_text
     from fedfr_jax.runs.remote import fetch, is_reported
-    from fedfr_jax.runs.scratch import is_url
     from fedfr_jax.viewer.page import render
     from fedfr_jax.viewer.run_files import read_run
 
@@ -158,8 +157,8 @@ def serve(
       port: N port to listen on; 0 takes a free one
       open: open the list in a browser
     """
+    from fedfr_jax.files import is_url
     from fedfr_jax.runs.remote import fetch_runs
-    from fedfr_jax.runs.scratch import is_url
     from fedfr_jax.viewer.server import serve
 
     local = fetch_runs(folder)

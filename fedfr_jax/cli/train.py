@@ -39,9 +39,8 @@ class Training(NamedTuple):
     """What is trained, and what is shown and kept of it.
 
     Args:
-      overwrite: empty the run directory first
-      restart: A,B stages (methods, or pretrained) to train again, with those that start
-        from them
+      overwrite: A,B stages (methods, or pretrained) to remove and train again, with
+        those that start from them; without names, all that is in the run directory
       methods: A,B methods to train and to list in the result table, with the stages
         that they start from (default all)
       profile: A:B profile rounds A to B of each method, or epochs of central stages;
@@ -54,8 +53,7 @@ class Training(NamedTuple):
       grace_seconds: S seconds to end and save the round after SIGTERM; 0 ends at once
     """
 
-    overwrite: bool = False
-    restart: tuple[str, ...] = ()
+    overwrite: bool | tuple[str, ...] = ()
     data_changed: DataChanged = None
     methods: tuple[str, ...] = ()
     profile: Annotated[range | tuple[()], rounds] = ()
@@ -78,12 +76,11 @@ def train(
     """Train every method of a config, or resume where a run stopped.
 
     After pretraining, every method of the config is trained. An interrupted run resumes
-    with the same command. With a changed config, stages that it does not affect are
-    kept, and a line lists which are kept, restored or trained anew; more rounds
-    continue from the last one. --restart=fedfr trains one method again, --overwrite
-    everything. --from=runs/a trains the config of another run in a new --workdir. fedfr
-    plan estimates the needs of a config beforehand, fedfr serve shows the run while it
-    trains.
+    with the same command, and with more rounds continues from the last one. Any other
+    change to what a trained stage depends on is refused: --overwrite=fedfr trains that
+    method again, with those that start from it, --overwrite everything. --from=runs/a
+    trains the config of another run in a new --workdir. fedfr plan estimates the needs
+    of a config beforehand, fedfr serve shows the run while it trains.
 
     As one of several processes: --distributed under Slurm, Open MPI, Kubernetes and on
     TPU pods; elsewhere --coordinator, --num_processes and --process_id, which fedfr
@@ -243,9 +240,9 @@ def evaluate_in(
     """Evaluate the run in `folder` again."""
     from fedfr_jax.config.build import build, sections
     from fedfr_jax.loading import writing_nothing
+    from fedfr_jax.runs.experiment import evaluate_experiment
     from fedfr_jax.runs.locks import lock_to_read
-    from fedfr_jax.runs.restore import evaluate_experiment
-    from fedfr_jax.runs.stage_folders import check_stages
+    from fedfr_jax.runs.stage_settings import check_stages
     from fedfr_jax.runs.workdir import check_config, check_inside
 
     stored = json.loads(config_text(config))
