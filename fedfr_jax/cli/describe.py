@@ -7,7 +7,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -140,7 +140,7 @@ def _text(parameter: inspect.Parameter) -> str:
     return default.__name__ if inspect.isroutine(default) else repr(default)
 
 
-def load_families() -> dict[str, Mapping[str, Callable]]:
+def load_families() -> dict[str, Mapping[str, Any]]:
     """Members of each family, imported here, as most of them import JAX."""
     from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
     from fedfr_jax.models.segmenter import ENCODERS
