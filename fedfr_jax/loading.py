@@ -143,25 +143,27 @@ def _network(
     about: Mapping[str, str],
 ) -> TrainedModel:
     """Wrap a client's model, with `config` if that builds this model."""
-    task, backbone = experiment.task, None  # None: no config builds this model
+    task = experiment.task
+    build_network = functools.partial(
+        TrainedModel,
+        input_shape=task.dataset.input_shape,
+        roc=functools.partial(run_curve, experiment, variables, apply),
+        metadata=about,
+        recorded=task.preprocessing,
+    )
     if config is not None:
         config = {k: v for k, v in config.items() if k != "conv_implementation"}
         model = build_model(deployment_config(config), task.dataset.input_shape)
         backbone = backbone_of(variables, jax.eval_shape(model.init, jax.random.key(0)))
-    is_known = backbone is not None
-    if is_known:
-        apply_model = compile_embedding(model, task.is_of_features)
-    else:
-        apply_model = jax.jit(apply)
-    return TrainedModel(
-        apply=apply_model,
-        variables=backbone if is_known else variables,
-        input_shape=task.dataset.input_shape,
-        model=config if is_known else None,
-        roc=functools.partial(run_curve, experiment, variables, apply),
-        metadata=about,
-        recorded=task.preprocessing,
-        is_of_features=is_known and task.is_of_features,
+        if backbone is not None:
+            return build_network(
+                apply=compile_embedding(model, task.is_of_features),
+                variables=backbone,
+                model=config,
+                is_of_features=task.is_of_features,
+            )
+    return build_network(
+        apply=jax.jit(apply), variables=variables, model=None, is_of_features=False
     )
 
 

@@ -147,9 +147,10 @@ def _read(path, read_file=None) -> tuple[bytes, Entry | None]:
             if entry is None:
                 raise
             data = None
-        if entry is None or (data is not None and entry.is_of(data)):
+        if data is not None and (entry is None or entry.is_of(data)):
             return data, entry
-        if entry == read(path.parent).get(path.name):  # else a writer came between
+        now = read(path.parent).get(path.name)
+        if entry and entry == now:  # else a writer came between
             got = "no file" if data is None else f"{len(data)} bytes that differ"
             raise _changed(path, entry, got)
 

@@ -169,10 +169,9 @@ def check_inside(workdir: pathlib.Path) -> None:
                 )
 
 
-def stored_config(workdir: pathlib.Path) -> dict | None:
-    """Config stored in the run directory; None without one."""
-    path = workdir / CONFIG
-    return manifest.read_object(path) if path.exists() else None
+def stored_config(workdir: pathlib.Path) -> dict:
+    """Config stored in the run directory."""
+    return manifest.read_object(workdir / CONFIG)
 
 
 def check_config(workdir: pathlib.Path, config: Mapping, but_for: str = "") -> None:
