@@ -186,7 +186,7 @@ def test_every_public_name_is_on_the_page_of_the_api():
 
 def test_the_walk_through_the_code_names_files_and_functions_that_there_are():
     text = PAGES["explanation/read-the-code.md"].read_text()
-    stops = re.findall(r"^\| \d \| `([\w/.]+)` \| (.*?) \| (.*?) \|$", text, re.M)
+    stops = re.findall(r"^\| \d \| `([\w/.]+)` \| (.*?) \|(.*?)\|$", text, re.M)
     assert len(stops) == 7
     nano = (ROOT / "examples" / "nano.py").read_text()
     for file, names, of_nano in stops:
