@@ -127,7 +127,6 @@ federation.rounds=2.5 -> config.federation.rounds must be a whole number, got 2.
 federation.cohort_size=9 -> federation.cohort_size must be at most 3, the number of
 federation.data_placement=disk -> one of ['auto', 'device', 'stream'], got 'disk'
 federation.augment=(1,2) -> must be a list of texts or mappings, got (1
-federation.augment=({'name':'random_erasing','fill':-1},) -> fill must be in [0, 255]
 federation.augment=[{'name':'random_erasing','fill':b'x'}] -> [0].fill must be a string
 federation.model_shards=9 -> mesh clients x model must fit 8 devices
 federation.batch_size=65537 -> batch_size must be in [1, 65536], got 65537
