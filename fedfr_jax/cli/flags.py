@@ -54,6 +54,7 @@ sections of a config, whose keys are the arguments of the function that they con
   evaluation   settings of the task's evaluators
   methods      methods to train (fedfr describe algorithms)
 The error for an unknown key lists the known ones; fedfr configs lists the configs."""
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Of an argument: the rest of the line belongs to another command.
 Rest = Annotated[list[str], argparse.REMAINDER]
 DataChanged = Literal["accept"] | None
@@ -233,10 +234,9 @@ def add_switch(
 
 def boolean(text: str) -> bool:
     """Parse a flag's value as a bool."""
-    values = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in values:
+    if text.lower() not in BOOLEANS:
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
-    return values[text.lower()]
+    return BOOLEANS[text.lower()]
 
 
 def count(text: str) -> int:
@@ -274,7 +274,12 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     """Parse `argv`, which has flags and words only."""
     has_rest = any(action.nargs == argparse.REMAINDER for action in parser._actions)
     read = parser.parse_known_args if has_rest else parser.parse_known_intermixed_args
-    values, rest = read([_plain_word(word) for word in argv])
+    switches = {x.option_strings[0] for x in parser._actions if x.type is boolean}
+    words = [_plain_word(word) for word in argv]
+    for i, after in enumerate([*words[1:], ""]):
+        if words[i] in switches and after.lower() not in BOOLEANS:
+            words[i] += "=true"  # what follows is no value of it
+    values, rest = read(words)
     if rest:
         flags = sorted({*re.findall("--[a-z_-]+", parser.format_usage())})
         flag = rest[0].partition("=")[0]

@@ -185,7 +185,7 @@ def test_nobody_is_told_to_begin_again_to_go_on(words):
     [
         "--workdir=a",
         "--workdir a --overwrite",
-        "--overwrite=b,c --workdir=a=b --config.seed=1",
+        "--overwrite=b,c --workdir=a=b",
         "--workdir=a --overwrite b --workdir=d --distributed=false",
         "--overwrite b --workdir=a --overwrite=",
     ],
