@@ -276,8 +276,9 @@ def parse_flags(parser: Parser, argv: list[str]) -> argparse.Namespace:
     read = parser.parse_known_args if has_rest else parser.parse_known_intermixed_args
     switches = {x.option_strings[0] for x in parser._actions if x.type is boolean}
     words = [_plain_word(word) for word in argv]
-    for i, after in enumerate([*words[1:], ""]):
-        if words[i] in switches and after.lower() not in BOOLEANS:
+    for i, word in enumerate(words):
+        is_alone = words[i + 1 : i + 2] == [] or words[i + 1].lower() not in BOOLEANS
+        if word in switches and is_alone:
             words[i] += "=true"  # what follows is no value of it
     values, rest = read(words)
     if rest:
