@@ -31,7 +31,6 @@ from fedfr_jax.federated.remote import (
     describe_example,
 )
 from fedfr_jax.federated.sampling import Sampling
-from fedfr_jax.federated.settings import build_sampling
 from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import replace_file
 from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
@@ -177,7 +176,7 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
             local_epochs=federation.epochs_of(trainer),
             cohort_size=federation.cohort_size,
             seed=experiment.seed,
-            sampling=build_sampling(federation.sampling),
+            sampling=federation.sampling,
         ),
     )
 

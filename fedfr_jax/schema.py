@@ -1,8 +1,8 @@
 """Settings as keyword arguments: a function's signature is their schema.
 
 A key that the function does not know is an error that lists those it knows. Values are
-checked once, by pydantic against the annotations: `call` those of a config, `checked`
-those that a user of the Python API gives. Kinds and ranges are in `ranges`.
+checked once, by pydantic against the annotations: `parts.parse` those of a config,
+`checked` those that a user of the Python API gives. Kinds and ranges are in `ranges`.
 """
 
 import contextlib
@@ -34,43 +34,18 @@ Result = TypeVar("Result")
 TEXTS = (str, bytes, bytearray)  # sequences that are no lists
 
 
-def call(section: str, function: Callable, settings: Mapping, *args, **fixed):
-    """`function(*args, **fixed, **settings)`, its signature being the schema.
-
-    Raises:
-      ValueError: for a key that is not the function's (with those that are), one that
-        is missing, or a value that its annotation does not allow.
-    """
-    return call_at(f"config.{section}", function, settings, *args, **fixed)
-
-
-def call_at(where: str, function: Callable, settings: Mapping, *args, **fixed):
-    """`call` of settings that do not stand in a section of a config."""
-    parameters = inspect.signature(function).parameters
-    known = [name for name in list(parameters)[len(args) :] if name not in fixed]
-    kinds = {name: parameters[name].annotation for name in known}
-    settings = check_settings(where, settings, kinds)
-    for name in known:
-        if parameters[name].default is inspect.Parameter.empty and name not in settings:
-            raise ValueError(f"{where} must have the key {name}, got none.")
-    with naming(where, settings):
-        return function(*args, **fixed, **settings)
-
-
-def choose(section: str, family: Mapping[str, Callable], settings: Mapping, *args):
-    """Build the member of `family` that `settings["name"]` names."""
-    settings = dict(settings)
-    name = settings.pop("name", None)
-    check_choice(f"config.{section}.name", name, sorted(family))
-    return call(section, family[name], settings, *args)
-
-
 def check_choice(what: str, value: Any, known: Collection) -> None:
     """Raise ValueError unless `value` is one of the known."""
-    if value not in list(known):
-        raise ValueError(
-            f"{what} must be one of {list(known)}, got {value!r}{hint(value, known)}."
-        )
+    if error := choice_error(what, value, known):
+        raise ValueError(error)
+
+
+def choice_error(what: str, value: Any, known: Collection) -> str:
+    """The error of a value that is none of the known, "" for one of them."""
+    known = sorted(known) if isinstance(known, Mapping) else list(known)
+    if value in known:
+        return ""
+    return f"{what} must be one of {known}, got {value!r}{hint(value, known)}."
 
 
 def hint(name: Any, known: Collection[str]) -> str:
@@ -136,42 +111,31 @@ def keywords(function: Callable) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
-def keyword_kinds(function: Callable) -> dict[str, Any]:
-    """{keyword-only argument: annotation} of a factory."""
-    return {name: x.annotation for name, x in keywords(function).items()}
-
-
 def kinds_of(function: Callable) -> dict[str, Any]:
     """{argument: annotation} of a function, {field: annotation} of a NamedTuple."""
     parameters = inspect.signature(function).parameters
     return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
-def check_settings(where: str, settings: Mapping, kinds: Mapping[str, Any]) -> dict:
-    """The settings, lists as tuples, whose keys and values `kinds` must allow.
+def check_values(prefix: str, values: Mapping[str, Any], kinds: Mapping) -> None:
+    """Raise ValueError for the first value that its kind does not allow.
 
     Args:
-      where: they stand, such as "config.federation".
+      prefix: of the keys, such as "config.federation.".
       kinds: {key: annotation}.
-
-    Raises:
-      ValueError: for the first key or value that it does not.
     """
-    check_keys(where, settings, kinds)
-    return check_values(f"{where}.", settings, kinds)
-
-
-def check_values(
-    prefix: str, values: Mapping[str, Any], kinds: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`check_settings` of known keys, whose names follow on the prefix."""
     for name, value in values.items():
-        if rule := broken_rule(kinds[name], value):
-            near = hint(value, _words(kinds[name]))
-            raise ValueError(
-                f"{prefix}{name} must {rule}, got {_without_arrays(value)!r}{near}."
-            )
-    return {name: _without_lists(value) for name, value in values.items()}
+        if error := value_error(f"{prefix}{name}", kinds[name], value):
+            raise ValueError(error)
+
+
+def value_error(what: str, kind: Any, value: Any) -> str:
+    """The error of a value that an annotation does not allow, "" for one of it."""
+    rule = broken_rule(kind, value)
+    if not rule:
+        return ""
+    near = hint(value, _words(kind))
+    return f"{what} must {rule}, got {_without_arrays(value)!r}{near}."
 
 
 def check_fields(prefix: str, settings: tuple) -> None:
@@ -260,7 +224,7 @@ def _check_class(kind: type, value: Any) -> Any:
 
 def _without_arrays(value: Any) -> Any:
     """NumPy's and JAX's numbers as Python's, lists as tuples, mappings as dicts."""
-    if _is_list(value):
+    if is_list(value):
         return tuple(map(_without_arrays, value))
     if isinstance(value, Mapping):
         return {key: _without_arrays(entry) for key, entry in value.items()}
@@ -269,14 +233,15 @@ def _without_arrays(value: Any) -> Any:
     return value.item() if is_number else value
 
 
-def _is_list(value: Any) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, TEXTS)
-    return is_list and not hasattr(value, "_fields")  # of a NamedTuple
+def is_list(value: Any) -> bool:
+    """Whether it is a sequence but no text and no NamedTuple."""
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, TEXTS)
+    return is_sequence and not hasattr(value, "_fields")  # of a NamedTuple
 
 
-def _without_lists(value: Any) -> Any:
+def without_lists(value: Any) -> Any:
     """Lists as tuples, in tuples too."""
-    return tuple(map(_without_lists, value)) if _is_list(value) else value
+    return tuple(map(without_lists, value)) if is_list(value) else value
 
 
 def is_traced(value: Any) -> bool:
@@ -288,7 +253,7 @@ def is_traced(value: Any) -> bool:
 def _has_traced(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_traced, value.values()))
-    return any(map(_has_traced, value)) if _is_list(value) else is_traced(value)
+    return any(map(_has_traced, value)) if is_list(value) else is_traced(value)
 
 
 def _takes_floats(kind: Any) -> bool:
@@ -316,7 +281,7 @@ def _interval_rule(bounds: Interval, is_above: bool, value: Any) -> str:
         if is_above:
             return "be below 2**31"
         if bounds.ge == TINY:
-            is_tiny = not _is_list(value) and value > 0
+            is_tiny = not is_list(value) and value > 0
             return "be positive in float32" if is_tiny else "be positive"
         return f"be at least {bounds.ge}"
     low = "(0" if bounds.ge in (TINY, None) else f"[{bounds.ge}"
@@ -349,6 +314,8 @@ def in_words(kind: Any) -> str:
     'a whole number or a list of 2 whole numbers or none'
     """
     origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated and any(hasattr(x, "read") for x in inside[1:]):
+        return "a mapping"  # of a part
     if origin is Annotated and not _own_noun(kind):
         return in_words(inside[0])
     if origin is Literal:
@@ -388,6 +355,8 @@ def _noun(kind: Any) -> str:
     if get_origin(kind) is Annotated:
         return _own_noun(kind) or _noun(get_args(kind)[0])
     kind = get_origin(kind) or kind
+    if getattr(kind, "is_section", False):
+        return NOUNS[Mapping]
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return NOUNS.get(kind, name)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedfr_jax.parts import Factory, parse
 from fedfr_jax.ranges import (
     BelowOne,
     ByRound,
@@ -17,7 +18,7 @@ from fedfr_jax.ranges import (
     PositiveShare,
     Seed,
 )
-from fedfr_jax.schema import broken_rule, call, checked, choose, has_kind, naming
+from fedfr_jax.schema import broken_rule, checked, has_kind, naming
 
 
 @pytest.mark.parametrize(
@@ -39,26 +40,6 @@ from fedfr_jax.schema import broken_rule, call, checked, choose, has_kind, namin
 def test_a_value_is_of_the_kind_that_the_annotation_names(kind, right, wrong):
     assert [value for value in right if not has_kind(kind, value)] == []
     assert [value for value in wrong if has_kind(kind, value)] == []
-
-
-def factory(*, rounds: int = 1, fars: Sequence[float] = (), name: str = "a"):
-    raise {"a": KeyError("b"), "c": OverflowError("\ntwo\nlines")}[name]
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"rounds": 2.5}, "config.x.rounds must be a whole number, got 2.5."),
-        ({"fars": "a"}, "config.x.fars must be a list of finite numbers, got 'a'."),
-        ({}, "config.x must be usable as {}, got KeyError: 'b'."),
-        ({"name": "c"}, "config.x must be usable as .*, got OverflowError: two lines."),
-    ],
-)
-def test_whatever_a_factory_makes_of_its_settings_is_one_line(settings, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        call("x", factory, settings)
-    with pytest.raises(ValueError, match="name must be one of .*got ..a.."):
-        choose("x", {"a": factory}, {"name": ["a"]})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +79,7 @@ def test_a_function_that_is_checked_says_the_same_as_a_config():
         with pytest.raises(ValueError, match=f"^{message}"):
             sgd(None, **settings)
         with pytest.raises(ValueError, match=f"^config.x.{message}"):
-            call("x", sgd, settings, None)
+            parse(Factory(sgd, num_args=1), settings, "config.x")
 
 
 def test_a_traced_number_passes_where_a_number_may_stand():

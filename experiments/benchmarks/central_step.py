@@ -15,11 +15,10 @@ from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.runs.central_stage import build_epochs_of_stage
-from fedfr_jax.tasks.faces.loss import backbone_of
+from fedfr_jax.tasks.faces.loss import backbone_of, build_rule
 from fedfr_jax.tasks.faces.public_classes import (
     build_public_loss,
     first_variables,
-    margin_rule,
     padded_rows,
 )
 from fedfr_jax.types import CentralTrainer, Dataset, Model, ShardedClasses
@@ -44,7 +43,7 @@ def trainer_of(
     if settings.class_parallel:
         rows = padded_rows(settings, num_classes, mesh)
         table = ShardedClasses(CLASS_TABLE, range(num_classes))
-    rule = margin_rule(settings)
+    rule = build_rule(settings.loss)
     return CentralTrainer(
         settings=settings,
         dataset=Dataset.from_arrays(images, labels),

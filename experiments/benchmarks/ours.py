@@ -17,11 +17,13 @@ from fedfr_jax.federated import simulation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.local import sgd
+from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.linen import xavier_uniform
-from fedfr_jax.tasks.faces.methods import face_method
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.faces.methods import METHODS, Counts, face_method
 from fedfr_jax.types import Cohort, Dataset, LocalTraining
 
 
@@ -85,8 +87,9 @@ def faces(work, model=None):
     model = model or network(work)
     algorithm = {"name": "fedfr", "hard_negative_threshold": None}
     options = {"algorithm": algorithm, "learning_rate": work.rate, "decay_epochs": 0}
-    classes = {"num_classes": work.num_classes}
-    trainer = face_method("methods.fedfr", options, model, **classes).trainer
+    where, counts = "config.methods.fedfr", Counts(work.num_classes)
+    method, federation = parse(METHODS, options, where), parse(Federation, {})
+    trainer = face_method(method, model, counts, where, federation=federation)
     shape = (workloads.NUM_PUBLIC, workloads.DIM)
     phi = 0.01 * jax.random.normal(jax.random.key(1), shape)
     drawn = model.init(jax.random.key(0))

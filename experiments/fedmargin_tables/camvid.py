@@ -179,12 +179,16 @@ def looked_at(config: dict) -> tuple:
     """The network, and all test images whatever the split."""
     import numpy as np
 
+    from fedfr_jax.config.build import parse
     from fedfr_jax.tasks.data import open_data
     from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
 
-    source = open_data(config["data"])
+    parsed = parse(config)
+    source = open_data(parsed.data)
     rows = np.flatnonzero(source.is_test)
-    return build_segmenter(config["model"], source), with_masks(source, rows, None)
+    network, num_classes = parsed.model.network, len(source.masks.class_names)
+    model = build_segmenter(network, source.input_shape, num_classes)
+    return model, with_masks(source, rows, None)
 
 
 if __name__ == "__main__":

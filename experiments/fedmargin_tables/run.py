@@ -198,11 +198,14 @@ def built(config: dict):
 
 def with_features(experiment, config: dict, reference):
     """The experiment, whose network's features are compared with the reference's."""
+    from fedfr_jax.config.build import parse
     from fedfr_jax.tasks.data import build_dataset, open_data, split
     from fedfr_jax.tasks.evaluators import representation
 
-    source = open_data(config["data"])
-    test = build_dataset(source, split(config["partition"], source).test, None)
+    parsed = parse(config)
+    source = open_data(parsed.data)
+    parts = split(parsed.partition.partition, source)
+    test = build_dataset(source, parts.test, None)
     model, feed = seen(config, source)
     evaluator = representation(
         model, test, experiment.mesh, feed, reference=reference, max_images=500
@@ -215,11 +218,12 @@ def with_loss(experiment, config: dict):
 
     The loss of local steps has terms of its own in FedProx and FedDANE.
     """
+    from fedfr_jax.config.build import parse
     from fedfr_jax.tasks.data import open_data
     from fedfr_jax.tasks.evaluators import build_feature_fn
     from fedfr_jax.types import Evaluation, Evaluator
 
-    model, feed = seen(config, open_data(config["data"]))
+    model, feed = seen(config, open_data(parse(config).data))
     table, mesh = experiment.task.dataset, experiment.mesh
     look = build_feature_fn(model, table, mesh, feed, max_features=2000)
 
@@ -243,13 +247,15 @@ def mean_cross_entropy(logits, labels) -> float:
 
 def seen(config: dict, source) -> tuple:
     """The config's network, and how it sees test images."""
+    from fedfr_jax.config.build import parse
     from fedfr_jax.data.augment import normalize
     from fedfr_jax.data.batching import Batching
     from fedfr_jax.tasks.classification.stages import classifier
 
     is_images = len(source.input_shape) == 3
     feed = Batching(64, normalize() if is_images else None)
-    return classifier(config["model"], source), feed
+    model, shape = parse(config).model, source.input_shape
+    return classifier(model.network, shape, len(source.names), model.projection), feed
 
 
 def with_evaluator(experiment, name: str, evaluator):

@@ -17,6 +17,8 @@ from fedfr_jax.central.sharding import (
     group_size,
     leaf_sharding,
 )
+from fedfr_jax.data.augment import Augments
+from fedfr_jax.parts import section
 from fedfr_jax.ranges import (
     Cosine,
     Count,
@@ -29,6 +31,7 @@ from fedfr_jax.ranges import (
 from fedfr_jax.schema import naming
 
 
+@section
 class Training(NamedTuple):
     """Settings of central training, with a margin softmax or a task's loss."""
 
@@ -54,7 +57,7 @@ class Training(NamedTuple):
     # Cosine above which another class counts as label noise, see `interclass_filter`.
     interclass_filtering_threshold: Cosine | None = None
     flip_probability: Share = 0.5
-    augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
+    augment: Augments = ()  # after the mirror, see data/augment
     checkpoint_every: Whole = 1  # epochs
     # Images that `learning_rate` is for (linear scaling); 0: any
     base_batch_size: Whole = 0
@@ -185,30 +188,30 @@ def build_step_sharding(
     )
 
 
-def check_training(settings: Training, section: str, num_rows: int, mesh: Mesh) -> None:
+def check_training(settings: Training, where: str, num_rows: int, mesh: Mesh) -> None:
     """Raise ValueError unless the settings fit the examples and the mesh."""
     if not settings.epochs and settings.init is None:
-        raise ValueError(f"config.{section}.epochs must be at least 1, got 0.")
+        raise ValueError(f"{where}.epochs must be at least 1, got 0.")
     if settings.batch_size > num_rows:
         raise ValueError(
-            f"config.{section}.batch_size must be at most {num_rows}, the number of "
+            f"{where}.batch_size must be at most {num_rows}, the number of "
             f"examples, got {settings.batch_size}."
         )
     count = num_devices(settings, mesh)
     parts = count * settings.gradient_accumulation_steps
     if settings.batch_size % parts:
         raise ValueError(
-            f"config.{section}.batch_size must be a multiple of {parts} (devices x "
+            f"{where}.batch_size must be a multiple of {parts} (devices x "
             f"micro-batches), got {settings.batch_size}."
         )
-    _check_class_parallel(settings, section)
-    with naming(f"config.{section}"):
+    _check_class_parallel(settings, where)
+    with naming(where):
         group_size(settings.sync_batch_norm, count)
         build_optimizer(settings, num_rows)
 
 
 def check_patterns(
-    settings: Training, section: str, params_of: Callable, mesh: Mesh, table: str = ""
+    settings: Training, where: str, params_of: Callable, mesh: Mesh, table: str = ""
 ) -> None:
     """Raise ValueError for a pattern in the settings that matches no parameter.
 
@@ -221,22 +224,21 @@ def check_patterns(
         return
     params = params_of()
     for pattern in settings.learning_rate_multipliers or {}:
-        with naming(f"config.{section}.learning_rate_multipliers"):
+        with naming(f"{where}.learning_rate_multipliers"):
             trees.matching(pattern)(params)
-    with naming(f"config.{section}.sharding"):
+    with naming(f"{where}.sharding"):
         leaf_sharding(rules, params, build_mesh(settings, mesh))
     if settings.frozen:
-        with naming(f"config.{section}.frozen"):
+        with naming(f"{where}.frozen"):
             trees.stop_gradients(optax.identity(), settings.frozen).init(params)
 
 
-def _check_class_parallel(settings, section):
+def _check_class_parallel(settings, where):
     """Raise ValueError for what needs class_parallel, without it."""
     if settings.class_parallel:
         return
     for name in ("class_chunk_size", "class_dtype", "class_sample_rate"):
         if (value := settings._asdict()[name]) != Training._field_defaults[name]:
             raise ValueError(
-                f"config.{section}.{name} needs class_parallel=True, got {value!r} "
-                "without it."
+                f"{where}.{name} needs class_parallel=True, got {value!r} without it."
             )

@@ -130,7 +130,7 @@ def documentation(function: Callable) -> str:
     """Docstring of a function; for a NamedTuple its fields with their comments."""
     if not hasattr(function, "_fields"):
         return inspect.getdoc(function) or ""
-    source = inspect.getsource(function).partition("    @property")[0]
+    source = re.split(r"    @property|    def ", inspect.getsource(function))[0]
     return textwrap.dedent(source.partition('"""\n\n')[2]).rstrip()
 
 

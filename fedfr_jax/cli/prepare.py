@@ -14,8 +14,9 @@ from fedfr_jax.data.sources.packed import pack as pack_images
 from fedfr_jax.data.sources.packed import verify
 from fedfr_jax.deploy.detector import write_landmarks, yunet
 from fedfr_jax.files import write_text
+from fedfr_jax.parts import parse as parse_part
 from fedfr_jax.runs.sinks import summary_text
-from fedfr_jax.tasks.data import open_data, split
+from fedfr_jax.tasks.data import PartitionReader, SourceReader, open_data, split
 from fedfr_jax.tasks.reid import data as reid
 from fedfr_jax.tasks.reid.data import build_split
 from fedfr_jax.text import printable
@@ -54,7 +55,7 @@ def prepare(
     if detector or landmarks:
         data = with_landmarks(data, detector, landmarks)
     if pack:
-        pack_images(open_data(data), pack, say=print)
+        pack_images(open_source(data), pack, say=print)
         data = {"name": "packed", "path": pack}
     if checksums:
         if data.get("name") != "packed":
@@ -63,7 +64,7 @@ def prepare(
                 "config.data.name=packed."
             )
         print(f"{verify(data['path'])} files of {data['path']} are as written")
-    source = open_data(data)
+    source = open_source(data)
     partition, text = describe_source(settings["partition"], source)
     contents = inspect(source)
     print(json.dumps(contents, indent=1))
@@ -95,12 +96,20 @@ def with_landmarks(data: Mapping, detector: str | None, path: str | None) -> dic
     return {"align": True, **data, "landmarks": path}
 
 
+def open_source(settings: Mapping) -> Source:
+    """Open the source of config.data."""
+    return open_data(parse_part(SourceReader(), settings, "config.data"))
+
+
 def describe_source(settings: Mapping, source: Source) -> tuple[dict, str]:
     """Describe the split of a source by config.partition: (numbers, text)."""
+    where = "config.partition"
     if source.roles is not None:
-        report = reid.report(build_split(settings, source), source)
+        config = parse_part(reid.PartitionConfig, settings, where)
+        report = reid.report(build_split(config, source), source)
         return report, reid.format_report(report)
-    parts = split(settings, source)
+    reader = PartitionReader(partitions.PARTITIONS, "by_identity")
+    parts = split(parse_part(reader, settings, where), source)
     if isinstance(parts, partitions.ClientPartition):
         report = partitions.class_report(parts, source.labels, source.names)
         return report, partitions.format_class_report(report)

@@ -19,7 +19,8 @@ from fedfr_jax.plan.disclosures import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.schema import check_choice, check_values, naming
-from fedfr_jax.tasks import TASKS
+from fedfr_jax.tasks import SPECS, TASKS
+from fedfr_jax.tasks.config import Config, parse_config
 from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
 
@@ -105,6 +106,16 @@ def sections(config: ml_collections.ConfigDict | Mapping) -> dict:
 def _check_section(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise ValueError(f"config.{name} must be a mapping, got {value!r}.")
+
+
+def parse(config: ml_collections.ConfigDict | Mapping) -> Config:
+    """Parse the config of one of the library's tasks; opens nothing.
+
+    Raises:
+      ValueError: with all mistakes, a line each.
+    """
+    settings = sections(config)
+    return parse_config(SPECS[settings["task"]], settings)
 
 
 def build(config: ml_collections.ConfigDict | Mapping) -> Experiment:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from PIL import Image
 
 from fedfr_jax.data.augment import normalize
-from fedfr_jax.schema import call_at
+from fedfr_jax.parts import call
 from fedfr_jax.types import Augment, Preprocessing
 
 VECTORS = Preprocessing(mean=0.0, std=1.0)  # of data that are no images
@@ -17,7 +17,7 @@ KERNELS = {
 
 def preprocessing_from(values: Mapping, num_channels: int) -> Preprocessing:
     """Read and check a `Preprocessing` from the JSON of its fields."""
-    preprocessing = call_at("preprocessing", Preprocessing, values)
+    preprocessing = call("preprocessing", Preprocessing, values)
     for key, numbers in (("mean", preprocessing.mean), ("std", preprocessing.std)):
         if isinstance(numbers, tuple) and len(numbers) != num_channels:
             raise ValueError(

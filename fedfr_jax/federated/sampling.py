@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedfr_jax.data.permutation import permute_on_host
+from fedfr_jax.parts import section
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import check_fields
 from fedfr_jax.types import Algorithm
@@ -23,6 +24,7 @@ from fedfr_jax.types import Algorithm
 MARGIN = 6.0  # standard deviations of a Poisson cohort above its mean
 
 
+@section
 class Sampling(NamedTuple):
     """How a round's clients are sampled."""
 

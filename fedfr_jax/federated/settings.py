@@ -1,40 +1,42 @@
 """Settings of federated stages."""
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
+from fedfr_jax.data.augment import Augments
 from fedfr_jax.federated.sampling import Sampling, check_sampling
 from fedfr_jax.federated.systems.failures import Stragglers, check_stragglers
 from fedfr_jax.federated.systems.rounds import Systems
-from fedfr_jax.federated.systems.settings import build_systems
+from fedfr_jax.federated.systems.settings import SystemsConfig
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.parts import Named, section
 from fedfr_jax.ranges import BatchSize, BelowOne, ByRound, Count, Positive, Share, Whole
-from fedfr_jax.schema import call, naming
+from fedfr_jax.schema import naming
 from fedfr_jax.types import FederatedTrainer
 
 AUTO = "auto"
 
 
+@section
 class Federation(NamedTuple):
     """Settings shared by the federated methods of an experiment."""
 
     rounds: Count = 20
     cohort_size: Whole = 0  # 0: all clients
     # How a cohort is drawn: shuffle, fixed, poisson or cyclic, or {"name": ..., ...}.
-    sampling: str | Mapping = "shuffle"
+    sampling: Annotated[Sampling, Named(Sampling)] = "shuffle"  # type: ignore
     # Clients that fail, take time or are not always there, see docs/how-to/systems.md.
-    systems: Mapping = MappingProxyType({})
+    systems: SystemsConfig = MappingProxyType({})  # type: ignore
     local_epochs: ByRound = (10, 8, 6, 4)
     straggler_fraction: BelowOne = 0.0  # share of a cohort that trains for fewer epochs
     drop_stragglers: bool = False  # they are left out, as original FedAvg does
     batch_size: BatchSize = 64
     drop_last: bool = False
     flip_probability: Share = 0.5
-    augment: tuple[str | Mapping, ...] = ()  # after the mirror, see data/augment
+    augment: Augments = ()  # after the mirror, see data/augment
     clients_per_device: Count = 1
     # Local steps of loops whose length the compiler knows, such as (8, 1); 1: none;
     # auto: on GPUs.
@@ -59,10 +61,7 @@ class Federation(NamedTuple):
 
     def build_systems(self, num_clients: int) -> Systems:
         """Build the clients' systems (devices, availability), empty by default."""
-        if not self.systems:
-            return Systems()
-        cohort_size = self.cohort_size or num_clients
-        return build_systems(self.systems, num_clients, cohort_size)
+        return self.systems.build(num_clients, self.cohort_size or num_clients)
 
     def epochs_of(self, trainer: FederatedTrainer) -> int | tuple[int, ...]:
         """Local epochs of a method, or those shared by all methods."""
@@ -78,15 +77,9 @@ class Federation(NamedTuple):
             "num_partial_sums": self.num_partial_sums,
             "steps_per_loop": self.steps_per_loop,
             "stragglers": self.straggling,
-            "sampling": build_sampling(self.sampling),
+            "sampling": self.sampling,
             "systems": self.build_systems(num_clients),
         }
-
-
-def build_sampling(settings: str | Mapping) -> Sampling:
-    """Build the sampling of config.federation.sampling, a name or a mapping."""
-    settings = {"name": settings} if isinstance(settings, str) else settings
-    return call("federation.sampling", Sampling, settings)
 
 
 def build_mesh(federation: Federation) -> Mesh:
@@ -107,7 +100,7 @@ def check_federation(settings: Federation, num_clients: int) -> None:
     with naming("config.federation"):
         min_epochs = int(np.min(settings.local_epochs))
         cohort_size = settings.cohort_size or num_clients
-        check_sampling(build_sampling(settings.sampling), num_clients, cohort_size)
+        check_sampling(settings.sampling, num_clients, cohort_size)
         settings.build_systems(num_clients)
         check_stragglers(settings.straggling, min_epochs, cohort_size)
 

@@ -14,9 +14,6 @@ Args:
 
 from collections.abc import Callable, Mapping
 
-import jax
-import jax.numpy as jnp
-
 from fedfr_jax.losses.binary import CONVERTERS
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.margin_losses import (
@@ -31,7 +28,8 @@ from fedfr_jax.losses.margin_losses import (
     uniface,
 )
 from fedfr_jax.losses.masked_means import masked_mean
-from fedfr_jax.schema import call_at, check_choice, kinds_of, register
+from fedfr_jax.parts import call
+from fedfr_jax.schema import check_choice, kinds_of, register
 
 LOSSES = {
     "adaface": adaface,
@@ -48,7 +46,6 @@ LOSSES = {
 __all__ = [
     "CONVERTERS",
     "LOSSES",
-    "build_output_loss",
     "build_margin",
     "masked_mean",
     "register_loss",
@@ -75,36 +72,4 @@ def build_margin(settings: Mapping) -> Margin:
         raise ValueError(
             f"loss must be a margin loss on cosines, got {name!r}, a loss on logits."
         )
-    return call_at("loss", LOSSES[name], settings)
-
-
-def read_output_loss(settings: Mapping) -> Callable:
-    """Read a loss on outputs from {"name": ..., settings}."""
-    settings = dict(settings)
-    name = settings.pop("name", None)
-    check_choice("loss", name, LOSSES)
-    loss = call_at("loss", LOSSES[name], settings)
-    if isinstance(loss, Margin):
-        raise ValueError(
-            f"loss must be a loss on logits, got {name!r}, a margin loss on cosines, "
-            "which the task faces takes."
-        )
-    return loss
-
-
-def build_output_loss(settings: Mapping, num_classes: int) -> Callable:
-    """Build a loss on outputs: (outputs [N, M], targets [N]) -> [N].
-
-    Args:
-      settings: {"name": ..., settings of the loss}.
-      num_classes: M.
-    """
-    loss = read_output_loss(settings)
-    outputs = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
-    targets = jax.ShapeDtypeStruct((2,), jnp.int32)
-    if (shape := jnp.shape(jax.eval_shape(loss, outputs, targets))) != (2,):
-        raise ValueError(
-            f"loss must return one value per example, shape (2,) for two, got {shape} "
-            f"from {settings['name']!r}."
-        )
-    return loss
+    return call("loss", LOSSES[name], settings)

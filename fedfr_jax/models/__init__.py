@@ -40,7 +40,8 @@ from fedfr_jax.models.small_networks import (
 from fedfr_jax.models.sphereface import sphereface
 from fedfr_jax.models.tabular import tabular
 from fedfr_jax.models.vit import vit
-from fedfr_jax.schema import call, choose, register
+from fedfr_jax.parts import call, choose
+from fedfr_jax.schema import register
 from fedfr_jax.types import InputShape, Model
 
 MODELS = {
@@ -70,8 +71,8 @@ def build_model(settings: Mapping[str, Any], input_shape: InputShape) -> Model:
     """
     settings = dict(settings)
     added = {key: settings.pop(key) for key in ("projection",) if key in settings}
-    model = choose("model", MODELS, settings, input_shape)
-    model = call("model", with_projection, added, model) if added else model
+    model = choose("config.model", MODELS, settings, input_shape)
+    model = call("config.model", with_projection, added, model) if added else model
     return model._replace(config={**settings, **added})
 
 

@@ -33,8 +33,9 @@ from fedfr_jax.models.resnet import (
     build_trunk,
     stage_maps,
 )
+from fedfr_jax.parts import choose
 from fedfr_jax.ranges import Blocks, Depth, Positive, Width, Widths
-from fedfr_jax.schema import checked, choose
+from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
 
@@ -109,7 +110,7 @@ def segmenter(
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
     """
-    encoder = choose("model.encoder", ENCODERS, encoder)
+    encoder = choose("config.model.encoder", ENCODERS, encoder)
     settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
     module = Segmenter(encoder, num_classes, width, settings)
     steps = [step_name(i) for i in reversed(range(encoder.num_maps - 1))]

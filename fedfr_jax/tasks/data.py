@@ -4,7 +4,8 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from fedfr_jax.data.augment import build_augment, normalize
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.partition import PARTITIONS, ClientPartition, drop_clients
+from fedfr_jax.data.partition import ClientPartition, drop_clients
 from fedfr_jax.data.partition.client_partition import hold_out_by_name
 from fedfr_jax.data.partition.identities import IdentityNames
 from fedfr_jax.data.preprocessing import VECTORS
@@ -21,7 +22,8 @@ from fedfr_jax.data.sources.selection import names_from
 from fedfr_jax.data.stream import Stream, fits_devices, stream
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.schema import call, check_choice, choose, naming, with_tuples
+from fedfr_jax.parts import Member, Part, call, key_error
+from fedfr_jax.schema import naming, with_tuples
 from fedfr_jax.types import (
     Augment,
     Dataset,
@@ -35,11 +37,47 @@ from fedfr_jax.types import (
 )
 
 
-def open_data(settings: Mapping) -> Source:
-    """Open the config's data source; errors of its files name them."""
-    check_exists("config.data", settings)
-    source = choose("data", SOURCES, settings)
-    location = settings.get("path", settings.get("data_dir", "config.data"))
+class SourceReader:
+    """Reader of a data source: a member of SOURCES, those of `concat` too."""
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Part | None:
+        """Read the source's part."""
+        part = Member(SOURCES).read(value, where, mistakes)
+        if part is not None and part.factory is SOURCES["concat"]:
+            for name, source in part.settings.get("sources", {}).items():
+                self.read(source, f"{where}.sources.{name}", mistakes)
+        return part
+
+
+class PartitionReader(NamedTuple):
+    """Reader of a partition, whose lists of identities may name a part of the data."""
+
+    family: Mapping[str, Callable]
+    default: str = ""
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Part | None:
+        """Read a part that waits for labels, and for what the source may know."""
+        lists = {}
+        if isinstance(value, Mapping):
+            lists = {k: x for k, x in value.items() if k.endswith("_ids_from")}
+            lists = {key: x for key, x in lists.items() if isinstance(x, str)}
+            value = {key: x for key, x in value.items() if key not in lists}
+        later = "is_test", "client_ids", "names"
+        reader = Member(self.family, self.default, 1, later)
+        part = reader.read(value, where, mistakes)
+        if part is None:
+            return None
+        known = inspect.signature(part.factory).parameters
+        mistakes += [key_error(where, x, known) for x in lists if x not in known]
+        return part._replace(settings={**part.settings, **lists})
+
+
+def open_data(part: Part) -> Source:
+    """Open a data source; errors of its files name them."""
+    settings = part.settings
+    check_exists(part.where, part.section)
+    source = part()
+    location = settings.get("path", settings.get("data_dir", part.where))
 
     def named(read):
         def call(rows):
@@ -65,28 +103,31 @@ def with_report(facts: Mapping, text: str, *passed_over: str) -> dict:
     }
 
 
-def split(settings: Mapping, source: Source):
-    """Partition a source by the config; by_identity is the default.
+def split(part: Part, source: Source):
+    """Partition a source.
 
     The name of a joined part stands for its identities; partitions that know test rows,
     owners or names are given those that the source has. Where images have names, what a
     partition of classes holds out of clients' images is decided by the names.
     """
-    settings = {"name": "by_identity", **settings}
+    settings = dict(part.settings)
     for key, value in settings.items():
         if key.endswith("_ids_from") and isinstance(value, str):
-            key_path = f"config.partition.{key}"
-            settings[key] = names_from(source.names, value, key_path)
-    check_choice("config.partition.name", settings["name"], sorted(PARTITIONS))
-    parameters = inspect.signature(PARTITIONS[settings["name"]]).parameters
+            settings[key] = names_from(source.names, value, f"{part.where}.{key}")
+    parameters = inspect.signature(part.factory).parameters
     offered = {"is_test": source.is_test, "client_ids": source.client_ids}
     if source.stored is not None and source.stored.is_named:
         offered["names"] = IdentityNames(source.stored.names, source.names)
-    for key, array in offered.items():
-        if key in parameters and array is not None:
-            settings.setdefault(key, array)
-    parts = choose("partition", PARTITIONS, settings, source.labels)
-    is_held_out = "test_fraction" in parameters and settings.get("is_test") is None
+    known = {k: x for k, x in offered.items() if k in parameters and x is not None}
+    for key, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and key in ("client_ids",)
+        if is_needed and key not in {**known, **settings}:
+            raise ValueError(f"{part.where} needs the key {key}.")
+    parts = part._replace(settings=settings)(source.labels, **known)
+    is_held_out = "test_fraction" in parameters and "is_test" not in {
+        **known,
+        **settings,
+    }
     if isinstance(parts, ClientPartition) and is_held_out and "names" in offered:
         fraction = settings.get("test_fraction", parameters["test_fraction"].default)
         drawn = fraction, settings.get("seed", 0)
@@ -95,9 +136,9 @@ def split(settings: Mapping, source: Source):
 
 
 def split_classes(
-    settings: Mapping, source: Source, num_unseen: int = 0
+    part: Part, source: Source, num_unseen: int = 0
 ) -> tuple[ClientPartition, ClientPartition]:
-    """Partition examples by class as in the config; iid is the default.
+    """Partition examples by class.
 
     Returns:
       (clients of the federation, `num_unseen` clients left out of it), drawn with the
@@ -107,14 +148,14 @@ def split_classes(
       ValueError: for a partition of faces, or one that leaves a class without a
         training image (with its name), no test image or no client.
     """
-    parts = split({"name": "iid", **settings}, source)
+    parts = split(part, source)
     if not isinstance(parts, ClientPartition):
-        name = settings["name"]
         raise ValueError(
-            f"config.partition.name must be a partition by class, got {name!r}."
+            f"config.partition.name must be a partition by class, got {part.name!r}."
         )
     with naming("config.partition"):
-        parts, unseen = drop_clients(parts, num_unseen, seed=settings.get("seed", 0))
+        seed = part.settings.get("seed", 0)
+        parts, unseen = drop_clients(parts, num_unseen, seed=seed)
     counts = np.bincount(source.labels[parts.train], minlength=len(source.names))
     if not counts.all():
         without = f" without the {num_unseen} unseen_clients" if num_unseen else ""
@@ -196,6 +237,13 @@ def build_batching(
     return Batching(settings.batch_size, augment, drop_last=drop_last)
 
 
+def client_batching(federation: Federation, *, is_images: bool = True) -> Batching:
+    """Batching of clients, see `build_batching`."""
+    with naming("config.federation"):
+        last = {"drop_last": federation.drop_last}
+        return build_batching(federation, is_images=is_images, **last)
+
+
 @functools.cache  # what is compiled knows an augmentation by its functions
 def build_data_augment(flip: float, listed: str) -> Augment:
     """Build the augments `listed`, as JSON, after a random horizontal flip."""
@@ -203,16 +251,15 @@ def build_data_augment(flip: float, listed: str) -> Augment:
 
 
 def build_preprocessing(
-    settings: Mapping, source: Source, *, pretrains: bool = False
+    augments: Mapping[str, Sequence], source: Source
 ) -> Preprocessing:
     """Preprocessing of images, the same for all models of a config.
 
     Files are prepared by the source, pixels are scaled by the `normalize` that the
-    config's augments list.
+    augments list.
 
     Args:
-      settings: the config's sections.
-      pretrains: whether config.pretrain is a training.
+      augments: {key of the config: list} of all trainings.
 
     Raises:
       ValueError: for trainings that scale pixels differently.
@@ -220,7 +267,7 @@ def build_preprocessing(
     if not is_image(source.input_shape):
         return VECTORS
     how, first = source.preprocessing or Preprocessing(), ""
-    for key, augment in _augments(settings, pretrains).items():
+    for key, augment in augments.items():
         found = how._replace(**_normalization(augment, key))
         if first and found != how:
             of = lambda x: f"mean {x.mean} and std {x.std}"
@@ -233,26 +280,13 @@ def build_preprocessing(
     return how
 
 
-def _augments(settings: Mapping, pretrains: bool) -> dict[str, Sequence]:
-    """Lists of augments in a config, by key."""
-    lists, rows = {}, settings["methods"].items()
-    if any(row.get("kind") != "central" for _, row in rows):
-        lists["federation.augment"] = settings["federation"].get("augment", ())
-    if pretrains:
-        lists["pretrain.augment"] = settings["pretrain"].get("augment", ())
-    for name, row in rows:
-        if row.get("kind") == "central":
-            lists[f"methods.{name}.augment"] = row.get("augment", ())
-    return lists
-
-
 def _normalization(augment: Sequence, key: str) -> dict[str, float | tuple]:
     """`mean` and `std` in a list of augments."""
     settings = {}
     for entry in augment:
         if isinstance(entry, Mapping) and entry.get("name") == "normalize":
             settings = {k: v for k, v in entry.items() if k != "name"}
-    call(key, normalize, settings)
+    call(f"config.{key}", normalize, settings)
     default = Preprocessing()
     return with_tuples({"mean": default.mean, "std": default.std, **settings})
 

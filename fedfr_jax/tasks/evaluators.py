@@ -33,14 +33,16 @@ from fedfr_jax.federated.algorithms.prototypes import (
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.models.external_checkpoints import fitted
 from fedfr_jax.models.saved_model import load_weights
+from fedfr_jax.parts import section
 from fedfr_jax.ranges import MAX
-from fedfr_jax.schema import call, naming
+from fedfr_jax.schema import naming
 from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, PyTree, TrainedModels
 
 OF_IMAGE = 20  # pixels of an image, where there are enough images
 SECTION = "config.evaluation.representation"
 
 
+@section
 class RepresentationConfig(NamedTuple):
     """Keys of config.evaluation.representation."""
 
@@ -49,32 +51,30 @@ class RepresentationConfig(NamedTuple):
     # taken.
     reference: str | os.PathLike | None = None
 
+    def build(
+        self,
+        model: Model,
+        first: PyTree,
+        table: Dataset | Stream,
+        mesh: Mesh,
+        batching: Batching,
+    ) -> Evaluator:
+        """Build the evaluator.
 
-def check_settings(
-    settings: Mapping | None, model: Model, first: PyTree
-) -> dict | None:
-    """Check config.evaluation.representation; return the arguments of `representation`.
+        Args:
+          first: variables of the model, arrays or shapes.
 
-    Args:
-      settings: keys of `RepresentationConfig`; None asks for nothing.
-      first: variables of the model, arrays or shapes.
-
-    Raises:
-      ValueError: for an unknown key, a wrong value, a model without features, or a
-        reference of another network.
-    """
-    if settings is None:
-        return None
-    settings = call(
-        "evaluation.representation", RepresentationConfig, settings
-    )._asdict()
-    if model.apply_with_features is None:
-        raise ValueError(f"{SECTION} needs a model with features, got another.")
-    reference = settings["reference"]
-    if reference is None:
-        return settings
-    with naming(f"{SECTION}.reference"):
-        return {**settings, "reference": fitted(load_weights(reference).arrays, first)}
+        Raises:
+          ValueError: for a model without features, or a reference of another network.
+        """
+        if model.apply_with_features is None:
+            raise ValueError(f"{SECTION} needs a model with features, got another.")
+        reference = self.reference
+        if reference is not None:
+            with naming(f"{SECTION}.reference"):
+                reference = fitted(load_weights(reference).arrays, first)
+        limits = {"reference": reference, "max_images": self.max_images}
+        return representation(model, table, mesh, batching, **limits)
 
 
 def representation(
@@ -96,10 +96,8 @@ def representation(
       max_images: features that are looked at, which MMD takes the square of.
 
     Raises:
-      ValueError: when the model has no features, or the images are void.
+      ValueError: when the images are void.
     """
-    if model.apply_with_features is None:
-        raise ValueError("the model must have features, got one without.")
     compute_features = build_feature_fn(model, table, mesh, feed, max_images)
     # Not before they are needed.
     reference_features = functools.cache(lambda: compute_features(reference)[1])

@@ -6,7 +6,7 @@ layer is for other classes, are initialized randomly, and its other modules are 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +17,34 @@ from fedfr_jax import trees
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import load_weights, named_arrays
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.parts import section
 from fedfr_jax.scanned_blocks import by_block_name, unstack_like
 from fedfr_jax.schema import naming
+from fedfr_jax.tasks.trainers import Facts
 from fedfr_jax.types import PyTree
 
-SECTION = "config.pretrain"
-KEYS = {"init": Any}  # of the section, and their kinds
 TRUNK = ("stem", "stage")  # modules that must fit where both networks have them
 
 
-def initialized(variables: PyTree, settings: Mapping) -> PyTree:
-    """Replace modules of a model's variables by those of `pretrain.init`.
+@section
+class StartConfig(NamedTuple):
+    """Keys of config.pretrain in tasks that pretrain nothing."""
+
+    init: Any = None  # file of weights, or run
+
+
+def initialized(facts: Facts, config: StartConfig) -> Facts:
+    """Replace modules of the initial variables by those of `pretrain.init`.
 
     Raises:
       ValueError: for weights that share no module with the network, or a module only
         in parts: names the leaf.
     """
-    init = (settings.get("pretrain") or {}).get("init")
-    if init is None:
-        return variables
-    with naming(f"{SECTION}.init"):
-        return with_modules(variables, our_names(load_weights(init)))
+    if config.init is None:
+        return facts
+    with naming("config.pretrain.init"):
+        initial = with_modules(facts.initial(), our_names(load_weights(config.init)))
+    return facts._replace(initial=lambda: initial)
 
 
 def our_names(weights: Weights) -> dict[str, np.ndarray]:

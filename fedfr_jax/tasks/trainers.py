@@ -5,152 +5,369 @@ or central: one network on the training images of all clients together, as their
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
-from fedfr_jax.data.stream import Stream
+from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.algorithms.personal import (
+    batch_norms,
+    check_batch_stats,
+    top_blocks,
+    with_batch_stats,
+    with_personal_layers,
+)
+from fedfr_jax.federated.algorithms.phases import head_first
+from fedfr_jax.federated.attacks.contract import attack_algorithm
+from fedfr_jax.federated.local import (
+    by_block,
+    freeze_leaves,
+    layer_wise,
+    round_decay,
+    step_decay,
+    trainable,
+)
+from fedfr_jax.federated.privacy import Accountant, calibrate_noise
+from fedfr_jax.federated.privacy.mechanism import (
+    accountant_of,
+    check_privacy,
+    mechanism_of,
+    private,
+)
 from fedfr_jax.federated.settings import Federation
-from fedfr_jax.schema import call, check_choice, check_keys, naming
+from fedfr_jax.federated.systems.failures import num_trained
+from fedfr_jax.schema import naming
+from fedfr_jax.tasks.config import Opened, Trainer
 from fedfr_jax.tasks.data import build_batching
-from fedfr_jax.tasks.method_algorithm import build_algorithm
-from fedfr_jax.tasks.method_context import MethodContext
-from fedfr_jax.tasks.methods import algorithm_of, with_numbers
-from fedfr_jax.tasks.privacy import method_accountant
-from fedfr_jax.tasks.start_weights import initialized
-from fedfr_jax.tasks.task_methods import loss_of_method, read_federated
+from fedfr_jax.tasks.methods import (
+    CORRELATED,
+    Blocks,
+    CentralMethod,
+    Leaves,
+    Method,
+    PrivacyConfig,
+)
+from fedfr_jax.trees import matching
 from fedfr_jax.types import (
     Algorithm,
     CentralTrainer,
-    Dataset,
     FederatedTrainer,
+    LocalTraining,
+    Model,
+    PyTree,
     Stage,
     is_image,
 )
 
-Trainer = FederatedTrainer | CentralTrainer
+# Optimizers of optax's that move every number by its own gradients, whatever its leaf.
+ELEMENTWISE = (
+    *("adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
+    *("adan", "amsgrad", "lion", "nadam", "nadamw", "radam", "rmsprop", "yogi"),
+)
 
 
-def with_initial_weights(context: MethodContext, settings: Mapping) -> MethodContext:
-    """Initialize the context's model with the weights of config.pretrain.init."""
-    if not settings.get("pretrain"):
-        return context
-    initial = initialized(context.initial(), settings)
-    return context._replace(initial=lambda: initial)
+class Facts(NamedTuple):
+    """What only the data and the network decide of methods."""
+
+    model: Model  # over the variables that an algorithm trains
+    apply: Callable  # (variables that a client deploys, images) -> output, compiled
+    initial: Callable[[], PyTree]  # variables that every method starts from, drawn anew
+    shapes: PyTree  # of them
+    num_rows: int  # training images of all clients together
+    mesh: Mesh | None
+    federation: Federation
+    num_clients: int
+    seed: int  # draws attackers
+    offers: Mapping[str, Any]  # values for algorithms that ask, by names of NEEDS
+    prefix: str = ""  # where the network's params lie, such as "backbone/"
+    kept: str = ""  # pattern of leaves that stay with clients whatever a method says
+    draw: Callable | None = None  # key -> variables; None is the model's own
+    draw_kept: Callable | None = None  # key -> those that are `kept`
+    start: Callable | None = None  # (variables of the stage before) -> variables
+    # (variables of the server) -> those of the evaluated network, where there is one
+    # though clients keep leaves
+    network: Callable | None = None
 
 
-def trainers_and_context(
-    settings: Mapping, network: Mapping, context_of: Callable
-) -> tuple[dict[str, Trainer], MethodContext]:
-    """Build ({method: trainer} of a config, their context).
+def network_facts(
+    opened: Opened,
+    model: Model,
+    offers: Mapping[str, Any],
+    apply: Callable | None = None,
+) -> Facts:
+    """Facts of a task whose model is initialized from the config's seed.
 
     Args:
-      network: the section `model`.
-      context_of: such a section -> MethodContext.
+      offers: further offers of the task, by names of NEEDS.
+      apply: (variables, images) -> what is evaluated; None: the output.
     """
-    federation, methods = Federation(**settings["federation"]), settings["methods"]
+    config, num_clients = opened.config, opened.population.num_clients
 
-    context = with_initial_weights(context_of(network), settings)
-    context = context._replace(federation=federation)
-    return build_trainers(methods, context), context
+    def output(variables, x):
+        return model.apply(variables, x, False)[0]
 
-
-def build_trainers(methods: Mapping, context: MethodContext) -> dict[str, Trainer]:
-    """Build {method: trainer} of config.methods; a central one has no data set yet.
-
-    Raises:
-      ValueError: naming the method, for anything wrong in it.
-    """
-    return {
-        name: build_trainer(name, options, context) for name, options in methods.items()
-    }
-
-
-def remake_of(methods: Mapping, context: MethodContext) -> Callable:
-    """Build `Experiment.with_hyperparameters` of these methods."""
-    return lambda name, numbers: build_trainer(
-        name, with_numbers(methods[name], numbers), context
+    key = jax.random.key(config.seed)
+    common = {"num_clients": num_clients, "model": model}
+    common |= {"server_classifier": True, "equal_features": True}
+    if model.apply_with_features:
+        common["features"] = True
+    return Facts(
+        model=model,
+        apply=jax.jit(apply or output),
+        initial=lambda: model.init(key),
+        shapes=jax.eval_shape(model.init, key),
+        num_rows=opened.num_rows,
+        mesh=opened.mesh,
+        federation=config.federation,
+        num_clients=num_clients,
+        seed=config.seed,
+        offers={**common, **offers},
     )
 
 
-def build_trainer(name: str, options: Mapping, context: MethodContext) -> Trainer:
-    """Build the trainer of a method, by its key `kind`."""
-    own = {key: value for key, value in options.items() if key != "kind"}
-    kind = options.get("kind", "federated")
-    kinds = {"federated": federated_trainer, "central": central_trainer}
-    check_choice(f"config.methods.{name}.kind", kind, kinds)
-    return kinds[kind](f"methods.{name}", own, context)
+def plain_method(
+    method: Method | CentralMethod, facts: Facts, opened: Opened, where: str
+) -> Trainer:
+    """Build the trainer of a method; a central one has no data set yet.
+
+    Args:
+      where: the method is, such as "config.methods.fedavg".
+    """
+    del opened
+    if isinstance(method, Method):
+        return build_federated(method, facts, where)
+    return build_central(method.training, facts, where)
 
 
-def federated_trainer(
-    section: str,
-    options: Mapping,
-    context: MethodContext,
+def plain_stage(opened: Opened, name: str, trainer: Trainer, network, images) -> Stage:
+    """Stage of a trainer; a central one gets all training images."""
+    del opened, name, network
+    if isinstance(trainer, CentralTrainer):
+        trainer = trainer._replace(dataset=images.train)
+    return Stage(trainer)
+
+
+def build_federated(
+    method: Method,
+    facts: Facts,
+    where: str,
     around: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
 ) -> FederatedTrainer:
-    """Build a federated trainer from the keys of a `Method`.
-
-    Those below its key `algorithm` are of the algorithm's factory, and of the loss or
-    the term that it needs.
+    """Build the trainer of a federated method.
 
     Args:
       around: is applied to the algorithm before what is personal.
+
+    Raises:
+      ValueError: for what does not fit the network or the clients, such as a pattern
+        that matches no leaf.
     """
-    name, settings = algorithm_of(section, options, context.task.algorithm)
-    with naming(f"config.{section}"):
-        method = read_federated(section, options, name, context.task)
-        algorithm = build_algorithm(section, method, name, settings, context, around)
+    with naming(where):
+        algorithm = build_algorithm(method, facts, around)
     network = algorithm.global_model if algorithm.has_global_model else None
-    if context.network:
-        network = lambda server: context.network(algorithm.global_model(server))
+    if facts.network:
+        network = lambda server: facts.network(algorithm.global_model(server))
     return FederatedTrainer(
         algorithm=algorithm,
-        init_variables=context.start or (lambda variables: context.initial()),
-        apply=context.apply,
+        init_variables=facts.start or (lambda variables: facts.initial()),
+        apply=facts.apply,
         global_model=network,
-        apply_global=context.apply,
+        apply_global=facts.apply,
         local_epochs=method.local_epochs,
-        accountant=method_accountant(
-            algorithm, context.federation, context.facts["num_clients"]
-        ),
-        count_flops=context.model.count_flops,
-        model_config=context.model.config,
+        accountant=build_accountant(algorithm, facts.federation, facts.num_clients),
+        count_flops=facts.model.count_flops,
+        model_config=facts.model.config,
     )
 
 
-def central_trainer(
-    section: str, options: Mapping, context: MethodContext
-) -> CentralTrainer:
-    """Build a central trainer, from keys of `Training` and `loss`."""
-    options = dict(options)
-    check_keys(f"config.{section}", options, context.task.central_keys)
-    with naming(f"config.{section}"):
-        loss = loss_of_method(section, options.pop("loss", ""), context.task)
-        loss = loss(context.model)
-    training = call(section, Training, options)
-    check_training(training, section, context.num_rows, context.mesh)
-    check_patterns(training, section, lambda: context.shapes["params"], context.mesh)
-    with naming(f"config.{section}"):
-        feed = build_batching(training, is_images=is_image(context.model.input_shape))
+def build_central(training: Training, facts: Facts, where: str) -> CentralTrainer:
+    """Build a central trainer, without its data set."""
+    with naming(where):
+        loss = training.loss(facts.model)
+    check_training(training, where, facts.num_rows, facts.mesh)
+    check_patterns(training, where, lambda: facts.shapes["params"], facts.mesh)
+    with naming(where):
+        feed = build_batching(training, is_images=is_image(facts.model.input_shape))
     return CentralTrainer(
         settings=training,
         dataset=None,
         first_row=0,
-        num_rows=context.num_rows,
+        num_rows=facts.num_rows,
         batching=feed,
         loss=loss,
         # A copy: what central training starts from is used up.
-        init=lambda key: jax.tree.map(jnp.copy, context.initial()),
+        init=lambda key: jax.tree.map(jnp.copy, facts.initial()),
         global_model=lambda variables: variables,
-        apply_global=context.apply,
-        count_flops=context.model.count_flops,
-        model_config=context.model.config,
+        apply_global=facts.apply,
+        count_flops=facts.model.count_flops,
+        model_config=facts.model.config,
     )
 
 
-def stage_of(trainer: Trainer, train: Dataset | Stream) -> Stage:
-    """Stage of a trainer; a central one gets all training images."""
-    if isinstance(trainer, CentralTrainer):
-        trainer = trainer._replace(dataset=train)
-    return Stage(trainer)
+def build_algorithm(method: Method, facts: Facts, around: Callable) -> Algorithm:
+    """Build the algorithm of a method, with all that the method puts around it."""
+    # FedNova's momentum is that of its clients.
+    offers = {**facts.offers, "momentum": method.momentum}
+    make, loss_of = method.algorithm.build(method.loss, offers)
+    local = build_local(method, loss_of(facts.model))
+    jax.eval_shape(lambda x: local.optimizer(0.1).init(x), facts.shapes["params"])
+    algorithm = with_leaves(method, lambda x: around(make(x)), local, facts)
+    algorithm = with_personal_layers(
+        algorithm, facts.kept, init_per_client=facts.draw_kept
+    )
+    if method.privacy is not None:
+        algorithm = with_privacy(algorithm, method.privacy, facts)
+    if method.attack is not None:
+        attack, share, seed = method.attack
+        seed = facts.seed if seed is None else seed
+        clients = {"num_clients": facts.num_clients, "seed": seed}
+        algorithm = attack_algorithm(algorithm, attack, share=share, **clients)
+    if method.on_bad_update is not None:
+        algorithm = method.on_bad_update(algorithm, method.on_bad_update.name)
+    # A pattern must match: found before any compile.
+    jax.eval_shape(algorithm.init, facts.shapes)
+    return algorithm
+
+
+def build_local(method: Method, loss: Callable) -> LocalTraining:
+    """Build the `LocalTraining` of a method."""
+    optimizer = _build_optimizer(method)
+    if method.learning_rate_multipliers:
+        optimizer = layer_wise(optimizer, method.learning_rate_multipliers)
+    rate = step_decay(method.learning_rate, every=method.decay_epochs)
+    falls = {"rounds": method.decay_rounds, "factor": method.decay_factor}
+    rate = round_decay(rate, **falls)
+
+    def clipped(rate):
+        return optax.chain(optax.clip_by_global_norm(method.clip_norm), optimizer(rate))
+
+    return LocalTraining(loss, clipped if method.clip_norm else optimizer, rate)
+
+
+def _build_optimizer(method: Method) -> Callable:
+    """Build rate -> optax transformation."""
+    part = method.optimizer
+    if part.name == "sgd":
+        return part(momentum=method.momentum, weight_decay=method.weight_decay)
+
+    def make(rate):
+        return part.factory(rate, **part.settings)
+
+    return make if part.name in ELEMENTWISE else by_block(make)
+
+
+def with_leaves(
+    method: Method, make: Callable, local: LocalTraining, facts: Facts
+) -> Algorithm:
+    """Build `make(local)` with a method's frozen and personal leaves, statistics and
+    aggregation.
+    """
+    personal = select_leaves(facts.model, method.personal, facts.prefix)
+    if frozen := select_leaves(facts.model, method.frozen, facts.prefix):
+        matching(frozen)({"params": facts.shapes["params"]})
+        local = freeze_leaves(local, frozen)
+    if method.personal_epochs:
+        head = "|".join(f"(?:{part})" for part in (personal, facts.kept) if part)
+        if not head:
+            raise ValueError(
+                "personal_epochs needs personal leaves. Set e.g. personal={'blocks': "
+                "1}."
+            )
+        params = facts.shapes["params"]
+        jax.eval_shape(lambda params: trainable(head, params)[0], params)
+        local = head_first(local, head=head, epochs=method.personal_epochs)
+    algorithm = with_batch_stats(make(local), method.batch_stats)
+    if method.batch_stats != "average":
+        check_batch_stats(facts.shapes)  # some of which may be personal
+    algorithm = with_aggregation(algorithm, *method.aggregation)
+    draw = (facts.draw or facts.model.init) if method.init_per_client else None
+    return with_personal_layers(algorithm, personal, init_per_client=draw)
+
+
+def select_leaves(
+    model: Model, selection: str | Leaves | Blocks | None, at: str = ""
+) -> str | Callable:
+    """Select leaves by a regular expression over paths, or by blocks.
+
+    The top K blocks (FedPer; 1 is the head), all but those (LG-FedAvg), or all of every
+    batch norm (FedBN).
+
+    Args:
+      at: where the network's params lie below params, such as "backbone/".
+
+    Raises:
+      ValueError: for more blocks than the model has.
+    """
+    if not selection or isinstance(selection, str):
+        return selection or ""
+    if selection.blocks is not None:
+        return top_blocks(model.blocks, selection.blocks, prefix=at)
+    if selection.all_but_blocks is None:
+        return batch_norms_at(at) if selection.batch_norms else ""
+    number = selection.all_but_blocks
+    top = top_blocks(model.blocks, number, prefix=at)
+    if not 0 < number < len(model.blocks):
+        raise ValueError(
+            f"all_but_blocks must be in [1, {len(model.blocks) - 1}], got {number}."
+        )
+    return f"^(?=params/{at}|batch_stats/)(?!{top.removeprefix('^')})"
+
+
+def batch_norms_at(at: str) -> Callable:
+    """`batch_norms` of a model whose params are `at` a path below params."""
+    name = at.removesuffix("/")
+    if not name:
+        return batch_norms
+
+    def select(variables: PyTree) -> PyTree:
+        params = variables["params"]
+        selected = batch_norms({**variables, "params": params[name]})
+        others = jax.tree.map(lambda _: False, params)
+        return {**selected, "params": {**others, name: selected["params"]}}
+
+    return select
+
+
+def with_privacy(
+    algorithm: Algorithm, config: PrivacyConfig, facts: Facts
+) -> Algorithm:
+    """Make an algorithm private, with noise calibrated to epsilon if it is set."""
+    federation, num_clients = facts.federation, facts.num_clients
+    num_sampled = federation.cohort_size or num_clients
+    cohort_size = num_trained(federation.straggling, num_sampled)
+    noise, rounds = config.noise, federation.rounds
+    if noise is not None:
+        noise = noise(rounds=rounds) if noise.name in CORRELATED else noise()
+    is_calibrated = "noise_multiplier" not in config.mechanism.settings
+    given = {"noise_multiplier": 0.0} if is_calibrated else {}
+    privacy = config.mechanism(cohort_size=cohort_size, noise=noise, **given)
+    with naming(config.mechanism.where):
+        check_privacy(privacy)
+        if is_calibrated:
+            mechanism = mechanism_of(
+                privacy, federation.sampling, num_clients, num_sampled
+            )
+            needed = calibrate_noise(mechanism, epsilon=privacy.epsilon, rounds=rounds)
+            privacy = privacy._replace(noise_multiplier=needed)
+        return private(algorithm, privacy)
+
+
+def build_accountant(
+    algorithm: Algorithm, federation: Federation, num_clients: int
+) -> Accountant | None:
+    """Accountant of a private algorithm from its first round; None if not private."""
+    num_sampled = federation.cohort_size or num_clients
+    return accountant_of(algorithm, federation.sampling, num_clients, num_sampled)
+
+
+def max_epochs(method: Method, federation: Federation) -> int:
+    """Most epochs of a client in a round."""
+    epochs = federation.local_epochs
+    if method.local_epochs is not None:
+        epochs = method.local_epochs
+    return int(np.max(epochs)) + method.personal_epochs

@@ -104,7 +104,7 @@ def test_a_mistake_is_one_clear_line(config, words, message, capsys, tmp_path):
     text = printed.err + printed.out
     assert code == 2
     assert message in text
-    assert len(printed.err.strip().splitlines()) <= 2
+    assert len(printed.err.strip().splitlines()) <= 3  # two mistakes, and a hint
 
 
 MISTAKES = """\
@@ -126,7 +126,7 @@ federation.clients_per_device=0 -> clients_per_device must be at least 1, got 0
 federation.rounds=2.5 -> config.federation.rounds must be a whole number, got 2.5
 federation.cohort_size=9 -> federation.cohort_size must be at most 3, the number of
 federation.data_placement=disk -> one of ['auto', 'device', 'stream'], got 'disk'
-federation.augment=(1,2) -> must be a list of texts or mappings, got (1
+federation.augment=(1,) -> augment[0] must be a text or a mapping, got 1
 federation.augment=[{'name':'random_erasing','fill':b'x'}] -> [0].fill must be a string
 federation.model_shards=9 -> mesh clients x model must fit 8 devices
 federation.batch_size=65537 -> batch_size must be in [1, 65536], got 65537
@@ -135,10 +135,10 @@ federation.local_epochs=(2,0) -> local_epochs must be at least 1, got (2, 0)
 pretrain.epochs=0 -> config.pretrain.epochs must be at least 1, got 0
 pretrain.warmup_fraction=1 -> must leave at least one of the 18 steps
 pretrain.init=1 -> config.pretrain.init: weights must be a file with suf
-pretrain.augment=({'x':1},) -> config.augment[0].name must be one of
+pretrain.augment=({'x':1},) -> config.pretrain.augment[0].name must be one of
 pretrain.augment=({'name':'normalize','std':(1.,2.)},) -> must normalize images as
 pretrain.loss={'margin':-1.0} -> config.pretrain: loss.margin must be at least 0
-evaluation.fars=(2.0,) -> config.evaluation.fars must be in (0, 1), got 2.0
+evaluation.fars=(2.0,) -> config.evaluation.fars must be in (0, 1), got (2.0
 evaluation.pairs='' -> config.evaluation.pairs
 evaluation.pairs='\\0' -> must be a string without null characters, a
 seed=text -> config.seed must be a whole number, got 'text'

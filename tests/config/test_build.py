@@ -8,7 +8,6 @@ from fedfr_jax.central.settings import Training
 from fedfr_jax.config.build import build, sections
 from fedfr_jax.data.stream import place_examples
 from fedfr_jax.runs.stages import build_stage_simulation
-from fedfr_jax.tasks.faces.stages import plan
 
 
 def config(path, lanes, **model):
@@ -65,7 +64,7 @@ def test_a_row_may_have_local_epochs_of_its_own(path):
         with pytest.raises(
             ValueError, match="config.methods.fedfr(: |.)local_epochs must"
         ):
-            plan(settings)
+            build(settings)
 
 
 @pytest.mark.parametrize(

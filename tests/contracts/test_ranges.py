@@ -10,8 +10,10 @@ from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd
-from fedfr_jax.schema import call, kinds_of
+from fedfr_jax.parts import parse
+from fedfr_jax.schema import kinds_of
 from fedfr_jax.tasks.methods import Method
+from fedfr_jax.tasks.reid.stages import SPEC
 from tests.contracts.test_algorithms import MEMBERS
 
 RATE = {"learning_rate": 0.1}
@@ -24,7 +26,7 @@ MAKERS |= {
     for name, make in SERVER_OPTIMIZERS.items()
 }
 MAKERS |= {
-    "method": lambda **more: call("methods.x", Method, {**RATE, **more}),
+    "method": lambda **more: parse(SPEC.methods, {**RATE, **more}, "config.methods.x"),
     "sgd": sgd,
 }
 SIGNATURES = ALGORITHMS | AGGREGATORS | SERVER_OPTIMIZERS

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedfr_jax.config.build import plain
+from fedfr_jax.config.build import parse, plain
 from fedfr_jax.config.files import find, load
 from fedfr_jax.data.partition import lognormal_sizes, power_law
 from fedfr_jax.data.partition.class_partitions import (
@@ -65,8 +65,9 @@ def test_the_users_of_the_config_are_those_of_the_released_code(golden):
     config = plain(load(find("fedmargin/mnist")))
     if not pathlib.Path(config["data"]["data_dir"]).is_dir():
         pytest.skip(f"{config['data']['data_dir']} is not there")
-    source = open_data(config["data"])
-    parts = split(config["partition"], source)
+    parsed = parse(config)
+    source = open_data(parsed.data)
+    parts = split(parsed.partition.partition, source)
     held = held_by(parts, source.labels) + held_by(parts, source.labels, "test")
     arrays = golden("fedprox_mnist_powerlaw_seed0")
     np.testing.assert_array_equal(np.bincount(source.labels), arrays["class_totals"])

@@ -9,10 +9,12 @@ from PIL import Image
 
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.config.files import find, load
+from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
+from fedfr_jax.parts import parse
 from fedfr_jax.runs.experiment import run_experiment
 from fedfr_jax.runs.sinks import read_jsonl
-from fedfr_jax.tasks.data import split
+from fedfr_jax.tasks.data import PartitionReader, split
 
 FILE = "FLICKR-AES_image_labeled_by_each_worker.csv"
 SMALL = {"min_ratings": 10, "max_ratings": 14, "min_per_score": 2}
@@ -61,7 +63,8 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
         write(tmp_path, {k: (2, 3, 3, 3, 3) for k in raters}), image_size=4, **SMALL
     )
     settings = {"name": "natural", "num_clients": 5, "test_fraction": 0.2, "seed": 1}
-    parts = split(settings, source)
+    part = parse(PartitionReader(PARTITIONS), settings)
+    parts = split(part, source)
     assert len(parts.train_offsets) == 6
     for client in range(5):
         train = parts.train[slice(*parts.train_offsets[client : client + 2])]

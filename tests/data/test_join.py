@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.data.sources.selection import concat_sources, names_from
-from fedfr_jax.tasks.data import split
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.data import PartitionReader, split
 from fedfr_jax.types import Source
 
 
@@ -52,18 +54,17 @@ def test_a_config_splits_by_part(tmp_path):
         np.savez(path, images=images, labels=np.repeat(np.arange(count), 4))
         parts[name] = {"name": "arrays", "path": str(path)}
     source = SOURCES["concat"](sources=parts)
-    partition = split(
-        {
-            "num_clients": 2,
-            "ids_per_client": 3,
-            "num_public_ids": 4,
-            "num_unseen_ids": 3,
-            "client_ids_from": "new",
-            "public_ids_from": "old",
-            "unseen_ids_from": "old",
-        },
-        source,
-    )
+    settings = {
+        "num_clients": 2,
+        "ids_per_client": 3,
+        "num_public_ids": 4,
+        "num_unseen_ids": 3,
+        "client_ids_from": "new",
+        "public_ids_from": "old",
+        "unseen_ids_from": "old",
+    }
+    part = parse(PartitionReader(PARTITIONS, "by_identity"), settings)
+    partition = split(part, source)
     part_of = lambda ids: {source.names[i].split("/")[0] for i in ids}
     assert part_of(np.concatenate(partition.identities)) == {"new"}
     assert part_of(partition.public_identities) == {"old"}

@@ -17,11 +17,12 @@ from fedfr_jax.loading import read_only
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import read_weights, write_weights
+from fedfr_jax.parts import choose, parse
 from fedfr_jax.runs import loop, stages
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.runs.workdir import stored_config
-from fedfr_jax.schema import choose, with_tuples
-from fedfr_jax.tasks.faces.distillation import DummyTeacher, distill
+from fedfr_jax.schema import with_tuples
+from fedfr_jax.tasks.faces.distillation import Distill, DummyTeacher
 from tests.deploy.conftest import MODEL, play, settings
 
 pytestmark = pytest.mark.ci
@@ -224,7 +225,7 @@ def test_weights_of_another_network_name_config_and_leaf(server, faces, tmp_path
 
 def test_a_run_teaches_another_from_its_work_folder(run, server, faces, tmp_path):
     told = {"teacher": {"weights": str(run)}}
-    teacher = distill(network_like(MODEL), **told).teacher
+    teacher = parse(Distill, told).open(network_like(MODEL)).teacher
     x = (images() / 127.5 - 1).astype(np.float32)
     found = jax.jit(lambda v: teacher.model.apply(v, x, False)[0])(teacher.variables)
     np.testing.assert_allclose(found, server.embed(images()), atol=1e-5)
@@ -237,12 +238,12 @@ def test_a_run_teaches_another_from_its_work_folder(run, server, faces, tmp_path
     with pytest.raises(ValueError, match=says):
         build(with_tuples(config))
     with pytest.raises(ValueError, match="teacher's images must be the student's"):
-        distill(network_like(MODEL, size=16), **told)
+        parse(Distill, told).open(network_like(MODEL, size=16))
 
 
 def network_like(model, size=12):
     """A network of a config's section."""
-    return choose("model", MODELS, with_tuples(model), (size, size, 3))
+    return choose("config.model", MODELS, with_tuples(model), (size, size, 3))
 
 
 def test_exported_files_run_without_the_library(server, own, tmp_path):

@@ -11,9 +11,9 @@ from fedfr_jax.federated.settings import Federation, check_federation
 from fedfr_jax.federated.simulation import build_simulation
 from fedfr_jax.federated.store import Store
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.parts import parse
 from fedfr_jax.runs import experiment as experiment_module
 from fedfr_jax.runs.stages import final_simulation, run_federated
-from fedfr_jax.schema import call
 from fedfr_jax.types import (
     Evaluation,
     Evaluator,
@@ -61,7 +61,7 @@ def test_the_table_is_printed_before_plots_that_fail(tmp_path, monkeypatch, caps
     monkeypatch.setattr(experiment_module, "run_stages", lambda *args: found)
     monkeypatch.setattr(experiment_module, "drawing", SimpleNamespace(draw=fail))
     with pytest.raises(RuntimeError, match="no font"):
-        experiment_module.run_experiment(experiment(Federation()), tmp_path)
+        experiment_module.run_experiment(experiment(parse(Federation, {})), tmp_path)
     said = capsys.readouterr().out
     assert "fedavg" in said and "0.8125" in said
 
@@ -73,7 +73,7 @@ SETTINGS = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "flip_probability":
 @pytest.mark.usefixtures("run_level")
 def test_a_config_may_ask_for_the_same_bits_on_any_number_of_devices(tmp_path):
     settings = {**SETTINGS, "reproducible_sum": True, "num_partial_sums": 2}
-    federation = call("federation", Federation, settings)
+    federation = parse(Federation, settings, "config.federation")
     check_federation(federation, 5)
     algorithm, variables = toys.fedavg_toy()
     trainer = FederatedTrainer(
@@ -110,7 +110,7 @@ def test_rows_that_nobody_needs_are_freed_at_the_end_and_more_rounds_follow(
 
     def train(folder, rounds):
         seen = []
-        of = Federation(**{**SETTINGS, "rounds": rounds})
+        of = parse(Federation, {**SETTINGS, "rounds": rounds})
         whole = experiment(of)
         rows = lambda networks: seen.append(
             [networks.client_variables(k) for k in range(5)]
@@ -158,4 +158,4 @@ def test_the_last_round_adds_up_as_the_rounds_do():
 )
 def test_an_unknown_sum_or_no_partial_sum_is_refused(wrong, rule):
     with pytest.raises(ValueError, match=f"config.federation.{rule}, got"):
-        check_federation(call("federation", Federation, wrong), 5)
+        check_federation(parse(Federation, wrong, "config.federation"), 5)

@@ -8,16 +8,10 @@ import pytest
 
 from fedfr_jax.cli import describe
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.schema import call
-from fedfr_jax.tasks.local_training import build_local
-from fedfr_jax.tasks.method_algorithm import algorithm_maker
-from fedfr_jax.tasks.methods import (
-    VARIANTS,
-    Method,
-    algorithm_of,
-    read_method,
-    with_numbers,
-)
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.algorithms import VARIANTS, AlgorithmReader, facts_of
+from fedfr_jax.tasks.methods import LocalReader, with_numbers
+from fedfr_jax.tasks.trainers import build_local
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}
 GRADS = [
@@ -26,16 +20,6 @@ GRADS = [
 ]
 RATE = 0.1
 NESTEROV = {"name": "sgd", "nesterov": True}
-
-
-def test_a_method_that_is_settings_of_another_is_named_unless_a_user_has_registered_it(
-    monkeypatch,
-):
-    assert {*VARIANTS} == {*describe.VARIANTS}
-    with pytest.raises(ValueError, match="describe variants fedavgm prints them"):
-        algorithm_of("methods.x", {"algorithm": "fedavgm"}, "fedavg")
-    monkeypatch.setitem(ALGORITHMS, "fedavgm", lambda local: None)
-    assert algorithm_of("methods.x", {"algorithm": "fedavgm"}, "")[0] == "fedavgm"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +33,7 @@ def loss_fn(variables, batch, key):
 
 
 def local(**settings):
-    method = call("methods.x", Method, {"learning_rate": RATE, **settings})
+    method = parse(LocalReader(), {"learning_rate": RATE, **settings})
     return build_local(method, loss_fn)
 
 
@@ -202,14 +186,12 @@ def test_settings_that_would_fail_or_do_nothing_later_are_refused(settings, rule
 # --- Algorithms
 
 
-def maker(name, options, **facts):
-    return algorithm_maker("methods.x", name, options, facts)
-
-
-def test_an_algorithm_takes_its_own_settings_and_leaves_the_others():
-    make, keys = maker("fedprox", {"mu": 0.5, "learning_rate": 0.1})
-    assert make.keywords == {"mu": 0.5}
-    assert keys == {"server_optimizer", "mu", "weighting"}
+def made(name, settings, **facts):
+    """What an algorithm's factory is given: (settings, facts)."""
+    reader = AlgorithmReader("x")
+    part = parse(reader, {"name": name, **settings}, "config.methods.x.algorithm").part
+    asked = facts_of(part.factory) & facts.keys()
+    return {**part.settings, **{key: facts[key] for key in asked}}
 
 
 def test_facts_are_given_to_arguments_without_a_default_only(monkeypatch):
@@ -218,31 +200,18 @@ def test_facts_are_given_to_arguments_without_a_default_only(monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "mine", mine)
     facts = {"num_clients": 4, "momentum": 0.0, "classes": "fc"}
-    make, keys = maker("mine", {}, **facts)
-    assert make.keywords == {"num_clients": 4, "classes": "fc"} and keys == {"momentum"}
-    make, _ = maker("mine", {"momentum": 0.5}, **facts)
-    assert make.keywords["momentum"] == 0.5
-    make, _ = maker("fednova", {}, momentum=0.8)  # what its clients' SGD has
-    assert make.keywords == {"momentum": 0.8}
+    assert made("mine", {}, **facts) == {"num_clients": 4, "classes": "fc"}
+    assert made("mine", {"momentum": 0.5}, **facts)["momentum"] == 0.5
+    # What its clients' SGD has
+    assert made("fednova", {}, momentum=0.8) == {"momentum": 0.8}
+    assert made("scaffold", {"server_learning_rate": 0.5}, num_clients=7) == {
+        "server_learning_rate": 0.5,
+        "num_clients": 7,
+    }
+    assert made("fedavg", {}, num_clients=7) == {}
 
 
-@pytest.mark.parametrize("name", ["fedavgg", {"name": None}, ["fedavg"]])
-def test_a_row_names_a_known_algorithm(name):
-    rule = r"config.methods.x.algorithm must be one of .*'fedavg'.*"
-    with pytest.raises(ValueError, match=rule):
-        algorithm_of("methods.x", {"algorithm": name}, "fedavg")
-    row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "momentum": 0.9}
-    found = algorithm_of("methods.x", row, "fedavg")
-    assert found == ("fedprox", {"mu": 0.5})
-    assert algorithm_of("methods.x", {}, "fedavg") == ("fedavg", {})
-
-
-def test_keys_of_the_algorithm_stand_below_it():
-    rate = {"learning_rate": 0.1}
-    method = read_method("methods.x", {**rate, "momentum": 0.9}, (), {"momentum"})
-    assert method == Method(learning_rate=0.1, momentum=0.9)
-    with pytest.raises(ValueError, match=r"algorithm: algorithm.mu\)"):
-        read_method("methods.x", {**rate, "mu": 0.1}, (), {"mu"})
+def test_numbers_of_a_sweep_stand_where_their_paths_say():
     row = {"algorithm": {"name": "fedprox", "mu": 0.5}, "learning_rate": 0.1}
     with pytest.raises(ValueError, match="branch.weight cannot be set where branch is"):
         with_numbers({"algorithm": {"branch": None}}, {"algorithm.branch.weight": 1.0})
@@ -251,43 +220,32 @@ def test_keys_of_the_algorithm_stand_below_it():
     assert with_numbers(row, numbers) == expected and row["learning_rate"] == 0.1
 
 
-def test_facts_of_the_data_go_to_who_asks():
-    make, _ = maker("scaffold", {"server_learning_rate": 0.5}, num_clients=7)
-    assert make.keywords == {"server_learning_rate": 0.5, "num_clients": 7}
-    make, _ = maker("fedavg", {}, num_clients=7)
-    assert make.keywords == {}
-
-
 @pytest.mark.parametrize(
     "given", ["fedavgm", {"name": "fedavgm"}, {"name": "fedadam", "learning_rate": 0.1}]
 )
 def test_a_server_optimizer_is_named(given):
-    make, _ = maker("fedavg", {"server_optimizer": given})
-    assert hasattr(make.keywords["server_optimizer"], "update")
+    assert hasattr(
+        made("fedavg", {"server_optimizer": given})["server_optimizer"], "update"
+    )
 
 
 @pytest.mark.parametrize(
-    "name, options, rule",
+    "name, settings, rule",
     [
-        ("fedprox", {}, "config.methods.x.algorithm needs the key mu"),
-        ("afl", {}, "config.methods.x: algorithm afl needs one set of classes for all"),
-        (
-            "fedavg",
-            {"server_optimizer": "fedadamm"},
-            "config.methods.x.algorithm.server_optimizer.name must be one of",
-        ),
-        (
-            "fedavg",
-            {"server_optimizer": "fedadam"},
-            "config.methods.x.algorithm.server_optimizer must have the key learning",
-        ),
-        (
-            "fedavg",
-            {"server_optimizer": {"name": "fedadam", "taw": 1}},
-            "config.methods.x.algorithm.server_optimizer must have keys of .*'taw'",
-        ),
+        ("fedavgg", {}, "must be one of .*'fedavg'.*mean fedavg"),
+        ("fedavgm", {}, "describe variants fedavgm prints them"),
+        ("fedprox", {}, "needs the key mu"),
+        ("fedavg", {"contrastive_weight": 1.0}, "got 'contrastive_weight'"),
+        ("fedavg", {"server_optimizer": "fedadamm"}, "optimizer.name must be one of"),
+        ("fedavg", {"server_optimizer": "fedadam"}, "optimizer needs the key learning"),
     ],
 )
-def test_what_no_algorithm_knows_is_refused(name, options, rule):
-    with pytest.raises(ValueError, match=rule):
-        maker(name, options, num_clients=3)
+def test_what_no_algorithm_knows_is_refused(name, settings, rule):
+    with pytest.raises(ValueError, match=f"^config.methods.x.algorithm.*{rule}"):
+        made(name, settings)
+
+
+def test_a_variant_is_an_algorithm_once_a_user_has_registered_it(monkeypatch):
+    assert {*VARIANTS} == {*describe.VARIANTS}
+    monkeypatch.setitem(ALGORITHMS, "fedavgm", lambda local: None)
+    assert made("fedavgm", {}) == {}

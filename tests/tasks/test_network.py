@@ -4,12 +4,17 @@ import pytest
 
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.iresnet import DEPTHS
+from fedfr_jax.parts import parse
 from fedfr_jax.ranges import Depth
 from fedfr_jax.schema import has_kind
-from fedfr_jax.tasks.model import build_network, check_dtype
+from fedfr_jax.tasks.model import NetworkReader, build_network, is_dtype
 
 SHAPE = (4, 4, 1)
 ENCODER = {"name": "resnet"}
+
+
+def built(settings):
+    return build_network(parse(NetworkReader(), settings, "config.model"), SHAPE)
 
 
 def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
@@ -22,7 +27,7 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
     monkeypatch.setitem(MODELS, "broken", lambda input_shape: made)
     message = "config.model must be usable as .*'broken'.*got TypeError: no such axis"
     with pytest.raises(ValueError, match=message):
-        build_network({"name": "broken"}, SHAPE)
+        built({"name": "broken"})
 
 
 @pytest.mark.parametrize(
@@ -62,17 +67,17 @@ def test_a_network_that_cannot_run_is_refused_with_its_settings(monkeypatch):
 )
 def test_a_size_that_no_network_has_is_refused_before_one_is_made(settings, message):
     with pytest.raises(ValueError, match=f"^config.model.{message}"):
-        build_network(settings, SHAPE)
+        built(settings)
 
 
 def test_sizes_at_their_bounds_and_multipliers_are_taken():
     assert has_kind(Depth, max(DEPTHS))
     most = {"name": "mlp", "hidden_dim": 2**16, "num_classes": 3}
-    assert build_network(most, SHAPE)[1].shape == (1, 3)
+    assert built(most).output.shape == (1, 3)
     none = {"name": "sphereface", "blocks": (0,), "widths": (1,), "embedding_dim": 1}
-    assert build_network(none, SHAPE)[1].shape == (1, 1)
+    assert built(none).output.shape == (1, 1)
     half = {"name": "mobilenet", "width": 0.5, "num_classes": 3}
-    assert build_network(half, SHAPE)[1].shape == (1, 3)
+    assert built(half).output.shape == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -82,5 +87,5 @@ def test_a_dtype_is_the_name_of_a_floating_one(dtype):
     with pytest.raises(
         ValueError, match="^config.model.dtype must be None or the name of a"
     ):
-        check_dtype(dtype)
-    check_dtype("bfloat16")
+        built({"name": "resnet", "num_classes": 2, "dtype": dtype})
+    assert is_dtype("bfloat16")

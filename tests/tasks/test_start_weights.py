@@ -9,7 +9,8 @@ import pytest
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.tasks.start_weights import initialized
+from fedfr_jax.tasks.start_weights import StartConfig, initialized
+from fedfr_jax.tasks.trainers import Facts
 
 SHAPE = (16, 16, 3)
 RESNET = {"depth": 18, "blocks": [1, 1], "widths": [4, 6], "stem": "cifar"}
@@ -20,11 +21,16 @@ def network(seed, name="resnet", classes=5, **settings):
     return model.init(jax.random.key(seed))
 
 
+def facts_of(variables):
+    facts = Facts(**dict.fromkeys(Facts._fields))
+    return facts._replace(initial=lambda: variables)
+
+
 def started(variables, init):
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/init.safetensors"
         write_weights(path, named_arrays(init))
-        return initialized(variables, {"pretrain": {"init": path}})
+        return initialized(facts_of(variables), StartConfig(path)).initial()
 
 
 def same(a, b):
@@ -41,7 +47,8 @@ def test_a_last_layer_for_other_classes_begins_anew(capsys):
     says = "Initial weights of stage1, stage2, stem; new are fc."
     assert says in capsys.readouterr().out
     same(started(before, network(2)), network(2))
-    assert initialized(before, {"pretrain": {}}) is before
+    facts = facts_of(before)
+    assert initialized(facts, StartConfig()) is facts
 
 
 def test_a_segmenters_encoder_begins_with_a_resnet():

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from fedfr_jax.config.build import build
-from fedfr_jax.tasks import trust
+from fedfr_jax.tasks import trainers
 from tests.tasks.test_numerics import config as faces_config
 from tests.tasks.test_privacy import config_of
 
@@ -63,7 +63,7 @@ def test_attackers_are_drawn_by_the_configs_seed(task, monkeypatch):
         seeds.append(seed)
         return algorithm
 
-    monkeypatch.setattr(trust, "attack_algorithm", attacked)
+    monkeypatch.setattr(trainers, "attack_algorithm", attacked)
     config = config_of() if task == "classification" else faces_config(task)
     attack = {"name": "sign_flip", "share": 0.5}
     for given in ({}, {"seed": 3}):

@@ -4,6 +4,7 @@ Every factory here returns an `Augment` of one example; `Batching` maps it over 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 from fedfr_jax.data.augment.composition import compose, identity
 from fedfr_jax.data.augment.face_mask import face_mask
@@ -14,7 +15,8 @@ from fedfr_jax.data.augment.photometric import (
     normalize,
     random_erasing,
 )
-from fedfr_jax.schema import checked, choose, naming, register
+from fedfr_jax.parts import Member, Several, choose
+from fedfr_jax.schema import checked, naming, register, without_lists
 from fedfr_jax.types import Augment
 
 AUGMENTS = {
@@ -41,6 +43,18 @@ def register_augment(name: str, factory: Callable[..., Augment]) -> None:
     register(AUGMENTS, "augment", name, factory)
 
 
+class AugmentReader:
+    """Reader of a list of augments, each a name of AUGMENTS or {"name": ..., ...}."""
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> tuple:
+        """The list as it is, each of whose entries is checked."""
+        Several(Member(AUGMENTS)).read(value, where, mistakes)
+        return without_lists(value)
+
+
+Augments = Annotated[tuple[str | Mapping, ...], AugmentReader()]
+
+
 @checked
 def build_augment(
     settings: Sequence[str | Mapping], *, flip_probability: float | None = None
@@ -64,7 +78,7 @@ def build_augment(
         section = f"augment[{index}]"
         entry_settings = {"name": entry} if isinstance(entry, str) else entry
         with naming(f"config.{section}"):
-            parts.append(choose(section, AUGMENTS, entry_settings))
+            parts.append(choose(f"config.{section}", AUGMENTS, entry_settings))
         names.append(entry_settings["name"])
         if _is_on_bytes(entry_settings) and "normalize" in names:
             raise ValueError(

@@ -35,7 +35,8 @@ from fedfr_jax.data.sources import (
 )
 from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.data.synthetic_faces import synthetic_faces
-from fedfr_jax.schema import call_at, check_choice, register
+from fedfr_jax.parts import call
+from fedfr_jax.schema import check_choice, register
 from fedfr_jax.types import Source
 
 
@@ -116,7 +117,7 @@ def open_source(name: str, **settings) -> Source:
         if str(settings.get(key, "")).startswith("~"):
             settings[key] = os.path.expanduser(settings[key])
     check_exists(f"source {name}", {"name": name, **settings})
-    return call_at(f"source {name}", SOURCES[name], settings)
+    return call(f"source {name}", SOURCES[name], settings)
 
 
 def check_exists(where: str, settings: Mapping) -> None:

@@ -40,7 +40,8 @@ from fedfr_jax.federated.aggregation.robust import (
     rfa,
     trimmed_mean,
 )
-from fedfr_jax.schema import choose, register
+from fedfr_jax.parts import choose
+from fedfr_jax.schema import register
 from fedfr_jax.types import Aggregator
 
 __all__ = ["chain", "of_all_updates", "with_aggregation", "with_update_checks"]
@@ -81,7 +82,9 @@ def build_links(
     """
     links = (links,) if isinstance(links, str | Mapping) else links
     named = [{"name": link} if isinstance(link, str) else link for link in links]
-    return tuple(choose(section, AGGREGATORS, settings) for settings in named)
+    return tuple(
+        choose(f"config.{section}", AGGREGATORS, settings) for settings in named
+    )
 
 
 def register_aggregator(name: str, factory: Callable) -> None:

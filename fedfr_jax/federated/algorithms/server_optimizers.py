@@ -9,12 +9,13 @@ arXiv:1909.06335.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedfr_jax.parts import Built, Member
 from fedfr_jax.ranges import BelowOne, NonNegative, Positive
 from fedfr_jax.schema import checked
 
@@ -121,4 +122,8 @@ SERVER_OPTIMIZERS = {
     "fedavgm": fedavgm,
     "fedyogi": fedyogi,
 }
-ServerOptimizer = optax.GradientTransformation | None  # an argument of algorithms
+
+# An argument of algorithms, which configs name.
+ServerOptimizer = Annotated[
+    optax.GradientTransformation | None, Built(Member(SERVER_OPTIMIZERS))
+]

@@ -18,7 +18,8 @@ from fedfr_jax.federated.attacks.kinds import (
     sign_flip,
     stamp,
 )
-from fedfr_jax.schema import choose, register
+from fedfr_jax.parts import choose
+from fedfr_jax.schema import register
 from fedfr_jax.types import Algorithm
 
 __all__ = ["Attack", "backdoor_rate", "is_attacker", "stamp", "with_attack"]

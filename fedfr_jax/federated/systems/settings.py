@@ -9,10 +9,11 @@ config.federation.systems = {
 }
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
 
-from fedfr_jax.federated.systems.asynchronous import fedasync, fedbuff
+from fedfr_jax.federated.systems.asynchronous import Asynchronous, fedasync, fedbuff
 from fedfr_jax.federated.systems.devices import (
     Availability,
     Profiles,
@@ -24,7 +25,8 @@ from fedfr_jax.federated.systems.devices import (
 from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems, check_systems
 from fedfr_jax.federated.systems.sampling import Oort, PowerOfChoice
-from fedfr_jax.schema import call, choose, naming
+from fedfr_jax.parts import Built, Factory, Member, Part, section
+from fedfr_jax.schema import naming
 
 SECTION = "federation.systems"
 
@@ -51,37 +53,24 @@ SAMPLING: dict[str, Callable] = {"power_of_choice": PowerOfChoice, "oort": Oort}
 ASYNCHRONOUS: dict[str, Callable] = {"fedbuff": fedbuff, "fedasync": fedasync}
 
 
-def build_systems(settings: Mapping, num_clients: int, cohort_size: int) -> Systems:
-    """Build and check the `Systems` of a config."""
-    return call(SECTION, _systems, settings, num_clients, cohort_size)
+@section
+class SystemsConfig(NamedTuple):
+    """Keys of config.federation.systems."""
 
+    dropout: Annotated[Dropout, Built(Factory(Dropout))] = MappingProxyType({})  # type: ignore
+    profiles: Annotated[Part | None, Member(PROFILES, num_args=1)] = None
+    availability: Annotated[Part | None, Member(AVAILABILITY, num_args=1)] = None
+    over_selection: float = 1.0
+    deadline: float = 0.0
+    partial_work: bool = False
+    sampling: Annotated[PowerOfChoice | Oort | None, Built(Member(SAMPLING))] = None
+    asynchronous: Annotated[Asynchronous | None, Built(Member(ASYNCHRONOUS))] = None
 
-def _systems(
-    num_clients: int,
-    cohort_size: int,
-    *,
-    dropout: Mapping | None = None,
-    profiles: Mapping | None = None,
-    availability: Mapping | None = None,
-    over_selection: float = 1.0,
-    deadline: float = 0.0,
-    partial_work: bool = False,
-    sampling: Mapping | None = None,
-    asynchronous: Mapping | None = None,
-) -> Systems:
-    def part(name, family, settings, *args) -> Any:
-        return settings and choose(f"{SECTION}.{name}", family, settings, *args)
-
-    systems = Systems(
-        dropout=call(f"{SECTION}.dropout", Dropout, dropout or {}),
-        profiles=part("profiles", PROFILES, profiles, num_clients),
-        availability=part("availability", AVAILABILITY, availability, num_clients),
-        over_selection=over_selection,
-        deadline=deadline,
-        partial_work=partial_work,
-        sampling=part("sampling", SAMPLING, sampling),
-        asynchronous=part("asynchronous", ASYNCHRONOUS, asynchronous),
-    )
-    with naming(f"config.{SECTION}"):
-        check_systems(systems, num_clients, systems.num_counted(cohort_size))
-    return systems
+    def build(self, num_clients: int, cohort_size: int) -> Systems:
+        """Build and check the `Systems` of so many clients."""
+        per_client = {"profiles": self.profiles, "availability": self.availability}
+        built = {key: part and part(num_clients) for key, part in per_client.items()}
+        systems = Systems(**{**self._asdict(), **built})
+        with naming(f"config.{SECTION}"):
+            check_systems(systems, num_clients, systems.num_counted(cohort_size))
+        return systems

@@ -5,8 +5,8 @@ client's test images; the mean is over clients, whatever their sizes, as FedPer 
 (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
@@ -14,64 +14,30 @@ from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.data.partition import ClientPartition
+from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
 from fedfr_jax.federated.simulation import build_simulation
+from fedfr_jax.parts import INLINE, section
 from fedfr_jax.ranges import BatchSize, Count, Pattern, Share
-from fedfr_jax.schema import call, naming
+from fedfr_jax.schema import naming
 from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.data import build_dataset, build_population, split_classes
-from fedfr_jax.tasks.evaluators import check_settings, representation, with_target
+from fedfr_jax.tasks.config import Opened
+from fedfr_jax.tasks.evaluators import RepresentationConfig, with_target
 from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
-from fedfr_jax.tasks.local_training import local_from_settings
+from fedfr_jax.tasks.methods import LocalReader, Method
+from fedfr_jax.tasks.trainers import Facts, build_local
 from fedfr_jax.types import (
-    Augment,
     Dataset,
     Evaluation,
     Evaluator,
-    Model,
+    Preprocessing,
     PyTree,
-    Source,
     TrainedModels,
+    is_image,
 )
-
-
-class Clients(NamedTuple):
-    """Training and test images of clients, with the offsets of each."""
-
-    train: Dataset | Stream
-    population: Population  # of the training images
-    test: Dataset | Stream
-    test_offsets: np.ndarray  # [N + 1]
-
-
-def split_clients(
-    settings: Mapping, source: Source
-) -> tuple[ClientPartition, ClientPartition]:
-    """Split by the config's partition: (clients of the federation, unseen clients).
-
-    Args:
-      settings: config.partition, see `split_classes`; `unseen_clients` of the clients
-        that it makes are left out.
-    """
-    settings = dict(settings)
-    num_unseen = settings.pop("unseen_clients", 0)
-    return split_classes(settings, source, num_unseen)
-
-
-def build_clients(
-    source: Source, parts: ClientPartition, stream_bytes: int | None
-) -> Clients:
-    """Load the images of a split's clients, on the host or streamed from the source."""
-    return Clients(
-        train=build_dataset(source, parts.train, stream_bytes),
-        population=build_population(parts, parts.num_classes),
-        test=build_dataset(source, parts.test, stream_bytes),
-        test_offsets=parts.test_offsets,
-    )
 
 
 class Accuracy:
@@ -157,6 +123,21 @@ def accuracy_summary(values: np.ndarray) -> dict[str, float]:
     }
 
 
+@section
+class FinetuneConfig(NamedTuple):
+    """Keys of config.evaluation.finetune."""
+
+    local: Annotated[Method, LocalReader(), INLINE]
+    epochs: Count = 1
+    trainable: Pattern = ""
+
+    def check(self) -> None:
+        """Raise ValueError in a run whose processes have some clients each."""
+        if jax.process_count() > 1:
+            raise ValueError("fine-tuning cannot be evaluated in a multi-process run.")
+
+
+@section
 class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation."""
 
@@ -164,97 +145,83 @@ class EvaluationConfig(NamedTuple):
     target_accuracy: Share | None = None  # the table names the first round that has it
     # Every client's network is judged after training on the client's images as well:
     # a method's LOCAL_KEYS, `epochs` and `trainable`, a pattern of leaves that train.
-    finetune: Mapping | None = None
+    finetune: FinetuneConfig | None = None
     # AMM of the one network's features of `most` test images; with a `reference`, the
     # work folder of a run such as a central one, MMD to its last row's network.
-    representation: Mapping | None = None
+    representation: RepresentationConfig | None = None
 
 
-class FinetuneConfig(NamedTuple):
-    """Keys of config.evaluation.finetune, besides LOCAL_KEYS of a method."""
+class Clients(NamedTuple):
+    """Training and test images of clients, with the offsets of each."""
 
-    epochs: Count = 1
-    trainable: Pattern = ""
+    train: Dataset | Stream
+    population: Population  # of the training images
+    test: Dataset | Stream
+    test_offsets: np.ndarray  # [N + 1]
+
+
+class Images(NamedTuple):
+    """Images of a split's clients, and of unseen ones."""
+
+    clients: Clients
+    unseen: Clients | None
+
+    @property
+    def train(self) -> Dataset | Stream:
+        """Training images of the clients."""
+        return self.clients.train
 
 
 def build_evaluators(
-    settings: Mapping, model: Model, first: PyTree, preprocess: Augment | None
-) -> Callable:
-    """Build the evaluators of config.evaluation, checked, from the images.
-
-    Args:
-      settings: keys of `EvaluationConfig`.
-      first: variables of the model, arrays or shapes.
-      preprocess: what happens to an image before the network sees it.
-
-    Returns:
-      build(clients, unseen or None, mesh, feed, **options) -> {name: Evaluator}; feed
-      and options are those of a client's training.
-
-    Raises:
-      ValueError: for an unknown key, or a value out of its range.
-    """
-    evaluation = call("evaluation", EvaluationConfig, settings)
-    prepared = None
-    if evaluation.finetune is not None:
-        prepared = _finetuning(evaluation.finetune, model, first)
-    representation_settings = check_settings(evaluation.representation, model, first)
-    batching = Batching(evaluation.batch_size, preprocess)
-
-    def build(clients, unseen, mesh, feed, **options):
-        groups = {"": clients} if unseen is None else {"": clients, "unseen": unseen}
-        evaluators = {}
-        for group, group_clients in groups.items():
-            accuracy = Accuracy(
-                group_clients.test, group_clients.test_offsets, mesh, batching
-            )
-            evaluators |= accuracy.evaluators if not group else _unseen(accuracy)
-            if prepared:
-                name = f"{group}_finetuned".strip("_")
-                tune = _evaluate_after(prepared, group_clients, mesh, feed, **options)
-                evaluators[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
-        if representation_settings is not None:
-            evaluators["representation"] = representation(
-                model, clients.test, mesh, batching, **representation_settings
-            )
-        return with_target(evaluators, "accuracy", evaluation.target_accuracy)
-
-    return build
-
-
-def _finetuning(settings, model, first) -> tuple:
-    """Build (algorithm, epochs) of config.evaluation.finetune."""
-    section = "evaluation.finetune"
-    if jax.process_count() > 1:  # each would have the rows of some clients only
-        raise ValueError(
-            f"config.{section} cannot be used in a multi-process run, got "
-            f"{dict(settings)}."
+    opened: Opened, facts: Facts, images: Images, preprocessing: Preprocessing
+) -> tuple[dict[str, Evaluator], str]:
+    """Build the evaluators of config.evaluation."""
+    evaluation, model = opened.config.evaluation, facts.model
+    is_images = is_image(opened.source.input_shape)
+    augment = normalization(preprocessing) if is_images else None
+    batching = Batching(evaluation.batch_size, augment)
+    groups = {"": images.clients, "unseen": images.unseen}
+    evaluators = {}
+    for group, clients in groups.items():
+        if clients is None:
+            continue
+        accuracy = Accuracy(clients.test, clients.test_offsets, opened.mesh, batching)
+        evaluators |= accuracy.evaluators if not group else _unseen(accuracy)
+        if evaluation.finetune is not None:
+            tune = _build_finetuning(evaluation.finetune, opened, facts, clients)
+            name = f"{group}_finetuned".strip("_")
+            evaluators[name] = _finetuned(accuracy, tune, is_unseen=bool(group))
+    if evaluation.representation is not None:
+        evaluators["representation"] = evaluation.representation.build(
+            model, facts.shapes, images.clients.test, opened.mesh, batching
         )
-    finetune_settings = {
-        k: v for k, v in settings.items() if k in FinetuneConfig._fields
-    }
-    epochs, trainable_pattern = call(section, FinetuneConfig, finetune_settings)
-    local_settings = {k: v for k, v in settings.items() if k not in finetune_settings}
-    local = local_from_settings(section, local_settings, cross_entropy(model))
-    with naming(f"config.{section}.trainable"):
-        jax.eval_shape(
-            lambda params: trainable(trainable_pattern, params)[0], first["params"]
-        )
-    return build_finetuning(local, trainable_pattern), epochs
+    return with_target(evaluators, "accuracy", evaluation.target_accuracy), ""
 
 
-def _evaluate_after(
-    prepared, clients: Clients, mesh: Mesh, feed: Batching, **options
+def _build_finetuning(
+    finetune: FinetuneConfig, opened: Opened, facts: Facts, clients: Clients
 ) -> Callable:
     """Build models -> models after fine-tuning; set up at its first call."""
-    algorithm, epochs = prepared
+    with naming("config.evaluation.finetune.trainable"):
+        params = facts.shapes["params"]
+        jax.eval_shape(lambda params: trainable(finetune.trainable, params)[0], params)
+    local = build_local(finetune.local, cross_entropy(facts.model))
+    algorithm, config = build_finetuning(local, finetune.trainable), opened.config
     simulations = []
 
     def tune(networks: TrainedModels) -> TrainedModels:
         if not simulations:
-            data = clients.train, clients.population
-            given = {"mesh": mesh, "local_epochs": epochs, **options}
-            simulations.append(build_simulation(algorithm, feed, *data, **given))
+            sim = build_simulation(
+                algorithm,
+                opened.batching,
+                clients.train,
+                clients.population,
+                mesh=opened.mesh,
+                local_epochs=finetune.epochs,
+                clients_per_device=config.federation.clients_per_device,
+                seed=config.seed,
+            )
+            simulations.append(sim)
         return finetune_clients(simulations[0], networks)
 
     return tune

@@ -1,13 +1,12 @@
 """Classification losses of a client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import class_hinge
 from fedfr_jax.ranges import BelowOne, Cosine
@@ -25,17 +24,6 @@ def cross_entropy(model: Model, *, label_smoothing: BelowOne = 0.0) -> Callable:
       label_smoothing: share of every label that is spread over all classes, in [0, 1).
     """
     return mean_loss(model, partial(with_smoothing, label_smoothing=label_smoothing))
-
-
-def loss_on_outputs(settings: Mapping) -> Callable[[Model], Callable]:
-    """Build model -> loss of a client, the mean of a loss of LOSSES that takes logits.
-
-    Args:
-      settings: {"name": ..., keywords of the loss}.
-    """
-    return lambda model: mean_loss(
-        model, build_output_loss(settings, model.embedding_dim)
-    )
 
 
 def mean_loss(model: Model, values_of: Callable) -> Callable:

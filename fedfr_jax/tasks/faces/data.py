@@ -20,9 +20,13 @@ class FaceData(NamedTuple):
     evaluation_set: Dataset | Stream  # clients' test rows ++ unseen rows
     test_identities: np.ndarray  # [E] source labels
     train_identities: np.ndarray  # [C] source labels
-    alignment: Preprocessing = (
-        Preprocessing()
-    )  # of the images, before a network sees them
+    # Of the images, before a network sees them
+    alignment: Preprocessing = Preprocessing()
+
+    @property
+    def train(self) -> Dataset | Stream:
+        """Training images, see `table`."""
+        return self.table
 
 
 def build_face_data(

@@ -21,7 +21,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,18 +40,12 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.external_checkpoints import convert_variables, detect_model
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.models.weights import Weights
+from fedfr_jax.parts import Part, choose, section
 from fedfr_jax.ranges import NonNegative, Share
-from fedfr_jax.schema import (
-    call,
-    check_keys,
-    check_settings,
-    checked,
-    choose,
-    keyword_kinds,
-    naming,
-)
+from fedfr_jax.schema import naming
 from fedfr_jax.tasks.data import build_data_augment
 from fedfr_jax.tasks.faces.data import FaceData, build_inputs
+from fedfr_jax.tasks.model import NetworkReader
 from fedfr_jax.trees import path_name
 from fedfr_jax.types import Batch, Model, PyTree, Source, as_aux_loss
 
@@ -69,93 +63,63 @@ class Teacher(NamedTuple):
     variables: PyTree  # in host memory
 
 
+@section
+class TeacherConfig(NamedTuple):
+    """Keys of `distill.teacher`."""
+
+    # A file or the work folder of a run, see `load_weights`
+    weights: str | os.PathLike | DummyTeacher
+    # Its network, unless the file or folder says it
+    model: Annotated[Part | None, NetworkReader()] = None
+
+
+@section
 class Distill(NamedTuple):
-    """Opened settings of `distill`."""
+    """Keys of `distill`, of a method or of `pretrain`; `open` loads the teacher."""
 
-    weight: float
-    teacher: Teacher | None
-    cache: str | DummyTeacher | None  # file of embeddings, made if missing
-    teacher_input: str  # the student's image, or the one without its mask
-    unlabeled_fraction: float  # share of the images whose labels are not used
-    unlabeled_source: str | None = None  # part of the source that has no labels
+    weight: NonNegative = 9.0  # lambda, of the distance to the teacher's embeddings
+    # It runs beside the student in every step and is a constant of the compiled step:
+    # for a teacher with gigabytes of weights use a `cache`, which is as exact.
+    teacher: TeacherConfig | None = None
+    # File of the teacher's embeddings of all images in all views, which are looked up
+    # instead of computed; made by the teacher when it is missing.
+    cache: str | os.PathLike | DummyTeacher | None = None
+    # As the student's images, or without the mask that it sees
+    teacher_input: Literal["same", "clean"] = "same"
+    # Share of the images, drawn by their rows, that count as unlabeled
+    unlabeled_fraction: Share = 0.0
+    # Source of a `concat` whose images have no labels, in central training: its public
+    # people (whoever each folder is called after) are no classes. Keep it from clients
+    # and judging by client_ids_from, unseen_ids_from.
+    unlabeled_source: str | None = None
 
+    def check(self) -> None:
+        """Raise ValueError without any embeddings."""
+        if self.teacher is None and self.cache is None:
+            raise ValueError("teacher or cache must be set, got neither.")
 
-@checked
-def distill(
-    model: Model,
-    *,
-    weight: NonNegative = 9.0,
-    teacher: Mapping | None = None,
-    cache: str | os.PathLike | DummyTeacher | None = None,
-    teacher_input: Literal["same", "clean"] = "same",
-    unlabeled_fraction: Share = 0.0,
-    unlabeled_source: str | None = None,
-) -> Distill:
-    """Open the key `distill` of a method or of `pretrain`.
+    def open(self, student: Model) -> "Distill":
+        """Load the teacher, as a `Teacher`.
 
-    Args:
-      model: the student.
-      weight: lambda, of the distance to the teacher's embeddings.
-      teacher: {"weights": a file or the work folder of a run, see `load_weights`,
-        "model": section of its network, unless the file or folder says it}. It runs
-        beside the student in every step and is a constant of the compiled step: for a
-        teacher with gigabytes of weights use a `cache`, which is as exact.
-      cache: file of the teacher's embeddings of all images in all views, which are
-        looked up instead of computed; made by the teacher when it is missing.
-      teacher_input: "same" as the student, or "clean": without the mask that it sees.
-      unlabeled_fraction: share of the images, drawn by their rows, that count as
-      unlabeled.
-      unlabeled_source: source of a `concat` whose images have no labels, in central
-        training: its public people (whoever each folder is called after) are no
-        classes. Keep it from clients and judging by client_ids_from, unseen_ids_from.
-
-    Raises:
-      ValueError: for a teacher that does not fit its file or the student.
-    """
-    opened = None if teacher is None else open_teacher(teacher, model)
-    if cache is not None and not isinstance(cache, DummyTeacher):
-        cache = str(cache)
-    return Distill(
-        weight, opened, cache, teacher_input, unlabeled_fraction, unlabeled_source
-    )
+        Raises:
+          ValueError: for a teacher that does not fit its file or the student.
+        """
+        teacher = self.teacher and open_teacher(self.teacher, student)
+        return self._replace(teacher=teacher)
 
 
-def check_distill(section: str, settings: Mapping | None) -> None:
-    """Check the key `distill` of a config's section, but for its files."""
-    if settings is None:
-        return
-    where = f"config.{section}.distill"
-    settings = check_settings(where, settings, keyword_kinds(distill))
-    teacher = settings.get("teacher")
-    if teacher is None and settings.get("cache") is None:
-        raise ValueError(f"{where} needs the key teacher or cache, got neither.")
-    if teacher is not None:
-        check_keys(f"{where}.teacher", teacher, ("weights", "model"))
-        if "weights" not in teacher:
-            raise ValueError(f"{where}.teacher needs the key weights.")
-
-
-def open_distill(section: str, settings: Mapping | None, model: Model):
-    """Open `distill` of the config's section; None without it."""
-    if settings is None:
-        return None
-    check_distill(section, settings)
-    return call(f"{section}.distill", distill, settings, model)
-
-
-def open_teacher(settings: Mapping, student: Model) -> Teacher:
-    """Load the teacher of {"weights", "model"}, for images of the student's shape."""
-    source, shape = settings["weights"], student.input_shape
+def open_teacher(config: TeacherConfig, student: Model) -> Teacher:
+    """Load a teacher, for images of the student's shape."""
+    source, shape, network = config.weights, student.input_shape, config.model
     if isinstance(source, DummyTeacher):
-        model = choose("distill.teacher.model", MODELS, settings["model"], shape)
+        model = network(shape)
         return Teacher(_like(student, model), _dummy_teacher(model))
     weights = load_weights(source)
     with naming(source):
-        section = settings.get("model") or network_for(weights, shape)
-        model = choose("distill.teacher.model", MODELS, section, shape)
-        return Teacher(
-            _like(student, model), convert_variables(weights, section, shape)
-        )
+        section = network.section if network else network_for(weights, shape)
+        model = choose("config.distill.teacher.model", MODELS, section, shape)
+        model = _like(student, model)
+        return Teacher(model, convert_variables(weights, section, shape))
 
 
 def _like(student: Model, model: Model) -> Model:
@@ -458,8 +422,8 @@ def cache_embeddings(
     """Add cached embeddings to a task's table; compute them if missing.
 
     Args:
-      distillations: {section: (its `Distill`, or the settings of one, or None;
-        settings of its training)} of pretraining and of all methods.
+      distillations: {section: (its `Distill` or None, settings of its training)} of
+        pretraining and of all methods.
       model: the student.
 
     Raises:
@@ -468,27 +432,24 @@ def cache_embeddings(
     embeddings, file = None, None
     p, table = task.partition, task.table
     rows = np.concatenate([p.train, p.public_examples])
-    for section, (distill, settings) in distillations.items():
-        opened = distill
-        if not isinstance(distill, Distill):
-            opened = open_distill(section, distill, model)
-        if opened is None or opened.cache is None:
+    for where, (distill, settings) in distillations.items():
+        if distill is None or distill.cache is None:
             continue
-        if file not in (None, opened.cache):
+        if file not in (None, distill.cache):
             raise ValueError(
-                f"config.{section}.distill.cache must be the same file in all methods, "
-                f"{file}, got {opened.cache}."
+                f"config.{where}.distill.cache must be the same file in all methods, "
+                f"{file}, got {distill.cache}."
             )
-        with naming(f"config.{section}"):
+        with naming(f"config.{where}"):
             embeddings = _cached_embeddings(
-                opened,
-                cached_views(settings, opened.teacher_input),
+                distill.open(model),
+                cached_views(settings, distill.teacher_input),
                 source,
                 rows,
                 model,
                 mesh,
             )
-        file = opened.cache
+        file = distill.cache
     if embeddings is None:
         return task
     targets = {**table.targets, KNOWN: embeddings}

@@ -21,18 +21,19 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from annotated_types import MinLen
 from jax.sharding import Mesh
 
-from fedfr_jax.data.sources import SOURCES, check_exists
+from fedfr_jax.data.sources import check_exists
 from fedfr_jax.data.sources.decoding import check_landmarks
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.data.sources.index import listed_images
 from fedfr_jax.data.sources.selection import check_unique
 from fedfr_jax.data.stream import Stream, fits_devices, place_examples, stream
-from fedfr_jax.evaluation.error_rates import check_rates, flag_unsupported, flagged_name
+from fedfr_jax.evaluation.error_rates import flag_unsupported, flagged_name
 from fedfr_jax.evaluation.identification import (
     num_accepted,
     open_set_tpir,
@@ -63,7 +64,10 @@ from fedfr_jax.evaluation.verification import (
     fold_tar,
     pair_distances,
 )
-from fedfr_jax.schema import choose, naming
+from fedfr_jax.parts import Factory, Part, parse
+from fedfr_jax.ranges import Count, OpenShare
+from fedfr_jax.schema import checked, naming
+from fedfr_jax.tasks.data import SourceReader
 from fedfr_jax.types import Dataset, Source
 
 
@@ -101,15 +105,15 @@ def open_evaluation_files(
     return stream(files.read, labels)
 
 
-def file_settings(section: str, settings: Any) -> Mapping:
-    """Settings of an evaluation set; a path alone is {"path": path}."""
-    if isinstance(settings, str | os.PathLike):
-        return {"path": settings}
-    if not isinstance(settings, Mapping):
-        raise ValueError(
-            f"config.{section} must be a path or a mapping, got {settings!r}."
-        )
-    return settings
+class FilesReader(NamedTuple):
+    """Reader of an evaluation set: a path alone, or settings of its factory."""
+
+    factory: Callable  # image shape, settings -> EvaluationFiles
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Part:
+        """Read a part that waits for the shape of images."""
+        value = {"path": value} if isinstance(value, str | os.PathLike) else value
+        return Factory(self.factory, num_args=1).read(value, where, mistakes)
 
 
 def existing_files(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Path:
@@ -125,36 +129,26 @@ def existing_files(key: str, folder: str | os.PathLike, name: Any) -> pathlib.Pa
     return path
 
 
-def build_rates(key: str, values: Any) -> tuple[float, ...]:
-    """Convert one or several rates in (0, 1) to a tuple."""
-    try:
-        rates = tuple(float(value) for value in np.ravel(values))
-    except (TypeError, ValueError):
-        rates = ()
-    if not rates:
-        raise ValueError(f"config.{key} must be one or more rates, got {values!r}.")
-    check_rates(f"config.{key}", rates)
-    return rates
+Rates = OpenShare | Annotated[Sequence[OpenShare], MinLen(1)]
+Ranks = Count | Sequence[Count]
 
 
-def build_ranks(key: str, values: Any) -> list[int]:
-    """Convert one or several ranks to a list."""
-    ranks = np.ravel(np.array(values, dtype=object)).tolist()
-    if not all(isinstance(k, int | np.integer) for k in ranks):
-        raise ValueError(f"config.{key} must be whole numbers, got {values!r}.")
-    return ranks
+def as_tuple(values: Any) -> tuple:
+    """One number, or several, as a tuple."""
+    return tuple(np.ravel(values).tolist())
 
 
 PAIRS_SECTION = "evaluation.pairs"
 
 
+@checked
 def pair_list(
     image_shape: tuple[int, int, int],
     *,
     path: str | os.PathLike | None = None,
-    source: Mapping | None = None,
-    threshold_pairs: Mapping | None = None,
-    fars: float | Sequence[float] = (1e-3, 1e-2),
+    source: Annotated[Part | Mapping | None, SourceReader()] = None,
+    threshold_pairs: Annotated[Part | Mapping | None, SourceReader()] = None,
+    fars: Rates = (1e-3, 1e-2),
     folds: int = 10,
     flip_test: bool = True,
 ) -> EvaluationFiles:
@@ -184,11 +178,10 @@ def pair_list(
             f"config.{PAIRS_SECTION} must have one of the keys path and source, "
             f"got {'neither' if path is None else 'both'}."
         )
-    first_source = (
-        {"name": "bin_pairs", "path": str(path)} if source is None else source
-    )
-    fars = build_rates(f"{PAIRS_SECTION}.fars", fars)
-    lists = [_open(first_source, image_shape, "source")]
+    if source is None:
+        source = {"name": "bin_pairs", "path": str(path)}
+    fars = as_tuple(fars)
+    lists = [_open(source, image_shape, "source")]
     if threshold_pairs is not None:
         lists.insert(0, _open(threshold_pairs, image_shape, "threshold_pairs"))
     count_of = _counter(lists, folds)
@@ -242,30 +235,23 @@ def _rates(counts, fars, evaluated_folds: slice) -> dict[str, float]:
     return rates
 
 
-def _open(settings: Mapping, image_shape, key: str) -> Source:
+def _open(part: Part | Mapping, image_shape, key: str) -> Source:
     """Open the source of a key of the section, with the model's image size."""
-    if not isinstance(settings, Mapping):
-        raise ValueError(
-            f"config.{PAIRS_SECTION}.{key} must be the settings of a source with "
-            f"its name, "
-            f"got {settings!r}."
-        )
+    where = f"config.{PAIRS_SECTION}.{key}"
+    if not isinstance(part, Part):
+        part = parse(SourceReader(), part, where)
     size = {"image_size": tuple(image_shape[:2]), "channels": image_shape[2]}
-    if settings.get("name") in SOURCES:
-        parameters = inspect.signature(SOURCES[settings["name"]]).parameters
-        settings = {**{k: v for k, v in size.items() if k in parameters}, **settings}
-    check_exists(f"config.{PAIRS_SECTION}.{key}", settings)
-    with naming(f"config.{PAIRS_SECTION}"):
-        source = choose(f"{PAIRS_SECTION}.{key}", SOURCES, settings)
+    parameters = inspect.signature(part.factory).parameters
+    size = {k: v for k, v in size.items() if k in parameters}
+    part = part.with_settings(**{**size, **part.settings})
+    check_exists(where, part.section)
+    source = part()
     if source.pairs is None or not len(source.pairs.is_same):
-        raise ValueError(
-            f"config.{PAIRS_SECTION}.{key} must have pairs, got none in "
-            f"{settings['name']}."
-        )
+        raise ValueError(f"{where} must have pairs, got none in {part.name}.")
     if tuple(source.input_shape) != tuple(image_shape):
         raise ValueError(
-            f"config.{PAIRS_SECTION}.{key} must have the network's images of "
-            f"{tuple(image_shape)}, got {tuple(source.input_shape)}."
+            f"{where} must have the network's images of {tuple(image_shape)}, got "
+            f"{tuple(source.input_shape)}."
         )
     return source
 
@@ -274,6 +260,7 @@ IDENTIFICATION_SECTION = "evaluation.identification"
 LISTS = ("probe_img_ID_pairs.mat", "gallery_match_img_ID_pairs.mat")  # TinyFace's
 
 
+@checked
 def identification_set(
     image_shape: tuple[int, int, int],
     *,
@@ -281,7 +268,7 @@ def identification_set(
     probes: str = "Probe",
     gallery: str = "Gallery_Match",
     distractors: str | None = "Gallery_Distractor",
-    ranks: int | Sequence[int] = (1, 5, 10, 20),
+    ranks: Ranks = (1, 5, 10, 20),
     flip_test: bool = True,
 ) -> EvaluationFiles:
     """1:N identification: "rank1", ..., the shares of probes found in a gallery.
@@ -301,7 +288,7 @@ def identification_set(
       ValueError: for a folder that is missing or empty, a listed image that it does not
         have, or a probe without a mate.
     """
-    ranks = build_ranks(f"{IDENTIFICATION_SECTION}.ranks", ranks)
+    ranks = as_tuple(ranks)
     with naming(f"config.{IDENTIFICATION_SECTION}"):
         people = [
             _read_list(path, folder, listed)
@@ -374,6 +361,7 @@ TEMPLATES_SECTION = "evaluation.templates"
 GALLERY = ("meta/ijbc_1N_gallery_G1.csv", "meta/ijbc_1N_gallery_G2.csv")
 
 
+@checked
 def template_set(
     image_shape: tuple[int, int, int],
     *,
@@ -388,9 +376,9 @@ def template_set(
     use_detector_score: bool = True,
     flip_test: bool = False,
     use_norm_score: bool = True,
-    fars: float | Sequence[float] = FARS,
-    fpirs: float | Sequence[float] = (1e-2, 1e-1),
-    ranks: int | Sequence[int] = (1, 5, 10),
+    fars: Rates = FARS,
+    fpirs: Rates = (1e-2, 1e-1),
+    ranks: Ranks = (1, 5, 10),
 ) -> EvaluationFiles:
     """IJB-C templates: "tar@far=..." and "auc" of 1:1, "tpir@fpir=..." and "rank..." of
     1:N.
@@ -438,9 +426,7 @@ def template_set(
         scores = []
         if pairs is not None:
             file = existing_files(f"{TEMPLATES_SECTION}.pairs", path, pairs)
-            scores.append(
-                _one_to_one(file, ids, build_rates(f"{TEMPLATES_SECTION}.fars", fars))
-            )
+            scores.append(_one_to_one(file, ids, as_tuple(fars)))
         if probes is not None:
             lists = [gallery] if isinstance(gallery, str) else gallery or ()
             lists = [
@@ -448,8 +434,8 @@ def template_set(
                 for name in lists
             ]
             file = existing_files(f"{TEMPLATES_SECTION}.probes", path, probes)
-            fpirs = build_rates(f"{TEMPLATES_SECTION}.fpirs", fpirs)
-            ranks = build_ranks(f"{TEMPLATES_SECTION}.ranks", ranks)
+            fpirs = as_tuple(fpirs)
+            ranks = as_tuple(ranks)
             scores.append(_one_to_many(lists, file, ids, fpirs, ranks))
         if not scores:
             raise ValueError("pairs or probes must be a file, got None for both.")

@@ -7,7 +7,7 @@ own network on the test images of all clients (FedFR, section 4; protocol of its
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -30,12 +30,14 @@ from fedfr_jax.evaluation.verification import (
     ten_fold,
 )
 from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.parts import Part, parse
 from fedfr_jax.ranges import BatchSize, Seed
-from fedfr_jax.schema import call, checked
+from fedfr_jax.schema import checked
 from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import (
-    build_rates,
-    file_settings,
+    FilesReader,
+    Rates,
+    as_tuple,
     identification_set,
     open_evaluation_files,
     pair_list,
@@ -128,6 +130,9 @@ FILES = {
 }
 
 
+Files = Part | str | os.PathLike | Mapping | None
+
+
 class FaceEvaluator:
     """Evaluator of face models; compiled once per embedding function.
 
@@ -161,12 +166,12 @@ class FaceEvaluator:
         mesh: Mesh,
         *,
         batch_size: BatchSize = 64,
-        fars: float | Sequence[float] = (1e-3, 1e-2),
-        fpirs: float | Sequence[float] = (1e-2, 1e-1),
-        pairs: str | os.PathLike | Mapping | None = None,
-        templates: str | os.PathLike | Mapping | None = None,
-        identification: str | os.PathLike | Mapping | None = None,
-        masked_fars: float | Sequence[float] | None = None,
+        fars: Rates = (1e-3, 1e-2),
+        fpirs: Rates = (1e-2, 1e-1),
+        pairs: Annotated[Files, FilesReader(pair_list)] = None,
+        templates: Annotated[Files, FilesReader(template_set)] = None,
+        identification: Annotated[Files, FilesReader(identification_set)] = None,
+        masked_fars: Rates | None = None,
         client_thresholds: Literal["exact", "binned"] = "exact",
         negatives: str = ALL,
         seed: Seed = 0,
@@ -179,11 +184,8 @@ class FaceEvaluator:
         self._plain = normalization(task.alignment)
         self._mirrored = compose(horizontal_flip(), self._plain)
         self._covered = compose(face_mask(fixed_per_image=True), self._plain)
-        self._fars = build_rates("evaluation.fars", fars)
-        self._fpirs = build_rates("evaluation.fpirs", fpirs)
-        self._masked_fars = None
-        if masked_fars is not None:
-            self._masked_fars = build_rates("evaluation.masked_fars", masked_fars)
+        self._fars, self._fpirs = as_tuple(fars), as_tuple(fpirs)
+        self._masked_fars = None if masked_fars is None else as_tuple(masked_fars)
         self._pairs = balanced_pairs(task.partition.unseen_labels, MAX_PAIRS, seed)
         self._files = _open_files(
             task,
@@ -348,18 +350,16 @@ class FaceEvaluator:
         return meshes.fetch(values)[: len(rows)]
 
 
-def _open_files(task: FaceData, mesh: Mesh, **sets):
+def _open_files(task: FaceData, mesh: Mesh, **sets: Files):
     """Open the evaluation sets of the given keys: {prefix: (files, their images)}."""
-    evaluation_images = task.evaluation_set
-    shape = evaluation_images.input_shape
+    shape, tables = task.evaluation_set.input_shape, (task.table, task.evaluation_set)
     opened = {}
-    for key, settings in sets.items():
-        prefix, open_set = FILES[key]
-        if settings is not None:
-            section = f"evaluation.{key}"
-            settings = file_settings(section, settings)
-            opened[prefix] = call(section, open_set, settings, shape)
-    tables = task.table, evaluation_images
-    return {
-        p: (f, open_evaluation_files(f, shape, tables, mesh)) for p, f in opened.items()
-    }
+    for key, part in sets.items():
+        prefix, factory = FILES[key]
+        if part is None:
+            continue
+        if not isinstance(part, Part):
+            part = parse(FilesReader(factory), part, f"config.evaluation.{key}")
+        files = part(shape)
+        opened[prefix] = files, open_evaluation_files(files, shape, tables, mesh)
+    return opened

@@ -9,7 +9,7 @@ global network with the embeddings that the client had after the last round.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -22,8 +22,9 @@ from fedfr_jax.losses.distillation import (
 )
 from fedfr_jax.losses.margin import cosine
 from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.parts import INLINE, Factory, Part, section
 from fedfr_jax.ranges import BelowOne, NonNegative, Positive, Share, Whole
-from fedfr_jax.schema import check_settings, checked, keyword_kinds, naming
+from fedfr_jax.schema import checked, naming
 from fedfr_jax.tasks.faces.frozen_features import frozen_features
 from fedfr_jax.tasks.faces.loss import build_rule, face_loss, margin_settings
 from fedfr_jax.types import Algorithm, LocalTraining, Model
@@ -78,23 +79,23 @@ def build_face_adaptation(
     return build_adaptation(algorithm, local, reference_features=reference)
 
 
-def read_adaptation(settings: Mapping) -> tuple[int, dict]:
-    """(`epochs`, 5 unless set, keywords of `build_face_adaptation`) of `adaptation`.
+@section
+class AdaptationConfig(NamedTuple):
+    """Keys of `adaptation`."""
 
-    Raises:
-      ValueError: for an unknown setting, one out of range, or a margin loss that keeps
-        or learns numbers.
-    """
-    kinds = {**keyword_kinds(build_face_adaptation), "epochs": Whole}
-    settings = {"epochs": 5, **check_settings("adaptation", settings, kinds)}
-    with naming("adaptation"):
-        rule = build_rule(settings.get("loss", "cosface"))
-    if rule and not rule.is_plain:
-        raise ValueError(
-            "adaptation.loss must be a softmax without state or parameters, got "
-            f"{settings['loss']!r}."
-        )
-    return settings.pop("epochs"), settings
+    build: Annotated[Part, Factory(build_face_adaptation, num_args=2), INLINE]
+    epochs: Whole = 5
+
+    def check(self) -> None:
+        """Raise ValueError for a margin loss that keeps or learns numbers."""
+        loss = self.build.settings.get("loss", "cosface")
+        with naming("adaptation"):
+            rule = build_rule(loss)
+        if rule and not rule.is_plain:
+            raise ValueError(
+                "adaptation.loss must be a softmax without state or parameters, got "
+                f"{loss!r}."
+            )
 
 
 def distillation_loss(

@@ -40,17 +40,9 @@ from fedfr_jax.losses.margin import cosine, interclass_filter, repeat_others
 from fedfr_jax.losses.margin_losses import uniface
 from fedfr_jax.losses.masked_means import masked_mean, masked_part_mean, valid_classes
 from fedfr_jax.losses.spreadout import class_hinge
+from fedfr_jax.parts import Factory, call, collecting, named, parse
 from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import (
-    call_at,
-    check_choice,
-    check_keys,
-    check_settings,
-    check_values,
-    checked,
-    keywords,
-)
-from fedfr_jax.tasks.methods import named
+from fedfr_jax.schema import check_choice, check_keys, check_values, checked
 from fedfr_jax.types import Model, PyTree
 
 WEIGHT = {"weight": NonNegative}
@@ -129,7 +121,8 @@ def branch_settings(branch: str | Mapping | None) -> dict:
         return {"name": None, "weight": 0.0}
     settings = {"weight": 10.0, **named(branch, "bce")}
     check_choice("branch", settings["name"], BRANCHES)
-    return check_values("branch.", settings, {**dict.fromkeys(settings, Any), **WEIGHT})
+    check_values("branch.", settings, {**dict.fromkeys(settings, Any), **WEIGHT})
+    return settings
 
 
 def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
@@ -147,8 +140,7 @@ def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
         return None
     options = {k: v for k, v in branch.items() if k not in ("name", "weight")}
     if name == "bce":
-        kinds = {k: x.annotation for k, x in keywords(binary_branch).items()}
-        options = check_settings("branch", options, kinds)
+        options = parse(Factory(binary_branch, num_args=5), options, "branch").settings
 
         def binary(customized, weights, bias, labels, mask, batch, key):
             del batch, key
@@ -156,11 +148,11 @@ def compute_branch_values(branch: Mapping, first: Mapping) -> Callable | None:
 
         return binary
     if name == "uniface":
-        rule = call_at("branch", uniface, options)
+        rule = call("branch", uniface, options)
     else:
         loss = {key: value for key, value in first.items() if key != "name"}
         factory = LOSSES[first["name"]]
-        rule = call_at("branch", factory, {**loss, **options})
+        rule = call("branch", factory, {**loss, **options})
 
     def by_margin(customized, weights, bias, labels, mask, batch, key):
         cosines = cosine(customized, weights)
@@ -436,6 +428,16 @@ def build_rule(loss: str | Mapping) -> Margin | None:
     check_keys("loss", settings, ("name", *MARGIN))
     check_values("loss.", {"margin": settings["margin"]}, {"margin": NonNegative})
     return None
+
+
+class MarginReader:
+    """Reader of `loss`: a margin loss by name, with its settings."""
+
+    def read(self, value: Any, where: str, mistakes: list[str]) -> str | Mapping:
+        """The settings as they are, of which `build_rule` makes a loss."""
+        with collecting(where.removesuffix(".loss"), mistakes):
+            build_rule(value)
+        return value
 
 
 def sampling_key(key: jax.Array | None, use: int) -> jax.Array | None:

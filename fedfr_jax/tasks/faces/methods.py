@@ -12,15 +12,12 @@ Yu et al. to a method without a branch.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedfr_jax.central.settings import Training
-from fedfr_jax.data.partition.identities import IdentityPartition
 from fedfr_jax.federated.aggregation.contract import on_inner
-from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.spreadout import fedface
 from fedfr_jax.federated.parameter_packing import (
     on_unpacked,
@@ -31,26 +28,20 @@ from fedfr_jax.federated.parameter_packing import (
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.contract import Margin
 from fedfr_jax.losses.spreadout import spread
+from fedfr_jax.parts import INLINE, Factory, Part, section
 from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import (
-    call,
-    check_choice,
-    check_settings,
-    keywords,
-    kinds_of,
-    naming,
-)
-from fedfr_jax.tasks.faces.distillation import Distill, open_distill, with_distillation
-from fedfr_jax.tasks.faces.final_adaptation import (
-    build_face_adaptation,
-    read_adaptation,
-)
+from fedfr_jax.schema import keywords, naming
+from fedfr_jax.tasks.algorithms import AlgorithmReader
+from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.faces.distillation import Distill, with_distillation
+from fedfr_jax.tasks.faces.final_adaptation import AdaptationConfig
 from fedfr_jax.tasks.faces.frozen_features import (
     class_mean_start,
     frozen_features,
     prepare_features,
 )
 from fedfr_jax.tasks.faces.loss import (
+    MarginReader,
     backbone_of,
     branch_settings,
     build_rule,
@@ -64,17 +55,12 @@ from fedfr_jax.tasks.faces.loss import (
     with_margin_state,
     with_start,
 )
-from fedfr_jax.tasks.method_context import MethodContext
-from fedfr_jax.tasks.methods import algorithm_of
-from fedfr_jax.tasks.task_methods import TaskMethods
-from fedfr_jax.tasks.trainers import federated_trainer
+from fedfr_jax.tasks.methods import Method, MethodReader
+from fedfr_jax.tasks.trainers import Facts, build_federated
 from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
 
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
 BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
-# Keys that look at the leaves of a backbone, which then is not packed.
-NAMED_LEAVES = {"aggregation", "init_per_client", "personal_epochs", "optimizer"}
-NAMED_LEAVES |= {"learning_rate_multipliers", "personal"}
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 DEFAULTS = {
     "learning_rate": 1e-3,
@@ -82,6 +68,17 @@ DEFAULTS = {
 }
 
 
+@section
+class SpreadConfig(NamedTuple):
+    """Keys of `spreadout`."""
+
+    spread: Annotated[
+        Part, Factory(spread, num_args=1, hidden=("margin", "class_mask")), INLINE
+    ]
+    threshold: Cosine
+
+
+@section
 class FaceTerms(NamedTuple):
     """FedFR's terms, keys of a method below `algorithm`.
 
@@ -112,196 +109,147 @@ class FaceTerms(NamedTuple):
     # Cosine above which the server pushes the classes of a cohort's clients apart after
     # a round, or {"threshold": it, and `steps`, `learning_rate`, `momentum` and
     # `weight_decay` of `spread`}; None does not.
-    spreadout: Cosine | Mapping | None = None
+    spreadout: Cosine | SpreadConfig | None = None
     # `epochs` of a last round, and the keywords of `build_face_adaptation`; None for
     # none.
-    adaptation: Mapping | None = None
+    adaptation: AdaptationConfig | None = None
 
 
 LOSS_TERMS = [name for name in FaceTerms._fields if name in keywords(face_loss)]
 PLAIN = FaceTerms(use_public_data=False, contrastive_weight=0.0, branch=None)
 
 
-# Keys of a method that are about what the server is sent.
-SERVER_KEYS = ("privacy", "attack", "on_bad_update")
+def takes_terms(factory: Callable) -> type | None:
+    """`FaceTerms` for a factory of an algorithm that takes them."""
+    return FaceTerms if "reference_features" in keywords(factory) else None
 
 
-class FaceMethod(NamedTuple):
-    """A federated method, before images are loaded."""
-
-    trainer: FederatedTrainer
-    init_head_from_class_means: bool = (
-        False  # start it from the public classes' mean features
-    )
-    distill: Distill | None = None  # its teacher
+def terms_of(method: Method) -> FaceTerms:
+    """FedFR's terms of a method, none for other algorithms."""
+    return method.algorithm.task_keys or PLAIN
 
 
-def kinds_of_terms(factory: Callable) -> Mapping:
-    """{key of `FaceTerms`: annotation} for an algorithm that takes them, else {}."""
-    return kinds_of(FaceTerms) if "reference_features" in keywords(factory) else {}
-
-
-METHODS = TaskMethods(
-    task="faces",
-    loss_of=face_loss,
-    read_loss=build_rule,
-    algorithm="fedfr",
-    terms_of=kinds_of_terms,
-    algorithm_defaults={"contrastive_weight": 5.0},  # of MOON
-    defaults=DEFAULTS,
-    keys=("distill",),
-    central_keys=Training._fields,
-)
-
-
-def read_terms(section: str, options: Mapping) -> tuple[FaceTerms, dict]:
-    """(FedFR's terms of a method, its key `algorithm` without them), checked.
-
-    Raises:
-      ValueError: for a term, or a setting of one, that is unknown or out of range, or
-        terms that exclude each other or the method's loss.
-    """
-    name, settings = algorithm_of(section, options, "fedfr")
-    kinds = kinds_of_terms(ALGORITHMS[name])
-    terms = {} if kinds else PLAIN._asdict()
-    terms |= {key: settings.pop(key) for key in kinds if key in settings}
-    with naming(f"config.{section}"):
-        terms = call(f"{section}.algorithm", FaceTerms, terms)
-        _check_exclusions(terms, options)
-        # Clients and the network, which come with the data, change no check.
-        _loss_of(terms, options.get("loss", ""), teacher=None, num_clients=1)(None)
-        build_spread(terms.spreadout)
-        if terms.adaptation is not None:
-            read_adaptation(terms.adaptation)
-    return terms, {"name": name, **settings}
-
-
-def methods_of(settings: Mapping, model: Model, partition: IdentityPartition) -> dict:
-    """Build {name: method} of config.methods."""
-    return {
-        name: build_method(
-            name,
-            options,
-            settings["pretrain"],
-            model,
-            partition,
-            Federation(**settings["federation"]),
-            settings.get("seed", 0),
-        )
-        for name, options in settings["methods"].items()
-    }
-
-
-def build_method(
-    name: str,
-    options: Mapping,
-    pretraining: Mapping,
-    model: Model,
-    partition: IdentityPartition,
-    federation: Federation = Federation(),  # noqa: B008 (a constant)
-    seed: int = 0,
-) -> FaceMethod | Training:
-    """Build a method: `kind` federated (the default), or central on all images.
-
-    A central one takes the keys of `pretrain` that it does not set itself.
-    """
-    section, options = f"methods.{name}", dict(options)
-    kind = options.pop("kind", "federated")
-    check_choice(f"config.{section}.kind", kind, ("federated", "central"))
-    if kind == "federated":
-        counts = {
-            "num_classes": int(partition.num_classes.max()),
-            "num_clients": len(partition.num_classes),
-            "num_public": len(partition.public_identities),
-        }
-        return face_method(section, options, model, federation, seed=seed, **counts)
-    inherited = dict(pretraining)
-    return call(section, Training, {**inherited, **options})
-
-
-def face_method(
-    section: str,
-    options: Mapping,
-    model: Model,
-    federation: Federation = Federation(),  # noqa: B008 (a constant)
-    *,
-    num_classes: int,
-    num_clients: int = 0,
-    num_public: int = 1,
-    seed: int = 0,
-) -> FaceMethod:
-    """Build a federated face method, FedFR unless `algorithm` is set.
-
-    Args:
-      options: keys of `Method`, with `FaceTerms` below `algorithm`.
-      num_classes: M, the most identities of any client.
-      num_clients: of the population.
-      num_public: public classes.
-      seed: draws attackers.
-
-    Raises:
-      ValueError: for an unknown option, one out of range, or options that exclude each
-        other.
-    """
-    terms, algorithm = read_terms(section, options)
-    options = {**options, "algorithm": algorithm}
-    teacher = open_distill(section, options.pop("distill", None), model)
-    loss = options.pop("loss", "")
-    rule = build_rule(loss)
-    takes_terms = bool(kinds_of_terms(ALGORITHMS[algorithm["name"]]))
-    is_packed = takes_terms and not options.keys() & NAMED_LEAVES
-    model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
-    loss_of = _loss_of(terms, loss, teacher, num_clients)
-    task = METHODS._replace(
-        loss_of=lambda model: loss_of(of_backbone(model)), defaults=_defaults(options)
-    )
-    context = _context(task, terms, rule, model, num_classes, num_public)
-    facts = {"num_clients": num_clients, "model": classifier(model)}
-    if takes_terms:
-        facts |= _offers(terms, rule, model, is_packed)
-    context = context._replace(facts=facts, federation=federation, seed=seed)
-    with naming(f"config.{section}"):
-        trainer = federated_trainer(section, options, context)
-        algorithm, last = trainer.algorithm, None
-        if terms.adaptation is not None:
-            # A client's own work after the last round, which the server never sees.
-            plain = {k: v for k, v in options.items() if k not in SERVER_KEYS}
-            last = last_round(terms.adaptation, section, plain, context, model)
-            if algorithm.privacy is not None:  # whose server has the mechanism's state
-                last = last._replace(algorithm=on_inner(last.algorithm))
-        if spread_apart := build_spread(terms.spreadout):
-            algorithm = fedface(algorithm, spread_apart, num_clients=num_clients)
-    if is_packed:
-        algorithm = pack_variables(algorithm, at=BACKBONE)
-        last = last and last._replace(
-            algorithm=pack_variables(last.algorithm, at=BACKBONE)
-        )
-    trainer = trainer._replace(
-        algorithm=algorithm,
-        global_model=lambda server: context.network(algorithm.global_model(server)),
-        final_adaptation=last,
-    )
-    return FaceMethod(
-        trainer, terms.init_head_from_class_means and terms.use_public_data, teacher
-    )
-
-
-def _defaults(options: Mapping) -> Mapping:
+def default_settings(options: Mapping) -> Mapping:
     """Defaults of a method; momentum and decay are those of SGD."""
     optimizer = options.get("optimizer", "sgd")
     name = optimizer.get("name") if isinstance(optimizer, Mapping) else optimizer
     return {**DEFAULTS, **(SGD if name in ("sgd", None) else {})}
 
 
-def _context(
-    task: TaskMethods,
+def check_method(method: Method) -> None:
+    """Raise ValueError for keys of a method that exclude each other."""
+    terms = terms_of(method)
+    is_random = terms.initial_previous_model == "random"
+    if terms.adaptation is not None and terms.branch is not None:
+        raise ValueError(f"branch must be None with adaptation, got {terms.branch!r}.")
+    is_local = method.batch_stats == "local"
+    if is_local and (terms.adaptation is not None or is_random):
+        raise ValueError(
+            "batch_stats must be average or random_client with adaptation or a random "
+            "initial_previous_model, got 'local'."
+        )
+    # Clients and the network, which come with the data, change no check.
+    build_loss(method, teacher=None, num_clients=1)(None)
+
+
+METHODS = MethodReader(
+    loss=MarginReader(),
+    algorithm=AlgorithmReader(
+        "faces",
+        "fedfr",
+        terms={
+            "contrastive_loss": partial(with_contrastive_loss, contrastive_weight=5.0)
+        },
+        task_keys=takes_terms,
+    ),
+    kinds={"distill": Distill | None},
+    central_kinds={"distill": Distill | None, "loss": MarginReader()},
+    defaults=default_settings,
+    check=check_method,
+)
+
+
+class Counts(NamedTuple):
+    """Numbers of a population of faces."""
+
+    num_classes: int  # M, the most identities of any client
+    num_clients: int = 0
+    num_public: int = 1  # public classes
+
+
+def face_method(
+    method: Method,
+    model: Model,
+    counts: Counts,
+    where: str,
+    *,
+    federation: Federation,
+    seed: int = 0,
+) -> FederatedTrainer:
+    """Build the trainer of a federated face method.
+
+    Args:
+      where: the method is in the config.
+      seed: draws attackers.
+    """
+    terms, teacher = terms_of(method), method.distill and method.distill.open(model)
+    rule = build_rule(method.loss)
+    has_terms = method.algorithm.task_keys is not None
+    is_packed = has_terms and not looks_at_leaves(method)
+    model = on_unpacked(with_margin_state(model) if rule and rule.state else model)
+    loss_of = build_loss(method, teacher, counts.num_clients)
+    method = method._replace(loss=lambda model: loss_of(of_backbone(model)))
+    offers = {"num_clients": counts.num_clients, "model": classifier(model)}
+    offers["features"] = True
+    if has_terms:
+        offers |= _offers(terms, rule, model, is_packed)
+    facts = build_facts(terms, rule, model, counts, offers)
+    facts = facts._replace(federation=federation, seed=seed)
+    with naming(where):
+        trainer = build_federated(method, facts, where)
+        algorithm, last = trainer.algorithm, None
+        if terms.adaptation is not None:
+            last = build_adaptation(terms.adaptation, method, facts, model, where)
+            if algorithm.privacy is not None:  # whose server has the mechanism's state
+                last = last._replace(algorithm=on_inner(last.algorithm))
+        if terms.spreadout is not None:
+            spread_apart = build_spread(terms.spreadout)
+            clients = {"num_clients": counts.num_clients}
+            algorithm = fedface(algorithm, spread_apart, **clients)
+    if is_packed:
+        algorithm = pack_variables(algorithm, at=BACKBONE)
+        last = last and last._replace(
+            algorithm=pack_variables(last.algorithm, at=BACKBONE)
+        )
+    return trainer._replace(
+        algorithm=algorithm,
+        global_model=lambda server: facts.network(algorithm.global_model(server)),
+        final_adaptation=last,
+    )
+
+
+def looks_at_leaves(method: Method) -> bool:
+    """Whether a key looks at the leaves of a backbone, which then is not packed."""
+    return bool(
+        method.aggregation
+        or method.init_per_client
+        or method.personal_epochs
+        or method.learning_rate_multipliers
+        or method.personal
+        or method.frozen
+        or method.optimizer.name != "sgd"
+    )
+
+
+def build_facts(
     terms: FaceTerms,
     rule: Margin | None,
     model: Model,
-    num_classes: int,
-    num_public: int,
-) -> MethodContext:
-    """Context that faces offer to any algorithm, with params "backbone" and "head"."""
+    counts: Counts,
+    offers: Mapping[str, Any],
+) -> Facts:
+    """Facts for any algorithm on faces, with params "backbone" and "head"."""
+    num_classes, num_public = counts.num_classes, counts.num_public
     draw_own = init_local(
         num_classes,
         model.embedding_dim,
@@ -326,15 +274,17 @@ def _context(
         params = {"backbone": variables["params"], "phi": phi}
         return start({**variables, "params": params})
 
-    return MethodContext(
-        task=task,
+    return Facts(
         model=on_variables(model),
         apply=client_features(model, converter=terms.converter),
         initial=lambda: draw(jax.random.key(0)),
         shapes=jax.eval_shape(draw, jax.random.key(0)),
         num_rows=0,
         mesh=None,
-        facts={},
+        federation=None,
+        num_clients=counts.num_clients,
+        seed=0,
+        offers=offers,
         prefix="backbone/",
         kept=OWN_CLASSES,
         draw=draw,
@@ -344,12 +294,11 @@ def _context(
     )
 
 
-def _loss_of(
-    terms: FaceTerms, loss: str | Mapping, teacher: Distill | None, num_clients: int
-) -> Callable:
+def build_loss(method: Method, teacher: Distill | None, num_clients: int) -> Callable:
     """Build model -> loss of a client, with distillation if there is a teacher."""
-    own = {k: v for k, v in terms._asdict().items() if k in LOSS_TERMS}
-    loss_of = partial(face_loss, loss=loss, num_clients=num_clients, **own)
+    terms = terms_of(method)._asdict()
+    own = {name: terms[name] for name in LOSS_TERMS}
+    loss_of = partial(face_loss, loss=method.loss, num_clients=num_clients, **own)
     return partial(with_distillation, loss_of, distill=teacher) if teacher else loss_of
 
 
@@ -385,52 +334,28 @@ def _offers(
     }
 
 
-def _check_exclusions(terms: FaceTerms, options: Mapping) -> None:
-    """Raise ValueError for options that exclude each other."""
-    is_random = terms.initial_previous_model == "random"
-    if terms.adaptation is not None and terms.branch is not None:
-        raise ValueError(f"branch must be None with adaptation, got {terms.branch!r}.")
-    is_local = options.get("batch_stats", "average") == "local"
-    if is_local and (terms.adaptation is not None or is_random):
-        raise ValueError(
-            "batch_stats must be average or random_client with adaptation or a random "
-            "initial_previous_model, got 'local'."
-        )
+def build_spread(spreadout: float | SpreadConfig) -> Callable:
+    """Build `spread` of `fedface` from the key `spreadout`."""
+    apart, threshold = partial(spread), spreadout
+    if isinstance(spreadout, SpreadConfig):
+        apart, threshold = spreadout
+    return lambda heads, **mask: apart(heads, margin=threshold, **mask)[0]
 
 
-def build_spread(spreadout: float | Mapping | None) -> Callable | None:
-    """Build `spread` of `fedface` from the key `spreadout`; None without one.
-
-    Raises:
-      ValueError: for an option that `spread` does not have, or one out of range.
-    """
-    if spreadout is None:
-        return None
-    is_number = not isinstance(spreadout, Mapping)
-    settings = {"threshold": spreadout} if is_number else dict(spreadout)
-    kinds = {"threshold": Cosine, **kinds_of(spread)}
-    for name in ("weights", "margin", "class_mask"):
-        del kinds[name]
-    settings = check_settings("spreadout", settings, kinds)
-    if "threshold" not in settings:
-        raise ValueError("spreadout needs the key threshold, the cosine.")
-    settings["margin"] = settings.pop("threshold")
-    return lambda heads, **mask: spread(heads, **settings, **mask)[0]
-
-
-def last_round(
-    settings: Mapping,
-    section: str,
-    options: Mapping,
-    context: MethodContext,
+def build_adaptation(
+    adaptation: AdaptationConfig,
+    method: Method,
+    facts: Facts,
     model: Model,
+    where: str,
 ) -> FinalAdaptation:
-    """Build the final adaptation, which keeps the server, see `read_adaptation`."""
-    epochs, settings = read_adaptation(settings)
-    around = lambda algorithm: build_face_adaptation(algorithm, model, **settings)
-    algorithm = federated_trainer(section, options, context, around).algorithm
+    """Build the final adaptation, which keeps the server."""
+    # A client's own work after the last round, which the server never sees.
+    method = method._replace(privacy=None, attack=None, on_bad_update=None)
+    around = lambda algorithm: adaptation.build(algorithm, model)
+    algorithm = build_federated(method, facts, where, around).algorithm
     still = algorithm._replace(server_update=lambda server, result: server)
-    return FinalAdaptation(still, epochs)
+    return FinalAdaptation(still, adaptation.epochs)
 
 
 def previous_features(embed: Callable) -> Callable:

@@ -44,7 +44,6 @@ from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.distillation import (
     Distill,
     count_distilled,
-    open_distill,
     with_distillation,
 )
 from fedfr_jax.tasks.faces.loss import (
@@ -275,12 +274,14 @@ def public_training(
     names: Sequence[str],
     settings: Training,
     mesh: Mesh,
+    where: str,
     given: PyTree | None = None,
 ) -> CentralTrainer:
     """Build the central training of a margin softmax on the task's public rows.
 
     Args:
       names: of all identities of the source.
+      where: the settings are in the config.
       given: variables of the backbone that it starts from; None draws them.
 
     Raises:
@@ -288,18 +289,18 @@ def public_training(
         cut over devices.
     """
     first_row = len(task.train_identities)
-    if part := (settings.distill or {}).get("unlabeled_source"):
-        task = without_labels(task, names, part)
+    if settings.distill and settings.distill.unlabeled_source:
+        task = without_labels(task, names, settings.distill.unlabeled_source)
     identities = task.partition.public_identities
-    rule = margin_rule(settings)
+    rule = build_rule(settings.loss)
     num_rows, table = len(identities), None
     if settings.class_parallel:
         num_rows = padded_rows(settings, len(identities), mesh)
         table = ShardedClasses(CLASS_TABLE, tuple(names[i] for i in identities))
     init = lambda key: first_variables(model, num_rows, key, rule, given)
     params_of = lambda: jax.eval_shape(init, jax.random.key(0))["params"]
-    check_patterns(settings, "pretrain", params_of, mesh, f"^{CLASS_TABLE}$")
-    distill = open_distill("pretrain", settings.distill, model)
+    check_patterns(settings, where, params_of, mesh, f"^{CLASS_TABLE}$")
+    distill = settings.distill and settings.distill.open(model)
     return CentralTrainer(
         settings=settings,
         dataset=task.table,
@@ -376,8 +377,3 @@ def padded_rows(settings: Training, num_classes: int, mesh: Mesh) -> int:
     """Number of class vectors on all devices, with padding."""
     count = num_devices(settings, mesh)
     return count * rows_per_device(num_classes, count, settings.class_chunk_size)
-
-
-def margin_rule(settings: Training) -> Margin | None:
-    """Margin of a central training; None for class_hinge."""
-    return build_rule(settings.loss)

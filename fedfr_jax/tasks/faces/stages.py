@@ -1,6 +1,6 @@
-"""Stages of a face config: pretraining, then every method."""
+"""Faces: pretraining on public identities, then every method."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,89 +10,69 @@ from jax.sharding import Mesh
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.data.partition import PARTITIONS, format_report, report
 from fedfr_jax.data.partition.identities import IdentityPartition
-from fedfr_jax.federated.model_parallel import gather
-from fedfr_jax.federated.settings import (
-    Federation,
-    build_mesh,
-    check_federation,
-)
-from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, check_settings, keyword_kinds, kinds_of, naming
+from fedfr_jax.federated.client import Population
+from fedfr_jax.models.external_checkpoints import convert_variables
+from fedfr_jax.models.saved_model import load_weights
+from fedfr_jax.parts import Factory, Part, read_section
+from fedfr_jax.schema import naming
+from fedfr_jax.tasks.config import Config, Opened, TaskSpec
 from fedfr_jax.tasks.data import (
-    build_batching,
+    PartitionReader,
     build_preprocessing,
+    client_batching,
     open_data,
-    should_stream,
     split,
-    with_report,
 )
-from fedfr_jax.tasks.early_checks import (
-    check_each_key,
-    check_loss,
-    check_member,
-    check_methods,
-    check_together,
-)
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
-from fedfr_jax.tasks.faces.distillation import (
-    Distill,
-    cache_embeddings,
-    check_distill,
-)
-from fedfr_jax.tasks.faces.evaluation_sets import build_rates
+from fedfr_jax.tasks.faces.distillation import cache_embeddings
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.tasks.faces.given_weights import load_start_weights
 from fedfr_jax.tasks.faces.loss import backbone_of
 from fedfr_jax.tasks.faces.methods import (
     METHODS,
-    FaceMethod,
+    Counts,
     backbone_features,
-    build_method,
-    methods_of,
-    read_terms,
+    face_method,
+    terms_of,
 )
 from fedfr_jax.tasks.faces.public_classes import (
-    margin_rule,
     public_means,
     public_population,
     public_training,
 )
-from fedfr_jax.tasks.methods import with_numbers
-from fedfr_jax.tasks.model import build_network
+from fedfr_jax.tasks.methods import CentralMethod, Method
+from fedfr_jax.tasks.model import NetworkConfig, build_network
 from fedfr_jax.types import (
+    CentralTrainer,
     DataUsage,
+    Evaluator,
     Experiment,
     FederatedTrainer,
     Model,
+    Preprocessing,
     PyTree,
     Source,
     Stage,
-    Task,
     UsedRows,
 )
 
 PRETRAINED = "pretrained"
 
 
-class FaceConfig(NamedTuple):
-    """A face config as objects, before any image is read."""
+class TrainingReader:
+    """Reader of config.pretrain."""
 
-    settings: Mapping[str, Any]
-    source: Source
-    partition: IdentityPartition
+    def read(self, value: Any, where: str, mistakes: list[str]) -> Training | None:
+        """Read the training's section."""
+        return read_section(Training, value, where, mistakes, METHODS.central_kinds)
+
+
+class FaceNetwork(NamedTuple):
+    """The backbone, and what the trainings start from."""
+
     model: Model
-    mesh: Mesh
-    pretraining: Training
-    federation: Federation
-    methods: dict[str, FaceMethod | Training]  # the latter: all images, central
-    weights: Mapping[str, PyTree] = MappingProxyType({})  # given to central stages
-
-    @property
-    def stream_bytes(self) -> int | None:
-        """Bytes of streamed images per device, see `should_stream`."""
-        p = self.partition
-        parts = p.train, p.public_examples, p.test, p.unseen_examples
-        return should_stream(self.federation, self.source, parts, self.mesh)
+    embed: Any  # one object: it names what evaluators compile
+    weights: Mapping[str, PyTree] = MappingProxyType({})  # of central ones with `init`
 
 
 def faces(settings: Mapping) -> Experiment:
@@ -101,187 +81,176 @@ def faces(settings: Mapping) -> Experiment:
     Images are read, nothing is trained. What a config may say: `fedfr describe
     sections`.
     """
-    parts = plan(settings)
-    return build_stages(parts, build_images(parts))
+    return build_experiment(SPEC, settings)
 
 
-def build_images(parts: FaceConfig) -> FaceData:
-    """Load a config's images, with landmarks if masks are drawn."""
-    pretrains = parts.pretraining.epochs > 0
-    masked_fars = parts.settings["evaluation"].get("masked_fars")
-    return build_face_data(
-        parts.source,
-        parts.partition,
-        parts.stream_bytes,
-        with_landmarks=has_masks(parts),
-        with_evaluation_landmarks=masked_fars is not None,
-        preprocessing=build_preprocessing(
-            parts.settings, parts.source, pretrains=pretrains
-        ),
-    )
-
-
-def has_masks(parts: FaceConfig) -> bool:
-    """Whether a training draws face masks, and so needs landmarks."""
-    central = [m for m in parts.methods.values() if isinstance(m, Training)]
-    listed = [x.augment for x in (parts.federation, parts.pretraining, *central)]
-    name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
-    return any(name_of(entry) == "face_mask" for one in listed for entry in one)
-
-
-def plan(settings: Mapping) -> FaceConfig:
-    """Open the data, partition it and build the methods, without reading images.
-
-    Raises:
-      ValueError: for anything wrong in the config or the data.
-    """
-    if PRETRAINED in settings["methods"]:
+def check_config(config: Config) -> None:
+    """Raise ValueError for methods that exclude pretraining, or each other."""
+    if PRETRAINED in config.methods:
         raise ValueError(
             f"config.methods cannot have the name {PRETRAINED!r}, that of pretraining."
         )
-    federation = call("federation", Federation, settings["federation"])
-    check_config(settings)
-    pretraining = call("pretrain", Training, settings["pretrain"])
-    source = open_data(settings["data"])
-    partition = split(settings["partition"], source)
-    model = build_model(settings["model"], source)
-    methods = methods_of(settings, model, partition)
-    num_public = len(partition.public_examples)
-    check_federation(federation, len(partition.num_classes))
-    mesh = build_mesh(federation)
-    check_training(pretraining, "pretrain", num_public, mesh)
-    with naming("config.pretrain"):
-        margin_rule(pretraining)
-    federated = [m for m in methods.values() if isinstance(m, FaceMethod)]
-    check_unlabeled([x.distill for x in (pretraining, *federated)])
-    for name, method in methods.items():
-        if isinstance(method, Training):
-            num_rows = num_public + len(partition.train)
-            check_training(method, f"methods.{name}", num_rows, mesh)
-            with naming(f"config.methods.{name}"):
-                margin_rule(method)
-    central = {"pretrain": pretraining} | {
-        f"methods.{name}": of
-        for name, of in methods.items()
-        if isinstance(of, Training)
-    }
-    return FaceConfig(
-        weights=load_start_weights(central, settings["model"], source.input_shape),
-        settings=settings,
-        source=source,
-        partition=partition,
-        model=model,
-        mesh=mesh,
-        pretraining=pretraining,
-        federation=federation,
-        methods=methods,
-    )
-
-
-def check_config(settings: Mapping) -> None:
-    """Raise ValueError for a wrong key, kind or number, before data is opened."""
-    check_member("model", MODELS, settings["model"], ("projection", "dtype"))
-    partition = {"name": "by_identity", **settings["partition"]}
-    # Lists of identities may be named by a part of the data.
-    lists = [key for key in partition if key.endswith("_ids_from")]
-    pretraining = settings["pretrain"]
-    check_together(
-        lambda: check_member("partition", PARTITIONS, partition, lists),
-        lambda: check_each_key("pretrain", pretraining, kinds_of(Training)),
-        lambda: check_loss("pretrain", pretraining.get("loss", ""), METHODS),
-        lambda: check_distill("pretrain", pretraining.get("distill")),
-    )
-    kinds = keyword_kinds(FaceEvaluator)
-    check_settings("config.evaluation", settings["evaluation"], kinds)
-    for key in ("fars", "fpirs", "masked_fars"):
-        if settings["evaluation"].get(key) is not None:
-            build_rates(f"evaluation.{key}", settings["evaluation"][key])
-    check_methods(METHODS, settings["methods"])
-    for name, options in settings["methods"].items():
-        check_distill(f"methods.{name}", options.get("distill"))
-        if options.get("kind") != "central":
-            read_terms(f"methods.{name}", options)
-
-
-def check_unlabeled(distillations: Sequence) -> None:
-    """Raise ValueError if clients are to train after training on unlabeled images.
-
-    Args:
-      distillations: `distill` of pretraining and of all federated methods.
-    """
-    distillations = [
-        one._asdict() if isinstance(one, Distill) else one or {}
-        for one in distillations
-    ]
-    if len(distillations) > 1 and any(
-        one.get("unlabeled_source") for one in distillations
-    ):
+    federated = [x for x in config.methods.values() if isinstance(x, Method)]
+    teachers = [x.distill for x in (config.pretrain, *federated) if x.distill]
+    if federated and any(teacher.unlabeled_source for teacher in teachers):
         raise ValueError(
             "distill.unlabeled_source needs central methods only, got federated "
             "methods. Remove one of them."
         )
 
 
-def build_model(settings: Mapping, source: Source) -> Model:
-    """Build the config's model."""
-    return gather(build_network(settings, source.input_shape)[0])
+def central_trainings(config: Config) -> dict[str, Training]:
+    """Pretraining and the central methods, by their places in the config."""
+    central = {where: method.training for where, method in config.central.items()}
+    return {"pretrain": config.pretrain, **central}
 
 
-def build_stages(parts: FaceConfig, task: FaceData) -> Experiment:
-    """Build the experiment on a config's images."""
-    seed, evaluation = parts.settings["seed"], parts.settings["evaluation"]
-    evaluator = call(
-        "evaluation", FaceEvaluator, evaluation, task, parts.mesh, seed=seed
-    )
-    model = parts.model
-    task = cache_embeddings(task, method_facts(parts), parts.source, model, parts.mesh)
-    embed = backbone_features(model)  # one object: it names what evaluators compile
-    names, mesh = parts.source.names, parts.mesh
+def open_task(config: Config, mesh: Mesh) -> Opened:
+    """Open and split the data."""
+    source = open_data(config.data)
+    opened = describe(config, mesh, source, split(config.partition, source))
+    num_public = len(opened.split.public_examples)
+    for where, training in central_trainings(config).items():
+        rows = num_public if training is config.pretrain else opened.num_rows
+        check_training(training, f"config.{where}", rows, mesh)
+    return opened
 
-    def central(section, task, settings):
-        given = parts.weights.get(section)
-        return public_training(model, embed, task, names, settings, mesh, given)
 
-    pretraining = central("pretrain", task, parts.pretraining)
-    stages = {PRETRAINED: Stage(pretraining)}
-    for name, method in parts.methods.items():
-        if isinstance(method, Training):
-            all_clients = central(f"methods.{name}", public_population(task), method)
-            stages[name] = Stage(all_clients)
-        else:
-            trainer = build_trainer(method, model, embed, task, mesh)
-            stages[name] = Stage(trainer, PRETRAINED)
-    facts = report(parts.partition)
-
-    def remake(name, numbers):
-        options = with_numbers(parts.settings["methods"][name], numbers)
-        pretrain = parts.settings["pretrain"]
-        method = build_method(
-            name, options, pretrain, model, parts.partition, parts.federation, seed
-        )
-        return build_trainer(method, model, embed, task, parts.mesh)
-
-    return Experiment(
-        task=Task(
-            dataset=task.table,
-            population=task.population,
-            evaluators=evaluator.evaluators,
-            **with_report(
-                facts,
-                format_report(facts),
-                parts.source.passed_over,
-                evaluator.passed_over,
-            ),
-            preprocessing=task.alignment,
-            used=data_usage(parts.source, parts.partition),
+def describe(
+    config: Config, mesh: Mesh, source: Source, partition: IdentityPartition
+) -> Opened:
+    """What methods and evaluators may know of a partition."""
+    facts = report(partition)
+    offsets = partition.train_offsets.astype(np.int64)
+    return Opened(
+        config=config,
+        mesh=mesh,
+        source=source,
+        split=partition,
+        population=Population(offsets, partition.num_classes),
+        rows=(
+            partition.train,
+            partition.public_examples,
+            partition.test,
+            partition.unseen_examples,
         ),
-        stages=stages,
-        mesh=parts.mesh,
-        batching=build_batching(parts.federation, drop_last=parts.federation.drop_last),
-        federation=parts.federation,
-        seed=seed,
-        with_hyperparameters=remake,
+        num_rows=len(partition.public_examples) + len(partition.train),
+        batching=client_batching(config.federation),
+        used=data_usage(source, partition),
+        report=facts,
+        report_text=format_report(facts),
     )
+
+
+def build_backbone(opened: Opened, network: Part) -> FaceNetwork:
+    """Build the backbone, and load the weights that central trainings start from."""
+    shape = opened.source.input_shape
+    model = build_network(network, shape).model
+    weights = {}
+    for where, training in central_trainings(opened.config).items():
+        if training.init is not None:
+            with naming(f"config.{where}.init"):
+                loaded = load_weights(training.init)
+                weights[where] = convert_variables(loaded, network.section, shape)
+    return FaceNetwork(model, backbone_features(model), weights)
+
+
+def build_method(
+    method: Method | CentralMethod, network: FaceNetwork, opened: Opened, where: str
+) -> FederatedTrainer | None:
+    """Build the trainer of a federated method; a central one needs the images."""
+    if isinstance(method, CentralMethod):
+        return None
+    partition, config = opened.split, opened.config
+    counts = Counts(
+        num_classes=int(partition.num_classes.max()),
+        num_clients=len(partition.num_classes),
+        num_public=len(partition.public_identities),
+    )
+    given = {"federation": config.federation, "seed": config.seed}
+    return face_method(method, network.model, counts, where, **given)
+
+
+def load(opened: Opened, network: FaceNetwork, stream_bytes: int | None) -> FaceData:
+    """Load the images, with landmarks if masks are drawn."""
+    config = opened.config
+    central = central_trainings(config)
+    augments = [config.federation.augment, *(x.augment for x in central.values())]
+    name_of = lambda entry: entry if isinstance(entry, str) else entry.get("name")
+    masked_fars = config.evaluation.settings.get("masked_fars")
+    images = build_face_data(
+        opened.source,
+        opened.split,
+        stream_bytes,
+        with_landmarks=any(name_of(x) == "face_mask" for one in augments for x in one),
+        with_evaluation_landmarks=masked_fars is not None,
+        preprocessing=build_preprocessing(config.augments, opened.source),
+    )
+    teachers = {
+        where: (training.distill, training) for where, training in central.items()
+    }
+    for name, method in config.methods.items():
+        if isinstance(method, Method):
+            teachers[f"methods.{name}"] = method.distill, config.federation
+    return cache_embeddings(images, teachers, opened.source, network.model, opened.mesh)
+
+
+def build_central(
+    opened: Opened, where: str, network: FaceNetwork, images: FaceData
+) -> CentralTrainer:
+    """Build the central training of a place in the config."""
+    return public_training(
+        network.model,
+        network.embed,
+        images,
+        opened.source.names,
+        central_trainings(opened.config)[where],
+        opened.mesh,
+        f"config.{where}",
+        network.weights.get(where),
+    )
+
+
+def pretraining(opened: Opened, network: FaceNetwork, images: FaceData) -> dict:
+    """The stage of pretraining, by its name."""
+    return {PRETRAINED: Stage(build_central(opened, "pretrain", network, images))}
+
+
+def build_stage(
+    opened: Opened,
+    name: str,
+    trainer: FederatedTrainer | None,
+    network: FaceNetwork,
+    images: FaceData,
+) -> Stage:
+    """Stage of a method, whose federated trainer starts from the pretrained network."""
+    if trainer is None:
+        everything, where = public_population(images), f"methods.{name}"
+        return Stage(build_central(opened, where, network, everything))
+    trainer = trainer._replace(apply_global=network.embed)
+    terms = terms_of(opened.config.methods[name])
+    if not (terms.init_head_from_class_means and terms.use_public_data):
+        return Stage(trainer, PRETRAINED)
+
+    def start(variables: PyTree) -> PyTree:
+        phi = public_means(network.model, images, opened.mesh, backbone_of(variables))
+        params = {**variables["params"], "phi": phi}
+        return trainer.init_variables({**variables, "params": params})
+
+    return Stage(trainer._replace(init_variables=start), PRETRAINED)
+
+
+def build_evaluators(
+    opened: Opened,
+    network: FaceNetwork,
+    images: FaceData,
+    preprocessing: Preprocessing,
+) -> tuple[dict[str, Evaluator], str]:
+    """Build the evaluators generic and personalized."""
+    del network, preprocessing  # `images` have it
+    config = opened.config
+    evaluator = config.evaluation(images, opened.mesh, seed=config.seed)
+    return evaluator.evaluators, evaluator.passed_over
 
 
 def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
@@ -296,30 +265,22 @@ def data_usage(source: Source, p: IdentityPartition) -> DataUsage:
     return DataUsage(source, parts)
 
 
-def method_facts(parts: FaceConfig) -> dict:
-    """{section: (settings of its teacher, settings of its training)}."""
-    sections = {}
-    for name, method in parts.methods.items():
-        if isinstance(method, Training):
-            sections[f"methods.{name}"] = method.distill, method
-        elif method.distill is not None:
-            sections[f"methods.{name}"] = method.distill, parts.federation
-    return {"pretrain": (parts.pretraining.distill, parts.pretraining), **sections}
-
-
-def build_trainer(
-    method: FaceMethod, model: Model, embed: Callable, task: FaceData, mesh: Mesh
-) -> FederatedTrainer:
-    """Build a method's trainer, which starts from the pretrained variables."""
-
-    def start(variables: PyTree) -> PyTree:
-        phi = public_means(model, task, mesh, backbone_of(variables))
-        params = {**variables["params"], "phi": phi}
-        return method.trainer.init_variables({**variables, "params": params})
-
-    trainer = method.trainer._replace(apply_global=embed)
-    return (
-        trainer._replace(init_variables=start)
-        if method.init_head_from_class_means
-        else trainer
-    )
+SPEC = TaskSpec(
+    name="faces",
+    sections={
+        "partition": PartitionReader(PARTITIONS, "by_identity"),
+        "model": NetworkConfig,
+        "pretrain": TrainingReader(),
+        "evaluation": Factory(FaceEvaluator, num_args=2, hidden=("seed",)),
+    },
+    methods=METHODS,
+    open=open_task,
+    network=build_backbone,
+    method=build_method,
+    load=load,
+    stage=build_stage,
+    evaluators=build_evaluators,
+    check=check_config,
+    first_stages=pretraining,
+    inherits_pretrain=True,
+)

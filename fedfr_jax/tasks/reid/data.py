@@ -4,8 +4,9 @@ A domain is a data set: a source of `concat`, whose names begin with it, or the 
 set, which is called "test".
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,10 @@ from fedfr_jax.data.partition.reid import (
 from fedfr_jax.data.sources.reid import DISTRACTOR
 from fedfr_jax.data.sources.selection import concat_sources
 from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
-from fedfr_jax.schema import check_keys, choose, has_kind
+from fedfr_jax.parts import INLINE, Part, section
+from fedfr_jax.schema import check_keys
+from fedfr_jax.tasks.data import PartitionReader
+from fedfr_jax.tasks.reid.public_data import PublicDataConfig
 from fedfr_jax.types import GALLERY, QUERY, TRAIN, DataUsage, Source, UsedRows
 
 SCENARIOS = {
@@ -32,6 +36,16 @@ SCENARIOS = {
     "by_identity": by_identity,
 }
 ONE_DOMAIN = "test"
+
+
+@section
+class PartitionConfig(NamedTuple):
+    """Keys of config.partition."""
+
+    scenario: Annotated[Part, PartitionReader(ChainMap(SCENARIOS, PARTITIONS)), INLINE]
+    public: PublicDataConfig | None = None
+    # A domain or several that no client trains on
+    held_out_domains: str | tuple[str, ...] = ()
 
 
 class TestDomain(NamedTuple):
@@ -61,13 +75,8 @@ class ReidSplit(NamedTuple):
         return len(self.client_names)
 
 
-def build_split(settings: Mapping, source: Source) -> ReidSplit:
+def build_split(config: PartitionConfig, source: Source) -> ReidSplit:
     """Build the scenario of config.partition.
-
-    Args:
-      settings: "name", one of SCENARIOS or of the partitions that split classes, with
-        its settings; and "held_out_domains", a domain or several that no client trains
-        on.
 
     Raises:
       ValueError: for a source without roles or cameras, an unknown domain, clients
@@ -75,7 +84,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
     """
     check_source(source)
     names, domain = test_domains(source)
-    left_out = _left_out(settings.get("held_out_domains", ()), names)
+    left_out = _left_out(config.held_out_domains, names)
     is_person = np.array([not is_nobody(name) for name in source.names])[source.labels]
     is_held = np.array([name not in left_out for name in names])
     rows = np.flatnonzero((source.roles == TRAIN) & is_person & is_held[domain])
@@ -84,8 +93,7 @@ def build_split(settings: Mapping, source: Source) -> ReidSplit:
     training = TrainingLabels(
         source.labels[rows], source.cameras[rows], number[domain[rows]], kept
     )
-    scenario = {k: v for k, v in settings.items() if k != "held_out_domains"}
-    owners = client_assignment(scenario, training)
+    owners = client_assignment(config.scenario, training)
     rows, client = _grouped(rows, owners)
     labels, num_classes = client_classes(client, source.labels[rows], len(owners.names))
     tests = build_tests(source, names, domain, is_person)
@@ -126,23 +134,23 @@ def data_usage(
     return DataUsage(source, parts)
 
 
-def client_assignment(settings: Mapping, training: TrainingLabels) -> ClientOfImage:
+def client_assignment(scenario: Part, training: TrainingLabels) -> ClientOfImage:
     """Assign training images to clients, by a scenario or a partition of examples.
 
     A set of re-identification has tests of its own: what a partition holds out of a
     client's images is trained on too.
 
     Raises:
-      ValueError: for an unknown name, wrong settings or a partition of faces.
+      ValueError: for a partition of faces.
     """
-    name = settings.get("name")
-    if name in list(SCENARIOS) or name not in list(PARTITIONS):
-        return choose("partition", {**PARTITIONS, **SCENARIOS}, settings, training)
+    if scenario.name in SCENARIOS:
+        return scenario(training)
     labels = np.unique(training.labels, return_inverse=True)[1].astype(np.int32)
-    parts = choose("partition", PARTITIONS, settings, labels)
+    parts = scenario(labels)
     if not isinstance(parts, ClientPartition):
         raise ValueError(
-            f"config.partition.name must be a partition by class, got {name!r}."
+            f"config.partition.name must be a partition by class, got "
+            f"{scenario.name!r}."
         )
     client = np.full(len(labels), UNHELD)
     numbers = np.arange(len(parts.train_offsets) - 1)
@@ -178,13 +186,10 @@ def test_domains(source: Source) -> tuple[tuple[str, ...], np.ndarray]:
     return names, number[source.labels]
 
 
-def _left_out(domains: str | Sequence[str], names: tuple[str, ...]) -> set[str]:
+def _left_out(domains: str | tuple[str, ...], names: tuple[str, ...]) -> set[str]:
     """Domains of config.partition.held_out_domains."""
-    is_text = has_kind(str | tuple[str, ...], domains)
-    left_out = (
-        {domains} if isinstance(domains, str) else set(domains if is_text else ())
-    )
-    if not is_text or not left_out < set(names):
+    left_out = {domains} if isinstance(domains, str) else set(domains)
+    if not left_out < set(names):
         raise ValueError(
             "config.partition.held_out_domains must leave at least one of the data "
             f"sets {', '.join(names)}, got {domains!r}."
@@ -251,6 +256,7 @@ def with_matches(source: Source, test: TestDomain) -> np.ndarray:
 
 
 NAME = "camera_statistics"
+Statistics = Callable[[], tuple]  # () -> (means, standard deviations) [cameras, C]
 
 
 def client_cameras(source: Source, split: ReidSplit) -> np.ndarray:
@@ -292,7 +298,7 @@ def without_statistics(augment: Sequence) -> tuple:
     return tuple(entry for entry in augment if _name(entry) != NAME)
 
 
-def kept_statistics(read: Callable, cameras: np.ndarray) -> Callable[[], tuple]:
+def kept_statistics(read: Callable, cameras: np.ndarray) -> Statistics:
     """Build () -> `compute_statistics`, computed at the first call."""
     computed = []
 

@@ -39,10 +39,12 @@ from fedfr_jax.evaluation.retrieval import (
 from fedfr_jax.evaluation.score_tiles import unit_length
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.simulation import build_simulation
+from fedfr_jax.parts import INLINE, Factory, Part, section
 from fedfr_jax.ranges import BatchSize, Count, Whole
-from fedfr_jax.schema import call
-from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
-from fedfr_jax.tasks.local_training import local_from_settings
+from fedfr_jax.tasks.config import Opened
+from fedfr_jax.tasks.finetuning import finetune_clients
+from fedfr_jax.tasks.methods import LocalReader, Method
+from fedfr_jax.tasks.output_loss import OnlyLossReader
 from fedfr_jax.tasks.reid.data import ReidSplit, TestDomain, identity_labels
 from fedfr_jax.tasks.reid.loss import reid_loss
 from fedfr_jax.types import (
@@ -51,13 +53,33 @@ from fedfr_jax.types import (
     Dataset,
     Evaluation,
     Evaluator,
-    Model,
     PyTree,
     Source,
     TrainedModels,
 )
 
 
+@section
+class LocalTrainingConfig(NamedTuple):
+    """Keys of config.evaluation.local_training."""
+
+    local: Annotated[Method, LocalReader(), INLINE]
+    loss: Annotated[Part, OnlyLossReader(reid_loss)] = ""
+    epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
+    identities_per_batch: Whole = 0  # 0: batches as they come
+
+    def check(self) -> None:
+        """Raise ValueError in a run whose processes have some clients each."""
+        if jax.process_count() > 1:
+            raise ValueError(
+                "local training cannot be evaluated in a multi-process run."
+            )
+
+
+Reranking = Annotated[Part, Factory(check_reranking, num_args=1)]
+
+
+@section
 class EvaluationConfig(NamedTuple):
     """Keys of config.evaluation; the defaults are what most papers report."""
 
@@ -74,13 +96,13 @@ class EvaluationConfig(NamedTuple):
     single_gallery_shot_trials: Annotated[int, Interval(ge=0, le=10**4)] = (
         0  # galleries of one image of each person for CMC; 0: the whole
     )
-    rerank: bool | Mapping = False  # or settings of rerank.py: {"k1", "k2", "weight"}
+    rerank: bool | Reranking = False  # or settings of rerank.py: {"k1", "k2", "weight"}
     num_visualized: Annotated[int, Interval(ge=0, le=100)] = (
         8  # queries on the page that is drawn in the end; 0 draws none
     )
     personalized_every_evaluation: bool = False  # a test per client, or only in the end
-    local_training: Mapping | None = (
-        None  # clients train before a test, see local_models.py
+    local_training: LocalTrainingConfig | None = (
+        None  # clients train before a test, see `local_models`
     )
 
 
@@ -149,9 +171,8 @@ class ReidEvaluator:
         augment = compose(horizontal_flip(), plain) if evaluating.flip_test else plain
         self._feed = Batching(evaluating.batch_size, augment)
         self._key = jax.random.key(seed)
-        self._rerank = evaluating.rerank
-        if isinstance(self._rerank, bool):
-            self._rerank = {} if self._rerank else None
+        rerank = evaluating.rerank
+        self._rerank = Part(check_reranking) if rerank is True else rerank or None
         for name, test in images.tests.items():
             self._check(name, test)
 
@@ -163,7 +184,7 @@ class ReidEvaluator:
             )
         if self._rerank is not None:
             number = len(test.queries) + len(test.gallery)
-            call("evaluation.rerank", check_reranking, self._rerank, number)
+            self._rerank(number)
 
     @property
     def evaluators(self) -> dict[str, Evaluator]:
@@ -210,7 +231,7 @@ class ReidEvaluator:
             scores = cosines(queries, gallery)
         else:
             scores = k_reciprocal_rerank(
-                unit_length(queries), unit_length(gallery), **self._rerank
+                unit_length(queries), unit_length(gallery), **self._rerank.settings
             )
         ranking = rank_gallery(
             scores, *people, average_precision=evaluating.average_precision
@@ -281,42 +302,6 @@ def retrieval_summary(scores: list[Mapping[str, float]]) -> Evaluation:
     return Evaluation(metrics, per_client)
 
 
-class LocalTrainingConfig(NamedTuple):
-    """Keys of config.evaluation.local_training, besides a method's LOCAL_KEYS and
-    `loss`.
-    """
-
-    epochs: Annotated[int, Interval(ge=1, le=10**6)] = 1
-    identities_per_batch: Whole = 0  # 0: batches as they come
-
-
-def build_client_training(
-    settings: Mapping, model: Model
-) -> tuple[Algorithm, int, int]:
-    """Build (algorithm, epochs, identities_per_batch) of
-    config.evaluation.local_training.
-
-    Args:
-      settings: those two, and a method's LOCAL_KEYS and `loss`.
-
-    Raises:
-      ValueError: for an unknown key, a number out of its range, or several processes.
-    """
-    section = "evaluation.local_training"
-    if jax.process_count() > 1:  # each would have the rows of some clients only
-        raise ValueError(
-            f"config.{section} cannot be used in a multi-process run, got "
-            f"{dict(settings)}."
-        )
-    settings = dict(settings)
-    names = [k for k in LocalTrainingConfig._fields if k in settings]
-    own_settings = {k: settings.pop(k) for k in names}
-    epochs, identities = call(section, LocalTrainingConfig, own_settings)
-    loss = call(f"{section}.loss", reid_loss, settings.pop("loss", {}), model)
-    local = local_from_settings(section, settings, loss)
-    return build_finetuning(local), epochs, identities
-
-
 def cache_first_call(
     personalized: Evaluator, num_clients: int, classifier: str
 ) -> Evaluator:
@@ -352,21 +337,28 @@ def cache_first_call(
 
 
 def local_models(
-    evaluator: ReidEvaluator, algorithm: Algorithm, *data, **options
+    evaluator: ReidEvaluator, algorithm: Algorithm, epochs: int, opened: Opened, train
 ) -> Evaluator:
     """Build the evaluator of clients' models after local training, at the end.
 
     Args:
       algorithm: of `build_finetuning`.
-      data, options: of the `build_simulation` that trains: feed, examples, population;
-      mesh,
-        local_epochs, clients_per_device, seed.
     """
     simulations = []
 
     def finetune(networks: TrainedModels) -> TrainedModels:
         if not simulations:
-            simulations.append(build_simulation(algorithm, *data, **options))
+            sim = build_simulation(
+                algorithm,
+                opened.batching,
+                train,
+                opened.population,
+                mesh=opened.mesh,
+                local_epochs=epochs,
+                clients_per_device=opened.config.federation.clients_per_device,
+                seed=opened.config.seed,
+            )
+            simulations.append(sim)
         return finetune_clients(simulations[0], networks)
 
     def evaluate(networks: TrainedModels) -> Evaluation:

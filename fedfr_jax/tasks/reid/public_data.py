@@ -5,8 +5,6 @@ source. Their labels are not used.
 """
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -16,48 +14,46 @@ from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.selection import keep_rows
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
+from fedfr_jax.parts import Part, section
 from fedfr_jax.ranges import Seed, Whole
-from fedfr_jax.schema import call
-from fedfr_jax.tasks.data import open_data
-from fedfr_jax.tasks.reid.data import check_source
+from fedfr_jax.tasks.data import SourceReader, open_data
 from fedfr_jax.types import TRAIN, Source
 
 
+@section
 class PublicDataConfig(NamedTuple):
     """Keys of config.partition.public; `fraction` or `source` must be set."""
 
     fraction: Annotated[float, Interval(ge=0, le=0.9)] = (
         0.0  # of the people to train on, who are taken from the clients
     )
-    source: Mapping = MappingProxyType({})  # as config.data: all of its images
+    # As config.data: all of its images
+    source: Annotated[Part | None, SourceReader()] = None
     max_images: Whole = 0  # images at most, drawn at random; 0 takes all
     batch_size: Annotated[int, Interval(ge=2, le=2**16)] = 32
     seed: Seed = 0
 
+    def check(self) -> None:
+        """Raise ValueError unless it is one of the two."""
+        if bool(self.fraction) == bool(self.source):
+            raise ValueError(
+                "config.partition.public must have a fraction or a source, got "
+                f"{'both' if self.fraction else 'neither'}."
+            )
+
 
 def build_public_data(
-    settings: Mapping, source: Source
+    public: PublicDataConfig | None, source: Source
 ) -> tuple[Source, Source | None]:
     """Split a source: (source for the clients, source of the public images).
 
-    None without `settings`.
-
     Raises:
-      ValueError: for both a fraction and a source, or neither; images of another shape;
-      or
-        no image.
+      ValueError: for images of another shape, or no image.
     """
-    check_source(source)
-    if not settings:
+    if public is None:
         return source, None
-    public = call("partition.public", PublicDataConfig, settings)
-    if bool(public.fraction) == bool(public.source):
-        raise ValueError(
-            "config.partition.public must have a fraction or a source, got "
-            f"{'both' if public.fraction else 'neither'}."
-        )
     rng, public_source = np.random.default_rng(public.seed), source
-    if public.fraction:
+    if public.source is None:
         source, rows = held_back(source, public.fraction, rng)
     else:
         public_source = open_data(public.source)
@@ -95,7 +91,7 @@ def held_back(
 
 
 def build_public_images(
-    settings: Mapping, source: Source | None, feed: Batching
+    public: PublicDataConfig | None, source: Source | None, feed: Batching
 ) -> dict:
     """{"shared": PublicImages} for algorithm factories; {} without a source.
 
@@ -104,8 +100,5 @@ def build_public_images(
     """
     if source is None:
         return {}
-    public, images = (
-        PublicDataConfig(**settings),
-        source.read(np.arange(len(source.labels))),
-    )
+    images = source.read(np.arange(len(source.labels)))
     return {"shared": PublicImages(images, feed._replace(batch_size=public.batch_size))}

@@ -1,32 +1,15 @@
 """Segmentation loss of a client: cross-entropy of pixels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedfr_jax.losses import build_output_loss
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import NonNegative
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
-
-
-def loss_on_outputs(settings: Mapping) -> Callable[[Model], Callable]:
-    """Build model -> loss of a client, the mean of a loss of LOSSES that takes logits.
-
-    Args:
-      settings: {"name": ..., keywords of the loss, perhaps "class_weights"}.
-    """
-    settings = dict(settings)
-    weights = {k: settings.pop(k) for k in ("class_weights",) if k in settings}
-
-    def loss_of(model: Model) -> Callable:
-        loss = build_output_loss(settings, model.embedding_dim)
-        return mean_pixel_loss(model, pixel_losses(loss), **weights)
-
-    return loss_of
 
 
 def pixel_cross_entropy(
@@ -34,6 +17,13 @@ def pixel_cross_entropy(
 ) -> Callable:
     """Mean pixel cross entropy: `mean_pixel_loss` of it."""
     return mean_pixel_loss(model, entropies, class_weights=class_weights)
+
+
+def mean_of_pixels(
+    model: Model, loss: Callable, *, class_weights: tuple[NonNegative, ...] = ()
+) -> Callable:
+    """`mean_pixel_loss` of a loss on outputs [N, M] and targets [N]."""
+    return mean_pixel_loss(model, pixel_losses(loss), class_weights=class_weights)
 
 
 @checked

@@ -25,7 +25,8 @@ from fedfr_jax.federated.simulation import (
 )
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.schema import keywords
-from fedfr_jax.tasks.leaves import leaves_of
+from fedfr_jax.tasks.methods import Leaves
+from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.types import Dataset, LocalTraining, Model
 
 pytestmark = pytest.mark.ci
@@ -114,8 +115,8 @@ def plain_rounds(is_kept, shares, rounds):
 @pytest.mark.parametrize(
     "where, kept, weighting",
     [
-        ({"all_but_blocks": 1}, ("body", "bn"), "uniform"),
-        ({"batch_norms": True}, ("bn",), "num_examples"),
+        (Leaves(all_but_blocks=1), ("body", "bn"), "uniform"),
+        (Leaves(batch_norms=True), ("bn",), "num_examples"),
     ],
     ids=("lg_fedavg", "fedbn"),
 )
@@ -124,7 +125,7 @@ def test_kept_leaves_are_the_clients_own_and_the_others_their_mean(
 ):
     local = LocalTraining(loss_fn, sgd(), lambda round, epoch: np.float32(RATE))
     algorithm = with_personal_layers(
-        fedavg(local, weighting=weighting), leaves_of(model_of(), where)
+        fedavg(local, weighting=weighting), select_leaves(model_of(), where)
     )
     sim = build_simulation(
         *(algorithm, Batching(BATCH, shuffle=False), examples(OFFSETS[-1])),

@@ -6,7 +6,13 @@ import pytest
 from fedfr_jax.federated.systems.failures import Dropout
 from fedfr_jax.federated.systems.rounds import Systems
 from fedfr_jax.federated.systems.sampling import Oort
-from fedfr_jax.federated.systems.settings import build_systems
+from fedfr_jax.federated.systems.settings import SystemsConfig
+from fedfr_jax.parts import parse
+
+
+def build_systems(settings, num_clients, cohort_size):
+    config = parse(SystemsConfig, settings, "config.federation.systems")
+    return config.build(num_clients, cohort_size)
 
 
 def test_a_config_names_every_part(tmp_path):
@@ -37,7 +43,7 @@ def test_a_config_names_every_part(tmp_path):
         ({"profiles": {"name": "lognormal"}}, "profiles.name must be one of .*log_nor"),
         ({"dropout": {"before": 0.1}}, "systems.dropout must have keys of .*'before'"),
         ({"dropout": {"after_training": "no"}}, "dropout.after_training must be a"),
-        ({"asynchronous": {"name": "fedbuff"}}, "must have the key concurrency"),
+        ({"asynchronous": {"name": "fedbuff"}}, "needs the key concurrency"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(settings, message):

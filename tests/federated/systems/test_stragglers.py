@@ -19,7 +19,7 @@ from fedfr_jax.federated.systems.failures import (
     client_epochs,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.schema import call
+from fedfr_jax.parts import parse
 from fedfr_jax.types import Cohort
 from tests.federated.toys import SIZES, fedavg_toy, feed, problem
 
@@ -108,4 +108,6 @@ def test_dropped_stragglers_are_not_in_the_round():
 )
 def test_what_cannot_be_played_is_refused(settings, message):
     with pytest.raises(ValueError, match=f"config.federation.*{message}"):
-        check_federation(call("federation", Federation, settings), num_clients=10)
+        check_federation(
+            parse(Federation, settings, "config.federation"), num_clients=10
+        )

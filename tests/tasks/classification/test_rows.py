@@ -22,7 +22,8 @@ from fedfr_jax.models import MODELS
 from fedfr_jax.models.heads import with_projection
 from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
 from fedfr_jax.tasks.contrastive import with_contrastive_loss
-from fedfr_jax.tasks.leaves import leaves_of
+from fedfr_jax.tasks.methods import Leaves
+from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, LocalTraining, Model
 from tests.tasks.classification import test_stages
@@ -37,7 +38,8 @@ MLP = MODELS["mlp"]((4, 4, 1), hidden_dim=6, num_classes=3)
 def chosen(model, given):
     """Paths of the leaves that `given` selects."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    where = leaves_of(model, given)
+    given = Leaves(**given) if isinstance(given, dict) else given
+    where = select_leaves(model, given)
     select = matching(where) if isinstance(where, str) else where
     pairs = jax.tree_util.tree_leaves_with_path(select(variables))
     return {path_name(path) for path, is_found in pairs if is_found}, variables
@@ -215,7 +217,7 @@ FEDREP = {"name": "fedrep", "head": "params/classifier"}
 WRONG = [
     (
         {"personal": {"blocks": 1, "batch_norms": True}},
-        "personal must have exactly one key",
+        "personal: leaves must have exactly one key",
     ),
     ({"personal": {"batch_norms": True}}, "the model must have batch norms"),
     ({"personal": {"blocks": True}}, "personal.blocks must be a whole .*got True"),
@@ -291,7 +293,7 @@ WRONG = [
         "order must be one",
     ),
     ({"aggregation": {"name": "rfa", "smoothing": 0.0}}, "smoothing must be positive"),
-    ({"aggregation": ("median", "mean")}, "aggregation.name must be one of"),
+    ({"aggregation": ("median", "mean")}, r"aggregation\[1\].name must be one of"),
     (
         {"aggregation": {"name": "krum", "num_malicious_clients": -1}},
         "num_malicious_clients must be at least 0, got -1",

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedfr_jax.cli.prepare import open_source
 from fedfr_jax.config.build import build, plain
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.runs.stages import load_models
-from fedfr_jax.tasks.data import open_data
 from fedfr_jax.types import Experiment, TrainedModels
 from tests.contracts.rows import rows_of
 
@@ -424,7 +424,7 @@ def test_every_algorithm_but_those_of_faces_and_public_images_is_a_row(path):
 
 
 def test_a_source_that_is_open_already_is_taken_as_it_is(path):
-    source = open_data({"name": "arrays", "path": str(path)})
+    source = open_source({"name": "arrays", "path": str(path)})
     opened = config(path, data={"name": "source_object", "source": source})
     assert plain({"a": [source]})["a"][0] is source
     facts = [build(given).task.data_report for given in (opened, config(path))]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.partition.identities import (
     IdentityPartition,
     IdentitySplit,
@@ -16,11 +15,19 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedfr import fedfr
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.parts import parse
 from fedfr_jax.schema import keywords
+from fedfr_jax.tasks.experiment import build_experiment
 from fedfr_jax.tasks.faces import methods as faces
 from fedfr_jax.tasks.faces import stages
-from fedfr_jax.tasks.faces.methods import face_method, methods_of
-from fedfr_jax.types import Experiment, Model, PyTree, Source
+from fedfr_jax.tasks.faces.methods import (
+    METHODS,
+    Counts,
+    backbone_features,
+    face_method,
+    terms_of,
+)
+from fedfr_jax.types import Experiment, FederatedTrainer, Model, PyTree, Source
 
 
 def source_of(images: np.ndarray, labels: np.ndarray) -> Source:
@@ -62,22 +69,23 @@ def experiment_of(
     """What a config of `settings` runs, had it opened `source` and split it so."""
     settings = {
         "seed": 0,
+        "data": {"name": "source_object", "source": source},
+        "partition": {"num_clients": 1, "ids_per_client": 1, "num_public_ids": 1},
+        "model": {"name": "mlp"},
         "evaluation": {},
         "federation": {},
         "pretrain": {},
         **settings,
     }
-    plan = stages.FaceConfig(
-        settings=settings,
-        source=source,
-        partition=partition,
-        model=model,
-        mesh=make_mesh(*grid),
-        pretraining=Training(**settings["pretrain"]),
-        federation=Federation(**settings["federation"]),
-        methods=methods_of(settings, model, partition),
+    mesh, network = (
+        make_mesh(*grid),
+        stages.FaceNetwork(model, backbone_features(model)),
     )
-    return stages.build_stages(plan, stages.build_images(plan))
+    spec = stages.SPEC._replace(
+        open=lambda config, _: stages.describe(config, mesh, source, partition),
+        network=lambda opened, part: network,
+    )
+    return build_experiment(spec, settings)
 
 
 # --- A method alone, and what its states hold
@@ -101,9 +109,10 @@ def method_of(
     model: Model, *, num_classes: int, num_clients: int = 0, **options
 ) -> SimpleNamespace:
     """The parts of a method of faces: algorithm, init_variables(backbone, phi), ..."""
-    counts = {"num_classes": num_classes, "num_clients": num_clients}
-    method = face_method("methods.row", nested(options), model, **counts)
-    trainer = method.trainer
+    counts, where = Counts(num_classes, num_clients), "config.methods.row"
+    method = parse(METHODS, nested(options), where)
+    federation = parse(Federation, {})
+    trainer = face_method(method, model, counts, where, federation=federation)
 
     def start(backbone, phi):
         params = {"backbone": backbone["params"], "phi": phi}
@@ -115,9 +124,23 @@ def method_of(
         embed=trainer.apply,
         generic=trainer.global_model,
         final_adaptation=trainer.final_adaptation,
-        init_head_from_class_means=method.init_head_from_class_means,
+        init_head_from_class_means=terms_of(method).init_head_from_class_means,
         trainer=trainer,
     )
+
+
+def trainer_of(
+    options: Mapping, model: Model, partition: IdentityPartition, name: str = "row"
+) -> FederatedTrainer:
+    """The trainer of a method on the clients of a partition."""
+    where = f"config.methods.{name}"
+    counts = Counts(
+        int(partition.num_classes.max()),
+        len(partition.num_classes),
+        len(partition.public_identities),
+    )
+    method, federation = parse(METHODS, options, where), parse(Federation, {})
+    return face_method(method, model, counts, where, federation=federation)
 
 
 def variables(server: PyTree) -> PyTree:

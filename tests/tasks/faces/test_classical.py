@@ -17,7 +17,6 @@ from fedfr_jax.federated.simulation import (
     start_simulation,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.faces.methods import build_method
 from fedfr_jax.types import Model
 from tests.contracts.rows import required
 from tests.federated import toys
@@ -98,11 +97,10 @@ def run(task, options, *, rounds=1, lanes=1):
 
 
 def _run(task, options, rounds, lanes):
-    method = build_method(
-        "row", given.nested({**COMMON, **options}), {}, MODEL, task.partition
-    )
+    settings = given.nested({**COMMON, **options})
+    trainer = given.trainer_of(settings, MODEL, task.partition)
     sim = build_simulation(
-        method.trainer.algorithm,
+        trainer.algorithm,
         Batching(8, normalize(), shuffle=False),  # shuffling would double compile time
         task.table,
         task.population,
@@ -110,11 +108,11 @@ def _run(task, options, rounds, lanes):
         local_epochs=2,
         clients_per_device=lanes,
     )
-    server = start_simulation(sim, method.trainer.init_variables(START))
+    server = start_simulation(sim, trainer.init_variables(START))
     store = open_store(sim, server)
     for r in range(rounds):
         server, outcome = simulate_round(sim, server, store, r)
-    return method, server, store.gather(np.arange(3))[0], outcome
+    return trainer, server, store.gather(np.arange(3))[0], outcome
 
 
 def assert_close(a, b):
@@ -131,9 +129,9 @@ some = pytest.mark.parametrize(
 
 @some
 def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
-    method, server, rows, outcome = run(task, row_of(name))
+    trainer, server, rows, outcome = run(task, row_of(name))
     assert (outcome.metrics["steps"] > 0).all()
-    generic = method.trainer.global_model(server)
+    generic = trainer.global_model(server)
     same_shape = lambda x, y: x.shape == y.shape
     assert all(jax.tree.leaves(jax.tree.map(same_shape, generic, BACKBONE)))
     moved = lambda x, y: float(np.abs(np.asarray(x) - y).max()) > 1e-6
@@ -141,8 +139,8 @@ def test_an_algorithm_trains_faces_and_deploys_networks(task, name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((server, rows)))
     images = jnp.float32(task.table.images[:2]) / 127.5 - 1
     row = jax.tree.map(lambda x: x[0], rows)
-    deployed = method.trainer.algorithm.personalize(server, row)
-    assert method.trainer.apply(deployed, images).shape == (2, DIM)
+    deployed = trainer.algorithm.personalize(server, row)
+    assert trainer.apply(deployed, images).shape == (2, DIM)
 
 
 @some
@@ -176,10 +174,10 @@ def test_fedprox_without_strength_is_fedavg(task):
 
 def test_groups_of_one_are_fedavg_of_equal_clients(task):
     one = {"algorithm": "ifca", "num_clusters": 1, "init_noise": 0.0}
-    method, models, _, _ = run(task, one)
+    trainer, models, _, _ = run(task, one)
     _, plain, _, _ = run(task, {"algorithm": "fedavg", "weighting": "uniform"})
     backbone = plain.inner.variables["params"]["backbone"]
-    assert_close(method.trainer.global_model(models)["params"], backbone)
+    assert_close(trainer.global_model(models)["params"], backbone)
 
 
 def test_moon_without_weight_is_fedavg(task):
@@ -194,7 +192,7 @@ def test_moon_without_weight_is_fedavg(task):
 def test_statistics_of_fedfr_are_averaged_kept_or_of_the_first(task):
     still = {**PLAIN, "learning_rate": 0.0}
     stats = lambda rows: unpack(given.previous(rows)["batch_stats"])["mean"]
-    generic = lambda run: run[0].trainer.global_model(run[1])
+    generic = lambda run: run[0].global_model(run[1])
     _, _, alone, _ = run(task, {**still, "personal": "."}, rounds=2)
     own = run(task, {**still, "batch_stats": "local"}, rounds=2)
     assert_close(stats(own[2]), stats(alone))  # as if there were nobody else
@@ -247,11 +245,11 @@ def test_blocks_of_the_backbone_stay_with_clients_beside_their_classes(
     task, where, kept
 ):
     model, row = in_blocks(), {"algorithm": "fedavg", "personal": where}
-    method = build_method("row", given.nested(row), {}, model, task.partition)
+    trainer = given.trainer_of(given.nested(row), model, task.partition)
     drawn = model.init(jax.random.key(0))
     start = {**drawn, "params": {"backbone": drawn["params"], "phi": PHI}}
-    algorithm = method.trainer.algorithm
-    server = algorithm.init(method.trainer.init_variables(start))
+    algorithm = trainer.algorithm
+    server = algorithm.init(trainer.init_variables(start))
     own = algorithm.init_personal(jax.random.key(1), server)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(own)]
     found = {jax.tree_util.keystr(p, simple=True, separator="/") for p in paths}
@@ -283,7 +281,7 @@ def test_a_row_of_faces_has_the_keys_of_every_task(task):
 def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
     rule = f"config.methods.row: algorithm {name} needs {REFUSED[name]}, which the task"
     with pytest.raises(ValueError, match=rule):
-        build_method("row", given.nested(row_of(name)), {}, MODEL, task.partition)
+        given.trainer_of(given.nested(row_of(name)), MODEL, task.partition)
 
 
 @pytest.mark.parametrize(
@@ -327,4 +325,4 @@ def test_an_algorithm_whose_needs_faces_do_not_meet_is_refused(task, name):
 )
 def test_a_wrong_option_is_named_with_those_that_are_known(task, options, says):
     with pytest.raises(ValueError, match=says):
-        build_method("row", given.nested(options), {}, MODEL, task.partition)
+        given.trainer_of(given.nested(options), MODEL, task.partition)

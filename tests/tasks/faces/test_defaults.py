@@ -196,7 +196,8 @@ def test_every_default_has_the_value_of_the_paper_or_of_the_released_code():
     }
     assert margin_settings("") == COSFACE
     assert branch_settings("bce") == {"name": "bce", "weight": 10.0}
-    assert METHODS.algorithm_defaults == {"contrastive_weight": 5.0}
+    moon = METHODS.algorithm.terms["contrastive_loss"]
+    assert moon.keywords == {"contrastive_weight": 5.0}
     assert evaluator.MAX_PAIRS == 6000  # of LFW's protocol
 
 

@@ -19,6 +19,7 @@ from fedfr_jax.losses.margin_losses import cosface
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.weights import write_weights
+from fedfr_jax.parts import parse
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import start_stage
 from fedfr_jax.scanned_blocks import by_block_name
@@ -28,7 +29,6 @@ from fedfr_jax.tasks.faces import distillation as kept
 from fedfr_jax.tasks.faces.data import build_inputs
 from fedfr_jax.tasks.faces.loss import face_loss
 from fedfr_jax.tasks.faces.public_classes import class_parallel_loss
-from fedfr_jax.tasks.faces.stages import check_unlabeled
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -289,6 +289,10 @@ def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
         kept.read_cache(cache, faces(), linear(), views(), other)
 
 
+def opened(teacher, student):
+    return parse(d.Distill, {"teacher": teacher}).open(student)
+
+
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     student = linear()
     path = tmp_path / "teacher.npz"
@@ -296,24 +300,22 @@ def test_a_teacher_that_does_not_fit_is_refused(tmp_path):
     variables = model.init(jax.random.key(1))
     leaves = jax.tree_util.tree_leaves_with_path(by_block_name(variables))
     write_weights(path, {trees.path_name(p): np.asarray(x) for p, x in leaves})
-    opened = d.distill(student, teacher={"weights": str(path), "model": TINY})
-    jax.tree.map(assert_array_equal, opened.teacher.variables, variables)
-    assert (opened.weight, opened.unlabeled_fraction) == (9.0, 0.0)
+    found = opened({"weights": str(path), "model": TINY}, student)
+    jax.tree.map(assert_array_equal, found.teacher.variables, variables)
+    assert (found.weight, found.unlabeled_fraction) == (9.0, 0.0)
     other = {**TINY, "embedding_dim": 8}
     with pytest.raises(ValueError, match="must be the student's 5, got 8"):
-        d.distill(student, teacher={"weights": str(path), "model": other})
+        opened({"weights": str(path), "model": other}, student)
     other = {**TINY, "blocks": (4097,)}
     with pytest.raises(ValueError, match=r"teacher.model.blocks must be in \[0, 4096"):
-        d.distill(student, teacher={"weights": str(path), "model": other})
+        opened({"weights": str(path), "model": other}, student)
     other = {**TINY, "widths": (6,)}
     with pytest.raises(ValueError, match=r"teacher.npz: .* must be"):
-        d.distill(student, teacher={"weights": str(path), "model": other})
-    with pytest.raises(ValueError, match="distill needs the key teacher or cache"):
-        d.open_distill("pretrain", {}, student)
-    with pytest.raises(
-        ValueError, match="config.pretrain.distill.teacher_input must be one"
-    ):
-        d.open_distill("pretrain", {"cache": "x", "teacher_input": "masks"}, student)
+        opened({"weights": str(path), "model": other}, student)
+    with pytest.raises(ValueError, match="teacher or cache must be set"):
+        parse(d.Distill, {})
+    with pytest.raises(ValueError, match="config.teacher_input must be one"):
+        parse(d.Distill, {"cache": "x", "teacher_input": "masks"})
 
 
 MIRRORED = {"flip_probability": 0.5}  # two views, which compile in no time
@@ -363,9 +365,6 @@ def test_a_part_of_the_source_without_labels_has_no_classes(mirrored, tmp_path):
     assert np.isfinite(trained).all()
     with pytest.raises(ValueError, match="unlabeled_source must be one of"):
         semi_supervised(mirrored, unlabeled_source="others")
-    check_unlabeled([{"unlabeled_source": "nobody"}])
-    with pytest.raises(ValueError, match="needs central methods only"):
-        check_unlabeled([{"unlabeled_source": "nobody"}, None])
 
 
 def magface(cache, folder, grid=(1, 1), **keys):

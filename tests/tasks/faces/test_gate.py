@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from fedfr_jax.central.settings import Training
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call
+from fedfr_jax.parts import parse
 from fedfr_jax.tasks.faces.public_classes import build_public_loss
 from fedfr_jax.types import Batch
 
@@ -129,4 +129,4 @@ def test_without_a_weight_or_labels_the_gate_has_the_mixtures_gradient_alone():
 
 def test_a_weight_below_0_is_refused_by_its_key():
     with pytest.raises(ValueError, match="config.pretrain.gate_weight must"):
-        call("pretrain", Training, {"gate_weight": -1.0})
+        parse(Training, {"gate_weight": -1.0}, "config.pretrain")

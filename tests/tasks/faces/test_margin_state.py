@@ -9,10 +9,12 @@ from fedfr_jax.configs import base
 from fedfr_jax.federated.parameter_packing import on_unpacked, pack_networks, unpack
 from fedfr_jax.federated.simulation import simulate_round
 from fedfr_jax.losses import LOSSES
+from fedfr_jax.parts import parse
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import start_stage
+from fedfr_jax.tasks.config import method_options
 from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
-from fedfr_jax.tasks.faces.methods import build_method
+from fedfr_jax.tasks.faces.stages import SPEC
 from fedfr_jax.types import Batch, Model
 from tests.tasks.faces import given
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
@@ -79,11 +81,14 @@ def played(experiment, variables, folder, row):
 
 def test_a_central_row_of_another_loss_has_its_own_options():
     given = {"loss": {"name": "adaface", "ema_rate": 0.1}}
-    row = lambda **own: build_method(
-        "row", {"kind": "central", **own}, given, linear_model(), None
-    )
-    assert row(epochs=9).loss == given["loss"]
-    assert row(loss="magface").loss == "magface"
+
+    def loss_of(**own):
+        methods = {"row": {"kind": "central", **own}}
+        options = method_options(SPEC, {"pretrain": given, "methods": methods}, "row")
+        return parse(SPEC.methods, options).training.loss
+
+    assert loss_of(epochs=9) == given["loss"]
+    assert loss_of(loss="magface") == "magface"
 
 
 def test_numbers_are_averaged_over_clients_and_left_out_of_what_is_judged(tmp_path):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.central.settings import Training
 from fedfr_jax.data.augment import compose, horizontal_flip, normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated.parameter_packing import unpack
@@ -27,7 +26,7 @@ from fedfr_jax.tasks.faces.frozen_features import (
     class_of_row,
     client_of_row,
 )
-from fedfr_jax.tasks.faces.methods import backbone_features, build_method
+from fedfr_jax.tasks.faces.methods import backbone_features
 from fedfr_jax.tasks.faces.public_classes import public_means, public_population
 from fedfr_jax.types import Batch, Cohort, Model
 from tests.tasks.faces import given
@@ -459,10 +458,6 @@ def test_central_training_on_everybody_has_every_class_once(task):
     np.testing.assert_array_equal(names[labels[: len(p.train)]], task.train_identities)
     public = p.public_identities[p.public_labels]
     np.testing.assert_array_equal(names[labels[len(p.train) :]], public)
-    row = build_method("all", {"kind": "central"}, {"epochs": 7}, MODEL, p)
-    assert row == Training(epochs=7)
-    row = build_method("all", {"kind": "central", "epochs": 9}, {"epochs": 7}, MODEL, p)
-    assert row.epochs == 9
 
 
 def test_backbone_features_are_traced_once_for_all_that_calls_them():
@@ -488,7 +483,7 @@ def test_backbone_features_ignore_the_branch(task):
         ({**PLAIN, "adaptation": {"kind": "prune"}}, "adaptation.kind must be one of"),
         (
             {**PLAIN, "adaptation": {"rate": 1}},
-            "adaptation must have keys of .'alpha', 'epochs'",
+            "adaptation must have keys of .'alpha', 'kind'",
         ),
         ({"hard_negative_level": "pixel"}, "hard_negative_level must be one of"),
         ({**PLAIN, "spreadout": 0.4}, "num_clients must be at least 1"),
@@ -577,14 +572,14 @@ def test_options_that_exclude_each_other_are_refused(options, message):
 )
 def test_a_number_out_of_range_is_refused_with_its_row(task, options, message):
     with pytest.raises(ValueError) as caught:
-        build_method("mine", given.nested(options), {}, MODEL, task.partition)
+        given.trainer_of(given.nested(options), MODEL, task.partition, "mine")
     said = str(caught.value).replace(": ", ".").replace(".algorithm.", ".")
     assert said == f"config.methods.mine.{message}"
 
 
 def test_an_unknown_key_names_its_row_once(task):
     with pytest.raises(ValueError, match="^config.methods.mine must have keys of"):
-        build_method("mine", {"thresold": 0.4}, {}, MODEL, task.partition)
+        given.trainer_of({"thresold": 0.4}, MODEL, task.partition, "mine")
 
 
 def test_the_options_of_the_spread_out_reach_the_server(task):

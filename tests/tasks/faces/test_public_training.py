@@ -6,9 +6,9 @@ import pytest
 
 from fedfr_jax.central.settings import Training, check_training
 from fedfr_jax.mesh import make_mesh
+from fedfr_jax.parts import parse
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.schema import call
 from fedfr_jax.types import Model
 from tests.tasks.faces.given import experiment_of, partition_of, source_of
 
@@ -142,8 +142,8 @@ def test_classes_that_look_like_noise_are_left_out_whole_and_cut(tmp_path):
 )
 def test_a_setting_out_of_its_range_is_refused(wrong, says):
     with pytest.raises(ValueError, match=f"config.pretrain.*{says}"):
-        settings = call("pretrain", Training, {**SETTINGS, **wrong})
-        check_training(settings, "pretrain", 100, make_mesh(4))
+        settings = parse(Training, {**SETTINGS, **wrong}, "config.pretrain")
+        check_training(settings, "config.pretrain", 100, make_mesh(4))
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_unseen_people_are_judged_with_masks_too(task):
         assert "mfr_score@far=1e-05~" in found
         assert standard == pytest.approx(1 - found["tar@far=1e-01"])
     assert lower["mfr_masked_fnmr@far=1e-01"] > upper["mfr_masked_fnmr@far=1e-01"] + 0.1
-    with pytest.raises(ValueError, match="config.evaluation.masked_fars must be in"):
+    with pytest.raises(ValueError, match="masked_fars must be in"):
         FaceEvaluator(task, make_mesh(1), masked_fars=1.5)
 
 

@@ -7,11 +7,18 @@ from numpy.testing import assert_array_equal
 from fedfr_jax.cli.prepare import describe_source
 from fedfr_jax.data.partition import PARTITIONS, ClientPartition
 from fedfr_jax.data.sources.selection import concat_sources
-from fedfr_jax.tasks.reid.data import build_split, format_report, report
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.reid import data
+from fedfr_jax.tasks.reid.data import format_report, report
 from fedfr_jax.types import GALLERY, QUERY, TRAIN
 from tests.tasks.reid.given import crossed, source_of
 
 BY_CAMERA = {"name": "by_camera"}
+
+
+def build_split(settings, source):
+    config = parse(data.PartitionConfig, settings, "config.partition")
+    return data.build_split(config, source)
 
 
 def held(split, source):
@@ -191,7 +198,7 @@ def only_tested(source):
             None,
             "sets a, b, c, got 'd'",
         ),
-        ({"name": "by_dataset", "held_out_domains": 3}, None, "sets a, b, c, got 3"),
+        ({"name": "by_dataset", "held_out_domains": 3}, None, "list of texts, got 3"),
         (
             {"name": "by_dataset", "held_out_domains": "abc"},
             None,

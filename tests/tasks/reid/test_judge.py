@@ -14,8 +14,8 @@ from fedfr_jax.evaluation.retrieval import (
     summary,
 )
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.schema import call
-from fedfr_jax.tasks.reid.data import build_split
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.reid.data import PartitionConfig, build_split
 from fedfr_jax.tasks.reid.evaluator import (
     EvaluationConfig,
     ReidEvaluator,
@@ -28,8 +28,12 @@ BY_CAMERA, BY_DATASET = {"name": "by_camera"}, {"name": "by_dataset"}
 
 
 def judge_of(source, settings=BY_CAMERA, *, devices=1, memory=None, **options):
-    evaluating = call("evaluation", EvaluationConfig, {"batch_size": 4, **options})
-    images = build_evaluation_set(source, build_split(settings, source), memory)
+    evaluating = parse(
+        EvaluationConfig, {"batch_size": 4, **options}, "config.evaluation"
+    )
+    images = build_evaluation_set(
+        source, build_split(parse(PartitionConfig, settings), source), memory
+    )
     return ReidEvaluator(images, make_mesh(devices), evaluating, plain=identity())
 
 

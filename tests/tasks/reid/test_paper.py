@@ -12,10 +12,11 @@ from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load
 from fedfr_jax.federated.algorithms.fedreid import kd
 from fedfr_jax.models import MODELS
-from fedfr_jax.schema import call, keywords
-from fedfr_jax.tasks.local_training import build_local
-from fedfr_jax.tasks.methods import Method
+from fedfr_jax.parts import parse
+from fedfr_jax.schema import keywords
+from fedfr_jax.tasks.methods import LocalReader
 from fedfr_jax.tasks.reid.evaluator import EvaluationConfig
+from fedfr_jax.tasks.trainers import build_local
 
 SETS = "msmt17 duke market cuhk03 prid2011 cuhk01 viper 3dpes ilids"
 TRAINING = "learning_rate learning_rate_multipliers optimizer weight_decay".split()
@@ -65,7 +66,7 @@ def test_the_network_is_resnet_50_with_a_neck_of_512_and_only_a_classifier_of_on
 def test_rates_are_a_tenth_below_the_neck_and_never_decay(config, round):
     """The released scheduler is made anew every round and never comes to step 40."""
     row = {key: config["methods"]["fedpav"][key] for key in TRAINING}
-    local = build_local(call("methods.fedpav", Method, row), lambda *_: 0.0)
+    local = build_local(parse(LocalReader(), row), lambda *_: 0.0)
     names = ("stem", "stage4", "neck", "classifier")
     params = {name: {"kernel": jnp.array([2.0])} for name in names}
     gradient = jax.tree.map(lambda x: jnp.array([3.0]), params)
@@ -99,6 +100,6 @@ def test_what_the_released_code_does_otherwise_than_the_text_is_set(config):
     assert rows["kd_cdw"]["algorithm"]["weighting"] == "distance"
     after = evaluation.pop("local_training")
     assert dict(after).items() <= dict(rows["fedpav"]).items()
-    judged = call("evaluation", EvaluationConfig, evaluation)
+    judged = parse(EvaluationConfig, evaluation)
     assert judged.flip_test and judged.ranks == (1, 5, 10)
     assert (judged.average_precision, judged.average_over) == ("official", "all")

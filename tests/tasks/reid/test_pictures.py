@@ -7,7 +7,8 @@ import pytest
 from fedfr_jax.data.augment import identity
 from fedfr_jax.evaluation.retrieval import IdentityLabels
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.reid.data import build_split
+from fedfr_jax.parts import parse
+from fedfr_jax.tasks.reid.data import PartitionConfig, build_split
 from fedfr_jax.tasks.reid.evaluator import (
     EvaluationConfig,
     ReidEvaluator,
@@ -40,7 +41,9 @@ def test_junk_is_left_out_and_the_first_match_is_told():
 def test_a_page_frames_right_and_wrong(has_one, memory):
     source = crossed()
     judged = build_evaluation_set(
-        source, build_split({"name": "by_camera"}, source), memory
+        source,
+        build_split(parse(PartitionConfig, {"name": "by_camera"}), source),
+        memory,
     )
     judge = ReidEvaluator(judged, make_mesh(1), EvaluationConfig(), plain=identity())
     person = lambda x: (x[:, 0, 0, :1] + x[:, 0, -1, :1]).astype(jnp.float32) / 20

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.segmentation.loss import loss_on_outputs, pixel_cross_entropy
+from fedfr_jax.tasks.segmentation.loss import mean_of_pixels, pixel_cross_entropy
 from fedfr_jax.types import IGNORE_INDEX, Model
 
 CLASSES, SHAPE = 3, (4, 5, 2)
@@ -63,9 +63,9 @@ def test_a_registered_loss_counts_the_same_pixels(monkeypatch):
     number = lambda: lambda logits, target: target * logits.shape[1] / CLASSES
     monkeypatch.setitem(LOSSES, "number", number)
     batch, weights = batch_of(2), (1.0, 2.0, 3.0)
-    given = {"name": "number", "class_weights": weights}
+    number = LOSSES["number"]()
     with jax.numpy_dtype_promotion("standard"):
-        loss = compiled(loss_on_outputs(given)(MODEL), batch)
+        loss = compiled(mean_of_pixels(MODEL, number, class_weights=weights), batch)
         value, (_, metrics) = loss(VARIABLES)
     mask = np.asarray(batch.targets["mask"])[:2]
     counts = np.array([(mask == c).sum() for c in range(CLASSES)]) * weights

@@ -11,7 +11,7 @@ import optax
 import pytest
 from PIL import Image
 
-from fedfr_jax.config.build import build
+from fedfr_jax.config.build import build, parse
 from fedfr_jax.data.augment import normalize
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.evaluation.mmd import mmd_squared
@@ -101,9 +101,11 @@ def test_features_of_pixels_are_judged_beside_those_of_another_network(
 ):
     """AMM, entropies and MMD of the pixels of the encoder's map that are not void."""
     given = config()
-    source = open_data(given["data"])
-    test = with_masks(source, split_classes(given["partition"], source)[0].test, None)
-    model = build_segmenter({"name": "segmenter", **given["model"]}, source)
+    parsed = parse(given)
+    source = open_data(parsed.data)
+    test = with_masks(source, split_classes(parsed.partition, source)[0].test, None)
+    num_classes = len(source.masks.class_names)
+    model = build_segmenter(parsed.model.network, source.input_shape, num_classes)
     init = jax.jit(model.init)
     mine, other = (init(jax.random.key(seed)) for seed in (0, 1))
     path = str(tmp_path / "other.safetensors")
@@ -313,7 +315,7 @@ ROWS = [
     ({**RATE, "frozen": "fc"}, "must match a leaf.*got 'fc'"),
     ({**RATE, "local_epochs": ()}, "local_epochs must have an entry"),
     ({**RATE, "personal_epochs": 1}, "personal_epochs needs personal leaves"),
-    ({**RATE, "personal": {}}, "personal must have exactly one key of"),
+    ({**RATE, "personal": {}}, "personal: leaves must have exactly one key of"),
 ]
 
 
@@ -344,7 +346,7 @@ SECTIONS = [
     ({"federation": {"cohort_size": 4}}, r"federation.cohort_size must be at most 3"),
     (
         {"data": {"classes": ["red", "green"]}},
-        r"values 0 to 1 or ignore_values \[255\], got 2",
+        r"ignore_values \[255\], got 2",
     ),
 ]
 

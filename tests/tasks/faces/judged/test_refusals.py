@@ -27,7 +27,7 @@ def broken(release, tmp_path_factory):
             {"client_thresholds": "bins"},
             r"client_thresholds must be one of \['exact', 'binned'\], got 'bins'",
         ),
-        ({"pairs": 3}, "pairs must be a text or a path or a mapping or none, got 3"),
+        ({"pairs": 3}, "pairs must be a mapping, got 3"),
         ({"pairs": "none.bin"}, "config.evaluation.pairs.*none.bin"),
         ({"pairs": {"fars": 0.1}}, "one of the keys path and source, got neither"),
         (
@@ -44,7 +44,7 @@ def broken(release, tmp_path_factory):
         ),
         (
             {"pairs": {"source": "lfw"}},
-            "pairs.source must be a mapping or none",
+            "pairs.source needs the key data_dir",
         ),
         (
             {"pairs": {"path": 3}},
@@ -57,7 +57,7 @@ def broken(release, tmp_path_factory):
         ({"templates": "none"}, "config.evaluation.templates.media must be a file"),
         (
             {"templates": {"images": "x"}},
-            "config.evaluation.templates must have the key path",
+            "config.evaluation.templates needs the key path",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_pairs_without_both_kinds_in_each_fold_are_refused(tmp_path):
         pair_list(SHAPE, path=path)
     with pytest.raises(ValueError, match="config.evaluation.pairs: folds must be"):
         pair_list(SHAPE, path=path, folds=30)
-    with pytest.raises(ValueError, match="config.evaluation.pairs.fars must be in"):
+    with pytest.raises(ValueError, match="fars must be in"):
         pair_list(SHAPE, path=path, fars=(0.1, 2))
 
 
@@ -81,7 +81,7 @@ def test_pairs_without_both_kinds_in_each_fold_are_refused(tmp_path):
     [
         ("media", lambda lines: ["x.png 100 1", *lines], "none for 1 images .'x.png'"),
         ("media", lambda lines: lines[:9], "template ids must be among"),
-        ("media", lambda lines: ["1.png 100"], "must have 3 words per line"),
+        ("media", lambda lines: ["1.png 100"], "must have 3 (words|columns)"),
         ("landmarks", lambda lines: lines[1:], "none for 1 images .'1.png'"),
         ("landmarks", lambda lines: [*lines, lines[0]], "and 1 rows too many"),
         (
@@ -145,7 +145,8 @@ def test_protocols_that_judge_nothing_or_need_more_are_refused(release):
         template_set((5, 4, 1), path=release)
     for wrong in ({"ranks": (0, 1)}, {"ranks": 0}, {"gallery": None}):
         with pytest.raises(
-            ValueError, match="gallery must have at least one file and ranks"
+            ValueError,
+            match="gallery must|ranks must",
         ):
             template_set(SHAPE, path=release, align=False, **wrong)
     for wrong in ("few", (1, 2.5), (1, None), ((1,), (2, 3))):
