@@ -128,6 +128,7 @@ federation.cohort_size=9 -> federation.cohort_size must be at most 3, the number
 federation.data_placement=disk -> one of ['auto', 'device', 'stream'], got 'disk'
 federation.augment=(1,) -> augment[0] must be a text or a mapping, got 1
 federation.augment=[{'name':'random_erasing','fill':b'x'}] -> [0].fill must be a string
+federation.augment=[{'name':'random_erasing','fill':-1}] -> fill must be in [0, 255]
 federation.model_shards=9 -> mesh clients x model must fit 8 devices
 federation.batch_size=65537 -> batch_size must be in [1, 65536], got 65537
 federation.local_epochs=2147483647 -> of the largest client must be below 2**31, got

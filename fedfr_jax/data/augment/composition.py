@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Interval
 from jax import lax
 
@@ -64,6 +65,18 @@ def store(values: jax.Array, dtype: Any) -> jax.Array:
         bounds = jnp.iinfo(dtype)
         values = jnp.clip(jnp.round(values), bounds.min, bounds.max)
     return values.astype(dtype)
+
+
+def constant(setting: str, value: float, dtype: Any) -> np.ndarray:
+    """Convert a setting to a scalar of `dtype`; raise ValueError if it does not fit."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        bounds = jnp.iinfo(dtype)
+        if not bounds.min <= value <= bounds.max:
+            raise ValueError(
+                f"{setting} must be in [{bounds.min}, {bounds.max}] for {dtype}, "
+                f"got {value}."
+            )
+    return np.asarray(value, dtype)
 
 
 def identity() -> Augment:

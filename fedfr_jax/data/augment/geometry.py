@@ -24,6 +24,7 @@ from jax import lax
 from fedfr_jax.data.augment.composition import (
     Fill,
     check_rising,
+    constant,
     identity,
     move,
     store,
@@ -140,7 +141,7 @@ def origins(m: AffineMap, height: int, width: int) -> tuple[jax.Array, jax.Array
 
 def interpolate(image: jax.Array, x: jax.Array, y: jax.Array, fill: float) -> jax.Array:
     """Sample an image [H, W, C] bilinearly at x, y [H, W]; `fill` outside."""
-    framed = _frame(image, fill)
+    framed = _frame(image, constant("affine's fill", fill, image.dtype))
     left, top = jnp.floor(x), jnp.floor(y)
     right_share, lower_share = (x - left)[..., None], (y - top)[..., None]
     left, top = left.astype(jnp.int32), top.astype(jnp.int32)
@@ -156,7 +157,7 @@ def _between(first, second, share):
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
     """Sample a mask [H, W] at the pixels nearest to x, y [H, W]; `ignore` outside."""
-    framed = _frame(mask, ignore)
+    framed = _frame(mask, constant("affine's ignore_index", ignore, mask.dtype))
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
     return _pixels(framed, column, row)
@@ -274,9 +275,15 @@ def pad_and_crop(
         return move(
             inputs,
             targets,
-            image=lambda image: cut(image, start, fill),
+            image=lambda image: cut(
+                image, start, constant("pad_and_crop's fill", fill, image.dtype)
+            ),
             landmarks=lambda points: points + shift[None],
-            mask=lambda mask: cut(mask, start, ignore_index),
+            mask=lambda mask: cut(
+                mask,
+                start,
+                constant("pad_and_crop's ignore_index", ignore_index, mask.dtype),
+            ),
         )
 
     # The (2 * padding + 1)^2 outcomes are no views: caching the features of all would

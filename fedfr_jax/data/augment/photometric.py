@@ -27,6 +27,7 @@ from fedfr_jax.data.augment.composition import (
     Fill,
     change_image,
     check_rising,
+    constant,
     identity,
     store,
 )
@@ -336,7 +337,7 @@ def paint(key: jax.Array, image: jax.Array, fill: float | str) -> jax.Array:
     if fill == "mean":
         mean = image.astype(jnp.float32).mean(axis=(0, 1), keepdims=True)
         return jnp.broadcast_to(store(mean, image.dtype), image.shape)
-    return jnp.broadcast_to(store(jnp.float32(fill), image.dtype), image.shape)
+    return jnp.full(image.shape, constant("random_erasing's fill", fill, image.dtype))
 
 
 def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
