@@ -452,8 +452,11 @@ def test_a_drawn_head_is_another_one_for_every_new_client(path):
 
 
 WRONG_SETTINGS = [
-    ({**RATE, "personal": 2}, "must be a regular expression or a mapping, got 2"),
-    ({**RATE, "personal": {}}, "personal must have exactly one key of"),
+    (
+        {**RATE, "personal": 2},
+        "must be a regular expression or a mapping or none, got 2",
+    ),
+    ({**RATE, "personal": {}}, "personal: leaves must have exactly one key of"),
     ({**RATE, "personal": {"blocks": "fc"}}, "blocks must .*got 'fc'"),
     ({**RATE, "personal": "("}, r"a regular expression or a mapping .*, got '\('"),
     ({**RATE, "init_per_client": True}, "init_per_client needs personal"),
@@ -474,7 +477,7 @@ ROWS = [
     ({**RATE, "algorithm": "fedfr"}, r"needs public identities .*\(faces does\)"),
     ({**RATE, "mu": 0.1}, "must have keys of .*got 'mu'"),
     ({"learning_rat": 0.1}, "did you mean learning_rate"),
-    ({}, "must have the key learning_rate, got none"),
+    ({}, "needs the key learning_rate"),
     (
         {**RATE, "optimizer": "adamm"},
         "optimizer must be the name of an optax optimizer",
@@ -559,7 +562,10 @@ SECTIONS = [
     ),
     ({"evaluation": {"fars": 1}}, r"evaluation must have keys of .*batch_size"),
     ({"federation": {"cohort_size": 5}}, r"federation.cohort_size must be at most 4"),
-    ({"federation": {"augment": ("blur",)}}, r"augment\[\d\].name must be one of"),
+    (
+        {"federation": {"augment": ("blur",)}},
+        r"federation.augment\[\d\].name must be one of",
+    ),
     (
         {"model": {"name": "resnett"}},
         "model.name must be one of .*'resnet'.*got 'resnett'",
@@ -590,7 +596,7 @@ SECTIONS = [
     ),
     (
         {"evaluation": {"finetune": {}}},
-        "evaluation.finetune must have the key learning",
+        "evaluation.finetune needs the key learning",
     ),
     (
         {"partition": {"name": "iid", "num_clients": 3, "unseen_clients": 3}},
