@@ -32,8 +32,10 @@ from fedfr_jax.federated.remote import (
 )
 from fedfr_jax.federated.sampling import Sampling
 from fedfr_jax.federated.state import Settings
+from fedfr_jax.federated.systems.settings import SystemsConfig
 from fedfr_jax.files import replace_file
 from fedfr_jax.flower_nodes import Nodes, ask, check_client_id, say, to_record
+from fedfr_jax.parts import parse
 from fedfr_jax.ranges import BatchSize, ByRound, Count, NonNegative, Seed, Whole
 from fedfr_jax.runs.server_folder import ServerFolder
 from fedfr_jax.schema import check_choice, check_values, checked, naming
@@ -156,7 +158,8 @@ def _deployment_of(experiment, method: str, run: str | None) -> Deployment:
     federation, population = experiment.federation, experiment.task.population
     if not isinstance(trainer, FederatedTrainer):
         raise ValueError("Flower needs a method with clients, got a central one.")
-    if federation.systems or federation.straggler_fraction:
+    has_systems = federation.systems != parse(SystemsConfig, {})
+    if has_systems or federation.straggler_fraction:
         raise ValueError(
             "config.federation cannot have systems or straggler_fraction with Flower: "
             "real clients fail and take time anyway. Remove them."

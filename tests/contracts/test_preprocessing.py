@@ -313,13 +313,10 @@ def test_evaluation_and_commands_see_the_same_numbers(case, tmp_path, monkeypatc
 
 
 def test_trainings_that_scale_pixels_differently_are_refused():
-    settings = {"methods": {"a": {}, "b": {"kind": "central"}}, "federation": {}}
     source = Source(None, None, (), (8, 8, 3))
     imagenet = ({"name": "normalize", "mean": IMAGENET},)
+    augments = {"federation.augment": imagenet, "methods.b.augment": ()}
     with pytest.raises(ValueError, match="config.methods.b.augment must normalize"):
-        settings["federation"] = {"augment": imagenet}
-        build_preprocessing(settings, source)
-    settings["methods"]["b"]["augment"] = ("horizontal_flip", *imagenet)
-    assert build_preprocessing(settings, source) == Preprocessing(mean=IMAGENET)
-    with pytest.raises(ValueError, match="config.pretrain.augment must normalize"):
-        build_preprocessing({**settings, "pretrain": {}}, source, pretrains=True)
+        build_preprocessing(augments, source)
+    augments["methods.b.augment"] = ("horizontal_flip", *imagenet)
+    assert build_preprocessing(augments, source) == Preprocessing(mean=IMAGENET)

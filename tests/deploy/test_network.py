@@ -225,7 +225,7 @@ def test_weights_of_another_network_name_config_and_leaf(server, faces, tmp_path
 
 def test_a_run_teaches_another_from_its_work_folder(run, server, faces, tmp_path):
     told = {"teacher": {"weights": str(run)}}
-    teacher = parse(Distill, told).open(network_like(MODEL)).teacher
+    teacher = parse(Distill, told).open(network_like(MODEL), "method").teacher
     x = (images() / 127.5 - 1).astype(np.float32)
     found = jax.jit(lambda v: teacher.model.apply(v, x, False)[0])(teacher.variables)
     np.testing.assert_allclose(found, server.embed(images()), atol=1e-5)
@@ -238,7 +238,7 @@ def test_a_run_teaches_another_from_its_work_folder(run, server, faces, tmp_path
     with pytest.raises(ValueError, match=says):
         build(with_tuples(config))
     with pytest.raises(ValueError, match="teacher's images must be the student's"):
-        parse(Distill, told).open(network_like(MODEL, size=16))
+        parse(Distill, told).open(network_like(MODEL, size=16), "method")
 
 
 def network_like(model, size=12):

@@ -370,7 +370,7 @@ def test_the_command_prints_a_table_and_keeps_its_numbers(tmp_path, capsys):
     assert numbers["fits"] and numbers["max_that_fit"]["lanes"] == 1
     assert main([*words[:-1], "--methods=nosuch"]) == 2
     says = capsys.readouterr().err
-    assert "--methods must be one of ['pretrained', 'fedavg'], got 'nosuch'" in says
+    assert "--methods must be one of ['fedavg', 'pretrained'], got 'nosuch'" in says
     assert main([*words[:2], "--num_devices=3"]) == 2
     assert "--num_devices=3 cannot change the 8 that JAX" in capsys.readouterr().err
 

@@ -140,7 +140,7 @@ def test_the_last_round_adds_up_as_the_rounds_do():
         )
         last = final_simulation(sim, FinalAdaptation(algorithm, 1), 0)
         assert (
-            last.num_partial_sums
+            last.settings.partial_sums
             == sim.settings.partial_sums
             == canonical.get("num_partial_sums")
         )

@@ -98,13 +98,17 @@ class Distill(NamedTuple):
         if self.teacher is None and self.cache is None:
             raise ValueError("teacher or cache must be set, got neither.")
 
-    def open(self, student: Model) -> "Distill":
+    def open(self, student: Model, where: str) -> "Distill":
         """Load the teacher, as a `Teacher`.
+
+        Args:
+          where: the training is in the config.
 
         Raises:
           ValueError: for a teacher that does not fit its file or the student.
         """
-        teacher = self.teacher and open_teacher(self.teacher, student)
+        with naming(f"{where}.distill"):
+            teacher = self.teacher and open_teacher(self.teacher, student)
         return self._replace(teacher=teacher)
 
 
@@ -442,7 +446,7 @@ def cache_embeddings(
             )
         with naming(f"config.{where}"):
             embeddings = _cached_embeddings(
-                distill.open(model),
+                distill.open(model, f"config.{where}"),
                 cached_views(settings, distill.teacher_input),
                 source,
                 rows,

@@ -192,7 +192,8 @@ def face_method(
       where: the method is in the config.
       seed: draws attackers.
     """
-    terms, teacher = terms_of(method), method.distill and method.distill.open(model)
+    terms = terms_of(method)
+    teacher = method.distill and method.distill.open(model, where)
     rule = build_rule(method.loss)
     has_terms = method.algorithm.task_keys is not None
     is_packed = has_terms and not looks_at_leaves(method)

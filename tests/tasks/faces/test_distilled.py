@@ -290,7 +290,7 @@ def test_a_cache_of_another_teacher_or_of_other_masks_is_refused(cache):
 
 
 def opened(teacher, student):
-    return parse(d.Distill, {"teacher": teacher}).open(student)
+    return parse(d.Distill, {"teacher": teacher}).open(student, "method")
 
 
 def test_a_teacher_that_does_not_fit_is_refused(tmp_path):

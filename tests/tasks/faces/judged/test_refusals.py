@@ -150,10 +150,10 @@ def test_protocols_that_judge_nothing_or_need_more_are_refused(release):
         ):
             template_set(SHAPE, path=release, align=False, **wrong)
     for wrong in ("few", (1, 2.5), (1, None), ((1,), (2, 3))):
-        message = "config.evaluation.templates.ranks must be whole numbers, got"
+        message = "^ranks must be a whole number or a list of whole numbers, got"
         with pytest.raises(ValueError, match=message):
             template_set(SHAPE, path=release, align=False, ranks=wrong)
-    with pytest.raises(ValueError, match="templates.fars must be one or more rates"):
+    with pytest.raises(ValueError, match="^fars must be a finite number or a list"):
         template_set(SHAPE, path=release, align=False, fars="few")
     bare = template_set(
         SHAPE,
