@@ -228,7 +228,7 @@ def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
     for algorithm, name, wrong, words in (
         (plain, "alie", {"share": 1.0}, r"share must be in \[0, 1\), got 1.0"),
         (plain, "alie", {"share": 0.05}, "give at least one of 5 .* at least 0.1"),
-        (plain, "alie", {"taw": 1}, "config.attack must have keys .*taw"),
+        (plain, "alie", {"taw": 1}, "^attack must have keys .*taw"),
         (plain, "label_flipp", {}, "did you mean label_flip"),
         (finch, "alie", {}, "updates are summed, got .*finch"),
     ):
