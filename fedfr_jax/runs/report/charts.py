@@ -59,6 +59,7 @@ def line_chart(
     y: str,
     log_x: bool = False,
     log_y: bool = False,
+    is_y_titled: bool = False,
 ) -> Spec:
     """Line chart with a tooltip of the values.
 
@@ -66,6 +67,7 @@ def line_chart(
       lines: name -> points (x, y) in the order of x.
       order: names of all lines of the page, which have the colors; default these.
       x, y: titles of the axes.
+      is_y_titled: whether y stands beside its axis, where no heading says it.
     """
     order = order or list(lines)
     rows = [
@@ -84,7 +86,7 @@ def line_chart(
         ),
         "y": _quantitative(
             "y",
-            title=None,
+            title=y if is_y_titled else None,
             scale={"type": "log"} if log_y else _rate_scale(rows),
             axis={"tickCount": 5, **_powers(log_y)},
         ),
@@ -141,9 +143,10 @@ def error_rate_charts(
         det[name] = [(f, 1 - t) for f, t in pairs if 1 - t > lowest * (1 - 1e-6)]
     far_title = metric_label("far")
     tar_title, frr_title = metric_label("tar"), "False reject rate"
+    rates = {"log_x": True, "is_y_titled": True}
     return {
-        "ROC": line_chart(roc, order, x=far_title, y=tar_title, log_x=True),
-        "DET": line_chart(det, order, x=far_title, y=frr_title, log_x=True, log_y=True),
+        "ROC": line_chart(roc, order, x=far_title, y=tar_title, **rates),
+        "DET": line_chart(det, order, x=far_title, y=frr_title, log_y=True, **rates),
     }
 
 
