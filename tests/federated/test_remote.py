@@ -190,7 +190,7 @@ def test_rounds_apart_are_those_of_the_simulation(name):
     [
         (
             ff.feddane(contract.LOCAL, mu=0.1),
-            "fedavg. with the `prepare` of penalties needs a server",
+            "fedavg. with the `prepare` of corrections needs a server",
         ),
         (
             fedavg()._replace(aggregator=None),

@@ -4,12 +4,40 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from experiments.benchmarks.skew import busiest, least, zipf_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfr_jax.federated.sampling import random_client, sample_cohort
 from fedfr_jax.federated.schedule import build_schedule, choose_steps_per_loop
+
+MOST_STEPS = 2000
+
+
+def zipf_steps(seed: int, *, cohort: int = 128, population: int = 1000) -> np.ndarray:
+    """Steps of a cohort's clients, [cohort]."""
+    rng = np.random.default_rng(seed)
+    steps = np.minimum(rng.zipf(1.2, population), MOST_STEPS)
+    return rng.choice(steps, cohort, replace=False)
+
+
+def busiest(plan, num_devices: int) -> float:
+    """Steps of the busiest device's waves: what the round waits for."""
+    lanes = plan.slots.shape[2]
+    return plan.imbalance * plan.executed_steps / (num_devices * lanes)
+
+
+def least(steps: np.ndarray, num_devices: int, lanes: int) -> float:
+    """A bound of `busiest` that no schedule passes.
+
+    Waves by falling steps are the shortest there are; the busiest device has no less
+    than the mean of them, nor than k + 1 of the k A + 1 longest.
+    """
+    waves = np.sort(steps)[::-1][::lanes]
+    longest = [
+        waves[k * num_devices - k : k * num_devices + 1].sum()
+        for k in range((len(waves) - 1) // num_devices + 1)
+    ]
+    return max(waves.sum() / num_devices, *longest)
 
 
 def test_nobody_is_drawn_twice_within_an_epoch_of_the_population():
