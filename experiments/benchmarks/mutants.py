@@ -13,14 +13,15 @@ import subprocess
 import sys
 
 from mutant_sample import tests_of
-from mutmut import __main__ as mutmut
-from mutmut import configuration
 
 CHANGED = "git diff --name-only --diff-filter=d main -- fedfr_jax/*.py"
 
 
 def main() -> None:
     """Try all mutants of the files on the command line."""
+    from mutmut import __main__ as mutmut  # wants the project's folder as it is imported
+    from mutmut import configuration
+
     changed = subprocess.run(CHANGED.split(), capture_output=True, text=True).stdout
     files = sys.argv[1:] or changed.split()
     root = pathlib.Path()
