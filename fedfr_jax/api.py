@@ -466,7 +466,7 @@ def evaluate(
       ValueError: when the data has other clients, shape or dtype, or more classes than
         `apply` gives, or a round was trained from this run.
     """
-    from fedfr_jax.tasks.classification.evaluators import Accuracy  # slow to import
+    from fedfr_jax.tasks.classification import Accuracy  # slow to import
 
     _check_newest(run)
     check_clients(run.clients, data.clients)

@@ -88,7 +88,6 @@ EXCEPTIONS = {
     "SPECS of tasks/__init__.py is closed": "another task's is in its function",
     "config/build.py imports fedfr_jax.plan.disclosures": "goes with typed sections",
     "config/build.py imports fedfr_jax.runs.remote": "goes with files by fsspec",
-    "tests/tasks/faces/judged mirrors no folder": "goes with one contract over TASKS",
 }
 
 

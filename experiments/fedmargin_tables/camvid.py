@@ -181,7 +181,7 @@ def looked_at(config: dict) -> tuple:
 
     from fedfr_jax.config.build import parse
     from fedfr_jax.tasks.data import open_data
-    from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
+    from fedfr_jax.tasks.segmentation import build_segmenter, with_masks
 
     parsed = parse(config)
     source = open_data(parsed.data)

@@ -250,7 +250,7 @@ def seen(config: dict, source) -> tuple:
     from fedfr_jax.config.build import parse
     from fedfr_jax.data.augment import normalize
     from fedfr_jax.data.batching import Batching
-    from fedfr_jax.tasks.classification.stages import classifier
+    from fedfr_jax.tasks.classification import classifier
 
     is_images = len(source.input_shape) == 3
     feed = Batching(64, normalize() if is_images else None)

@@ -167,17 +167,13 @@ def load_families() -> dict[str, Mapping[str, Any]]:
 def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.central.settings import Training
     from fedfr_jax.federated.settings import Federation
-    from fedfr_jax.tasks.classification import evaluators
-    from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
-    from fedfr_jax.tasks.contrastive import with_contrastive_loss
+    from fedfr_jax.tasks import classification, segmentation
     from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
     from fedfr_jax.tasks.faces.methods import FaceTerms
-    from fedfr_jax.tasks.methods import Method
+    from fedfr_jax.tasks.methods import Method, with_contrastive_loss
     from fedfr_jax.tasks.reid import evaluator
+    from fedfr_jax.tasks.reid.data import PublicDataConfig
     from fedfr_jax.tasks.reid.loss import reid_loss
-    from fedfr_jax.tasks.reid.public_data import PublicDataConfig
-    from fedfr_jax.tasks.segmentation import stages
-    from fedfr_jax.tasks.segmentation.loss import pixel_cross_entropy
 
     return {
         "federation": Federation,
@@ -185,14 +181,14 @@ def _sections() -> Mapping[str, Callable]:
         "pretrain": Training,  # and rows of kind central
         "methods": Method,
         "methods.algorithm.fedfr": FaceTerms,  # of faces
-        "methods.algorithm.fedaws": class_pull,
+        "methods.algorithm.fedaws": classification.class_pull,
         "methods.algorithm.moon": with_contrastive_loss,
-        "methods.loss.classification": cross_entropy,
+        "methods.loss.classification": classification.cross_entropy,
         "methods.loss.reid": reid_loss,
-        "methods.loss.segmentation": pixel_cross_entropy,
+        "methods.loss.segmentation": segmentation.pixel_cross_entropy,
         "evaluation.faces": FaceEvaluator,
-        "evaluation.classification": evaluators.EvaluationConfig,
-        "evaluation.segmentation": stages.EvaluationConfig,
+        "evaluation.classification": classification.EvaluationConfig,
+        "evaluation.segmentation": segmentation.EvaluationConfig,
         "evaluation.reid": evaluator.EvaluationConfig,
     }
 

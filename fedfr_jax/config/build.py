@@ -20,7 +20,7 @@ from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.schema import check_choice, check_values, naming
 from fedfr_jax.tasks import SPECS, TASKS
-from fedfr_jax.tasks.config import Config, parse_config
+from fedfr_jax.tasks.experiment import Config, parse_config
 from fedfr_jax.tasks.places import with_paths
 from fedfr_jax.types import CentralTrainer, Experiment, FederatedTrainer
 

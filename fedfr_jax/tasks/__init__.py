@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from fedfr_jax.schema import register
-from fedfr_jax.tasks.classification import stages as classification_stages
-from fedfr_jax.tasks.classification.stages import classification
-from fedfr_jax.tasks.config import TaskSpec
-from fedfr_jax.tasks.faces import stages as face_stages
+from fedfr_jax.tasks import classification as of_classes
+from fedfr_jax.tasks import segmentation as of_masks
+from fedfr_jax.tasks.classification import classification
+from fedfr_jax.tasks.experiment import TaskSpec
+from fedfr_jax.tasks.faces import stages as of_faces
 from fedfr_jax.tasks.faces.stages import faces
-from fedfr_jax.tasks.reid import stages as reid_stages
+from fedfr_jax.tasks.reid import stages as of_people
 from fedfr_jax.tasks.reid.stages import reid
-from fedfr_jax.tasks.segmentation import stages as segmentation_stages
-from fedfr_jax.tasks.segmentation.stages import segmentation
+from fedfr_jax.tasks.segmentation import segmentation
 
 TASKS = {
     "faces": faces,
@@ -19,12 +19,8 @@ TASKS = {
     "reid": reid,
     "segmentation": segmentation,
 }
-# What the library knows of its own tasks.
-SPECS: dict[str, TaskSpec] = {
-    "faces": face_stages.SPEC,
-    "classification": classification_stages.SPEC,
-    "reid": reid_stages.SPEC,
-    "segmentation": segmentation_stages.SPEC,
+SPECS: dict[str, TaskSpec] = {  # of the library's own tasks
+    task.SPEC.name: task.SPEC for task in (of_faces, of_classes, of_people, of_masks)
 }
 
 

@@ -1,9 +1,13 @@
-"""Evaluators of any task: representation metrics, and the first round at a target.
+"""Evaluators of any task: representation metrics, fine-tuned clients, targets.
 
 Representation metrics of FedMargin (Michieli, Toldo, Ozay 2022, IEEE Internet of Things
 Journal), for features of images or of pixels: AMM, the mean distance of a class's
 prototype to the nearest other one; MMD to the features of a reference, the centrally
 trained network; mean entropies.
+
+Fine-tuning of every client's model on its own examples is a round of the engine without
+aggregation: clients are scheduled over devices and lanes, and streamed, as in any
+other round.
 """
 
 import functools
@@ -31,12 +35,30 @@ from fedfr_jax.federated.algorithms.prototypes import (
     prototype_of_class,
 )
 from fedfr_jax.federated.inference import build_embed
+from fedfr_jax.federated.local import build_local_training
+from fedfr_jax.federated.simulation import (
+    Simulation,
+    open_store,
+    run_cohort,
+    start_simulation,
+)
 from fedfr_jax.models.external_checkpoints import fitted
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.parts import section
 from fedfr_jax.ranges import MAX
 from fedfr_jax.schema import naming
-from fedfr_jax.types import Dataset, Evaluation, Evaluator, Model, PyTree, TrainedModels
+from fedfr_jax.types import (
+    Algorithm,
+    ClientOutput,
+    Cohort,
+    Dataset,
+    Evaluation,
+    Evaluator,
+    LocalTraining,
+    Model,
+    PyTree,
+    TrainedModels,
+)
 
 OF_IMAGE = 20  # pixels of an image, where there are enough images
 SECTION = "config.evaluation.representation"
@@ -201,3 +223,52 @@ def with_target(
         name: evaluator._replace(targets=targets)
         for name, evaluator in evaluators.items()
     }
+
+
+def build_finetuning(local: LocalTraining, trainable_pattern: str = "") -> Algorithm:
+    """Build an algorithm whose personal state is a client's fine-tuned model.
+
+    Args:
+      trainable_pattern: regular expression of the leaves that are trained, "" for all.
+    """
+    train = build_local_training(local, trainable_pattern)
+
+    def client_update(key, server, row, client):
+        del server
+        end, metrics = train(key, row, client)
+        return ClientOutput((), jnp.float32(1), end, metrics)
+
+    return Algorithm(
+        init=lambda variables: variables,
+        init_personal=lambda key, server: server,
+        client_update=client_update,
+        aggregator=None,
+        server_update=lambda server, result: server,
+        personalize=lambda server, row: row,
+    )
+
+
+def finetune_clients(sim: Simulation, networks: TrainedModels) -> TrainedModels:
+    """Fine-tune `networks` in one round of a simulation of `build_finetuning`.
+
+    All of them are kept on disk, in a temporary folder.
+    """
+    num_clients = sim.population.num_clients
+    client_variables = networks.client_variables
+    first = networks.variables if client_variables is None else client_variables(0)
+    server = start_simulation(sim, first)
+    store = open_store(sim, server)
+    if client_variables is not None:
+        for client in range(num_clients):
+            row = meshes.fetch(client_variables(client))
+            row = jax.tree.map(lambda x: np.asarray(x)[None], row)
+            store.scatter(np.array([client]), row, 0)
+    # All clients, whatever the round: its number only names what they draw.
+    server, _ = run_cohort(sim, server, store, Cohort(np.arange(num_clients), 1))
+
+    def finetuned(client):
+        rows, _ = store.gather(np.array([client]))
+        row = jax.tree.map(lambda x: x[0], rows)
+        return meshes.put_global(row, meshes.replicated(sim.mesh))
+
+    return networks._replace(variables=None, client_variables=finetuned)

@@ -1,18 +1,149 @@
-"""One experiment for all tasks, of a config's sections and a `TaskSpec`."""
+"""One experiment for all tasks: typed sections of a config, and what a task adds."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from fedfr_jax.federated.settings import build_mesh, check_federation
-from fedfr_jax.parts import parse
-from fedfr_jax.tasks.config import TaskSpec, method_options, parse_config
+import numpy as np
+from jax.sharding import Mesh
+
+from fedfr_jax.central.settings import Training
+from fedfr_jax.data.batching import Batching
+from fedfr_jax.federated.client import Population
+from fedfr_jax.federated.settings import Federation, build_mesh, check_federation
+from fedfr_jax.parts import Part, collecting, parse, raise_all, read
+from fedfr_jax.ranges import Seed
 from fedfr_jax.tasks.data import (
+    SourceReader,
     build_preprocessing,
     should_stream,
     with_report,
 )
-from fedfr_jax.tasks.methods import CentralMethod, Method, with_numbers
-from fedfr_jax.types import Experiment, FederatedTrainer, Task
+from fedfr_jax.tasks.methods import CentralMethod, Method, MethodReader, with_numbers
+from fedfr_jax.types import (
+    CentralTrainer,
+    DataUsage,
+    Experiment,
+    FederatedTrainer,
+    Source,
+    Stage,
+    Task,
+)
+
+Trainer = FederatedTrainer | CentralTrainer
+
+
+class Config(NamedTuple):
+    """A config's sections, whose values are checked."""
+
+    seed: int
+    data: Part
+    partition: Any  # as the task's kinds say
+    model: Any  # with the field `network`
+    pretrain: Any
+    federation: Federation
+    evaluation: Any
+    methods: Mapping[str, Method | CentralMethod]
+
+    @property
+    def augments(self) -> dict[str, Sequence]:
+        """Lists of augments of all trainings, by key."""
+        lists = {}
+        if any(isinstance(method, Method) for method in self.methods.values()):
+            lists["federation.augment"] = self.federation.augment
+        if isinstance(self.pretrain, Training) and self.pretrain.epochs:
+            lists["pretrain.augment"] = self.pretrain.augment
+        central = self.central.items()
+        return lists | {f"{at}.augment": x.training.augment for at, x in central}
+
+    @property
+    def central(self) -> dict[str, CentralMethod]:
+        """The central methods, by their places in the config."""
+        methods = self.methods.items()
+        return {
+            f"methods.{name}": method
+            for name, method in methods
+            if isinstance(method, CentralMethod)
+        }
+
+
+class Opened(NamedTuple):
+    """A config whose data is open and split, before images are read."""
+
+    config: Config
+    mesh: Mesh
+    source: Source
+    split: Any  # of the task
+    population: Population
+    rows: Sequence[np.ndarray]  # of the source, [n] each, that a run needs
+    num_rows: int  # training examples of all clients
+    batching: Batching  # of the clients
+    used: DataUsage
+    report: Mapping[str, Any]  # of the split, as JSON
+    report_text: str
+    classes: Sequence[str] = ()
+    is_mirrored: bool = False  # evaluation adds features of mirror images
+
+
+class TaskSpec(NamedTuple):
+    """What only a task knows."""
+
+    name: str
+    sections: Mapping[str, Any]  # kinds of partition, model, pretrain, evaluation
+    methods: MethodReader
+    open: Callable[[Config, Mesh], Opened]
+    # (opened, network) -> what methods are built from
+    network: Callable[[Opened, Part], Any]
+    # (method, that network, opened, where) -> trainer; None: built with the images
+    method: Callable[..., Trainer | None]
+    # (opened, network, bytes of streamed images or None) -> images, whose `train` are
+    # the clients'
+    load: Callable[..., Any]
+    # (opened, name, trainer, network, images) -> stage
+    stage: Callable[..., Stage]
+    # (opened, network, images, preprocessing) -> ({name: Evaluator}, ignored files)
+    evaluators: Callable[..., tuple[dict, str]]
+    check: Callable[[Config], None] = lambda config: None
+    # (opened, network, images) -> {name: stage} before those of methods
+    first_stages: Callable[..., dict[str, Stage]] = lambda *arguments: {}
+    # Whether central methods have the keys of config.pretrain that they do not set
+    inherits_pretrain: bool = False
+    is_of_features: bool = False  # as of `types.Task`
+    has_sweeps: bool = True  # of methods' numbers, as one program
+
+
+def parse_config(task: TaskSpec, settings: Mapping[str, Any]) -> Config:
+    """Parse a config's sections.
+
+    Raises:
+      ValueError: with all mistakes, a line each.
+    """
+    mistakes: list[str] = []
+    kinds = {"seed": Seed, "data": SourceReader(), "federation": Federation}
+    values = {
+        name: read(kind, settings[name], f"config.{name}", mistakes)
+        for name, kind in {**kinds, **task.sections}.items()
+    }
+    methods = {
+        name: task.methods.read(
+            method_options(task, settings, name), f"config.methods.{name}", mistakes
+        )
+        for name in settings["methods"]
+    }
+    config = Config(**values, methods=methods)
+    if not mistakes:
+        with collecting("config", mistakes):
+            task.check(config)
+    raise_all(mistakes)
+    return config
+
+
+def method_options(task: TaskSpec, settings: Mapping, name: str) -> Mapping:
+    """Settings of a method, with those that it inherits."""
+    options = settings["methods"][name]
+    is_central = isinstance(options, Mapping) and options.get("kind") == "central"
+    if task.inherits_pretrain and is_central:
+        return {**settings["pretrain"], **options}
+    return options
 
 
 def build_experiment(task: TaskSpec, settings: Mapping[str, Any]) -> Experiment:

@@ -42,8 +42,8 @@ from fedfr_jax.federated.privacy.mechanism import (
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.federated.systems.failures import num_trained
 from fedfr_jax.schema import naming
-from fedfr_jax.tasks.config import Opened, Trainer
 from fedfr_jax.tasks.data import build_batching
+from fedfr_jax.tasks.experiment import Opened, Trainer
 from fedfr_jax.tasks.methods import (
     CORRELATED,
     Blocks,

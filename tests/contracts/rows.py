@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.schema import keywords
-from fedfr_jax.tasks.algorithms import NEEDS
+from fedfr_jax.tasks.methods import NEEDS
 from tests.contracts.test_algorithms import HEAD, MEMBERS
 
 FACTS = {"model", "num_clients", *NEEDS}  # what a task offers, no key of a config

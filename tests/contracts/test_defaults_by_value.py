@@ -21,9 +21,8 @@ from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from fedfr_jax.parts import parse
 from fedfr_jax.schema import keywords
-from fedfr_jax.tasks.algorithms import AlgorithmReader
-from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.methods import LOCAL_KEYS, Method
+from fedfr_jax.tasks.classification import cross_entropy
+from fedfr_jax.tasks.methods import LOCAL_KEYS, AlgorithmReader, Method
 from fedfr_jax.types import Source
 from tests.contracts import test_algorithms as contracts
 from tests.contracts.rows import FACTS, required

@@ -19,11 +19,10 @@ from fedfr_jax.config.files import find, load
 from fedfr_jax.deploy.face_images import read_images
 from fedfr_jax.deploy.trained_model import TrainedModel
 from fedfr_jax.schema import with_tuples
-from fedfr_jax.tasks.classification import evaluators
+from fedfr_jax.tasks import classification, segmentation
 from fedfr_jax.tasks.data import build_preprocessing
 from fedfr_jax.tasks.faces import evaluator as evaluator_module
 from fedfr_jax.tasks.reid import evaluator as reid_judge
-from fedfr_jax.tasks.segmentation import evaluator as segmentation_judge
 from fedfr_jax.types import Preprocessing, Source, TrainedModels
 from tests.data.recordio_files import write_face_set
 
@@ -273,9 +272,9 @@ def counted(*_):
 
 BUILDERS = (
     (evaluator_module, "build_embed", embedded),
-    (evaluators, "build_embed", embedded),
+    (classification, "build_embed", embedded),
     (reid_judge, "build_embed", embedded),
-    (segmentation_judge, "build_sums", counted),
+    (segmentation, "build_sums", counted),
 )
 
 

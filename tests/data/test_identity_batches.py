@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.tasks.reid.identity_batches import (
+from fedfr_jax.tasks.reid.data import (
     check_identities,
     identity_batches,
     one_pass,

@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from fedfr_jax.losses import LOSSES
 from fedfr_jax.parts import parse
-from fedfr_jax.tasks.output_loss import LossReader
+from fedfr_jax.tasks.methods import LossReader
 
 CLASSES = 3
 

@@ -1,6 +1,5 @@
 """A mistake in a section of a config ends in one line before the data is opened."""
 
-import importlib
 import re
 import runpy
 from collections.abc import Mapping
@@ -10,7 +9,8 @@ import pytest
 from fedfr_jax.config.build import build, sections
 from fedfr_jax.config.files import load, shipped
 from fedfr_jax.data.sources import SOURCES
-from fedfr_jax.tasks.config import parse_config
+from fedfr_jax.tasks import SPECS
+from fedfr_jax.tasks.experiment import parse_config
 
 TASKS = {
     "faces": {
@@ -142,5 +142,4 @@ def test_shipped_configs_are_parsed(monkeypatch):
     for path in shipped().values():
         for word in runpy.run_path(str(path)).get("DATA") or (None,):
             settings = sections(load(path, word))
-            stages = f"fedfr_jax.tasks.{settings['task']}.stages"
-            parse_config(importlib.import_module(stages).SPEC, settings)
+            parse_config(SPECS[settings["task"]], settings)

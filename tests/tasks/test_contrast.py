@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_allclose
 
-from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.methods import with_contrastive_loss
 from fedfr_jax.types import Model
 
 RNG = np.random.default_rng(0)

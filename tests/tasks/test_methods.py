@@ -9,8 +9,13 @@ import pytest
 from fedfr_jax.cli import describe
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.parts import parse
-from fedfr_jax.tasks.algorithms import VARIANTS, AlgorithmReader, facts_of
-from fedfr_jax.tasks.methods import LocalReader, with_numbers
+from fedfr_jax.tasks.methods import (
+    VARIANTS,
+    AlgorithmReader,
+    LocalReader,
+    facts_of,
+    with_numbers,
+)
 from fedfr_jax.tasks.trainers import build_local
 
 PARAMS = {"a": np.array([3.0, -1.0], np.float32), "b": np.array([0.5], np.float32)}

@@ -9,7 +9,7 @@ import pytest
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.saved_model import named_arrays
 from fedfr_jax.models.weights import write_weights
-from fedfr_jax.tasks.start_weights import StartConfig, initialized
+from fedfr_jax.tasks.model import StartConfig, initialized
 from fedfr_jax.tasks.trainers import Facts
 
 SHAPE = (16, 16, 3)

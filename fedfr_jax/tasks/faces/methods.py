@@ -1,4 +1,4 @@
-"""Methods of face recognition: any algorithm, and FedFR's terms.
+"""Methods of face recognition: any algorithm, FedFR's terms, final adaptation.
 
 Clients train a backbone on a margin softmax over their own classes; class embeddings
 and the branch stay with them (`personal`). The server's backbone is the generic
@@ -6,8 +6,15 @@ network, what the algorithm deploys at a client the personalized one. FedFR's te
 for an algorithm that asks for features of the networks of the round before, as FedFR
 does: `use_public_data` adds the global data, `contrastive_weight` the contrastive term,
 `branch` the decoupled feature customization; all of them are FedFR. FedFace is FedAvg
-with `spreadout`, local training `personal="."`; `adaptation` appends the adaptation of
-Yu et al. to a method without a branch.
+with `spreadout`, local training `personal="."`.
+
+`adaptation` appends that of Yu, Bagdasaryan, Shmatikov 2020, arXiv:2002.04758, to a
+method without a branch. That paper has images of many classes, and the face
+version of FedFR's table 2 is not published, so these choices are ours: both start from
+the global network and the client's own class embeddings and see its own images only.
+Fine-tuning minimizes the margin softmax over the own classes. Distillation compares
+the scaled cosines to the own classes, without a margin: the teacher is the frozen
+global network with the embeddings that the client had after the last round.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from fedfr_jax.federated.aggregation.contract import on_inner
+from fedfr_jax.federated.algorithms.fedfr import build_adaptation
 from fedfr_jax.federated.algorithms.spreadout import fedface
+from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.parameter_packing import (
     on_unpacked,
     pack_networks,
@@ -27,14 +36,18 @@ from fedfr_jax.federated.parameter_packing import (
 )
 from fedfr_jax.federated.settings import Federation
 from fedfr_jax.losses.contract import Margin
+from fedfr_jax.losses.distillation import (
+    angular_distillation,
+    knowledge_distillation,
+    knowledge_distillation_over_elements,
+)
+from fedfr_jax.losses.margin import cosine
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.parts import INLINE, Factory, Part, section
-from fedfr_jax.ranges import Cosine, NonNegative, Positive, Whole
-from fedfr_jax.schema import keywords, naming
-from fedfr_jax.tasks.algorithms import AlgorithmReader
-from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.ranges import BelowOne, Cosine, NonNegative, Positive, Share, Whole
+from fedfr_jax.schema import checked, keywords, naming
 from fedfr_jax.tasks.faces.distillation import Distill, with_distillation
-from fedfr_jax.tasks.faces.final_adaptation import AdaptationConfig
 from fedfr_jax.tasks.faces.frozen_features import (
     class_mean_start,
     frozen_features,
@@ -50,14 +63,148 @@ from fedfr_jax.tasks.faces.loss import (
     face_loss,
     init_local,
     learned,
+    margin_settings,
     of_backbone,
     on_variables,
     with_margin_state,
     with_start,
 )
-from fedfr_jax.tasks.methods import Method, MethodReader
+from fedfr_jax.tasks.methods import (
+    AlgorithmReader,
+    Method,
+    MethodReader,
+    with_contrastive_loss,
+)
 from fedfr_jax.tasks.trainers import Facts, build_federated
-from fedfr_jax.types import FederatedTrainer, FinalAdaptation, Model, PyTree
+from fedfr_jax.types import (
+    Algorithm,
+    FederatedTrainer,
+    FinalAdaptation,
+    LocalTraining,
+    Model,
+    PyTree,
+)
+
+DISTILLATIONS = {
+    "distill": knowledge_distillation_over_elements,
+    "distill_classes": knowledge_distillation,
+}
+
+
+@checked
+def build_face_adaptation(
+    algorithm: Algorithm,
+    model: Model,
+    *,
+    kind: Literal["finetune", "angular", "distill", "distill_classes"] = "finetune",
+    learning_rate: NonNegative = 1e-3,
+    momentum: BelowOne = 0.9,
+    weight_decay: NonNegative = 5e-4,
+    loss: str | Mapping = "cosface",
+    alpha: Share = 0.95,
+    temperature: Positive = 6.0,
+    weight: NonNegative = 9.0,
+) -> Algorithm:
+    """Build the adaptation round after the last round of a `fedfr` without branch.
+
+    Args:
+      kind: finetune; distill with `alpha` and `temperature` as Yu et al. released it;
+        distill_classes, the same with the divergence summed over the classes; or
+        angular, fine-tuning plus `weight` times `angular_distillation`.
+      learning_rate, momentum, weight_decay: local SGD at a constant rate.
+      loss: of fine-tuning, see `face_loss`; distilling uses its scale.
+      weight: of the angular term; 9 is BigFace's.
+    """
+    embed = lambda variables, images: model.apply(variables, images, False)[0]
+    reference = lambda teacher, client: frozen_features(embed, None, teacher, client)
+    finetuning = face_loss(model, loss=loss)
+    if kind in DISTILLATIONS:
+        client_loss = distillation_loss(
+            model,
+            DISTILLATIONS[kind],
+            scale=margin_settings(loss)["scale"],
+            alpha=alpha,
+            temperature=temperature,
+        )
+    elif kind == "angular":
+        client_loss = angular_loss(model, finetuning, weight)
+    else:
+        reference, client_loss = None, _without_teacher(finetuning)
+    optimizer = sgd(momentum=momentum, weight_decay=weight_decay)
+    local = LocalTraining(client_loss, optimizer, learning_rate)
+    return build_adaptation(algorithm, local, reference_features=reference)
+
+
+@section
+class AdaptationConfig(NamedTuple):
+    """Keys of `adaptation`."""
+
+    build: Annotated[Part, Factory(build_face_adaptation, num_args=2), INLINE]
+    epochs: Whole = 5
+
+    def check(self) -> None:
+        """Raise ValueError for a margin loss that keeps or learns numbers."""
+        loss = self.build.settings.get("loss", "cosface")
+        with naming("adaptation"):
+            rule = build_rule(loss)
+        if rule and not rule.is_plain:
+            raise ValueError(
+                "adaptation.loss must be a softmax without state or parameters, got "
+                f"{loss!r}."
+            )
+
+
+def distillation_loss(
+    model: Model,
+    distillation: Callable,
+    *,
+    scale: float,
+    alpha: float,
+    temperature: float,
+) -> Callable:
+    """Distillation loss over params {"backbone", "head", "phi" (not used)}."""
+
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
+        params = variables["params"]
+        backbone = {**variables, "params": params["backbone"]}
+        features, stats = model.apply(backbone, batch.images, True, key=key)
+        taught = reference.previous_features(batch)
+        values = distillation(
+            scale * cosine(features, params["head"]),
+            scale * cosine(taught, teacher_head),
+            batch.labels,
+            jnp.arange(len(teacher_head), dtype=jnp.int32) < batch.num_classes,
+            alpha=alpha,
+            temperature=temperature,
+        )
+        return masked_mean(values, batch.is_valid), (stats, {})
+
+    return loss_fn
+
+
+def angular_loss(model: Model, finetuning: Callable, weight: float) -> Callable:
+    """Add `weight` times the distance to the teacher's features to a loss."""
+
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
+        del teacher_head
+        loss, (stats, metrics) = finetuning(variables, batch, key, reference=None)
+        backbone = {**variables, "params": variables["params"]["backbone"]}
+        features, _ = model.apply(backbone, batch.images, True, key=key)
+        taught = reference.previous_features(batch)
+        distance = masked_mean(angular_distillation(features, taught), batch.is_valid)
+        metrics = {**metrics, "angular_loss": distance}
+        return loss + weight * distance, (stats, metrics)
+
+    return loss_fn
+
+
+def _without_teacher(loss: Callable) -> Callable:
+    def loss_fn(variables, batch, key, *, reference, teacher_head):
+        del teacher_head
+        return loss(variables, batch, key, reference=reference)
+
+    return loss_fn
+
 
 OWN_CLASSES = "^params/(head$|branch/|margin/)"
 BACKBONE = "backbone"  # where it lies among an algorithm's params, packed or not
@@ -210,7 +357,7 @@ def face_method(
         trainer = build_federated(method, facts, where)
         algorithm, last = trainer.algorithm, None
         if terms.adaptation is not None:
-            last = build_adaptation(terms.adaptation, method, facts, model, where)
+            last = final_adaptation(terms.adaptation, method, facts, model, where)
             if algorithm.privacy is not None:  # whose server has the mechanism's state
                 last = last._replace(algorithm=on_inner(last.algorithm))
         if terms.spreadout is not None:
@@ -343,7 +490,7 @@ def build_spread(spreadout: float | SpreadConfig) -> Callable:
     return lambda heads, **mask: apart(heads, margin=threshold, **mask)[0]
 
 
-def build_adaptation(
+def final_adaptation(
     adaptation: AdaptationConfig,
     method: Method,
     facts: Facts,

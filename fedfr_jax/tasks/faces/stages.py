@@ -15,7 +15,6 @@ from fedfr_jax.models.external_checkpoints import convert_variables
 from fedfr_jax.models.saved_model import load_weights
 from fedfr_jax.parts import Factory, Part, read_section
 from fedfr_jax.schema import naming
-from fedfr_jax.tasks.config import Config, Opened, TaskSpec
 from fedfr_jax.tasks.data import (
     PartitionReader,
     build_preprocessing,
@@ -23,7 +22,7 @@ from fedfr_jax.tasks.data import (
     open_data,
     split,
 )
-from fedfr_jax.tasks.experiment import build_experiment
+from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
 from fedfr_jax.tasks.faces.data import FaceData, build_face_data
 from fedfr_jax.tasks.faces.distillation import cache_embeddings
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator

@@ -1,16 +1,27 @@
-"""Re-identification scenarios: each client's images, tests, report, camera statistics.
+"""Data of re-identification: scenarios, tests, public images, batches of identities.
 
 A domain is a data set: a source of `concat`, whose names begin with it, or the only
 set, which is called "test".
+
+Public images, for distillation and clustering, show people in no client's data: a share
+of the training identities, or another source. Their labels are not used.
+
+Batches of P identities with Q images each, for methods with `identities_per_batch`:
+Hermans, Beyer, Leibe 2017, arXiv:1703.07737, section 2; the rule is that of torchreid's
+RandomIdentitySampler (Zhou and Xiang 2019, arXiv:1910.10093), which Bag of Tricks uses
+too. Made on the host: which identities are left depends on all batches before.
 """
 
+import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 
 from fedfr_jax.data.augment.photometric import compute_statistics
+from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.partition import PARTITIONS, ClientPartition
 from fedfr_jax.data.partition.client_partition import UNASSIGNED as UNHELD
 from fedfr_jax.data.partition.reid import (
@@ -21,14 +32,110 @@ from fedfr_jax.data.partition.reid import (
     by_identity,
     client_classes,
 )
+from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.reid import DISTRACTOR
-from fedfr_jax.data.sources.selection import concat_sources
+from fedfr_jax.data.sources.selection import concat_sources, keep_rows
 from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
+from fedfr_jax.federated.algorithms.fedreid import PublicImages
+from fedfr_jax.federated.algorithms.host_batches import with_host_batches
 from fedfr_jax.parts import INLINE, Part, section
+from fedfr_jax.ranges import Seed, Whole
 from fedfr_jax.schema import check_keys
-from fedfr_jax.tasks.data import PartitionReader
-from fedfr_jax.tasks.reid.public_data import PublicDataConfig
-from fedfr_jax.types import GALLERY, QUERY, TRAIN, DataUsage, Source, UsedRows
+from fedfr_jax.tasks.data import PartitionReader, SourceReader, open_data
+from fedfr_jax.types import (
+    GALLERY,
+    QUERY,
+    TRAIN,
+    Algorithm,
+    DataUsage,
+    Source,
+    UsedRows,
+)
+
+
+@section
+class PublicDataConfig(NamedTuple):
+    """Keys of config.partition.public; `fraction` or `source` must be set."""
+
+    fraction: Annotated[float, Interval(ge=0, le=0.9)] = (
+        0.0  # of the people to train on, who are taken from the clients
+    )
+    # As config.data: all of its images
+    source: Annotated[Part | None, SourceReader()] = None
+    max_images: Whole = 0  # images at most, drawn at random; 0 takes all
+    batch_size: Annotated[int, Interval(ge=2, le=2**16)] = 32
+    seed: Seed = 0
+
+    def check(self) -> None:
+        """Raise ValueError unless it is one of the two."""
+        if bool(self.fraction) == bool(self.source):
+            raise ValueError(
+                "config.partition.public must have a fraction or a source, got "
+                f"{'both' if self.fraction else 'neither'}."
+            )
+
+
+def build_public_data(
+    public: PublicDataConfig | None, source: Source
+) -> tuple[Source, Source | None]:
+    """Split a source: (source for the clients, source of the public images).
+
+    Raises:
+      ValueError: for images of another shape, or no image.
+    """
+    if public is None:
+        return source, None
+    rng, public_source = np.random.default_rng(public.seed), source
+    if public.source is None:
+        source, rows = held_back(source, public.fraction, rng)
+    else:
+        public_source = open_data(public.source)
+        both = filter(None, (source.passed_over, public_source.passed_over))
+        source = source._replace(passed_over="\n".join(both))
+        rows = np.arange(len(public_source.labels))
+    if public_source.input_shape != source.input_shape or not len(rows):
+        raise ValueError(
+            f"config.partition.public must have images of shape {source.input_shape}, "
+            f"got {len(rows)} of {public_source.input_shape}."
+        )
+    if 0 < public.max_images < len(rows):
+        rows = np.sort(rng.choice(rows, public.max_images, replace=False))
+    return source, keep_rows(public_source, rows)
+
+
+def held_back(
+    source: Source, share: float, rng: np.random.Generator
+) -> tuple[Source, np.ndarray]:
+    """Hold out a share of the training people: (source without them, their rows)."""
+    people = np.unique(source.labels[source.roles == TRAIN])
+    chosen = rng.choice(people, math.ceil(share * len(people)), replace=False)
+    is_public = (source.roles == TRAIN) & np.isin(source.labels, chosen)
+    is_kept = ~is_public
+    rows = np.flatnonzero(is_kept)
+    remaining = source._replace(
+        read=lambda indices: source.read(rows[indices]),
+        labels=source.labels[rows],
+        cameras=source.cameras[rows],
+        roles=source.roles[rows],
+        preprocessing=source.preprocessing,
+        stored=stored.select_rows(source.stored, rows),
+    )
+    return remaining, np.flatnonzero(is_public)
+
+
+def build_public_images(
+    public: PublicDataConfig | None, source: Source | None, feed: Batching
+) -> dict:
+    """{"shared": PublicImages} for algorithm factories; {} without a source.
+
+    Args:
+      feed: of the clients, whose augmentation is the shared images' too.
+    """
+    if source is None:
+        return {}
+    images = source.read(np.arange(len(source.labels)))
+    return {"shared": PublicImages(images, feed._replace(batch_size=public.batch_size))}
+
 
 SCENARIOS = {
     "by_camera": by_camera,
@@ -385,3 +492,137 @@ def format_report(facts: Mapping) -> str:
             "match and are left out of the means"
         )
     return "\n".join(lines)
+
+
+def one_pass(
+    labels: np.ndarray, rng: np.random.Generator, *, identities: int, images: int
+) -> Iterator[np.ndarray]:
+    """Sample the batches [P * Q] of one pass, rows of `labels` [n]; their number
+    varies.
+
+    The images of an identity are shuffled and cut into groups of Q, whose rest is left
+    out; one that has fewer than Q gives a group drawn with replacement. While P
+    identities have groups left, P of them are drawn uniformly and give a group each.
+    """
+    groups = {}
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < images:
+            groups[label] = [rng.choice(rows, images)]
+        else:
+            rows = rng.permutation(rows)[: len(rows) // images * images]
+            groups[label] = list(rows.reshape(-1, images))
+    left = np.array([*groups])
+    while len(left) >= identities:
+        chosen = rng.choice(left, identities, replace=False)
+        yield np.concatenate([groups[label].pop() for label in chosen])
+        left = np.array([label for label in left if groups[label]])
+
+
+def identity_batches(
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    identities: int,
+    images: int,
+    count: int,
+) -> np.ndarray:
+    """Sample the first `count` batches of repeated passes, [count, P * Q] int32 rows.
+
+    Args:
+      labels: [n] of at least P identities, see `check_identities`.
+      identities, images: P and Q.
+    """
+    batches = []
+    while len(batches) < count:
+        batches += one_pass(labels, rng, identities=identities, images=images)
+    rows = np.array(batches[:count], np.int32)
+    return rows.reshape(count, identities * images)
+
+
+def check_identities(
+    owner: str, labels: np.ndarray, *, identities: int, images: int
+) -> None:
+    """Raise ValueError unless batches of P identities and Q images are possible.
+
+    Args:
+      owner: whose `labels` [n] they are, such as "client 3".
+    """
+    if identities < 2:
+        raise ValueError(f"identities_per_batch must be at least 2, got {identities}.")
+    number = len(np.unique(labels))
+    if number < identities:
+        raise ValueError(
+            f"{owner} must have at least the {identities} identities of a batch, got "
+            f"{number}."
+        )
+
+
+def images_per_identity(batch_size: int, identities: int) -> int:
+    """Images per identity, Q, in a batch with `identities` identities.
+
+    Raises:
+      ValueError: when the identities do not divide the batch.
+    """
+    is_number = isinstance(identities, int) and identities > 0
+    if not is_number or batch_size % identities:
+        raise ValueError(
+            "identities_per_batch must divide batch_size="
+            f"{batch_size}, got "
+            f"{identities!r}."
+        )
+    return batch_size // identities
+
+
+def with_identity_batches(
+    algorithm: Algorithm,
+    split: ReidSplit,
+    feed: Batching,
+    *,
+    identities: int,
+    epochs: int,
+    seed: int,
+) -> Algorithm:
+    """Let an algorithm's clients train on batches balanced over identities.
+
+    An epoch has as many batches as any epoch of the feed, of pass after pass.
+
+    Args:
+      epochs: most local epochs of a round.
+
+    Raises:
+      ValueError: naming the client, for one with fewer identities than a batch.
+    """
+    images = images_per_identity(feed.batch_size, identities)
+    of_client = np.split(split.labels, split.offsets[1:-1])
+    for name, labels in zip(split.client_names, of_client, strict=True):
+        check_identities(name, labels, identities=identities, images=images)
+    max_images = int(np.diff(split.offsets).max())
+    count = max(int(feed.steps_per_epoch(max_images)) * epochs, 1)
+
+    def order(client, round):
+        rng = np.random.default_rng((seed, client, round))
+        options = {"identities": identities, "images": images, "count": count}
+        return identity_batches(of_client[client], rng, **options)
+
+    return with_host_batches(algorithm, order)
+
+
+def identity_order(labels: np.ndarray, batch_size: int, identities: int) -> Callable:
+    """Build `CentralTrainer.batch_order` of balanced batches.
+
+    On several devices a triplet is of the rows of one device, whose part of the batch
+    is of whole groups where it is a multiple of Q.
+
+    Args:
+      labels: [n] of all training images.
+    """
+    images = images_per_identity(batch_size, identities)
+    check_identities("the data", labels, identities=identities, images=images)
+    options = {"identities": identities, "images": images}
+
+    def order(word, steps):
+        rng = np.random.default_rng(word)
+        return identity_batches(labels, rng, count=steps, **options)
+
+    return order

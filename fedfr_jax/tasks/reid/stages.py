@@ -1,8 +1,8 @@
 """Re-identification: any algorithm, all methods from the same initial model.
 
 Clients keep their classifier and share the rest (FedPav: Zhuang et al. 2020,
-arXiv:2008.11560, algorithm 1), by any algorithm. A central row is trained on the images
-of all clients, with a classifier of all their people.
+arXiv:2008.11560, algorithm 1), by any algorithm. A central method is trained on the
+images of all clients, with a classifier of all their people.
 
 The key `personal` of a method is the classifier unless it is set; "." for clients that
 train alone.
@@ -24,22 +24,35 @@ from fedfr_jax.models.weights import read_weights
 from fedfr_jax.parts import INLINE, Part, section
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
-from fedfr_jax.tasks.algorithms import AlgorithmReader
-from fedfr_jax.tasks.config import Config, Opened, TaskSpec, Trainer
 from fedfr_jax.tasks.data import build_batching, client_batching, open_data
-from fedfr_jax.tasks.experiment import build_experiment
-from fedfr_jax.tasks.finetuning import build_finetuning
-from fedfr_jax.tasks.methods import CentralMethod, Method, MethodReader
-from fedfr_jax.tasks.model import NetworkReader, build_network
-from fedfr_jax.tasks.output_loss import OnlyLossReader
+from fedfr_jax.tasks.evaluators import build_finetuning
+from fedfr_jax.tasks.experiment import (
+    Config,
+    Opened,
+    TaskSpec,
+    Trainer,
+    build_experiment,
+)
+from fedfr_jax.tasks.methods import (
+    AlgorithmReader,
+    CentralMethod,
+    Method,
+    MethodReader,
+    OnlyLossReader,
+)
+from fedfr_jax.tasks.model import NetworkReader, StartConfig, build_network, initialized
 from fedfr_jax.tasks.reid import data
 from fedfr_jax.tasks.reid.data import (
     PartitionConfig,
     ReidSplit,
+    build_public_data,
+    build_public_images,
     build_split,
     data_usage,
     format_report,
+    identity_order,
     report,
+    with_identity_batches,
 )
 from fedfr_jax.tasks.reid.evaluator import (
     EvaluationConfig,
@@ -47,12 +60,9 @@ from fedfr_jax.tasks.reid.evaluator import (
     build_evaluation_set,
     cache_first_call,
     local_models,
+    retrieval_sheets,
 )
-from fedfr_jax.tasks.reid.identity_batches import identity_order, with_identity_batches
 from fedfr_jax.tasks.reid.loss import reid_loss
-from fedfr_jax.tasks.reid.public_data import build_public_data, build_public_images
-from fedfr_jax.tasks.reid.retrieval_page import retrieval_sheets
-from fedfr_jax.tasks.start_weights import StartConfig, initialized
 from fedfr_jax.tasks.trainers import (
     Facts,
     build_local,

@@ -14,9 +14,13 @@ from fedfr_jax.losses.margin_losses import arcface, cosface
 from fedfr_jax.losses.spreadout import spread, spreadout_sum
 from fedfr_jax.tasks.faces import evaluator
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from fedfr_jax.tasks.faces.final_adaptation import build_face_adaptation
 from fedfr_jax.tasks.faces.loss import branch_settings, face_loss, margin_settings
-from fedfr_jax.tasks.faces.methods import DEFAULTS, METHODS, FaceTerms
+from fedfr_jax.tasks.faces.methods import (
+    DEFAULTS,
+    METHODS,
+    FaceTerms,
+    build_face_adaptation,
+)
 from fedfr_jax.tasks.faces.methods import SGD as STEPS
 from tests.tasks.faces.given import nested
 

@@ -12,7 +12,7 @@ from fedfr_jax.losses import LOSSES
 from fedfr_jax.parts import parse
 from fedfr_jax.runs.central_stage import train_central
 from fedfr_jax.runs.stages import start_stage
-from fedfr_jax.tasks.config import method_options
+from fedfr_jax.tasks.experiment import method_options
 from fedfr_jax.tasks.faces.loss import NUMBERS, face_loss, with_margin_state, with_start
 from fedfr_jax.tasks.faces.stages import SPEC
 from fedfr_jax.types import Batch, Model

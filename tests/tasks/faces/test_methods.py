@@ -20,13 +20,12 @@ from fedfr_jax.losses.distillation import knowledge_distillation
 from fedfr_jax.losses.spreadout import spread
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.runs.stages import final_simulation
-from fedfr_jax.tasks.faces.final_adaptation import distillation_loss
 from fedfr_jax.tasks.faces.frozen_features import (
     class_features,
     class_of_row,
     client_of_row,
 )
-from fedfr_jax.tasks.faces.methods import backbone_features
+from fedfr_jax.tasks.faces.methods import backbone_features, distillation_loss
 from fedfr_jax.tasks.faces.public_classes import public_means, public_population
 from fedfr_jax.types import Batch, Cohort, Model
 from tests.tasks.faces import given

@@ -10,14 +10,12 @@ from fedfr_jax.mesh import make_mesh
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.reid.data import PartitionConfig, build_split
 from fedfr_jax.tasks.reid.evaluator import (
-    EvaluationConfig,
-    ReidEvaluator,
-    build_evaluation_set,
-)
-from fedfr_jax.tasks.reid.retrieval_page import (
     PLAIN,
     RIGHT,
     WRONG,
+    EvaluationConfig,
+    ReidEvaluator,
+    build_evaluation_set,
     results,
     retrieval_sheets,
 )

@@ -1,43 +1,160 @@
-"""Evaluation of classification: global, personalized, unseen clients, fine-tuned.
+"""Classification: any algorithm, all methods from the same initial model.
 
-Generic: one network on all test images. Personalized: each client's network on the
-client's test images; the mean is over clients, whatever their sizes, as FedPer plots it
-(Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its spread.
+Evaluated generic: one network on all test images. Personalized: each client's network
+on the client's test images; the mean is over clients, whatever their sizes, as FedPer
+plots it (Arivazhagan et al. 2019, arXiv:1912.00818, section 4), beside its deviation.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.data.batching import Batching
+from fedfr_jax.data.partition import PARTITIONS, class_report, format_class_report
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import Stream, place_examples
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.inference import build_embed
 from fedfr_jax.federated.local import trainable
 from fedfr_jax.federated.simulation import build_simulation
-from fedfr_jax.parts import INLINE, section
-from fedfr_jax.ranges import BatchSize, Count, Pattern, Share
-from fedfr_jax.schema import naming
-from fedfr_jax.tasks.classification.loss import cross_entropy
-from fedfr_jax.tasks.config import Opened
-from fedfr_jax.tasks.evaluators import RepresentationConfig, with_target
-from fedfr_jax.tasks.finetuning import build_finetuning, finetune_clients
-from fedfr_jax.tasks.methods import LocalReader, Method
-from fedfr_jax.tasks.trainers import Facts, build_local
+from fedfr_jax.losses.masked_means import masked_mean
+from fedfr_jax.losses.spreadout import class_hinge, spreadout_sum
+from fedfr_jax.parts import INLINE, Part, section
+from fedfr_jax.ranges import BatchSize, BelowOne, Cosine, Count, Pattern, Share, Whole
+from fedfr_jax.schema import checked, naming
+from fedfr_jax.tasks.data import (
+    PartitionReader,
+    build_dataset,
+    build_population,
+    client_batching,
+    data_usage,
+    open_data,
+    split_classes,
+)
+from fedfr_jax.tasks.evaluators import (
+    RepresentationConfig,
+    build_finetuning,
+    finetune_clients,
+    with_target,
+)
+from fedfr_jax.tasks.experiment import Config, Opened, TaskSpec, build_experiment
+from fedfr_jax.tasks.methods import (
+    AlgorithmReader,
+    LocalReader,
+    LossReader,
+    Method,
+    MethodReader,
+    check_features,
+)
+from fedfr_jax.tasks.model import (
+    ClassifierConfig,
+    StartConfig,
+    build_network,
+    initialized,
+)
+from fedfr_jax.tasks.trainers import (
+    Facts,
+    build_local,
+    network_facts,
+    plain_method,
+    plain_stage,
+)
 from fedfr_jax.types import (
+    Batch,
     Dataset,
     Evaluation,
     Evaluator,
+    Experiment,
+    Model,
     Preprocessing,
     PyTree,
     TrainedModels,
     is_image,
 )
+
+
+@checked
+def cross_entropy(model: Model, *, label_smoothing: BelowOne = 0.0) -> Callable:
+    """Softmax cross entropy over the batch's valid examples, as `LocalTraining.loss`.
+
+    Args:
+      model: gives logits [B, M].
+      label_smoothing: share of every label that is spread over all classes, in [0, 1).
+    """
+    return mean_loss(model, partial(with_smoothing, label_smoothing=label_smoothing))
+
+
+def mean_loss(model: Model, values_of: Callable) -> Callable:
+    """Build a client's loss from values of examples.
+
+    Args:
+      values_of: (logits [B, M], labels [B]) -> [B].
+    """
+
+    def loss_fn(variables, batch, key):
+        logits, stats = model.apply(variables, batch.model_inputs, True, key=key)
+        value, accuracy = with_metrics(logits, batch, values_of)
+        return value, (stats, {"accuracy": accuracy})
+
+    return loss_fn
+
+
+def with_smoothing(
+    logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0
+) -> jax.Array:
+    """Cross-entropy [B] of logits [B, M]."""
+    target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
+    target = optax.smooth_labels(target, label_smoothing)
+    return optax.softmax_cross_entropy(logits, target)
+
+
+def with_metrics(
+    logits: jax.Array, batch: Batch, values_of: Callable = with_smoothing
+) -> tuple[jax.Array, jax.Array]:
+    """(mean loss [], accuracy []) of logits [B, M], in float32 or more."""
+    if jnp.finfo(logits.dtype).bits < 32:
+        logits = logits.astype(jnp.float32)
+    values = values_of(logits, batch.labels)
+    is_right = logits.argmax(axis=1) == batch.labels
+    accuracy = masked_mean(is_right.astype(values.dtype), batch.is_valid)
+    return masked_mean(values, batch.is_valid), accuracy
+
+
+@checked
+def class_pull(model: Model, *, target_cosine: Cosine = 0.9) -> Callable:
+    """FedAwS's loss: pulls features to the class vector of their label.
+
+    Args:
+      model: its last block is a linear classifier, whose kernel [D, M] has the rows.
+      target_cosine: cosine from which the loss is zero, in [-1, 1].
+
+    Returns:
+      loss(variables, batch, key) -> (mean [], (batch_stats, {"accuracy": []})).
+
+    Raises:
+      ValueError: when the network has no features.
+    """
+    check_features(model, "fedaws")
+
+    def loss_fn(variables, batch, key):
+        logits, seen, stats = model.apply_with_features(
+            variables, batch.model_inputs, True, key=key
+        )
+        rows = variables["params"][model.blocks[-1]]["kernel"].T
+        values = class_hinge(seen, rows[batch.labels], target=target_cosine)
+        accuracy = with_metrics(logits, batch)[1]
+        value = masked_mean(values, batch.is_valid)
+        return value, (stats, {"accuracy": accuracy})
+
+    return loss_fn
 
 
 class Accuracy:
@@ -249,3 +366,131 @@ def _finetuned(accuracy: Accuracy, tune: Callable, *, is_unseen: bool) -> Evalua
         return accuracy.personalized(tune(networks))
 
     return Evaluator(evaluate, during_training=False)
+
+
+@section
+class PartitionConfig(NamedTuple):
+    """Keys of config.partition."""
+
+    partition: Annotated[Part, PartitionReader(PARTITIONS, "iid"), INLINE]
+    unseen_clients: Whole = 0  # that no round sees; they are evaluated apart
+
+
+def classification(settings: Mapping) -> Experiment:
+    """Classification: any algorithm, all methods from the same initial model.
+
+    Images are read, nothing is trained. Beside the keys of its partition,
+    config.partition may have `unseen_clients`, how many no round sees: they are judged
+    apart, and after `evaluation.finetune`. What else a config may say: `fedfr describe
+    sections`.
+
+    Raises:
+      ValueError: for anything wrong in the config or the data.
+    """
+    return build_experiment(SPEC, settings)
+
+
+def open_task(config: Config, mesh: Mesh) -> Opened:
+    """Open and split the data."""
+    source = open_data(config.data)
+    parts, unseen = split_classes(
+        config.partition.partition, source, config.partition.unseen_clients
+    )
+    facts = class_report(parts, source.labels, source.names)
+    if config.partition.unseen_clients:
+        facts["unseen clients"] = config.partition.unseen_clients
+    is_images = is_image(source.input_shape)
+    return Opened(
+        config=config,
+        mesh=mesh,
+        source=source,
+        split=(parts, unseen),
+        population=build_population(parts, parts.num_classes),
+        rows=(parts.train, parts.test, unseen.train, unseen.test),
+        num_rows=len(parts.train),
+        batching=client_batching(config.federation, is_images=is_images),
+        used=data_usage(source, parts, unseen),
+        report=facts,
+        report_text=format_class_report(facts),
+        classes=source.names,
+    )
+
+
+def build_facts(opened: Opened, network: Part) -> Facts:
+    """Facts of the data and the network, for methods."""
+    config, source = opened.config, opened.source
+    model = classifier(
+        network, source.input_shape, len(source.names), config.model.projection
+    )
+    top = model.blocks[-1] if model.blocks else "classifier"
+    facts = network_facts(
+        opened,
+        model,
+        offers={
+            "num_classes": model.embedding_dim,
+            "classes": f"^params/{top}/kernel$",
+            "spreadout": spreadout_sum,
+        },
+    )
+    return initialized(facts, config.pretrain)
+
+
+def load(opened: Opened, network, stream_bytes: int | None) -> Images:
+    """Load the images of all clients, on the host or streamed."""
+    del network
+    clients, unseen = (
+        Clients(
+            train=build_dataset(opened.source, parts.train, stream_bytes),
+            population=build_population(parts, parts.num_classes),
+            test=build_dataset(opened.source, parts.test, stream_bytes),
+            test_offsets=parts.test_offsets,
+        )
+        if len(parts.train)
+        else None
+        for parts in opened.split
+    )
+    return Images(clients, unseen)
+
+
+def classifier(
+    network: Part, input_shape, num_classes: int, projection: int | None = None
+) -> Model:
+    """Build the config's model with a logit for every class.
+
+    Raises:
+      ValueError: for a network whose output is of another size.
+    """
+    parameters = inspect.signature(network.factory).parameters
+    key = "num_classes" if "num_classes" in parameters else "embedding_dim"
+    if key in parameters:
+        network = network.with_settings(**{key: num_classes, **network.settings})
+    model = build_network(network, input_shape, projection).model
+    if model.embedding_dim != num_classes:
+        raise ValueError(
+            f"config.model.{key} must be the {num_classes} classes of the data, got "
+            f"{model.embedding_dim}."
+        )
+    return model
+
+
+SPEC = TaskSpec(
+    name="classification",
+    sections={
+        "partition": PartitionConfig,
+        "model": ClassifierConfig,
+        "pretrain": StartConfig,
+        "evaluation": EvaluationConfig,
+    },
+    methods=MethodReader(
+        loss=LossReader(cross_entropy, mean_loss),
+        algorithm=AlgorithmReader(
+            "classification", losses={"class_pull_loss": class_pull}
+        ),
+    ),
+    open=open_task,
+    network=build_facts,
+    method=plain_method,
+    load=load,
+    stage=plain_stage,
+    evaluators=build_evaluators,
+)

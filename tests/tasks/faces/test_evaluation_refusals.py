@@ -7,7 +7,7 @@ import pytest
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.evaluation_sets import pair_list, template_set
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from tests.tasks.faces.judged.given import META, SHAPE, SMALL, write_bin
+from tests.tasks.faces.evaluation_files import META, SHAPE, SMALL, write_bin
 
 META_G2 = "meta/ijbc_1N_gallery_G2.csv"
 

@@ -8,7 +8,7 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.segmentation.evaluator import EvaluationSet, SegmentationEvaluator
+from fedfr_jax.tasks.segmentation import EvaluationSet, SegmentationEvaluator
 from fedfr_jax.types import IGNORE_INDEX, Dataset, TrainedModels
 
 NAMES = ("a", "b", "c")

@@ -15,9 +15,9 @@ from fedfr_jax.evaluation.identification import open_set_tpir, pair_tpir, rank_k
 from fedfr_jax.runs import experiment
 from fedfr_jax.tasks.faces.evaluation_sets import template_set
 from fedfr_jax.types import TrainedModels
-from tests.tasks.faces.judged.given import META, write_bin, write_release
+from tests.tasks.faces.evaluation_files import META, write_bin, write_release
 
-ROOT = pathlib.Path(__file__).parents[4]
+ROOT = pathlib.Path(__file__).parents[3]
 CONFIG = '''"""A tiny run on arrays."""
 
 from configs import base

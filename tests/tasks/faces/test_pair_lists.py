@@ -10,7 +10,7 @@ from fedfr_jax.tasks.faces.data import FaceData
 from fedfr_jax.tasks.faces.evaluation_sets import pair_list
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
 from fedfr_jax.types import Dataset
-from tests.tasks.faces.judged.given import (
+from tests.tasks.faces.evaluation_files import (
     SHAPE,
     SMALL,
     looked_up,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.classification.loss import (
+from fedfr_jax.tasks.classification import (
     class_pull,
     cross_entropy,
     mean_loss,
 )
-from fedfr_jax.tasks.contrastive import with_contrastive_loss
+from fedfr_jax.tasks.methods import with_contrastive_loss
 from fedfr_jax.types import Model
 
 CLASSES = 4

@@ -20,14 +20,13 @@ from fedfr_jax.federated.simulation import (
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.models import MODELS
 from fedfr_jax.models.heads import with_projection
-from fedfr_jax.tasks.classification.loss import class_pull, cross_entropy
-from fedfr_jax.tasks.contrastive import with_contrastive_loss
-from fedfr_jax.tasks.methods import Leaves
+from fedfr_jax.tasks.classification import class_pull, cross_entropy
+from fedfr_jax.tasks.methods import Leaves, with_contrastive_loss
 from fedfr_jax.tasks.trainers import select_leaves
 from fedfr_jax.trees import matching, path_name
 from fedfr_jax.types import Dataset, LocalTraining, Model
-from tests.tasks.classification import test_stages
-from tests.tasks.classification.test_stages import build_one, config
+from tests.tasks import test_classification_stages as test_stages
+from tests.tasks.test_classification_stages import build_one, config
 
 quarters = test_stages.path
 

@@ -24,7 +24,7 @@ from fedfr_jax.runs.experiment import evaluate_experiment, run_experiment
 from fedfr_jax.runs.stages import load_models
 from fedfr_jax.tasks.data import open_data, split_classes
 from fedfr_jax.tasks.evaluators import build_feature_fn
-from fedfr_jax.tasks.segmentation.stages import build_segmenter, with_masks
+from fedfr_jax.tasks.segmentation import build_segmenter, with_masks
 from fedfr_jax.types import IGNORE_INDEX, Evaluation, Evaluator, TrainedModels
 from tests.contracts.rows import rows_of
 

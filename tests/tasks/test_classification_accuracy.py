@@ -8,7 +8,7 @@ import pytest
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
 from fedfr_jax.mesh import make_mesh
-from fedfr_jax.tasks.classification.evaluators import Accuracy, accuracy_summary
+from fedfr_jax.tasks.classification import Accuracy, accuracy_summary
 from fedfr_jax.types import Dataset, TrainedModels
 
 # Clients 0, 1 and 3 have 1, 4 and 5 test images; client 2 has none.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import LOSSES
-from fedfr_jax.tasks.segmentation.loss import mean_of_pixels, pixel_cross_entropy
+from fedfr_jax.tasks.segmentation import mean_of_pixels, pixel_cross_entropy
 from fedfr_jax.types import IGNORE_INDEX, Model
 
 CLASSES, SHAPE = 3, (4, 5, 2)

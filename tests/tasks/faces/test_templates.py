@@ -14,7 +14,7 @@ from fedfr_jax.evaluation import templates
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.evaluation_sets import template_set
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from tests.tasks.faces.judged.given import SHAPE, SMALL, looked_up, write_release
+from tests.tasks.faces.evaluation_files import SHAPE, SMALL, looked_up, write_release
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])

@@ -7,7 +7,7 @@ from scipy.io import savemat
 
 from fedfr_jax.mesh import make_mesh
 from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
-from tests.tasks.faces.judged.given import SMALL, looked_up, numbered, png
+from tests.tasks.faces.evaluation_files import SMALL, looked_up, numbered, png
 
 
 def write_search(path, listed):

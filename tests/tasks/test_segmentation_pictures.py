@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.tasks.segmentation.evaluator import (
+from fedfr_jax.tasks.segmentation import (
     EvaluationSet,
     palette,
     prediction_images,
