@@ -346,8 +346,8 @@ def test_real_processes_on_the_loopback_train_the_network_of_the_simulation(exam
 
 @needs_flower
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_one_line_that_says_what_to_do(examples, tmp_path):
-    """Its client leaves in the middle; the others end the run."""
+def test_a_process_that_is_killed_is_a_line_a_round(examples, tmp_path):
+    """Its client leaves after the first or second round; the others end the run."""
     import loopback
 
     with loopback.running(tmp_path, 3) as (environment, processes):
@@ -362,8 +362,9 @@ def test_a_process_that_is_killed_is_one_line_that_says_what_to_do(examples, tmp
                     processes[-1].kill()
     said = "".join(printed)
     assert run.returncode == 0 and "Round 3 of 3: 2 of 3 clients" in said
-    (line,) = (line for line in printed if "is left out" in line)
-    assert "client 2" in line and "start that again" in line
+    lines = [line for line in printed if "is left out" in line]
+    assert 1 <= len(lines) <= 2  # the log may say that round 1 has ended during round 2
+    assert all("client 2" in line and "start that again" in line for line in lines)
 
 
 def test_a_missing_flower_is_one_line_that_says_what_to_do(monkeypatch):
