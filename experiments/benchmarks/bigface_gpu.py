@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 import results_file
 from central_step import Running, trainer_of
-from gpu_references import first_line
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 from run import choice_of
@@ -263,7 +262,7 @@ def measured(args, case: Case) -> tuple[dict, Running | None]:
             return {**found, **planned(trainer, mesh, rate)}, running
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
-                return {"failure": first_line(error)}, None
+                return {"failure": str(error).splitlines()[0][:200]}, None
         running, batch = None, batch // 2
     return {"failure": "no batch fits the memory"}, None
 

@@ -2,25 +2,17 @@
 
 import json
 import os
-import pathlib
-import sys
 
 import pytest
 
 from fedfr_jax.cli import aot_compile
 from fedfr_jax.cli.aot_compile import compile_for
 from fedfr_jax.plan.topologies import device_kind
+from tests.experiments.scripts import EXPERIMENTS, load
 
-FOLDER = pathlib.Path(__file__).parents[2] / "experiments" / "benchmarks"
-
-
-@pytest.fixture
-def accelerators(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    import accelerators
-
-    return accelerators
+accelerators = load("benchmarks/accelerators")
+RESULTS = EXPERIMENTS / "benchmarks" / "results" / "accelerators.json"
+ROWS = json.loads(RESULTS.read_text())["rows"]
 
 
 def found(collectives, fits=True):
@@ -36,41 +28,32 @@ def found(collectives, fits=True):
     }
 
 
-def test_a_program_too_large_or_with_too_many_collectives_is_at_fault(accelerators):
+def test_what_does_not_fit_or_exceeds_its_plan_is_at_fault():
     program = accelerators.Program("", "row", (), most={"whole": 2, "step": 0})
-    of = lambda *given: accelerators.faults_of(program, {"round": found(*given)})
-    assert not of({"all-reduce": 2})
-    assert of({"all-reduce": 2}, False) == ["does not fit"]
-    many = {"all-reduce": 2, "collective-permute": 54}
-    assert of(many) == ["56 collectives in whole, planned 2"]
+    faults = lambda row, one=program: accelerators.faults_of(one, {"round": row})
+    assert not faults(found({"all-reduce": 2}))
+    assert faults(found({"all-reduce": 2}, False)) == ["does not fit"]
+    many = found({"all-reduce": 2, "collective-permute": 54})
+    assert faults(many) == ["56 collectives in whole, planned 2"]
     no_room = {"fits": False, "says": "Used 120 GB of 95 GB"}
-    assert accelerators.faults_of(program, {"round": no_room}) == ["does not fit"]
+    assert faults(no_room) == ["does not fit"]
+    kernels = lambda most: program._replace(most_kernels=most)
+    assert faults(found({}), kernels(6)) == ["7 kernels in step, planned 6"]
+    assert not faults(found({}), kernels(7)) and not faults(found({}), kernels(None))
+    row = {**found({}), "steps_per_loop": [5, 1]}
+    row["step"] = {**row["step"], "open_loops": 1}
+    assert "asks the host" in faults(row)[0]
+    assert not faults({**row, "steps_per_loop": []})
 
 
-def test_a_step_of_more_kernels_than_planned_is_at_fault(accelerators):
-    program = accelerators.Program("", "row", (), most_kernels=6)
-    found_in = {"round": found({}), "finish": {**found({}), "step": None}}
-    says = ["7 kernels in step, planned 6"]
-    assert accelerators.faults_of(program, found_in) == says
-    assert not accelerators.faults_of(program._replace(most_kernels=7), found_in)
-    assert not accelerators.faults_of(program._replace(most_kernels=None), found_in)
+def test_the_planned_kernels_are_little_more_than_those_that_were_compiled():
     planned = accelerators.PROGRAMS["iresnet18"].most_kernels
-    path = accelerators.results_file.RESULTS / "accelerators.json"
-    row = json.loads(path.read_text())["rows"]["iresnet18 on h200:1x1x1"]
+    row = ROWS["iresnet18 on h200:1x1x1"]
     measured = row["programs"]["round"]["step"]["kernels"]
     assert measured <= planned < 1.03 * measured
 
 
-def test_a_counted_step_that_asks_the_host_is_at_fault(accelerators):
-    program = accelerators.Program("", "row", ())
-    row = {**found({}), "steps_per_loop": [5, 1]}
-    row["step"] = {**row["step"], "open_loops": 1}
-    (fault,) = accelerators.faults_of(program, {"round": row})
-    assert "asks the host" in fault
-    assert not accelerators.faults_of(program, {"round": {**row, "steps_per_loop": []}})
-
-
-def test_the_table_has_a_line_for_each_program(accelerators):
+def test_the_table_has_a_line_for_each_program():
     programs = {"round": found({"all-reduce": 1})}
     programs["finish"] = {"fits": False, "says": "Used much"}
     row = {"about": "FedAvg", "on": "v5p:2x2x1", "programs": programs}
@@ -87,10 +70,9 @@ PLANNED_OTHERWISE = ("fedfr",)
 QUICK = ("canonical",)
 
 
-def rows_on(accelerators, kind):
+def rows_on(kind):
     """{name: what is kept} of programs compiled for a kind of device."""
-    found = json.loads((FOLDER / "results" / "accelerators.json").read_text())["rows"]
-    split = {tuple(key.split(" on ")): row for key, row in found.items()}
+    split = {tuple(key.split(" on ")): row for key, row in ROWS.items()}
     assert {name for name, _ in split} <= {*accelerators.PROGRAMS}
     assert all(d in accelerators.PROGRAMS[name].devices for name, d in split)
     return {name: row for (name, on), row in split.items() if on.startswith(kind)}
@@ -100,8 +82,8 @@ def needed_gib(row):
     return max(of["gib"]["needed"] for of in row["programs"].values())
 
 
-def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
-    rows = rows_on(accelerators, "h200")
+def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter():
+    rows = rows_on("h200")
     assert len(rows) >= 11
     for name, row in rows.items():
         needed = needed_gib(row)
@@ -110,8 +92,8 @@ def test_the_plans_memory_is_the_gpu_compilers_within_a_quarter(accelerators):
         assert needed / 2 < row["planned_gib"] < 1.35 * needed
 
 
-def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan(accelerators):
-    rows = rows_on(accelerators, "v5p")
+def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan():
+    rows = rows_on("v5p")
     assert len(rows) >= 7
     for name, row in rows.items():
         most = 1.61 * row["planned_gib"] + 0.1
@@ -127,8 +109,8 @@ def test_a_tpus_compiler_takes_at_most_1_6_times_the_plan(accelerators):
         + ("fedfr", "r1200_2m_zero1_h200", "r1200_2m_zero3_h200")
     ],
 )
-def test_the_plan_still_says_what_is_kept(name, accelerators):
-    program, row = accelerators.PROGRAMS[name], rows_on(accelerators, "h200")[name]
+def test_the_plan_still_says_what_is_kept(name):
+    program, row = accelerators.PROGRAMS[name], rows_on("h200")[name]
     found = accelerators.planned_gib(program, row["on"])
     assert found == pytest.approx(row["planned_gib"], rel=0.02)
 
@@ -143,19 +125,6 @@ def need_environment(device):
         pytest.skip(f"no environment for {device}: {error}")
 
 
-def test_a_compiler_that_is_missed_where_it_was_named_is_no_skip(monkeypatch, tmp_path):
-    def full(extra):
-        raise OSError(f"no room for {extra}")
-
-    monkeypatch.setattr(aot_compile, "environment_python", full)
-    monkeypatch.delenv("FEDFR_ACCELERATORS", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="no room for tpu"):
-        need_environment("v5p:2x2x1")
-    monkeypatch.setenv("FEDFR_ACCELERATORS", str(tmp_path))
-    with pytest.raises(OSError, match="no room for tpu"):
-        need_environment("v5p:2x2x1")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device"),
@@ -165,7 +134,7 @@ def test_a_compiler_that_is_missed_where_it_was_named_is_no_skip(monkeypatch, tm
         ("iresnet18", "h200:1x1x1"),
     ],
 )
-def test_a_round_compiles_for_devices_that_are_not_there(accelerators, name, device):
+def test_a_round_compiles_for_devices_that_are_not_there(name, device):
     """Needs the compiler's environment, or 2 and 6 GB of the package registry."""
     need_environment(device)
     program = accelerators.PROGRAMS[name]
