@@ -19,7 +19,8 @@ CHANGED = "git diff --name-only --diff-filter=d main -- fedfr_jax/*.py"
 
 def main() -> None:
     """Try all mutants of the files on the command line."""
-    from mutmut import __main__ as mutmut  # wants the project's folder as it is imported
+    # Imported where the project's folder is known.
+    from mutmut import __main__ as mutmut
     from mutmut import configuration
 
     changed = subprocess.run(CHANGED.split(), capture_output=True, text=True).stdout
