@@ -8,7 +8,7 @@ T examples in a data set, H W C image, D embedding, M classes.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ IGNORE_INDEX = 255  # in a mask: no class; not trained on and not evaluated
 TRAIN, QUERY, GALLERY = 0, 1, 2  # use of an image of a re-identification set
 
 
-def is_image(shape: InputShape) -> bool:
+def is_image(shape: InputShape) -> TypeGuard[tuple[int, int, int]]:
     """Whether an input of this shape is an image, (H, W, C)."""
     return isinstance(shape, tuple) and len(shape) == 3
 

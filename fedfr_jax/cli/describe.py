@@ -87,7 +87,7 @@ def print_disclosures(config: ConfigDict | Mapping) -> None:
     """Print what the clients of each federated method of a config send."""
     from fedfr_jax.cli.plan import blind_experiment
     from fedfr_jax.federated.disclosure import format_disclosure
-    from fedfr_jax.plan.disclosures import disclose_stage
+    from fedfr_jax.plan.shapes import disclose_stage
 
     experiment, _ = blind_experiment(config, 1)
     for name in experiment.stages:

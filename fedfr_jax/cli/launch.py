@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 from fedfr_jax.cli.flags import Rest
 from fedfr_jax.cli.signals import (
-    FRESH,
     describe_interrupt,
+    describe_resume,
     exiting_on_signals,
-    find_run,
-    newest_checkpoint,
+    grace_seconds,
 )
 from fedfr_jax.distributed import HEARTBEAT, TERMINAL, WATCHED, use_every_core
 
@@ -143,7 +142,7 @@ def start(
         with lock:
             for child in children.values():
                 child.send_signal(number)
-        return find_run(command).grace_seconds + SPARE
+        return grace_seconds(command) + SPARE
 
     try:
         with exiting_on_signals(typed, lambda: _stop(children, lock), forward_signal):
@@ -248,14 +247,8 @@ def _exit_text(
     message = f"process {failed} of {total} ended with {ending}; the others {others}."
     if code == 2:  # a user error, which the process has explained
         return message
-    values = find_run(command)
-    again = "the same command again"
-    if values.overwrite:
-        again = f"it again without --{FRESH}"
-    again += "" if is_alone else " on every host"
-    return (
-        f"{message} Start {again} to resume from {newest_checkpoint(values.workdir)}."
-    )
+    where = "" if is_alone else " on every host"
+    return f"{message} {describe_resume(command, where).capitalize()}."
 
 
 def free_port() -> int:

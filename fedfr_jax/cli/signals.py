@@ -10,19 +10,14 @@ the package, so that signals are handled before its libraries are loaded.
 import argparse
 import contextlib
 import os
-import pathlib
 import select
-import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from fedfr_jax.text import without_secrets
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FRESH = "overwrite"  # flag that trains anew instead of resuming
 GRACE = 30  # seconds from SIGTERM to the end, as of Kubernetes and Slurm
 
 
@@ -146,60 +141,23 @@ def _exit_now(
 
 def describe_interrupt(number: int, arguments: Sequence[str]) -> str:
     """Message of a command that a signal has ended."""
-    name = signal.Signals(number).name
-    if "train" not in arguments:
-        return f"Stopped by {name}: start the same command again."
-    again = without_secrets(shlex.join(["fedfr", *describe_resume(arguments)]))
-    checkpoint = newest_checkpoint(find_run(arguments).workdir)
-    return f"Stopped by {name}: `{again}` resumes from {checkpoint}."
+    return f"Stopped by {signal.Signals(number).name}: {describe_resume(arguments)}."
 
 
-def describe_resume(arguments: Sequence[str]) -> list[str]:
-    """Command line to resume, without the flag that trains anew."""
-    result, is_value = [], False
-    for argument in arguments:
-        flag, equals, _ = argument.removeprefix("--").partition("=")
-        is_fresh = argument.startswith("--") and flag == FRESH
-        if not is_fresh and not (is_value and not argument.startswith("-")):
-            result.append(argument)
-        is_value = is_fresh and not equals
-    return result
+def describe_resume(arguments: Sequence[str], where: str = "") -> str:
+    """How to resume a command; with --overwrite it would train anew."""
+    flags = {word.partition("=")[0] for word in arguments}
+    but = " without --overwrite" if "--overwrite" in flags else ""
+    what = "resumes the run" if "train" in arguments else "starts again"
+    return f"the same command{but}{where} {what}"
 
 
-def find_run(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse --workdir, --grace_seconds and --overwrite of a command.
+def grace_seconds(arguments: Sequence[str]) -> float:
+    """Value of --grace_seconds; the command itself refuses anything but a number.
 
     The command's parser is not used, as a signal may come before it is loaded.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--workdir", nargs="?", default="")
-    parser.add_argument("--overwrite", nargs="?", default="", const="all")
-    parser.add_argument("--grace_seconds", type=_seconds, default=GRACE)
-    return parser.parse_known_args(arguments)[0]
-
-
-def _seconds(text: str) -> float:
-    """Number of a flag; the command itself refuses anything else."""
+    parser.add_argument("--grace_seconds", "--grace-seconds", default=str(GRACE))
+    text = parser.parse_known_args(arguments)[0].grace_seconds
     return float(text) if text.replace(".", "", 1).isdecimal() else GRACE
-
-
-def newest_checkpoint(workdir: str) -> str:
-    """Describe the newest complete checkpoint of the run in `workdir`."""
-    if "://" in workdir:
-        from fedfr_jax.runs.remote import copy_folder
-
-        workdir = str(copy_folder(workdir))
-    checkpoints = pathlib.Path(workdir).glob("*/checkpoints/*") if workdir else ()
-    checkpoints = [path for path in checkpoints if path.name.isdigit()]
-    if not checkpoints:
-        return "the beginning"
-    last = max(checkpoints, key=_modified)
-    return f"checkpoint {last.name} of {last.parent.parent.name}"
-
-
-def _modified(path: pathlib.Path) -> float:
-    """Modification time; 0 for a checkpoint that is being removed."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

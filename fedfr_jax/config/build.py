@@ -15,7 +15,7 @@ from fedfr_jax.federated.participation import check_participation
 from fedfr_jax.federated.privacy.mechanism import check_prepare
 from fedfr_jax.federated.state import Settings
 from fedfr_jax.files import is_url
-from fedfr_jax.plan.disclosures import disclose_stage
+from fedfr_jax.plan.shapes import disclose_stage
 from fedfr_jax.ranges import MAX, Seed
 from fedfr_jax.runs.remote import fetch, is_model
 from fedfr_jax.schema import check_choice, check_values, naming

@@ -60,15 +60,17 @@ def round_programs(sim: Simulation, server: PyTree, max_rounds: int = 1) -> Prog
 
     Args:
       max_rounds: rounds of a call.
-
-    Raises:
-      jax.errors.JAXTypeError: if the algorithm's `prepare` needs values.
     """
     extra = on_mesh(sim.mesh, empty_prepared(sim.num_places))
     cohort = before_round(sim, (), 0)
     if sim.algorithm.prepare:
         context = sim.context(cohort)._replace(dataset=_resident(sim))
         extra = extra_shapes(sim.algorithm.prepare, server, context)
+    if extra is None:
+        raise ValueError(
+            "a method whose server prepares by values of the data cannot be compiled "
+            "ahead of its run."
+        )
     key = jax.random.key(sim.settings.seed)
     row = jax.eval_shape(sim.algorithm.init_personal, key, server)
     arguments = round_arguments(
@@ -193,7 +195,10 @@ def compile_programs(
             raise
         return {"fits": False, "says": _used(str(error))}
     seconds = time.perf_counter() - start
-    memory, text = memory_gib(compiled.memory_analysis()), hlo.parse(compiled.as_text())
+    memory, text = (
+        memory_gib(compiled.memory_analysis()),
+        hlo.parse(compiled.as_text() or ""),
+    )
     step = hlo.count_step(text, num_devices, max(steps_per_loop, default=1))
     limit = mesh.memory()  # None of a CPU
     estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0)

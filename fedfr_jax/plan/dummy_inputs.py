@@ -131,7 +131,7 @@ def with_dummy_teachers(section: Mapping, student: Mapping, say) -> Mapping:
 
 def plain(model: Mapping) -> dict:
     """Model section with XLA's convolutions, as on any device but a CPU."""
-    keys = inspect.signature(MODELS.get(model.get("name"), lambda: None)).parameters
+    keys = inspect.signature(MODELS.get(model.get("name", ""), lambda: None)).parameters
     is_auto = model.get("conv_implementation", conv.AUTO) == conv.AUTO
     if "conv_implementation" in keys and is_auto:
         return {**model, "conv_implementation": "xla"}

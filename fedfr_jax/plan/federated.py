@@ -16,7 +16,12 @@ from fedfr_jax.federated.systems.state import WithWorld, plain_server
 from fedfr_jax.models.flops import forward_flops, network_flops
 from fedfr_jax.plan.devices import DeviceWork, Requirements
 from fedfr_jax.plan.program_cost import ProgramCost, bytes_on_device, program_cost
-from fedfr_jax.plan.shapes import StageShapes, example_shapes, stage_shapes
+from fedfr_jax.plan.shapes import (
+    StageShapes,
+    example_shapes,
+    federated_trainer,
+    stage_shapes,
+)
 from fedfr_jax.types import Experiment, FederatedTrainer, PyTree
 
 
@@ -39,7 +44,7 @@ def federated_needs(
     batching = experiment.batching
     batching = batching._replace(batch_size=batch_size or batching.batch_size)
     experiment = experiment._replace(batching=batching)
-    trainer = experiment.stages[name].trainer
+    trainer = federated_trainer(experiment, name)
     shapes = stage_shapes(experiment, name)
     sim, federation = shapes.sim, experiment.federation
     devices, _ = meshes.device_grid(sim.mesh)

@@ -8,7 +8,7 @@ its body, see `local.run_steps`.
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 COLLECTIVES = (
@@ -86,14 +86,14 @@ def count_step(
       steps_per_loop: length of the counted loop in the loop's body; 1: there is none.
     """
     loops = [
-        BODY.search(line.rest)[1]
+        _find(BODY, line.rest)
         for lines in program.lines.values()
         for line in lines
         if line.name == "while" and _turns(program, line) is None
     ]
     if steps_per_loop > 1:
         loops = [
-            BODY.search(line.rest)[1]
+            _find(BODY, line.rest)
             for loop in loops
             for line in program.lines[loop]
             if line.name == "while" and _turns(program, line) == steps_per_loop
@@ -106,16 +106,22 @@ def count_step(
 
 def _turns(program, line) -> int | None:
     """Trip count of a `while`; None if the compiler does not know it."""
-    if count := TURNS.search(line.rest):
-        return int(count[1])
-    condition = program.text.get(CONDITION.search(line.rest)[1], "")
+    if count := _find(TURNS, line.rest):
+        return int(count)
+    condition = program.text.get(_find(CONDITION, line.rest), "")
     limits = CONSTANT.findall(condition)
     is_count = len(limits) == 1 and "direction=LT" in condition
     return int(limits[0]) if is_count else None
 
 
+def _find(pattern: re.Pattern, text: str) -> str:
+    """First group of a pattern; "" if the text has none."""
+    found = pattern.search(text)
+    return found[1] if found else ""
+
+
 def _counts(program, name, num_devices) -> Counts:
-    kinds, sizes = Counter(), Counter()
+    kinds, sizes = Counter(), defaultdict(float)
     for line, times, is_fused in _run(program, name):
         kind = line.name.removesuffix("-start")
         if kind in COLLECTIVES:

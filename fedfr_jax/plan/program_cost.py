@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 from fedfr_jax.models.flops import count_flops_of_jaxpr, scan_sizes
@@ -71,7 +72,8 @@ class Value:
         self.whole = count_bytes(aval) if is_array else 0.0
         self.size = self.whole if size is None else size  # bytes on a device
         self.is_stored = self.is_argument = False
-        self.roots = ()  # stored values that it is computed from, if not stored
+        # Stored values that it is computed from, if not stored
+        self.roots: tuple[Value, ...] = ()
         self.last = -1  # number of the step that reads it last
 
 
@@ -91,7 +93,7 @@ class Step(NamedTuple):
 
 def count_bytes(aval) -> float:
     """Bytes of an unsharded array; 8 for a PRNG key."""
-    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     size = 8 if is_key else aval.dtype.itemsize
     return float(math.prod(aval.shape) * size)
 
@@ -304,7 +306,7 @@ def _size(equation: JaxprEqn, ins: list[Value], out: Value) -> float:
 
 
 def _precision(equation: JaxprEqn) -> str:
-    dtype = equation.invars[0].aval.dtype if equation.invars else None
+    dtype = Value(equation.invars[0].aval).dtype if equation.invars else None
     if dtype is not None and dtype.itemsize <= 2:
         return "bfloat16"
     requested = equation.params.get("precision")

@@ -14,12 +14,14 @@ from fedfr_jax import trees
 from fedfr_jax.data.stream import Stream
 from fedfr_jax.federated import model_parallel
 from fedfr_jax.federated.communication import ClientTrace, trace_client
+from fedfr_jax.federated.disclosure import Disclosure, disclose
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.preparation import prepared_traffic, trace_prepare
 from fedfr_jax.federated.programs import on_mesh
 from fedfr_jax.federated.state import Simulation
 from fedfr_jax.federated.systems.state import plain_server
 from fedfr_jax.types import (
+    CentralTrainer,
     Cohort,
     Dataset,
     Experiment,
@@ -40,6 +42,26 @@ class StageShapes(NamedTuple):
     client: ClientTrace
 
 
+def federated_trainer(experiment: Experiment, name: str) -> FederatedTrainer:
+    """Trainer of a federated stage."""
+    trainer = experiment.stages[name].trainer
+    assert isinstance(trainer, FederatedTrainer)
+    return trainer
+
+
+def disclose_stage(experiment: Experiment, name: str) -> Disclosure | None:
+    """Disclosure of a stage's clients, from a trace of one; None for central training.
+
+    Args:
+      experiment: its images are never read.
+    """
+    if isinstance(experiment.stages[name].trainer, CentralTrainer):
+        return None
+    found = stage_shapes(experiment, name)
+    algorithm = found.sim.inner_algorithm or found.sim.algorithm
+    return disclose(algorithm, found.client, found.row)
+
+
 def example_shapes(experiment: Experiment) -> Dataset:
     """ShapeDtypeStructs of the stored examples, [T, ...]."""
     table = experiment.task.dataset
@@ -50,8 +72,7 @@ def example_shapes(experiment: Experiment) -> Dataset:
 
 def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
     """Build the simulation of a federated stage from shapes, and trace a client."""
-    trainer = experiment.stages[name].trainer
-    sim = _simulation_of_shapes(experiment, trainer)
+    sim = _simulation_of_shapes(experiment, federated_trainer(experiment, name))
     server = server_shapes(experiment, name, sim)
     row = jax.eval_shape(sim.algorithm.init_personal, jax.random.key(0), server)
     algorithm, plain = sim.inner_algorithm or sim.algorithm, plain_server(server)
@@ -60,13 +81,10 @@ def stage_shapes(experiment: Experiment, name: str) -> StageShapes:
     if algorithm.prepare:
         extra, program, _ = trace_prepare(algorithm.prepare, plain, context)
         prepare = program.jaxpr
-    client = trace_client(
-        algorithm,
-        sim.batching,
-        int(sim.population.largest(1)[0]),
-        *trees.shapes((plain, row, extra, sim.device_data)),
-        prepared_traffic(algorithm, plain, context),
-    )
+    states = trees.shapes((plain, row, extra, sim.device_data))
+    traffic = prepared_traffic(algorithm, plain, context)
+    max_local = int(sim.population.largest(1)[0])
+    client = trace_client(algorithm, sim.batching, max_local, *states, prepared=traffic)
     return StageShapes(sim, server, row, on_mesh(sim.mesh, extra), prepare, client)
 
 
@@ -83,9 +101,10 @@ def server_shapes(experiment: Experiment, name: str, sim: Simulation) -> PyTree:
     """A federated stage's server as ShapeDtypeStructs with shardings."""
     stage = experiment.stages[name]
     start = stage.init_from_stage and end_shapes(experiment, stage.init_from_stage)
+    trainer = federated_trainer(experiment, name)
 
     def init_server(variables):
-        return sim.algorithm.init(stage.trainer.init_variables(variables))
+        return sim.algorithm.init(trainer.init_variables(variables))
 
     server = jax.eval_shape(init_server, start)
     return meshes.shapes_at(server, model_parallel.placement(sim.mesh, server))
@@ -95,6 +114,7 @@ def end_shapes(experiment: Experiment, name: str) -> PyTree:
     """Variables at the end of a stage, as ShapeDtypeStructs."""
     trainer = experiment.stages[name].trainer
     if isinstance(trainer, FederatedTrainer):
+        assert trainer.global_model, "a stage that another starts from has a model"
         sim = _simulation_of_shapes(experiment, trainer)
         return jax.eval_shape(
             trainer.global_model, server_shapes(experiment, name, sim)

@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.experimental import topologies
 
@@ -129,7 +129,7 @@ def topology(name: str) -> Iterator[None]:
     """Use the devices of a named topology (`use_described`); needs their compiler."""
     kind = device_kind(name)
     slice_name, slices = split_slices(name)
-    options = {"topology_name": slice_name}
+    options: dict[str, Any] = {"topology_name": slice_name}
     if slices > 1:
         options["num_slices"] = slices
     if kind.target:

@@ -60,33 +60,22 @@ def replicates(
     Args:
       inputs: [n, d] of the runs to which the law is fitted.
       seed: replicate i depends on (seed, i) alone.
+      draws: at least 1.
     """
-    free = len(inputs) - fitted.law.num_coefficients
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}.")
-    if free < 1:
-        count = fitted.law.num_coefficients
-        raise ValueError(
-            f"the number of runs must be above {count}, got {len(inputs)}."
-        )
+    free = len(inputs) - fitted.law.num_coefficients  # at least 1, see `check_sizes`
     expected = np.log(predict(fitted.coefficients, inputs))
     squares = max(np.sum(fitted.residuals**2), 1e-18)
-    refits = []
+    refits, sigmas = [], []
     with one_thread():
         for i in range(draws):
-            key = seed, i
-            refits.append(_replicate(fitted, inputs, expected, squares / free, key))
-    coefficients, sigmas = zip(*refits, strict=True)
-    stacked = Coefficients(*(np.stack(x) for x in zip(*coefficients, strict=True)))
+            rng = np.random.default_rng((seed, i))
+            sigma = np.sqrt(squares / rng.chisquare(free))
+            errors = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
+            refit = get_coefficients(fitted.law, inputs, errors, num_starts=1)
+            refits.append(refit)
+            sigmas.append(sigma)
+    stacked = Coefficients(*map(np.stack, zip(*refits, strict=True)))
     return Replicates(stacked, np.array(sigmas))
-
-
-def _replicate(fitted, inputs, expected, variance, key):
-    """Fit a law to one simulated set of runs; return it and its error deviation."""
-    rng, free = np.random.default_rng(key), len(inputs) - fitted.law.num_coefficients
-    sigma = np.sqrt(variance * free / rng.chisquare(free))
-    simulated = np.exp(expected + sigma * rng.standard_normal(len(inputs)))
-    return get_coefficients(fitted.law, inputs, simulated, num_starts=1), sigma
 
 
 def interval(values: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,7 @@ Replication Attempt, arXiv 2404.10102).
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,9 +44,6 @@ class Law(NamedTuple):
 POWER = Law("power", 1, False)
 SATURATING = Law("saturating", 1, True)
 JOINT = Law("joint", 2, True)
-LAWS: Mapping[str, Law] = MappingProxyType(
-    {law.name: law for law in (POWER, SATURATING, JOINT)}
-)
 MIN_SIZES = 3  # different values of each input
 MIN_FACTOR = 1e-300  # of a vanishing term, whose logarithm must exist
 
@@ -68,22 +64,11 @@ def predict(coefficients: Coefficients, inputs: np.ndarray) -> np.ndarray:
     return coefficients.offset[..., None] + terms.sum(-1)
 
 
-def check_points(law: Law, inputs: np.ndarray, errors: np.ndarray) -> None:
-    """Raise ValueError for points to which the law cannot be fitted.
+def check_sizes(law: Law, inputs: np.ndarray) -> None:
+    """Raise ValueError for inputs [n, d] from which the law cannot be fitted.
 
     Runs of one size count once: only another size tells an offset from a power.
-
-    Args:
-      inputs: [n, d], positive.
-      errors: [n], positive.
     """
-    if inputs.shape != (len(errors), law.num_inputs):
-        shape = (len(errors), law.num_inputs)
-        raise ValueError(f"inputs must have shape {shape}, got {inputs.shape}.")
-    for name, values in (("sizes", inputs), ("errors", errors)):
-        if not (np.isfinite(values).all() and (values > 0).all()):
-            bad = values[~(np.isfinite(values) & (values > 0))][0]
-            raise ValueError(f"{name} must be positive and finite, got {bad}.")
     num_sizes = len(np.unique(inputs, axis=0))
     if num_sizes < law.num_points:
         raise ValueError(
@@ -131,12 +116,12 @@ def fit(
     """Fit a law to n runs by the Huber loss on log residuals.
 
     Args:
-      inputs: [n, d] the law's inputs: parameters, images or both.
+      inputs: [n, d] the law's inputs, positive: parameters, images or both.
       errors: [n] positive, smaller is better.
       delta: log residual from which the Huber loss is linear.
     """
     inputs, errors = np.asarray(inputs, float), np.asarray(errors, float)
-    check_points(law, inputs, errors)
+    check_sizes(law, inputs)
     with one_thread():
         coefficients = get_coefficients(law, inputs, errors, delta=delta)
     residuals = np.log(errors) - np.log(predict(coefficients, inputs))
@@ -193,7 +178,7 @@ def get_coefficients(
     logs, target = logs - center, np.log(errors)
     starts = _starts(law, logs, target)[:num_starts]
     ends = [_polish(law, logs, target, start, delta) for start in starts]
-    theta = min(ends, key=lambda end: end.fun).x
+    theta, _ = min(ends, key=lambda end: end[1])
     exponents, heights, offset = _parts(law, theta)
     offset = np.exp(offset) if law.has_offset else np.zeros(())
     heights = heights + exponents * center
@@ -212,18 +197,14 @@ def _polish(law, logs, target, theta, delta):
     d, count = law.num_inputs, law.num_coefficients
     lowest = EXPONENTS[0] if law.has_offset else -EXPONENTS[1]
     bounds = [(lowest, EXPONENTS[1])] * d + [(None, None)] * (count - d)
+    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
+    how = {"method": "L-BFGS-B", "jac": True, "bounds": bounds, "options": options}
+    value = np.inf
     for wider in WIDER:
-        end = minimize(
-            _loss_and_gradient,
-            theta,
-            (law, logs, target, delta * wider),
-            method="L-BFGS-B",
-            jac=True,
-            bounds=bounds,
-            options={"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9},
-        )
-        theta = end.x
-    return end
+        settings = law, logs, target, delta * wider
+        end = minimize(_loss_and_gradient, theta, settings, **how)
+        theta, value = end.x, end.fun
+    return theta, value
 
 
 def _loss_and_gradient(theta, law, logs, target, delta):

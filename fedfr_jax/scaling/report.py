@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfr_jax.scaling.intervals import LEVEL, interval
+from fedfr_jax.scaling.intervals import LEVEL, Replicates, interval
 from fedfr_jax.scaling.study import Budgets, SeriesFit, Study
 from fedfr_jax.scaling.table import Points
 
@@ -37,8 +37,8 @@ def markdown(study: Study) -> str:
 
 def run_table(points: Points) -> str:
     """Table of the runs, as in BigFace: model, size, score."""
-    columns = {"name": points.names, "series": points.series}
-    columns = {name: x for name, x in columns.items() if any(x)}
+    labels = {"name": points.names, "series": points.series}
+    columns = {name: [*x] for name, x in labels.items() if any(x)}
     numbers = {**points.sizes, **points.data}
     if points.flops is not None:
         numbers["flops"] = points.flops
@@ -56,7 +56,7 @@ def law_table(findings: Sequence[SeriesFit]) -> str:
             is_best = fit is finding.best
             name = f"**{fit.law.name}**" if is_best else fit.law.name
             exponents = ", ".join(f"{x:.3f}" for x in fit.coefficients.exponents)
-            ends = _intervals(finding) if is_best else ""
+            ends = _intervals(finding.replicates) if is_best else ""
             offset = f"{fit.coefficients.offset:.4g}" if fit.law.has_offset else "-"
             rows.append(
                 [finding.series or "-", ", ".join(finding.axes), name, exponents, ends]
@@ -127,8 +127,10 @@ def _inputs_of(finding: SeriesFit) -> str:
     return f"{name} of {finding.series}" if finding.series else name
 
 
-def _intervals(finding: SeriesFit) -> str:
-    low, high = interval(finding.replicates.coefficients.exponents)
+def _intervals(replicates: Replicates | None) -> str:
+    if replicates is None:
+        return ""
+    low, high = interval(replicates.coefficients.exponents)
     return ", ".join(f"{a:.3f} to {b:.3f}" for a, b in zip(low, high, strict=True))
 
 
@@ -136,15 +138,10 @@ def _finding(finding: SeriesFit) -> dict[str, Any]:
     entry = {"series": finding.series, "inputs": list(finding.axes)}
     entry |= {"runs": len(finding.inputs), "refused": list(finding.refused)}
     entry["laws"] = {fit.law.name: _fit(fit) for fit in finding.fits}
-    if finding.best:
-        replicates = finding.replicates.coefficients
-        ends = [interval(values) for values in replicates]
-        entry["best"] = finding.best.law.name
-        entry["level"] = LEVEL
-        entry["intervals"] = {
-            name: [low.tolist(), high.tolist()]
-            for name, (low, high) in zip(replicates._fields, ends, strict=True)
-        }
+    if finding.best and finding.replicates:
+        refits = finding.replicates.coefficients._asdict()
+        ends = {name: np.stack(interval(x)).tolist() for name, x in refits.items()}
+        entry |= {"best": finding.best.law.name, "level": LEVEL, "intervals": ends}
     if finding.hold_out:
         held_out = finding.hold_out._asdict()
         entry["held_out"] = {"law": held_out.pop("fit").law.name, **held_out}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.ranges import Count
 from fedfr_jax.scaling.intervals import (
     NUM_RESAMPLES,
     HoldOut,
@@ -31,6 +32,7 @@ from fedfr_jax.scaling.laws import (
     predict,
 )
 from fedfr_jax.scaling.table import Points
+from fedfr_jax.schema import checked
 
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the best N, in a table of equal cost
 H200_DAY = 0.3 * 989e12 * 86_400  # operations in bfloat16 at 30 % of the peak
@@ -135,12 +137,13 @@ class Study(NamedTuple):
     refused: tuple[str, ...]  # reasons for missing budgets
 
 
+@checked
 def study(
     points: Points,
     *,
     data: str = "num_images",
     seed: int = 0,
-    draws: int = NUM_RESAMPLES,
+    draws: Count = NUM_RESAMPLES,
     more_budgets: Sequence[float] = (),
 ) -> Study:
     """Fit every law to every series, by every definition of model size.
@@ -159,15 +162,11 @@ def study(
         for axes, laws in _axes(runs, data):
             finding = _finding(runs, series, axes, laws, data, seed, draws)
             findings.append(finding)
-            if laws != (JOINT,) or not finding.best:
-                continue
-            if runs.flops is None:
-                refused.append("budgets must have the column flops, got none.")
-                continue
-            try:
-                plans.append(_budgets(finding, runs.flops, more_budgets))
-            except ValueError as error:
-                refused.append(str(error))
+            if laws == (JOINT,) and finding.best:
+                try:
+                    plans.append(_budgets(finding, finding.best, runs, more_budgets))
+                except ValueError as error:
+                    refused.append(str(error))
     return Study(points, data, tuple(findings), tuple(plans), tuple(refused))
 
 
@@ -183,8 +182,9 @@ def _axes(points, data) -> list[tuple[tuple[str, ...], tuple[Law, ...]]]:
     return of_one_input + [(axes, (JOINT,)) for axes in pairs]
 
 
-def _column(points, name):
-    return points.sizes[name] if name in points.sizes else points.data[name]
+def columns(points: Points) -> dict[str, np.ndarray]:
+    """All inputs of the runs, {column: [n]}."""
+    return {**points.sizes, **points.data}
 
 
 def _take_largest(points: Points, axis: str, data: str) -> Points:
@@ -199,7 +199,7 @@ def _take_largest(points: Points, axis: str, data: str) -> Points:
     else:
         other_inputs = list(points.sizes)[:1]
     for name in other_inputs:
-        values = _column(points, name)
+        values = columns(points)[name]
         points = points.take(values == values.max())
     return points
 
@@ -208,12 +208,12 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
     """Fit the laws to the inputs `axes`."""
     if len(axes) == 1:
         points = _take_largest(points, axes[0], data)
-    inputs = np.stack([_column(points, name) for name in axes], 1)
+    inputs = np.stack([columns(points)[name] for name in axes], 1)
     fits, refused = fit_laws(laws, inputs, points.errors)
-    best = best_fit(fits) if fits else None
-    refits = best and replicates(best, inputs, seed=seed, draws=draws)
-    held_out = None
-    if best:
+    best, refits, held_out = None, None, None
+    if fits:
+        best = best_fit(fits)
+        refits = replicates(best, inputs, seed=seed, draws=draws)
         try:
             held_out = hold_out(laws, inputs, points.errors, seed=seed, draws=draws)
         except ValueError as error:
@@ -231,10 +231,15 @@ def _finding(points, series, axes, laws, data, seed, draws) -> SeriesFit:
     )
 
 
-def _budgets(finding: SeriesFit, flops: np.ndarray, more: Sequence[float]) -> Budgets:
-    """Plans by a joint law for runs that took `flops` [n]."""
-    cost = fit_cost(*finding.inputs.T, flops)
-    law, all_flops = finding.best.coefficients, budgets(flops, more)
+def _budgets(
+    finding: SeriesFit, best: Fit, runs: Points, more: Sequence[float]
+) -> Budgets:
+    """Plans by the joint law `best` of the runs."""
+    if (flops := runs.flops) is None:
+        raise ValueError("budgets must have the column flops, got none.")
+    parameters, images = finding.inputs.T
+    cost = fit_cost(parameters, images, flops)
+    law, all_flops = best.coefficients, budgets(flops, more)
     return Budgets(
         finding=finding,
         cost=cost,

@@ -119,44 +119,50 @@ def points(
         )
     # A network that is all head has a backbone of 0, which no law can be fitted to.
     positive = [{name: row.get(name) or None for name in DEFINITIONS} for row in rows]
-    parameters = {name: _column(positive, name) for name in DEFINITIONS}
-    data = {name: _column(rows, name) for name in DATA}
     sizes = {}
-    for name in DEFINITIONS:  # each number once: a head may be all active
-        same = any(np.array_equal(parameters[name], x) for x in sizes.values())
-        if parameters[name] is not None and not same:
-            sizes[name] = parameters[name]
+    for name, column in _columns(positive, DEFINITIONS).items():
+        if not any(np.array_equal(column, x) for x in sizes.values()):
+            sizes[name] = column  # each once: a head may be all active
     if not sizes:
         raise ValueError(
             f"the table must have one of {DEFINITIONS} in every row, got columns "
             f"{columns}."
         )
-    values = _column(rows, metric, is_positive=False)
+    values = _numbers(rows, metric)
     errors = 1 - values if is_score else values
-    if not (errors > 0).all() or (is_score and (errors > 1).any()):
-        rule = "be in [0, 1)" if is_score else "be positive"
-        bad = values[~((errors > 0) & (errors <= 1 if is_score else True))][0]
-        raise ValueError(f"{metric} must {rule} in every row, got {bad:g}.")
+    is_bad = (errors <= 0) | (errors > (1 if is_score else np.inf))
+    if is_bad.any():
+        rule = "in [0, 1)" if is_score else "positive"
+        bad = values[is_bad][0]
+        raise ValueError(f"{metric} must be {rule} in every row, got {bad:g}.")
     return Points(
         metric=metric,
         is_score=is_score,
         errors=errors,
         sizes=sizes,
-        data={name: x for name, x in data.items() if x is not None},
-        flops=_column(rows, "flops"),
+        data=_columns(rows, DATA),
+        flops=_columns(rows, ["flops"]).get("flops"),
         names=tuple(str(row.get("name") or "") for row in rows),
         series=tuple(str(row.get(series) or "") for row in rows),
     )
 
 
-def _column(rows, name, *, is_positive=True) -> np.ndarray | None:
-    """A column as an array [n]; None if a row lacks it."""
-    cells = [row.get(name) for row in rows]
-    if any(cell is None for cell in cells):
-        return None
-    for cell in cells:
-        is_number = has_kind(float, cell)
-        if not is_number or (is_positive and cell <= 0):
-            rule = "a positive number" if is_positive else "a finite number"
-            raise ValueError(f"{name} must be {rule} in every row, got {cell!r}.")
-    return np.array(cells, float)
+def _columns(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The columns [n] that every row has, of positive numbers."""
+    columns = {}
+    for name in names:
+        if all(row.get(name) is not None for row in rows):
+            columns[name] = column = _numbers(rows, name)
+            if (column <= 0).any():
+                rule, bad = "a positive number in every row", column[column <= 0][0]
+                raise ValueError(f"{name} must be {rule}, got {bad:g}.")
+    return columns
+
+
+def _numbers(rows: Sequence[Mapping], name: str) -> np.ndarray:
+    """A column [n] that every row has."""
+    for row in rows:
+        if not has_kind(float, row[name]):
+            rule = "a finite number in every row"
+            raise ValueError(f"{name} must be {rule}, got {row[name]!r}.")
+    return np.array([row[name] for row in rows], float)

@@ -150,13 +150,3 @@ def test_a_sweep_takes_nothing_from_runs_on_other_data(case, capsys):
     lines = (case / "sweep" / "results.jsonl").read_text().splitlines()
     assert not any("error" in json.loads(line) for line in lines)
     assert "fedavg is that of " in capsys.readouterr().out
-
-
-def test_a_sweep_whose_data_moved_repeats_nothing(case, capsys):
-    sweep = ["sweep", f"--config={case}/tiny.py", f"--workdir={case}/sweep"]
-    lanes = "federation.clients_per_device=[1, 2]"
-    assert main([*sweep, f"--config.data.path={case}/set", lanes[:-4] + "]"]) == 0
-    (case / "set").rename(case / "moved")
-    assert main([*sweep, f"--config.data.path={case}/moved", lanes]) == 0
-    said = capsys.readouterr().out
-    assert "2 runs, 1 to train" in said and "fedavg is that of " in said

@@ -1,9 +1,5 @@
 """Programs that a plan has compiled are not compiled again, or refused."""
 
-import re
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -81,24 +77,3 @@ def test_a_plan_says_what_it_cannot_save(config, capsys):
     ]:
         assert main(["plan", config, *words]) == 2
         assert says in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_commands_share_a_folder(config, tmp_path):
-    folder = tmp_path / "programs"
-
-    def fedfr(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "fedfr_jax", words[0], config, *words[1:]],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    fedfr("plan", "--device=cpu", "--compile", f"--save={folder}")
-    before = rounds_in(folder)
-    words = [f"--workdir={tmp_path / 'run'}", f"--compiled={folder}", "--sinks=csv"]
-    said = fedfr("train", *words)
-    assert len(before) == 1 and rounds_in(folder) == before
-    assert re.search(r"\n[1-9]\d* programs were in", said)

@@ -8,9 +8,9 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedfr_jax
-from fedfr_jax import configs, distributed
+from fedfr_jax import distributed
 from fedfr_jax.cli import describe, flags, launch
-from fedfr_jax.cli.main import COMMANDS, main
+from fedfr_jax.cli.main import main
 from fedfr_jax.config import files
 from fedfr_jax.config.build import plain
 from fedfr_jax.config.files import find, load, restore, shipped
@@ -72,15 +72,6 @@ def test_a_config_may_be_handed_a_word(tmp_path):
     assert comparison.data.name == "cifar100" and "fedbn" in comparison.methods
     with pytest.raises(ValueError, match="data must be one of .*got 'svhn'"):
         parsed("--config=classification/comparison:svhn")
-
-
-def test_a_name_of_several_configs_lists_them(tmp_path, monkeypatch):
-    for folder in ("one", "two"):
-        config_in(tmp_path / folder, MINE, "same.py")
-    monkeypatch.setattr(files, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=r"one of \['one/same', 'two/same'\]"):
-        find("same")
-    assert find("two/same") == tmp_path / "two" / "same.py"
 
 
 def test_an_unknown_config_lists_names_and_not_every_file(tmp_path, monkeypatch):
@@ -185,16 +176,6 @@ def test_a_damaged_kept_config_is_named(text, tmp_path):
         restore(tmp_path / "config.json")
 
 
-def test_without_config_and_run_both_are_named(tmp_path):
-    with pytest.raises(ValueError, match="needs --config=NAME"):
-        parsed()
-    with pytest.raises(
-        ValueError,
-        match=f"needs --config=NAME, since there is no {tmp_path}/config.json",
-    ):
-        parsed(f"--workdir={tmp_path}")
-
-
 @pytest.mark.parametrize(
     "word, value",
     [
@@ -209,11 +190,6 @@ def test_without_config_and_run_both_are_named(tmp_path):
 )
 def test_a_value_is_a_python_literal_or_text(word, value):
     assert parsed("--config=demo", word).config.seed == value
-
-
-def test_a_change_needs_a_value():
-    with pytest.raises(ValueError, match="--config.seed needs a value"):
-        parsed("--config=demo", "--config.seed", "3")
 
 
 @pytest.mark.parametrize(
@@ -265,30 +241,10 @@ def test_launch_refuses_flags_of_others_before_the_command(capsys):
     assert "got '--config=x'" in capsys.readouterr().err
 
 
-def test_help_has_a_line_for_every_command_and_says_where_keys_come_from(capsys):
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for name in COMMANDS:
-        assert f"\n  {name} " in text
-    assert "--config.section.key=value" in text and "describe sections" in text
-    assert "evaluate, plan and prepare take the" in text
-    assert main(["train", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "--overwrite" in text and "\n  federation " in text
-
-
 def test_the_version_is_that_of_the_package(capsys, monkeypatch):
     monkeypatch.setattr(fedfr_jax, "__version__", "1.2.3", raising=False)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == "fedfr_jax 1.2.3\n"
-
-
-def test_configs_are_listed_with_what_they_are(capsys):
-    assert main(["configs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(shipped())
-    assert any(x.startswith("fedfr/demo ") and "rendered faces" in x for x in lines)
-    assert configs.FOLDER.name == "configs"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -315,15 +271,6 @@ def test_a_member_is_described_whole(capsys):
     text = capsys.readouterr().out
     assert text.startswith("iresnet(input_shape, depth=50, ")
     assert "Args:" in text and "<function" not in text
-
-
-def test_sections_are_described_with_what_stands_beside_their_keys(capsys):
-    assert main(["describe", "sections", "federation"]) == 0
-    text = capsys.readouterr().out
-    assert "cohort_size: Whole = 0  # 0: all clients" in text and "def " not in text
-    assert main(["describe"]) == 0
-    text = capsys.readouterr().out
-    assert "sections: evaluation.classification," in text and "scaffold" in text
 
 
 @pytest.mark.parametrize(

@@ -170,11 +170,6 @@ def test_a_work_folder_that_no_checkpoint_can_have_is_refused(config, tmp_path, 
     assert r"/run\xff'." in said and list(tmp_path.iterdir()) == []
 
 
-def test_evaluate_refuses_a_folder_without_a_run(config, tmp_path, capsys):
-    code = main(["evaluate", f"--config={config}", f"--workdir={tmp_path / 'none'}"])
-    assert code == 2 and "must be a run directory" in capsys.readouterr().err
-
-
 def test_a_batch_that_no_client_fills_is_refused(config, capsys, tmp_path):
     words = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
     words += ["--config.federation.drop_last=True", "--config.federation.batch_size=64"]

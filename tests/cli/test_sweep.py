@@ -161,39 +161,6 @@ def test_a_number_that_is_not_finite_is_null_in_the_table(tmp_path):
     assert rows["b"] == {"run": "b", "loss": None}
 
 
-def test_a_stage_is_borrowed_between_configs_without_an_evaluation(
-    config, tmp_path, capsys
-):
-    """A section that a config leaves out is empty, as it is for `build`."""
-    text = config.read_text().replace(
-        "return config.lock()", "del config.evaluation\n    return config.lock()"
-    )
-    config.write_text(text)
-    one, other = sweep(
-        config, tmp_path / "bare", "federation.clients_per_device=[1, 2]"
-    )
-    assert "fedavg is that of " in capsys.readouterr().out
-    assert numbers(one) == numbers(other)
-
-
-@pytest.mark.slow
-def test_axes_of_another_shape_are_trained_one_by_one(config, tmp_path):
-    """Widths, clients and local epochs: what a row tells of each run is of its own."""
-    axes = ["model.hidden_dim=[2, 4]"]
-    axes += ["partition.num_clients,federation.local_epochs=[(2, 1), (3, 2)]"]
-    network = '--config.model={"name": "mlp", "hidden_dim": 2}'
-    rows = sweep(config, tmp_path / "shapes", *axes, network, "--vmap")
-    told = [(row["model.hidden_dim"], row["partition.num_clients"]) for row in rows]
-    assert told == [(2, 2), (2, 3), (4, 2), (4, 3)]
-    for row in rows:
-        hidden, seen = row["model.hidden_dim"], 2 * row["federation.local_epochs"]
-        assert row["params_with_head"] == 17 * hidden + 5 * (hidden + 1)
-        assert row["num_images_seen"] == seen * row["num_images"]  # of two rounds
-        assert 0 <= row["fedavg/generic/accuracy"] <= 1
-    work = lambda row: row["model.hidden_dim"] * row["federation.local_epochs"]
-    assert len({row["flops"] / work(row) for row in rows}) == 1
-
-
 def test_a_run_that_fails_is_a_row_and_parts_its_group(config, tmp_path, capsys):
     decay = ["--config.methods.fedavg.weight_decay=1.0"]
     decay += ["--config.federation.local_epochs=3"]  # steps enough to overflow
@@ -342,21 +309,6 @@ def test_operations_are_those_of_the_network_however_it_is_computed(
         for row, classes in {"pretrained": 4, "fedfr": 0}.items():
             needs = needs_function(experiment, row)()
             assert needs.forward == network + 2 * 8 * classes
-
-
-def test_operations_of_a_network_that_counts_none_are_traced(tmp_path):
-    experiment = build(face_config(tmp_path))
-    stages = {
-        name: stage._replace(trainer=stage.trainer._replace(count_flops=None))
-        for name, stage in experiment.stages.items()
-    }
-    uncounted = experiment._replace(stages=stages)
-    assert count_sizes(uncounted) == count_sizes(experiment)
-    branch = {"pretrained": 0, "fedfr": 2 * 8 * 8}  # of a client's own network
-    with jax.numpy_dtype_promotion("standard"):
-        for row, more in branch.items():
-            found, told = (needs_function(x, row)() for x in (uncounted, experiment))
-            assert found.forward - more == told.forward > 0
 
 
 def test_faces_have_parameters_by_three_definitions(tmp_path):

@@ -74,8 +74,8 @@ def test_two_processes_give_the_run_of_one(two, whole):
 @pytest.mark.slow
 def test_two_processes_killed_then_one_then_two_give_the_run_of_one(tmp_path, whole):
     message = (
-        "process 1 of 2 ended with signal 9; the others were stopped. Start the same "
-        r"command again to resume from checkpoint \d of fedfr."
+        "process 1 of 2 ended with signal 9; the others were stopped. The same "
+        "command starts again."
     )
     with pytest.raises(ChildProcessError, match=message):
         start(tmp_path, "--devices=2", "--kill=2", count=2, names="fedfr")
@@ -154,30 +154,18 @@ def fails(*flags, code=1, ids=range(1), total=1):
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    "flags, is_given",
-    [
-        (["--overwrite"], True),
-        (["--overwrite=fedfr"], True),
-        (["--overwrite="], False),
-        (["--config", "overwrite", "--config.a=3"], False),
-    ],
-)
-def test_nobody_is_told_to_empty_the_folder_to_go_on(tmp_path, flags, is_given):
-    (tmp_path / "fedfr" / "checkpoints" / "7").mkdir(parents=True)
-    for place in ([f"--workdir={tmp_path}"], ["--workdir", str(tmp_path)]):
-        says = fails("train", *flags, *place)
-        assert says.endswith(" to resume from checkpoint 7 of fedfr.")
-        assert ("Start it again without --overwrite" in says) == is_given
-        assert ("Start the same command again" in says) != is_given
-    assert "tart" not in fails("train", *flags, code=2)
+def test_a_failed_training_is_resumed_without_the_flag_that_trains_anew():
+    says = fails("train", "--overwrite=fedfr")
+    assert says.endswith("The same command without --overwrite resumes the run.")
+    assert fails("train").endswith("The same command resumes the run.")
+    assert "command" not in fails("train", code=2)
 
 
 def test_one_of_several_hosts_stops_its_own_processes_only():
     says = fails(ids=range(2, 4), total=4)
     assert "the others on this host were stopped, those on other hosts stop by" in says
-    assert f"within about {distributed.HEARTBEAT} seconds. Start the same" in says
-    assert says.endswith("again on every host to resume from the beginning.")
+    assert f"within about {distributed.HEARTBEAT} seconds. The same" in says
+    assert says.endswith("The same command on every host starts again.")
     assert "the others were stopped. " in fails(ids=range(2), total=2)
     assert "host" not in fails(ids=range(2), total=2)
 

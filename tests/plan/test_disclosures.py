@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.cli import plan as plans
 from fedfr_jax.cli.describe import print_disclosures
-from fedfr_jax.plan import disclosures
+from fedfr_jax.plan import shapes
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -19,7 +19,7 @@ def described(monkeypatch, capsys):
 
     def describe(name, stages):
         config = runpy.run_path(str(CONFIGS / name))["get_config"]()
-        found, whole = {}, disclosures.disclose_stage
+        found, whole = {}, shapes.disclose_stage
 
         def disclose(experiment, stage):
             if stage in stages:
@@ -27,7 +27,7 @@ def described(monkeypatch, capsys):
             return found.get(stage)
 
         monkeypatch.setattr(plans, "use_virtual", lambda devices: None)
-        monkeypatch.setattr(disclosures, "disclose_stage", disclose)
+        monkeypatch.setattr(shapes, "disclose_stage", disclose)
         with jax.numpy_dtype_promotion("standard"):
             print_disclosures(config)
         return found, capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 from fedfr_jax.config import build as builds
 from fedfr_jax.config.build import build
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.plan import disclosures
+from fedfr_jax.plan import shapes
 from tests.contracts.rows import FACTS, rows_of
 from tests.federated import toys
 from tests.tasks.test_numerics import config
@@ -53,7 +53,7 @@ def test_the_mechanism_covers_all_that_clients_of_a_task_send(task, monkeypatch)
     given["methods"] = {name: private(**row) for name, row in rows.items()}
 
     def disclose(experiment, name):
-        found[name] = disclosures.disclose_stage(experiment, name)
+        found[name] = shapes.disclose_stage(experiment, name)
 
     monkeypatch.setattr(builds, "disclose_stage", disclose)
     with jax.numpy_dtype_promotion("standard"):
