@@ -1,4 +1,4 @@
-"""Scan over equal residual blocks, so that one block is compiled for all.
+"""Stages of equal blocks: scanned, so that one is compiled for all; rematerialization.
 
 In a linen module a stage has a block "first" and a stack "blocks", because initial
 values depend on these names; outside they are block1 and block[2:n + 1].
@@ -7,18 +7,97 @@ A block's vectors of one shape (of its normalizations and activations) are one a
 the scan: XLA:CPU compiles a kernel for every input and output of a scan.
 """
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from fedfr_jax.mesh import has_host_memory
 from fedfr_jax.scanned_blocks import gather_stacks, stack_blocks, stack_key
 from fedfr_jax.types import PyTree
 
 # Up to this length an unrolled stack compiles as fast as a scan and runs faster.
 MAX_UNROLLED = 2
+KEPT, HOST = "convolution", "pinned_host"
+# Whether training keeps only the input of every block; a name keeps its convolutions
+# too, on the device or in the host's memory.
+Remat = bool | Literal["convolutions", "offload"]
+
+
+class Stage(nn.Module):
+    """A first block, then equal ones in a stack."""
+
+    first: Callable[..., nn.Module]  # (name=...) -> block: (x, train) -> x
+    block: Callable[..., nn.Module]  # the same of each of the others
+    num_blocks: int  # without the first
+    scan: bool
+    remat: Remat = False  # of the stack
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """The blocks, one after another."""
+        x = self.first(name="first")(x, train)
+        if not self.num_blocks:
+            return x
+        return run_stack(
+            self.block(name="blocks"),
+            x,
+            train,
+            length=self.num_blocks,
+            scan=self.scan,
+            remat=rematerialization(self.remat),
+        )
+
+
+def _policy(remat: Remat):
+    """What a block keeps beside its input; None for nothing."""
+    if remat == "convolutions":
+        return jax.checkpoint_policies.save_only_these_names(KEPT)
+    if remat == "offload":
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[KEPT],
+            offload_src="device",
+            offload_dst=HOST,
+        )
+    return None
+
+
+def with_remat(block: type[nn.Module], remat: Remat) -> type[nn.Module]:
+    """Wrap a class of blocks (x, train) -> x in `nn.remat`, to save activation memory.
+
+    The backward pass computes a block again (Chen et al., "Training Deep Nets with
+    Sublinear Memory Cost", arXiv:1604.06174). Names of parameters stay. XLA:CPU finds
+    the two computations equal unless they are in a scan, and saves no memory there.
+    """
+    if not remat:
+        return block
+    # static: train, after self and x
+    return nn.remat(block, static_argnums=(2,), policy=_policy(remat))
+
+
+def rematerialization(remat: Remat) -> Callable | None:
+    """`jax.checkpoint` with the policy of `remat`; None if it is False."""
+    return functools.partial(jax.checkpoint, policy=_policy(remat)) if remat else None
+
+
+def saved_names(x: jax.Array) -> jax.Array:
+    """Name an expensive activation, so that a policy of `Remat` can save it."""
+    return checkpoint_name(x, KEPT)
+
+
+def check_remat(remat: Remat) -> None:
+    """Raise ValueError for a host without the memory that offloading needs."""
+    if remat == "offload" and not has_host_memory(HOST):
+        raise ValueError(
+            "remat='offload' needs a device with pinned host memory. Use True or "
+            "'convolutions'."
+        )
 
 
 def run_stack(
@@ -36,7 +115,7 @@ def run_stack(
     (more than MAX_UNROLLED blocks and `scan`) or unrolled.
 
     Args:
-      remat: of `rematerialization`; a leaf that is a `StackedPath` is then gathered a
+      remat: see `rematerialization`; a leaf that is a `StackedPath` is then gathered a
         block at a time, and again for its gradients.
     """
     if block.is_initializing():

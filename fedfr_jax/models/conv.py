@@ -1,4 +1,4 @@
-"""Convolutions whose implementation can be chosen, ordinary and depthwise.
+"""Convolutions whose implementation can be chosen, and with their normalization.
 
 The fastest implementation is not always XLA's. Inside a loop XLA:CPU runs its own
 convolution about ten times slower than a matrix product, and per-client kernels (vmap)
@@ -31,8 +31,8 @@ from flax import linen as nn
 from jax import lax
 
 from fedfr_jax import mesh
-from fedfr_jax.models.linen import normal, xavier_uniform
-from fedfr_jax.models.norm import per_channel
+from fedfr_jax.models.linen import he_normal, normal, xavier_uniform
+from fedfr_jax.models.norm import BatchNorm, GroupNorm, PReLU, per_channel
 from fedfr_jax.models.winograd import convolve_3x3, sliding_windows, tiling
 from fedfr_jax.schema import checked
 
@@ -40,11 +40,16 @@ AUTO = "auto"
 Implementation = Literal["auto", "xla", "im2col", "winograd"]
 
 
-class ConvSettings(NamedTuple):
-    """Settings of all convolutions of a network."""
+Norm = Literal["batch", "group"]
+
+
+class LayerSettings(NamedTuple):
+    """Settings of all layers of a network."""
 
     conv_implementation: str = AUTO
-    dtype: Any = None  # of the computation; None: the kernel's
+    dtype: Any = None  # of convolutions; None: the kernel's
+    norm: str = "batch"  # a `Norm`
+    norm_groups: int = 32  # of group normalization
 
 
 # Traced once for each shape, as a network has many of one.
@@ -102,7 +107,7 @@ class Conv(nn.Module):
     padding: int = 0
     use_bias: bool = False
     kernel_init: nn.initializers.Initializer = xavier_uniform()
-    settings: Any = ConvSettings()  # or others with its fields
+    settings: LayerSettings = LayerSettings()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -211,7 +216,7 @@ class Depthwise(nn.Module):
     """3x3 depthwise convolution of NHWC images; params kernel [3, 3, 1, C]."""
 
     stride: int = 1
-    settings: Any = ConvSettings()  # or others with its fields
+    settings: LayerSettings = LayerSettings()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -225,3 +230,61 @@ class Depthwise(nn.Module):
             stride=self.stride,
             implementation=self.settings.conv_implementation,
         )
+
+
+HE_NORMAL = he_normal()
+
+
+def same_conv(
+    features: int,
+    settings: LayerSettings,
+    *,
+    name: str,
+    size: int = 3,
+    stride: int = 1,
+    kernel_init: nn.initializers.Initializer = HE_NORMAL,
+) -> Conv:
+    """Convolution with 'same' padding: only the stride makes the image smaller."""
+    return Conv(
+        features,
+        kernel_size=size,
+        stride=stride,
+        padding=size // 2,
+        kernel_init=kernel_init,
+        settings=settings,
+        name=name,
+    )
+
+
+def build_norm(settings: LayerSettings, number: int | str = "") -> nn.Module:
+    """Batch normalization "bn<number>" or group normalization "gn<number>"."""
+    if settings.norm == "group":
+        return GroupNorm(settings.norm_groups, name=f"gn{number}")
+    return BatchNorm(name=f"bn{number}")
+
+
+class ConvNorm(nn.Module):
+    """Convolution with 'same' padding, normalization and, perhaps, an activation."""
+
+    features: int
+    settings: LayerSettings
+    size: int = 3
+    stride: int = 1
+    activation: Literal["", "relu", "prelu"] = ""
+    kernel_init: nn.initializers.Initializer = HE_NORMAL
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """[B, H, W, C'] -> [B, H / stride, W / stride, features], rounded up."""
+        conv = same_conv(
+            self.features,
+            self.settings,
+            size=self.size,
+            stride=self.stride,
+            kernel_init=self.kernel_init,
+            name="conv",
+        )
+        x = build_norm(self.settings)(conv(x), train)
+        if self.activation == "prelu":
+            return PReLU(name="prelu")(x)
+        return nn.relu(x) if self.activation == "relu" else x

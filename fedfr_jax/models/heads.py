@@ -115,34 +115,33 @@ def check_head(head: str, dropout: float) -> None:
         raise ValueError(f"dropout must be 0 for head {head}, got {dropout}.")
 
 
-def embed(module: nn.Module, x: jax.Array, train: bool) -> jax.Array:
-    """Embed a map [B, h, w, C] as [B, D], within the call of `module`.
-
-    Args:
-      module: has the attributes `head`, `embedding_dim` and `dropout`.
-    """
-    head = module.head
+def embed(
+    network: nn.Module,
+    x: jax.Array,
+    train: bool,
+    head: str,
+    embedding_dim: int,
+    dropout: float,
+) -> jax.Array:
+    """Embed a map [B, h, w, C] as [B, D], within the call of `network`."""
     if head == "moe":
-        return _experts(module, x, train)
+        return _experts(network, x, train, embedding_dim)
     if head == "GDC":
         x = Pixels(name="pixels")(x)
     x = BatchNorm(name="bn")(x, train)
     if head == "GAP":
         x = jnp.mean(x, (1, 2))
     elif head in WITH_DROPOUT:
-        x = nn.Dropout(module.dropout, deterministic=not train)(x)
+        x = nn.Dropout(dropout, deterministic=not train)(x)
     x = x.reshape(x.shape[0], -1)
-    x = linear(module.embedding_dim, x.shape[1], "fc")(x)
-    if head == "F":
-        return x
-    return BatchNorm(name="bn_out", use_scale=False)(x, train)
+    x = linear(embedding_dim, x.shape[1], "fc")(x)
+    return x if head == "F" else BatchNorm(name="bn_out", use_scale=False)(x, train)
 
 
-def _experts(module, x, train):
-    sizes = {"masked": module.embedding_dim, "plain": module.embedding_dim, "gate": 2}
-    outputs = [Expert(n, name=name)(x, train) for name, n in sizes.items()]
-    masked, plain, gate = outputs
-    share = nn.softmax(sow_features(module, gate))[:, 1:]
+def _experts(network, x, train, embedding_dim):
+    sizes = {"masked": embedding_dim, "plain": embedding_dim, "gate": 2}
+    masked, plain, gate = (Expert(n, name=name)(x, train) for name, n in sizes.items())
+    share = nn.softmax(sow_features(network, gate))[:, 1:]
     return share * masked + (1 - share) * plain
 
 
@@ -181,14 +180,16 @@ def linear(
 
 
 def mean_logits(
-    module: nn.Module, x: jax.Array, dtype: jax.typing.DTypeLike
+    network: nn.Module,
+    x: jax.Array,
+    num_classes: int,
+    dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
     """Logits [B, M] by the layer "fc" of the mean over pixels of a map [B, h, w, C].
 
     Args:
-      module: within its call, with the attribute `num_classes`; its features are the
-        means.
+      network: within its call; its features are the means.
       dtype: of the means.
     """
-    x = sow_features(module, jnp.mean(x.astype(dtype), (1, 2)))
-    return linear(module.num_classes, x.shape[-1], "fc")(x)
+    x = sow_features(network, jnp.mean(x.astype(dtype), (1, 2)))
+    return linear(num_classes, x.shape[-1], "fc")(x)

@@ -16,31 +16,35 @@ Parameters, C = width of the stage, n = its number of blocks; every bn is {scale
     this order, fc/bias [D], bn_out (its scale is frozen at 1: bias only)
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 from flax import linen as nn
 
-from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, Implementation
+from fedfr_jax.models.block_scan import (
+    Remat,
+    Stage,
+    check_remat,
+    saved_names,
+    with_remat,
+)
+from fedfr_jax.models.conv import ConvNorm, Implementation, LayerSettings, same_conv
 from fedfr_jax.models.heads import HEADS, check_head, embed
 from fedfr_jax.models.linen import (
-    Remat,
+    Network,
     block_names,
-    check_remat,
     from_linen,
     normal,
-    rematerialization,
-    saved_names,
     stage_blocks,
-    with_remat,
 )
 from fedfr_jax.models.norm import BatchNorm, PReLU
 from fedfr_jax.ranges import BelowOne, Blocks, Depth, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
 
+INIT = normal(0.1)  # of convolutions
 DEPTHS = {
     18: (2, 2, 2, 2),
     34: (3, 4, 6, 3),
@@ -58,14 +62,6 @@ DEPTHS = {
     1200: (3, 80, 512, 3),
     2060: (3, 128, 896, 3),
 }
-
-
-class LayerSettings(NamedTuple):
-    """Settings shared by all layers; see `iresnet`."""
-
-    conv_implementation: str = "auto"
-    dtype: Any = None
-    shortcut: str = "conv"
 
 
 @checked
@@ -109,93 +105,30 @@ def iresnet(
     """
     check_head(head, dropout)
     check_remat(remat)
-    module = IResNet(
-        blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=1),
-        widths=tuple(widths),
-        embedding_dim=embedding_dim,
-        settings=LayerSettings(conv_implementation, dtype, shortcut),
-        dropout=dropout,
-        stride_on=stride_on,
-        head=head,
-        scan_blocks=scan_blocks,
-        remat=remat,
-    )
-    stages = {f"stage{i}": num for i, num in enumerate(module.blocks, 1)}
-    units = ["stem", *block_names(stages), *HEADS[head]]
-    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
+    counts = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
+    strides = (2, 1) if stride_on == "first" else (1, 2)
+    is_pooled = shortcut == "pool"
 
-
-class IResNet(nn.Module):
-    """Flax module; see `iresnet` for its attributes."""
-
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    embedding_dim: int
-    settings: LayerSettings = LayerSettings()
-    dropout: float = 0.0
-    stride_on: str = "second"
-    head: str = "E"
-    scan_blocks: bool = True
-    remat: bool | str = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, D]."""
-        param_dtype, settings = x.dtype, self.settings
-        x = Stem(self.widths[0], settings, name="stem")(x, train)
-        for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True)):
-            stage = Stage(
-                width,
-                num,
-                scan_blocks=self.scan_blocks,
-                remat=self.remat,
-                stride_on=self.stride_on,
-                settings=settings,
-                name=f"stage{i + 1}",
-            )
-            x = stage(x, train)
-        return embed(self, x.astype(param_dtype), train)
-
-
-class Stem(nn.Module):
-    """Convolution of stride 1, BN, PReLU."""
-
-    width: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, H, W, width]."""
-        x = _conv(self.width, self.settings, name="conv")(x)
-        return PReLU(name="prelu")(BatchNorm(name="bn")(x, train))
-
-
-class Stage(nn.Module):
-    """A block of stride 2, then equal blocks of stride 1."""
-
-    width: int
-    num_blocks: int
-    scan_blocks: bool
-    remat: bool | str
-    stride_on: str
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
-        strides = (2, 1) if self.stride_on == "first" else (1, 2)
-        block = with_remat(Block, self.remat) if self.remat else Block
-        x = block(self.width, self.settings, strides, name="first")(x, train)
-        if self.num_blocks == 1:
-            return x
-        return run_stack(
-            Block(self.width, self.settings, name="blocks"),
-            x,
-            train,
-            length=self.num_blocks - 1,
-            scan=self.scan_blocks,
-            remat=rematerialization(self.remat),
+    def forward(network, x, train):  # [B, H, W, C] -> [B, D]
+        settings, param_dtype = network.settings, x.dtype
+        stem = ConvNorm(
+            widths[0], settings, activation="prelu", kernel_init=INIT, name="stem"
         )
+        x = stem(x, train)
+        for i, (width, count) in enumerate(zip(widths, counts, strict=True), 1):
+            block = functools.partial(Block, width, settings, is_pooled)
+            first = functools.partial(
+                with_remat(Block, remat), width, settings, is_pooled, strides
+            )
+            stage = Stage(first, block, count - 1, scan_blocks, remat, name=f"stage{i}")
+            x = stage(x, train)
+        x = x.astype(param_dtype)
+        return embed(network, x, train, head, embedding_dim, dropout)
+
+    stages = {f"stage{i}": count for i, count in enumerate(counts, 1)}
+    units = ["stem", *block_names(stages), *HEADS[head]]
+    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class Block(nn.Module):
@@ -203,47 +136,36 @@ class Block(nn.Module):
 
     width: int
     settings: LayerSettings
+    is_pooled: bool = False  # the shortcut, where the number of channels stays
     strides: tuple[int, int] = (1, 1)  # of the two convolutions
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
-        width, settings = self.width, self.settings
-        y = BatchNorm(name="bn1")(x, train)
-        y = saved_names(_conv(width, settings, stride=self.strides[0], name="conv1")(y))
+        conv1, conv2 = (
+            same_conv(
+                self.width,
+                self.settings,
+                stride=stride,
+                kernel_init=INIT,
+                name=f"conv{i}",
+            )
+            for i, stride in enumerate(self.strides, 1)
+        )
+        y = saved_names(conv1(BatchNorm(name="bn1")(x, train)))
         y = PReLU(name="prelu")(BatchNorm(name="bn2")(y, train))
-        y = saved_names(_conv(width, settings, stride=self.strides[1], name="conv2")(y))
-        y = BatchNorm(name="bn3")(y, train)
-        stride = max(self.strides)
-        is_pooled = settings.shortcut == "pool" and x.shape[-1] == width
-        if stride > 1 and is_pooled:
+        y = BatchNorm(name="bn3")(saved_names(conv2(y)), train)
+        stride, is_narrower = max(self.strides), x.shape[-1] != self.width
+        if stride > 1 and self.is_pooled and not is_narrower:
             x = x[:, ::stride, ::stride]
-        elif stride > 1 or x.shape[-1] != width:
-            x = Shortcut(width, settings, stride, name="shortcut")(x, train)
+        elif stride > 1 or is_narrower:
+            shortcut = ConvNorm(
+                self.width,
+                self.settings,
+                size=1,
+                stride=stride,
+                kernel_init=INIT,
+                name="shortcut",
+            )
+            x = shortcut(x, train)
         return x + y
-
-
-class Shortcut(nn.Module):
-    """1x1 convolution, BN."""
-
-    width: int
-    settings: LayerSettings
-    stride: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C'] -> [B, H / stride, W / stride, width], rounded up."""
-        x = _conv(self.width, self.settings, size=1, stride=self.stride, name="conv")(x)
-        return BatchNorm(name="bn")(x, train)
-
-
-def _conv(width, settings, *, name, size=3, stride=1):
-    return Conv(
-        width,
-        kernel_size=size,
-        stride=stride,
-        padding=size // 2,
-        kernel_init=normal(0.1),
-        settings=settings,
-        name=name,
-    )

@@ -11,14 +11,10 @@ Parameters: base/kernel [H W C, s s D], bias [s s D]; block1 as the last of `res
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
-from flax import linen as nn
-
 from fedfr_jax.models import mobilenet, resnet
-from fedfr_jax.models.conv import Implementation
+from fedfr_jax.models.conv import Implementation, LayerSettings, Norm
 from fedfr_jax.models.heads import linear, mean_logits
-from fedfr_jax.models.linen import from_linen
-from fedfr_jax.models.resnet import LayerSettings, Norm
+from fedfr_jax.models.linen import Network, from_linen
 from fedfr_jax.ranges import Count, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -49,32 +45,17 @@ def linear_base(
       dtype: of the base and the block, such as "bfloat16"; None for that of the
         parameters.
     """
-    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
-    module = LinearBase(num_classes, block, width, side, settings)
-    names = ["base", "block1", "fc"]
-    return from_linen(module, input_shape, num_classes, blocks=names)
 
+    def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
+        flat, settings = x.reshape(len(x), -1), network.settings
+        y = linear(side * side * width, flat.shape[1], "base", dtype)(flat)
+        y = y.reshape(len(x), side, side, width)
+        if block == "mobilenet":
+            y = mobilenet.Block(width, 1, settings, name="block1")(y, train)
+        else:
+            y = resnet.Block(width, settings, name="block1")(y, train)
+        return mean_logits(network, y, num_classes, x.dtype)
 
-class LinearBase(nn.Module):
-    """Flax module; see `linear_base` for its attributes."""
-
-    num_classes: int
-    block: str
-    width: int
-    side: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> logits [B, M]."""
-        flat = x.reshape(len(x), -1)
-        num_outputs = self.side * self.side * self.width
-        y = linear(num_outputs, flat.shape[1], "base", self.settings.dtype)(flat)
-        y = self._block()(y.reshape(len(x), self.side, self.side, self.width), train)
-        return mean_logits(self, y, x.dtype)
-
-    def _block(self):
-        if self.block == "mobilenet":
-            return mobilenet.Block(self.width, 1, self.settings, name="block1")
-        convolutions = resnet.basic(self.width, 1)
-        return resnet.Block(convolutions, self.settings, name="block1")
+    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
+    network, names = Network(forward, settings), ["base", "block1", "fc"]
+    return from_linen(network, input_shape, num_classes, blocks=names)

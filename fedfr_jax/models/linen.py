@@ -1,4 +1,4 @@
-"""Conversion of linen modules to `Model`; initializers; rematerialization.
+"""Conversion of linen modules to `Model`; initializers.
 
 Initializers sample a vector and reshape it: XLA:CPU compiles a random draw of several
 axes ten times slower than a flat one.
@@ -8,20 +8,18 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Any
 
 import chex
 import jax
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 
-from fedfr_jax.mesh import has_host_memory
 from fedfr_jax.models.block_scan import named_stages, stacked_stages
 from fedfr_jax.models.flops import count_flops
 from fedfr_jax.models.norm import INVERSE, inverses, moved
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import check_choice
-from fedfr_jax.types import Model, input_structs
+from fedfr_jax.types import Model, PyTree, input_structs
 
 
 def normal(deviation: float) -> Callable[..., jax.Array]:
@@ -71,8 +69,19 @@ def xavier_uniform() -> Callable[..., jax.Array]:
     return init
 
 
-Remat = bool | Literal["convolutions", "offload"]
 SOWN = "intermediates"  # linen's collection of sown values
+
+
+class Network(nn.Module):
+    """A network whose layers are those that a function calls."""
+
+    forward: Callable  # (this module, x [B, ...], train) -> output [B, ...]
+    settings: Any = None  # `conv.LayerSettings`, where it has convolutions
+
+    @nn.compact
+    def __call__(self, x: PyTree, train: bool) -> jax.Array:
+        """[B, ...] -> [B, ...]."""
+        return self.forward(self, x, train)
 
 
 def from_linen(
@@ -95,8 +104,7 @@ def from_linen(
     `scanned_blocks`; the statistics are returned in the same stacks.
 
     Args:
-      module: if it has `settings`, its convolutions follow their `conv_implementation`;
-        FLOPs are counted with "xla".
+      module: FLOPs of a `Network` are counted with convolutions by "xla".
       input_shape: (H, W, C), (D,) where x is [B, D], or {name: shape} where x is
         {name: [B, ...]}.
       embedding_dim: D.
@@ -159,7 +167,7 @@ def from_linen(
     @functools.cache
     def count():
         counted = module
-        if hasattr(module, "settings"):
+        if isinstance(module, Network) and module.settings is not None:
             settings = module.settings._replace(conv_implementation="xla")
             counted = module.clone(settings=settings)
         variables = jax.eval_shape(draw, jax.random.key(0))
@@ -187,58 +195,6 @@ def _intermediate_features(collections, output):
     """The features that were recorded by `sow_features`, else the output."""
     (features,) = jax.tree.leaves(collections.get(SOWN, {})) or [output]
     return features
-
-
-def with_remat(block: type[nn.Module], remat: bool | str = True) -> type[nn.Module]:
-    """Wrap a class of blocks (x, train) -> x in `nn.remat`, to save activation memory.
-
-    The backward pass computes a block again (Chen et al., "Training Deep Nets with
-    Sublinear Memory Cost", arXiv:1604.06174). Names of parameters stay. XLA:CPU finds
-    the two computations equal unless they are in a scan, and saves no memory there.
-
-    Args:
-      remat: True keeps x alone; a name of REMAT is a policy for what else is kept.
-    """
-    policy = REMAT[remat]() if isinstance(remat, str) else None
-    return nn.remat(block, static_argnums=(2,), policy=policy)  # train, after self, x
-
-
-def rematerialization(remat: bool | str) -> Callable | None:
-    """`jax.checkpoint` with the policy of `remat`; None if it is False."""
-    policy = REMAT[remat]() if isinstance(remat, str) else None
-    return functools.partial(jax.checkpoint, policy=policy) if remat else None
-
-
-def saved_names(x: jax.Array) -> jax.Array:
-    """Name an expensive activation, so that the policies of REMAT can save it."""
-    return checkpoint_name(x, KEPT)
-
-
-def check_remat(remat: Remat) -> None:
-    """Raise ValueError for a host without the memory that offloading needs."""
-    if remat == "offload" and not has_host_memory(HOST):
-        raise ValueError(
-            "remat='offload' needs a device with pinned host memory. Use True or "
-            f"another policy of {list(REMAT)}."
-        )
-
-
-def _convolutions():
-    return jax.checkpoint_policies.save_only_these_names(KEPT)
-
-
-def _offload():
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[KEPT],
-        offload_src="device",
-        offload_dst=HOST,
-    )
-
-
-KEPT, HOST = "convolution", "pinned_host"
-# Policies: a block keeps its convolutions too, on the device or in the host's memory.
-REMAT = {"convolutions": _convolutions, "offload": _offload}
 
 
 def stage_blocks(

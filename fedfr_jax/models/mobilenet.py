@@ -21,17 +21,19 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Depthwise, Implementation
-from fedfr_jax.models.heads import mean_logits
-from fedfr_jax.models.linen import from_linen, with_remat
-from fedfr_jax.models.resnet import (
-    Convolution,
+from fedfr_jax.models.block_scan import with_remat
+from fedfr_jax.models.conv import (
+    ConvNorm,
+    Depthwise,
+    Implementation,
     LayerSettings,
     Norm,
-    StemKind,
-    build_conv,
     build_norm,
+    same_conv,
 )
+from fedfr_jax.models.heads import mean_logits
+from fedfr_jax.models.linen import Network, from_linen
+from fedfr_jax.models.resnet import StemKind, Trunk
 from fedfr_jax.ranges import Count, Depth, Positive, Width
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -42,7 +44,6 @@ BEFORE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2))
 MIDDLE, MAX_MIDDLE = (512, 1), 5
 AFTER = ((1024, 2), (1024, 1))
 MIN_BLOCKS = len(BEFORE) + len(AFTER)
-Layer = tuple[int, int]  # channels and stride
 
 
 @checked
@@ -71,15 +72,43 @@ def mobilenet(
       norm: "batch" or "group", whose groups must divide all channels.
       norm_groups: of group normalization.
     """
+    trunk = mobilenet_trunk(num_blocks, width, stem, remat)
+
+    def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
+        maps = trunk.maps(network.settings, x, train)
+        return mean_logits(network, maps[-1], num_classes, x.dtype)
+
+    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
+    network, units = Network(forward, settings), [*trunk.names, "fc"]
+    return from_linen(network, input_shape, num_classes, blocks=units)
+
+
+def mobilenet_trunk(num_blocks: int, width: float, stem: str, remat: bool) -> Trunk:
+    """Stem and blocks of a MobileNet; its maps are the last of each size."""
     layers = parse_layers(num_blocks, width, stem)
-    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
-    module = MobileNet(layers, num_classes, settings, remat)
-    names = [*block_names_of(layers), "fc"]
-    return from_linen(module, input_shape, num_classes, blocks=names)
+    names = ["stem", *(f"block{j}" for j in range(1, len(layers)))]
+    block = with_remat(Block, remat)
+
+    def maps(settings, x, train):
+        found = []
+        for name, (channels, stride) in zip(names, layers, strict=True):
+            if name == "stem":
+                layer = ConvNorm(
+                    channels, settings, stride=stride, activation="relu", name=name
+                )
+            else:
+                layer = block(channels, stride, settings, name=name)
+            x = layer(x, train)
+            # It replaces the last map if both have the same size.
+            found = [*(found if stride > 1 else found[:-1]), x]
+        return found
+
+    num_maps = 1 + sum(stride > 1 for _, stride in layers[1:])
+    return Trunk(maps, num_maps, tuple(names))
 
 
-def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
-    """Layers (channels, stride): the stem, then the blocks."""
+def parse_layers(num_blocks: int, width: float, stem: str) -> list[tuple[int, int]]:
+    """(channels, stride) of the stem, then of the blocks."""
     max_blocks = MIN_BLOCKS + MAX_MIDDLE
     if not MIN_BLOCKS <= num_blocks <= max_blocks:
         raise ValueError(
@@ -91,63 +120,7 @@ def parse_layers(num_blocks: int, width: float, stem: str) -> tuple[Layer, ...]:
         )
     middle = (MIDDLE,) * (num_blocks - MIN_BLOCKS)
     layers = [(STEM, 1 if stem == "cifar" else 2), *BEFORE, *middle, *AFTER]
-    return tuple((round(width * channels), stride) for channels, stride in layers)
-
-
-def block_names_of(layers: tuple[Layer, ...]) -> list[str]:
-    """Path prefixes of the parameters of `layers`."""
-    return ["stem", *(f"block{j}" for j in range(1, len(layers)))]
-
-
-def block_maps(
-    layers: tuple[Layer, ...],
-    settings: LayerSettings,
-    x: jax.Array,
-    train: bool,
-    remat: bool = False,
-) -> list[jax.Array]:
-    """Apply the blocks; return the last map of each spatial size, first to last.
-
-    For the call of a module, which then has the blocks' parameters.
-    """
-    block = with_remat(Block) if remat else Block
-    maps = []
-    for name, (channels, stride) in zip(block_names_of(layers), layers, strict=True):
-        layer = block if maps else Stem
-        x = layer(channels, stride, settings, name=name)(x, train)
-        # It replaces the last map if both have the same size.
-        maps = [*(maps if stride > 1 else maps[:-1]), x]
-    return maps
-
-
-class MobileNet(nn.Module):
-    """Flax module; see `mobilenet` for its attributes."""
-
-    layers: tuple[Layer, ...]  # of the stem and the blocks
-    num_classes: int
-    settings: LayerSettings
-    remat: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> logits [B, M]."""
-        maps = block_maps(self.layers, self.settings, x, train, self.remat)
-        return mean_logits(self, maps[-1], x.dtype)
-
-
-class Stem(nn.Module):
-    """3x3 convolution, normalization, ReLU."""
-
-    channels: int
-    stride: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
-        convolution = Convolution(self.channels, stride=self.stride)
-        x = build_conv(convolution, self.settings, "conv")(x)
-        return nn.relu(build_norm(self.settings)(x, train))
+    return [(round(width * channels), stride) for channels, stride in layers]
 
 
 class Block(nn.Module):
@@ -163,5 +136,5 @@ class Block(nn.Module):
         settings = self.settings
         by_channel = Depthwise(self.stride, settings, name="depthwise")
         x = nn.relu(build_norm(settings, 1)(by_channel(x), train))
-        x = build_conv(Convolution(self.channels, 1), settings, "pointwise")(x)
+        x = same_conv(self.channels, settings, size=1, name="pointwise")(x)
         return nn.relu(build_norm(settings, 2)(x, train))

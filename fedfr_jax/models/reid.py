@@ -20,16 +20,10 @@ import jax.numpy as jnp
 from annotated_types import Interval
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Implementation
-from fedfr_jax.models.linen import from_linen, he_normal, normal, sow_features
+from fedfr_jax.models.conv import Implementation, LayerSettings
+from fedfr_jax.models.linen import Network, from_linen, he_normal, normal, sow_features
 from fedfr_jax.models.norm import BatchNorm
-from fedfr_jax.models.resnet import (
-    LayerSettings,
-    StemKind,
-    Trunk,
-    build_trunk,
-    stage_maps,
-)
+from fedfr_jax.models.resnet import StemKind, resnet_trunk
 from fedfr_jax.ranges import BelowOne, Blocks, Count, Depth, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -70,47 +64,32 @@ def reid(
       dropout: share of a linear neck's outputs that training sets to 0, in [0, 1);
         training then needs a key.
     """
-    trunk = build_trunk(depth, blocks, widths, stem, remat)
-    trunk = trunk._replace(last_stride=last_stride)
-    dim = neck_dim if neck == "linear" else 0
-    settings = LayerSettings(conv_implementation=conv_implementation, dtype=dtype)
-    module = ReID(trunk, num_classes, dim, dropout, settings)
-    names = [*trunk.names, "neck", "classifier"]
-    return from_linen(module, input_shape, num_classes, blocks=names)
+    trunk = resnet_trunk(depth, blocks, widths, stem, remat, last_stride)
+    has_bottleneck = neck == "linear"
 
-
-class ReID(nn.Module):
-    """Flax module; see `reid` for its attributes."""
-
-    trunk: Trunk
-    num_classes: int
-    neck_dim: int  # 0 for a "bnneck"
-    dropout: float
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> logits [B, M]."""
-        param_dtype = x.dtype
-        x = stage_maps(self.trunk, self.settings, x, train)[-1]
-        pooled = jnp.mean(x.astype(param_dtype), (1, 2))
-        neck = Neck(self.neck_dim, self.dropout, name="neck")
-        feature = neck(pooled, train)
-        has_bottleneck = self.neck_dim > 0
-        sow_features(self, pooled if train and not has_bottleneck else feature)
+    def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
+        last_map = trunk.maps(network.settings, x, train)[-1]
+        pooled = jnp.mean(last_map.astype(x.dtype), (1, 2))
+        dim = neck_dim if has_bottleneck else 0
+        feature = Neck(dim, dropout, name="neck")(pooled, train)
+        sow_features(network, pooled if train and not has_bottleneck else feature)
         classifier = nn.Dense(
-            self.num_classes,
+            num_classes,
             use_bias=has_bottleneck,
             kernel_init=normal(FIRST_CLASSIFIER),
             name="classifier",
         )
         return classifier(feature)
 
+    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    names = [*trunk.names, "neck", "classifier"]
+    return from_linen(network, input_shape, num_classes, blocks=names)
+
 
 class Neck(nn.Module):
     """Neck: from the pooled feature to the retrieval feature."""
 
-    neck_dim: int
+    neck_dim: int  # 0 for a "bnneck"
     dropout: float
 
     @nn.compact

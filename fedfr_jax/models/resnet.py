@@ -20,23 +20,24 @@ bias} [C], a bn with batch_stats {mean, var} [C] at the same path:
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, Implementation
-from fedfr_jax.models.heads import mean_logits
-from fedfr_jax.models.linen import (
-    block_names,
-    from_linen,
-    he_normal,
-    stage_blocks,
-    with_remat,
+from fedfr_jax.models.block_scan import with_remat
+from fedfr_jax.models.conv import (
+    ConvNorm,
+    Implementation,
+    LayerSettings,
+    Norm,
+    build_norm,
+    same_conv,
 )
-from fedfr_jax.models.norm import BatchNorm, GroupNorm
+from fedfr_jax.models.heads import mean_logits
+from fedfr_jax.models.linen import Network, block_names, from_linen, stage_blocks
 from fedfr_jax.ranges import Blocks, Count, Depth, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
@@ -50,121 +51,71 @@ DEPTHS = {
 }
 MIN_BOTTLENECK = 50  # depth from which blocks are bottlenecks
 EXPANSION = 4  # of a bottleneck's width to its output channels
-StemKind, Norm = Literal["cifar", "imagenet"], Literal["batch", "group"]
+StemKind = Literal["cifar", "imagenet"]
 
 
 class Trunk(NamedTuple):
-    """All but the last layer of a ResNet; see `resnet` for its settings."""
+    """All but the last layer of a network for classification."""
 
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    is_bottleneck: bool
-    stem: str
-    remat: bool
-    last_stride: int = 2  # of the last stage, unless it is the only one
-
-    @property
-    def names(self) -> list[str]:
-        """Path prefixes of its parameters, from input to output."""
-        stages = {f"stage{i}": num for i, num in enumerate(self.blocks, 1)}
-        return ["stem", *block_names(stages)]
+    # (settings, x [B, H, W, C], train) -> maps of [B, h, w, C'], of decreasing size,
+    # within the call of a network
+    maps: Callable[[LayerSettings, jax.Array, bool], list[jax.Array]]
+    num_maps: int
+    names: tuple[str, ...]  # path prefixes of its parameters, from input to output
 
 
-def build_trunk(
+def resnet_trunk(
     depth: int,
     blocks: Sequence[int] | None,
     widths: Sequence[int],
     stem: str,
     remat: bool,
+    last_stride: int = 2,
 ) -> Trunk:
-    """Trunk of a named depth, or with given numbers of blocks and widths."""
-    blocks = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
-    return Trunk(blocks, tuple(widths), depth >= MIN_BOTTLENECK, stem, remat)
+    """Stem and stages of a ResNet, of which each gives a map; see `resnet`.
 
-
-class LayerSettings(NamedTuple):
-    """Settings shared by all layers; see `resnet`."""
-
-    norm: str = "batch"
-    norm_groups: int = 32
-    conv_implementation: str = "auto"
-    dtype: Any = None
-
-
-class Convolution(NamedTuple):
-    """Sizes of one convolution in a block."""
-
-    features: int
-    size: int = 3
-    stride: int = 1
-
-
-def basic(width: int, stride: int) -> tuple[Convolution, ...]:
-    """The two convolutions of a basic block."""
-    return Convolution(width, stride=stride), Convolution(width)
-
-
-def bottleneck(width: int, stride: int) -> tuple[Convolution, ...]:
-    """The three convolutions of a bottleneck."""
-    return (
-        Convolution(width, size=1),
-        Convolution(width, stride=stride),
-        Convolution(EXPANSION * width, size=1),
+    Args:
+      last_stride: of the last stage, unless it is the only one.
+    """
+    counts = stage_blocks(DEPTHS, depth, blocks, widths, minimum=1)
+    strides = [1, *[2] * (len(counts) - 2), last_stride][: len(counts)]
+    block = functools.partial(
+        with_remat(Block, remat), is_bottleneck=depth >= MIN_BOTTLENECK
     )
 
+    def maps(settings, x, train):
+        unit = functools.partial(ConvNorm, activation="relu", name="stem")
+        if stem == "imagenet":
+            x = max_pool(unit(widths[0], settings, size=7, stride=2)(x, train))
+        else:
+            x = unit(widths[0], settings)(x, train)
+        found = []
+        sizes = zip(widths, counts, strides, strict=True)
+        for i, (width, count, stride) in enumerate(sizes, 1):
+            stage = Stage(block, width, count, stride, settings, name=f"stage{i}")
+            x = stage(x, train)
+            found.append(x)
+        return found
 
-def stage_maps(
-    trunk: Trunk, settings: LayerSettings, x: jax.Array, train: bool
-) -> list[jax.Array]:
-    """Apply the stages to images [B, H, W, C]; return the output [B, h, w, C'] of each.
-
-    For the call of a module, which then has the trunk's parameters.
-    """
-    layers = bottleneck if trunk.is_bottleneck else basic
-    block = with_remat(Block) if trunk.remat else Block
-    x = Stem(trunk.widths[0], trunk.stem, settings, name="stem")(x, train)
-    maps = []
-    for i, (width, num) in enumerate(zip(trunk.widths, trunk.blocks, strict=True)):
-        first_stride = 1 if i == 0 else 2
-        if 0 < i == len(trunk.blocks) - 1:
-            first_stride = trunk.last_stride
-        strides = [first_stride] + [1] * (num - 1)
-        convolutions = tuple(layers(width, stride) for stride in strides)
-        stage = Stage(block, convolutions, settings, name=f"stage{i + 1}")
-        x = stage(x, train)
-        maps.append(x)
-    return maps
-
-
-class Stem(nn.Module):
-    """Stem: convolution, normalization, ReLU; stride and pooling for "imagenet"."""
-
-    width: int
-    kind: str  # a StemKind
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, H, W, width], or a quarter of H and W, rounded up."""
-        is_large = self.kind == "imagenet"
-        conv = Convolution(self.width, 7, 2) if is_large else Convolution(self.width)
-        x = build_conv(conv, self.settings, "conv")(x)
-        x = nn.relu(build_norm(self.settings)(x, train))
-        return _max_pool(x) if is_large else x
+    stages = {f"stage{i}": count for i, count in enumerate(counts, 1)}
+    return Trunk(maps, len(counts), ("stem", *block_names(stages)))
 
 
 class Stage(nn.Module):
     """Blocks applied one after another."""
 
-    block: type[nn.Module]
-    convolutions: tuple[tuple[Convolution, ...], ...]  # of every block
+    block: Callable[..., nn.Module]  # of `Block`'s arguments
+    width: int
+    num_blocks: int
+    stride: int  # of the first block
     settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
-        for j, convolutions in enumerate(self.convolutions):
-            block = self.block(convolutions, self.settings, name=f"block{j + 1}")
+        for j in range(self.num_blocks):
+            stride = 1 if j else self.stride
+            block = self.block(self.width, self.settings, stride, name=f"block{j + 1}")
             x = block(x, train)
         return x
 
@@ -172,58 +123,32 @@ class Stage(nn.Module):
 class Block(nn.Module):
     """ReLU(shortcut(x) + norm(conv(... ReLU(norm(conv(x)))))))."""
 
-    convolutions: tuple[Convolution, ...]
+    width: int
     settings: LayerSettings
+    stride: int = 1
+    is_bottleneck: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
+        width, stride = self.width, self.stride
+        sizes = [(width, 3, stride), (width, 3, 1)]  # channels, size, stride
+        if self.is_bottleneck:
+            sizes = [(width, 1, 1), (width, 3, stride), (EXPANSION * width, 1, 1)]
         y = x
-        for i, conv in enumerate(self.convolutions):
-            y = nn.relu(y) if i else y
-            y = build_conv(conv, self.settings, f"conv{i + 1}")(y)
-            y = build_norm(self.settings, i + 1)(y, train)
-        stride = max(conv.stride for conv in self.convolutions)
+        for i, (features, size, step) in enumerate(sizes, 1):
+            y = nn.relu(y) if i > 1 else y
+            conv = same_conv(
+                features, self.settings, size=size, stride=step, name=f"conv{i}"
+            )
+            y = build_norm(self.settings, i)(conv(y), train)
         if stride > 1 or x.shape[-1] != y.shape[-1]:
-            shape = Convolution(y.shape[-1], 1, stride)
-            x = Shortcut(shape, self.settings, name="shortcut")(x, train)
+            unit = functools.partial(ConvNorm, size=1, stride=stride, name="shortcut")
+            x = unit(y.shape[-1], self.settings)(x, train)
         return nn.relu(x + y)
 
 
-class Shortcut(nn.Module):
-    """1x1 convolution, normalization."""
-
-    convolution: Convolution
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C'] -> [B, H / stride, W / stride, C], rounded up."""
-        x = build_conv(self.convolution, self.settings, "conv")(x)
-        return build_norm(self.settings)(x, train)
-
-
-def build_conv(convolution: Convolution, settings: LayerSettings, name: str) -> Conv:
-    """Convolution with 'same' padding: only the stride makes the image smaller."""
-    return Conv(
-        convolution.features,
-        kernel_size=convolution.size,
-        stride=convolution.stride,
-        padding=convolution.size // 2,
-        kernel_init=he_normal(),
-        settings=settings,
-        name=name,
-    )
-
-
-def build_norm(settings: LayerSettings, number: int | str = "") -> nn.Module:
-    """Batch normalization "bn<number>" or group normalization "gn<number>"."""
-    if settings.norm == "group":
-        return GroupNorm(settings.norm_groups, name=f"gn{number}")
-    return BatchNorm(name=f"bn{number}")
-
-
-def _max_pool(x):
+def max_pool(x: jax.Array) -> jax.Array:
     """3x3 max pooling at stride 2, [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), C].
 
     The largest of slices, rows first: the backward pass of reduce_window adds up in no
@@ -263,22 +188,12 @@ def resnet(
       norm: "batch" or "group", whose groups must divide all widths.
       norm_groups: of group normalization.
     """
-    trunk = build_trunk(depth, blocks, widths, stem, remat)
-    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
-    module = ResNet(trunk, num_classes, settings)
-    blocks = [*trunk.names, "fc"]
-    return from_linen(module, input_shape, num_classes, blocks=blocks)
+    trunk = resnet_trunk(depth, blocks, widths, stem, remat)
 
+    def forward(network, x, train):  # [B, H, W, C] -> logits [B, M]
+        maps = trunk.maps(network.settings, x, train)
+        return mean_logits(network, maps[-1], num_classes, x.dtype)
 
-class ResNet(nn.Module):
-    """Flax module; see `resnet` for its attributes."""
-
-    trunk: Trunk
-    num_classes: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> logits [B, M]."""
-        maps = stage_maps(self.trunk, self.settings, x, train)
-        return mean_logits(self, maps[-1], x.dtype)
+    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
+    network, units = Network(forward, settings), [*trunk.names, "fc"]
+    return from_linen(network, input_shape, num_classes, blocks=units)

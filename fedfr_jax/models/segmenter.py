@@ -12,41 +12,27 @@ for the i-th map of the encoder but the last,
   classifier/kernel [1, 1, width, M], bias [M]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
-from fedfr_jax.models.linen import from_linen, sow_features
-from fedfr_jax.models.mobilenet import block_maps, block_names_of, parse_layers
-from fedfr_jax.models.resnet import (
-    Convolution,
+from fedfr_jax.models.conv import (
+    Conv,
+    ConvNorm,
+    Implementation,
     LayerSettings,
     Norm,
-    StemKind,
-    build_conv,
-    build_norm,
-    build_trunk,
-    stage_maps,
 )
+from fedfr_jax.models.linen import Network, from_linen, sow_features
+from fedfr_jax.models.mobilenet import mobilenet_trunk
+from fedfr_jax.models.resnet import StemKind, Trunk, resnet_trunk
 from fedfr_jax.parts import choose
 from fedfr_jax.ranges import Blocks, Depth, Positive, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
-
-
-class Encoder(NamedTuple):
-    """Encoder: maps an image to feature maps of decreasing size."""
-
-    # (settings, x [B, H, W, C], train) -> maps of [B, h, w, C'], first to last, within
-    # the call of a module
-    maps: Callable[[LayerSettings, jax.Array, bool], list[jax.Array]]
-    num_maps: int
-    blocks: tuple[str, ...]  # as of a `Model`
 
 
 def resnet_encoder(
@@ -56,14 +42,9 @@ def resnet_encoder(
     widths: Widths = (64, 128, 256, 512),
     stem: StemKind = "imagenet",
     remat: bool = False,
-) -> Encoder:
+) -> Trunk:
     """Encoder from the stages of a ResNet; see `resnet` for its settings."""
-    trunk = build_trunk(depth, blocks, widths, stem, remat)
-
-    def maps(settings, x, train):
-        return stage_maps(trunk, settings, x, train)
-
-    return Encoder(maps, len(trunk.blocks), tuple(trunk.names))
+    return resnet_trunk(depth, blocks, widths, stem, remat)
 
 
 def mobilenet_encoder(
@@ -72,15 +53,9 @@ def mobilenet_encoder(
     width: Positive = 1.0,
     stem: StemKind = "imagenet",
     remat: bool = False,
-) -> Encoder:
+) -> Trunk:
     """Encoder from a MobileNet's last map of each size; see `mobilenet`."""
-    layers = parse_layers(num_blocks, width, stem)
-
-    def maps(settings, x, train):
-        return block_maps(layers, settings, x, train, remat)
-
-    num_maps = 1 + sum(stride > 1 for _, stride in layers[1:])
-    return Encoder(maps, num_maps, tuple(block_names_of(layers)))
+    return mobilenet_trunk(num_blocks, width, stem, remat)
 
 
 ENCODERS = {"resnet": resnet_encoder, "mobilenet": mobilenet_encoder}
@@ -110,59 +85,30 @@ def segmenter(
       dtype: of the convolutions, such as "bfloat16"; None for the dtype of the
         parameters. Normalization and logits compute in at least float32.
     """
-    encoder = choose("config.model.encoder", ENCODERS, encoder)
-    settings = LayerSettings(norm, norm_groups, conv_implementation, dtype)
-    module = Segmenter(encoder, num_classes, width, settings)
-    steps = [step_name(i) for i in reversed(range(encoder.num_maps - 1))]
-    blocks = [*encoder.blocks, *steps, "classifier"]
-    return from_linen(module, input_shape, num_classes, blocks=blocks)
+    trunk: Trunk = choose("config.model.encoder", ENCODERS, encoder)
+    names = [f"up{i}" for i in range(1, trunk.num_maps)]  # to the size of the i-th map
 
-
-def step_name(i: int) -> str:
-    """Name of the decoder step that upsamples to the size of the i-th map, from 0."""
-    return f"up{i + 1}"
-
-
-class Segmenter(nn.Module):
-    """Flax module; see `segmenter` for its attributes."""
-
-    encoder: Encoder
-    num_classes: int
-    width: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> logits [B, H, W, M]."""
-        size, param_dtype = x.shape[1:3], x.dtype
-        *skips, y = self.encoder.maps(self.settings, x, train)
-        sow_features(self, y.astype(param_dtype))
-        for i in reversed(range(len(skips))):
-            step = Up(self.width, self.settings, name=step_name(i))
-            y = step(y, skips[i], train)
+    def forward(network, x, train):  # [B, H, W, C] -> logits [B, H, W, M]
+        settings, param_dtype = network.settings, x.dtype
+        *skips, y = trunk.maps(settings, x, train)
+        sow_features(network, y.astype(param_dtype))
+        for name, skip in zip(names[::-1], skips[::-1], strict=True):
+            y = upsample(y, skip.shape[1:3])
+            y = jnp.concatenate([y.astype(skip.dtype), skip], axis=-1)
+            y = ConvNorm(width, settings, activation="relu", name=name)(y, train)
         last = Conv(
-            self.num_classes,
+            num_classes,
             kernel_size=1,
             use_bias=True,
-            settings=ConvSettings(self.settings.conv_implementation),
+            settings=LayerSettings(settings.conv_implementation),
             name="classifier",
         )
-        return upsample(last(y.astype(param_dtype)), size)
+        return upsample(last(y.astype(param_dtype)), x.shape[1:3])
 
-
-class Up(nn.Module):
-    """Decoder step: upsample, join the encoder's map, convolve, norm, ReLU."""
-
-    width: int
-    settings: LayerSettings
-
-    @nn.compact
-    def __call__(self, y: jax.Array, skip: jax.Array, train: bool) -> jax.Array:
-        """[B, h, w, C'] and a map [B, h', w', C] -> [B, h', w', width]."""
-        y = upsample(y, skip.shape[1:3])
-        y = jnp.concatenate([y.astype(skip.dtype), skip], axis=-1)
-        y = build_conv(Convolution(self.width), self.settings, "conv")(y)
-        return nn.relu(build_norm(self.settings)(y, train))
+    settings = LayerSettings(conv_implementation, dtype, norm, norm_groups)
+    blocks = [*trunk.names, *names[::-1], "classifier"]
+    network = Network(forward, settings)
+    return from_linen(network, input_shape, num_classes, blocks=blocks)
 
 
 def upsample(x: jax.Array, size: tuple[int, int]) -> jax.Array:

@@ -33,8 +33,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
-from fedfr_jax.models.linen import from_linen, sow_features, xavier_uniform
+from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
+from fedfr_jax.models.linen import (
+    Network,
+    from_linen,
+    sow_features,
+    xavier_uniform,
+)
 from fedfr_jax.models.norm import BatchNorm
 from fedfr_jax.ranges import Count, Width, Widths
 from fedfr_jax.schema import checked
@@ -65,10 +70,21 @@ def cnn(
             f"input_shape must be at least {smallest} pixels high and wide for "
             f"{len(widths)} convolutions, got {tuple(input_shape)}."
         )
-    settings = ConvSettings(conv_implementation, dtype)
-    module = SmallCNN(tuple(widths), embedding_dim, num_classes, settings)
-    convolutions = [f"conv{i + 1}" for i in range(len(widths))]
-    return _cnn_model(module, input_shape, convolutions, embedding_dim, num_classes)
+
+    def forward(network, x, train):  # [B, H, W, C] -> [B, D] or [B, M]
+        del train
+        param_dtype = x.dtype
+        for i, width in enumerate(widths, 1):
+            conv = Conv(
+                width, use_bias=True, settings=network.settings, name=f"conv{i}"
+            )
+            x = nn.relu(conv(x))
+        x = max_pool(x).astype(param_dtype)
+        return _hidden(network, x, embedding_dim, num_classes)
+
+    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    convolutions = [f"conv{i}" for i in range(1, len(widths) + 1)]
+    return _model(network, input_shape, convolutions, embedding_dim, num_classes)
 
 
 @checked
@@ -84,54 +100,27 @@ def mlp(
     With `num_classes`, M, another one makes logits [B, M] of it. `dtype` is that of the
     hidden layer, such as "bfloat16"; None for that of the parameters.
     """
-    module = SmallMLP(hidden_dim, num_classes, dtype)
-    return _cnn_model(module, input_shape, [], hidden_dim, num_classes)
+
+    def forward(network, x, train):  # [B, ...] -> [B, D] or [B, M]
+        del train
+        return _hidden(network, x, hidden_dim, num_classes, dtype)
+
+    return _model(Network(forward), input_shape, [], hidden_dim, num_classes)
 
 
-def _cnn_model(module, input_shape, blocks, hidden, num_classes):
+def _hidden(network, x, hidden_dim, num_classes, dtype=None):
+    """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
+    dense = _linear(hidden_dim, "fc", dtype)
+    x = nn.relu(dense(x.reshape(x.shape[0], -1))).astype(x.dtype)
     if num_classes is None:
-        return from_linen(module, input_shape, hidden, blocks=[*blocks, "fc"])
-    blocks = [*blocks, "fc", "classifier"]
-    return from_linen(module, input_shape, num_classes, blocks=blocks)
+        return x
+    return _linear(num_classes, "classifier")(sow_features(network, x))
 
 
-class SmallCNN(nn.Module):
-    """Flax module; see `cnn` for its attributes."""
-
-    widths: tuple[int, ...]
-    embedding_dim: int
-    num_classes: int | None
-    settings: ConvSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, D] or [B, M]."""
-        del train
-        param_dtype = x.dtype
-        for i, width in enumerate(self.widths):
-            conv = Conv(
-                width,
-                use_bias=True,
-                settings=self.settings,
-                name=f"conv{i + 1}",
-            )
-            x = nn.relu(conv(x))
-        x = max_pool(x).astype(param_dtype)
-        return _top(self, self.embedding_dim, x)
-
-
-class SmallMLP(nn.Module):
-    """Flatten, linear, ReLU; see `mlp` for its attributes."""
-
-    hidden_dim: int
-    num_classes: int | None
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, ...] -> [B, hidden] or [B, M]."""
-        del train
-        return _top(self, self.hidden_dim, x, self.dtype)
+def _model(network, input_shape, convolutions, hidden_dim, num_classes):
+    top = ["fc"] if num_classes is None else ["fc", "classifier"]
+    dim, blocks = num_classes or hidden_dim, [*convolutions, *top]
+    return from_linen(network, input_shape, dim, blocks=blocks)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
@@ -143,15 +132,6 @@ def max_pool(x: jax.Array) -> jax.Array:
     x = x[:, : height // 2 * 2, : width // 2 * 2]
     x = x.reshape(num, height // 2, 2, width // 2, 2, channels)
     return jnp.max(x, axis=(2, 4))
-
-
-def _top(module, hidden, x, dtype=None):
-    """Linear layer with ReLU, then the classifier, if any: [B, ...] -> [B, D or M]."""
-    dense = _linear(hidden, "fc", dtype)
-    x = nn.relu(dense(x.reshape(x.shape[0], -1))).astype(x.dtype)
-    if module.num_classes is None:
-        return x
-    return _linear(module.num_classes, "classifier")(sow_features(module, x))
 
 
 @checked
@@ -171,15 +151,8 @@ def leaf_celeba(
       dtype: of all but the last layer, such as "bfloat16"; None for that of the
         parameters.
     """
-    module = LeafCNN(
-        num_classes,
-        tuple(widths),
-        kernel_size=3,
-        has_norm=True,
-        hidden_dim=0,
-        settings=ConvSettings(conv_implementation, dtype),
-    )
-    return _leaf_model(input_shape, module)
+    settings = LayerSettings(conv_implementation, dtype)
+    return _leaf(input_shape, num_classes, widths, settings, size=3)
 
 
 @checked
@@ -197,66 +170,45 @@ def leaf_femnist(
     Args:
       hidden_dim: its units; the others as for `leaf_celeba`.
     """
-    module = LeafCNN(
-        num_classes,
-        tuple(widths),
-        kernel_size=5,
-        has_norm=False,
-        hidden_dim=hidden_dim,
-        settings=ConvSettings(conv_implementation, dtype),
-    )
-    return _leaf_model(input_shape, module)
+    settings = LayerSettings(conv_implementation, dtype)
+    return _leaf(input_shape, num_classes, widths, settings, 5, hidden_dim)
 
 
-def _leaf_model(input_shape, module):
-    smallest = 2 ** len(module.widths)
+def _leaf(input_shape, num_classes, widths, settings, size, hidden_dim=0):
+    """Model of both LEAF networks: without a hidden layer, with normalizations."""
+    smallest, has_norm = 2 ** len(widths), not hidden_dim
     if min(input_shape[:2]) < smallest:
         raise ValueError(
             f"input_shape must be at least {smallest} pixels high and wide for "
-            f"{len(module.widths)} poolings, got {tuple(input_shape)}."
+            f"{len(widths)} poolings, got {tuple(input_shape)}."
         )
-    blocks = []
-    for i in range(1, len(module.widths) + 1):
-        blocks += [f"conv{i}", f"bn{i}"] if module.has_norm else [f"conv{i}"]
-    blocks += ["fc", "classifier"] if module.hidden_dim else ["classifier"]
-    return from_linen(module, input_shape, module.num_classes, blocks=blocks)
 
-
-class LeafCNN(nn.Module):
-    """Both LEAF networks; see `leaf_celeba` and `leaf_femnist` for the attributes."""
-
-    num_classes: int
-    widths: tuple[int, ...]
-    kernel_size: int
-    has_norm: bool
-    hidden_dim: int  # 0 for none
-    settings: ConvSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, M]."""
+    def forward(network, x, train):  # [B, H, W, C] -> [B, M]
         param_dtype = x.dtype
-        for i, width in enumerate(self.widths, 1):
-            x = self._conv(width, i)(x)
-            if self.has_norm:
+        for i, width in enumerate(widths, 1):
+            x = Conv(
+                width,
+                kernel_size=size,
+                padding=size // 2,
+                use_bias=True,
+                settings=network.settings,
+                name=f"conv{i}",
+            )(x)
+            if has_norm:
                 x = BatchNorm(name=f"bn{i}")(x, train)
             x = nn.relu(_max_pool(x))
         x = x.reshape(x.shape[0], -1)
-        if self.hidden_dim:
-            fc = _linear(self.hidden_dim, "fc", self.settings.dtype)
-            x = nn.relu(fc(x))
-        x = sow_features(self, x.astype(param_dtype))
-        return _linear(self.num_classes, "classifier")(x)
+        if hidden_dim:
+            x = nn.relu(_linear(hidden_dim, "fc", settings.dtype)(x))
+        x = sow_features(network, x.astype(param_dtype))
+        return _linear(num_classes, "classifier")(x)
 
-    def _conv(self, width, number):
-        return Conv(
-            width,
-            kernel_size=self.kernel_size,
-            padding=self.kernel_size // 2,
-            use_bias=True,
-            settings=self.settings,
-            name=f"conv{number}",
-        )
+    blocks = []
+    for i in range(1, len(widths) + 1):
+        blocks += [f"conv{i}", f"bn{i}"] if has_norm else [f"conv{i}"]
+    blocks += ["fc", "classifier"] if hidden_dim else ["classifier"]
+    network = Network(forward, settings)
+    return from_linen(network, input_shape, num_classes, blocks=blocks)
 
 
 def _max_pool(x):
@@ -280,22 +232,14 @@ def logistic(
       input_shape: (H, W, C) or (D,).
       dtype: of the product, such as "bfloat16"; None for that of the parameters.
     """
-    module = Logistic(num_classes, dtype)
-    return from_linen(module, input_shape, num_classes, blocks=["classifier"])
 
-
-class Logistic(nn.Module):
-    """Flax module; see `logistic` for its attributes."""
-
-    num_classes: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, ...] -> [B, M]."""
+    def forward(network, x, train):  # [B, ...] -> [B, M]
         del train
-        layer = _linear(self.num_classes, "classifier", self.dtype)
+        layer = _linear(num_classes, "classifier", dtype)
         return layer(x.reshape(x.shape[0], -1)).astype(x.dtype)
+
+    blocks = ["classifier"]
+    return from_linen(Network(forward), input_shape, num_classes, blocks=blocks)
 
 
 def _linear(num_outputs: int, name: str, dtype: Any = None) -> nn.Module:

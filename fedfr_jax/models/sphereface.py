@@ -13,20 +13,21 @@ Parameters, C = width of the stage, n = its number of blocks:
   fc/kernel [h w C, D] with h, w, C in this order, bias [D]
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from flax import linen as nn
 
-from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
+from fedfr_jax.models.block_scan import Stage, with_remat
+from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
 from fedfr_jax.models.linen import (
+    Network,
     block_names,
     from_linen,
     normal,
     stage_blocks,
-    with_remat,
     xavier_uniform,
 )
 from fedfr_jax.models.norm import PReLU
@@ -58,75 +59,29 @@ def sphereface(
       blocks: residual blocks of every stage, instead of `depth`.
       widths: channels of every stage.
     """
-    module = SphereFace(
-        blocks=stage_blocks(DEPTHS, depth, blocks, widths, minimum=0),
-        widths=tuple(widths),
-        embedding_dim=embedding_dim,
-        settings=ConvSettings(conv_implementation, dtype),
-        scan_blocks=scan_blocks,
-        remat=remat,
-    )
-    stages = {f"stage{i}": 1 + num for i, num in enumerate(module.blocks, 1)}
-    units = [*block_names(stages), "fc"]
-    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
+    counts = stage_blocks(DEPTHS, depth, blocks, widths, minimum=0)
 
-
-class SphereFace(nn.Module):
-    """Flax module; see `sphereface` for its attributes."""
-
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    embedding_dim: int
-    settings: ConvSettings = ConvSettings()
-    scan_blocks: bool = True
-    remat: bool = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, D]."""
-        param_dtype = x.dtype
-        for i, (width, num) in enumerate(zip(self.widths, self.blocks, strict=True), 1):
-            stage = Stage(
-                width,
-                num,
-                self.scan_blocks,
-                self.remat,
-                self.settings,
-                name=f"stage{i}",
-            )
+    def forward(network, x, train):  # [B, H, W, C] -> [B, D]
+        settings, param_dtype = network.settings, x.dtype
+        for i, (width, count) in enumerate(zip(widths, counts, strict=True), 1):
+            first = functools.partial(with_remat(First, remat), width, settings)
+            block = functools.partial(Block, width, settings)
+            stage = Stage(first, block, count, scan_blocks, remat, name=f"stage{i}")
             x = stage(x, train)
         x = x.reshape(x.shape[0], -1).astype(param_dtype)
-        fc = nn.Dense(self.embedding_dim, kernel_init=xavier_uniform(), name="fc")
-        return fc(x)
+        return nn.Dense(embedding_dim, kernel_init=xavier_uniform(), name="fc")(x)
 
-
-class Stage(nn.Module):
-    """A strided convolution, then equal residual blocks."""
-
-    width: int
-    num_blocks: int
-    scan_blocks: bool
-    remat: bool
-    settings: ConvSettings
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C'] -> [B, ceil(H / 2), ceil(W / 2), width]."""
-        first, block = First, Block
-        if self.remat:
-            first, block = with_remat(First), with_remat(Block)
-        x = first(self.width, self.settings, name="first")(x, train)
-        if not self.num_blocks:
-            return x
-        stack = block(self.width, self.settings, name="blocks")
-        return run_stack(stack, x, train, length=self.num_blocks, scan=self.scan_blocks)
+    stages = {f"stage{i}": 1 + count for i, count in enumerate(counts, 1)}
+    units = [*block_names(stages), "fc"]
+    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 class First(nn.Module):
     """Strided convolution with PReLU, the first layer of a stage."""
 
     width: int
-    settings: ConvSettings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -147,7 +102,7 @@ class Block(nn.Module):
     """x + PReLU(conv(PReLU(conv(x))))."""
 
     width: int
-    settings: ConvSettings
+    settings: LayerSettings
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:

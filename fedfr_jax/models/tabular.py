@@ -7,14 +7,15 @@ classifier/kernel [H, M], bias [M].
 
 from collections.abc import Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.linen import from_linen, sow_features
+from fedfr_jax.models.linen import Network, from_linen, sow_features
 from fedfr_jax.ranges import Count, Width, Widths
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Model
+
+KEYS = ("numbers", "categories")
 
 
 @checked
@@ -39,31 +40,17 @@ def tabular(
             f"tabular needs inputs {list(KEYS)}, got {input_shape}. Use the data "
             "source table."
         )
-    module = Tabular(tuple(hidden_dims), num_classes, num_categories, category_dim)
-    blocks = [f"fc{i + 1}" for i in range(len(hidden_dims))]
-    blocks = ["embedding", *blocks, "classifier"]
-    return from_linen(module, input_shape, num_classes, blocks=blocks)
 
-
-KEYS = ("numbers", "categories")
-
-
-class Tabular(nn.Module):
-    """Flax module; see `tabular` for its attributes."""
-
-    hidden_dims: tuple[int, ...]
-    num_classes: int
-    num_categories: int
-    category_dim: int
-
-    @nn.compact
-    def __call__(self, x: Mapping[str, jax.Array], train: bool) -> jax.Array:
-        """{"numbers": [B, D], "categories": [B, C]} -> [B, M]."""
+    def forward(network, x, train):  # {"numbers": [B, D], "categories": [B, C]}
         del train
-        codes = x["categories"].astype(jnp.int32) % self.num_categories
-        embed = nn.Embed(self.num_categories, self.category_dim, name="embedding")
+        codes = x["categories"].astype(jnp.int32) % num_categories
+        embed = nn.Embed(num_categories, category_dim, name="embedding")
         vectors = embed(codes).reshape(len(codes), -1)
         h = jnp.concatenate([x["numbers"], vectors.astype(x["numbers"].dtype)], axis=1)
-        for i, width in enumerate(self.hidden_dims):
-            h = nn.relu(nn.Dense(width, name=f"fc{i + 1}")(h))
-        return nn.Dense(self.num_classes, name="classifier")(sow_features(self, h))
+        for i, width in enumerate(hidden_dims, 1):
+            h = nn.relu(nn.Dense(width, name=f"fc{i}")(h))
+        return nn.Dense(num_classes, name="classifier")(sow_features(network, h))
+
+    hidden = [f"fc{i}" for i in range(1, len(hidden_dims) + 1)]
+    blocks = ["embedding", *hidden, "classifier"]
+    return from_linen(Network(forward), input_shape, num_classes, blocks=blocks)

@@ -16,17 +16,18 @@ Parameters, E = width, P = patches, every norm<i> is {scale, bias} [E]:
   norm, fc1/kernel [P E, E], bn1/{scale, bias}, fc2/kernel [E, D], bn2
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.conv import Conv, ConvSettings, Implementation
-from fedfr_jax.models.linen import block_names, from_linen, normal, uniform, with_remat
+from fedfr_jax.models.block_scan import Stage, with_remat
+from fedfr_jax.models.conv import Conv, Implementation, LayerSettings
+from fedfr_jax.models.linen import Network, block_names, from_linen, normal, uniform
 from fedfr_jax.models.norm import EPSILON, BatchNorm, per_channel, sum_dtype
 from fedfr_jax.ranges import BelowOne, Depth, Width
 from fedfr_jax.schema import checked
@@ -75,21 +76,28 @@ def vit(
     width = SIZES[size][0] if width is None else width
     depth = SIZES[size][1] if depth is None else depth
     _check(input_shape, width, num_heads, patch_size)
-    module = ViT(
-        width=width,
-        depth=depth,
-        num_heads=num_heads,
-        patch_size=patch_size,
-        mask_ratio=mask_ratio,
-        embedding_dim=embedding_dim,
-        settings=ConvSettings(conv_implementation, dtype),
-        scan_blocks=scan_blocks,
-        remat=remat,
-    )
+
+    def forward(network, x, train):  # [B, H, W, C] -> [B, D]
+        param_dtype, mask = x.dtype, None
+        x = tokens(x, width, patch_size, network.settings)
+        token = Vector(width, name="mask_token")(x.dtype) if mask_ratio else None
+        if train and mask_ratio:
+            x, mask = drop_tokens(x, mask_ratio, network.make_rng("dropout"))
+        first = functools.partial(with_remat(Block, remat), num_heads, dtype)
+        block = functools.partial(Block, num_heads, dtype)
+        x = Stage(first, block, depth - 1, scan_blocks, remat, name="encoder")(x, train)
+        x = LayerNorm(name="norm")(x).astype(param_dtype)
+        if mask is not None:
+            x = put_back(x, mask, token.astype(param_dtype))
+        x = _linear(width, "fc1", False)(x.reshape(len(x), -1))
+        x = _linear(embedding_dim, "fc2", False)(BatchNorm(name="bn1")(x, train))
+        return BatchNorm(name="bn2")(x, train)
+
     stages = {"encoder": depth}
     first = ["patches", "positions"] + (["mask_token"] if mask_ratio else [])
     units = [*first, *block_names(stages), "norm", "fc1", "bn1", "fc2", "bn2"]
-    return from_linen(module, input_shape, embedding_dim, blocks=units, stages=stages)
+    network = Network(forward, LayerSettings(conv_implementation, dtype))
+    return from_linen(network, input_shape, embedding_dim, blocks=units, stages=stages)
 
 
 def _check(input_shape, width, heads, patch):
@@ -102,96 +110,47 @@ def _check(input_shape, width, heads, patch):
         )
 
 
-class ViT(nn.Module):
-    """Flax module; see `vit` for its attributes."""
-
-    width: int
-    depth: int
-    num_heads: int
-    patch_size: int
-    mask_ratio: float
-    embedding_dim: int
-    settings: ConvSettings
-    scan_blocks: bool
-    remat: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, H, W, C] -> [B, D]."""
-        param_dtype = x.dtype
-        x = self._tokens(x)
-        token, mask = None, None
-        if self.mask_ratio:
-            token = Vector(self.width, name="mask_token")(x.dtype)
-            if train:
-                x, mask = self._drop_tokens(x)
-        encoder = Encoder(
-            self.depth,
-            self.num_heads,
-            self.settings.dtype,
-            self.scan_blocks,
-            self.remat,
-            name="encoder",
-        )
-        x = encoder(x, train)
-        x = LayerNorm(name="norm")(x).astype(param_dtype)
-        if mask is not None:
-            x = _put_back(x, mask, token.astype(param_dtype))
-        x = x.reshape(len(x), -1)
-        x = BatchNorm(name="bn1")(_linear(self.width, "fc1", False)(x), train)
-        x = _linear(self.embedding_dim, "fc2", False)(x)
-        return BatchNorm(name="bn2")(x, train)
-
-    def _tokens(self, x):
-        """Patch embeddings with positions: [B, H, W, C] -> [B, P, E]."""
-        init = uniform(1 / math.sqrt(self.patch_size**2 * x.shape[-1]))  # as PyTorch's
-        conv = Conv(
-            self.width,
-            kernel_size=self.patch_size,
-            stride=self.patch_size,
-            use_bias=True,
-            kernel_init=init,
-            settings=self.settings,
-            name="patches",
-        )
-        x = conv(x)
-        x = x.reshape(len(x), -1, self.width)
-        return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
-
-    def _drop_tokens(self, x):
-        """Sample the unmasked tokens of each image; return them and their positions."""
-        count = x.shape[1]
-        num_kept = max(int(count * (1 - self.mask_ratio)), 1)
-        noise = jax.random.uniform(self.make_rng("dropout"), x.shape[:2])
-        place = jnp.argsort(noise, axis=1)[:, :num_kept]
-        return jnp.take_along_axis(x, place[..., None], axis=1), (place, count)
+def tokens(
+    x: jax.Array, width: int, patch_size: int, settings: LayerSettings
+) -> jax.Array:
+    """Patch embeddings with positions, [B, H, W, C] -> [B, P, E]."""
+    init = uniform(1 / math.sqrt(patch_size**2 * x.shape[-1]))  # as PyTorch's
+    conv = Conv(
+        width,
+        kernel_size=patch_size,
+        stride=patch_size,
+        use_bias=True,
+        kernel_init=init,
+        settings=settings,
+        name="patches",
+    )
+    x = conv(x)
+    x = x.reshape(len(x), -1, width)
+    return x + Table(x.shape[1:], name="positions")(x.dtype)[None]
 
 
-def _put_back(x, mask, token):
+class Mask(NamedTuple):
+    """Which tokens of each image are kept."""
+
+    index: jax.Array  # [B, K] int32 among all tokens
+    count: int  # P, number of all
+
+
+def drop_tokens(
+    x: jax.Array, mask_ratio: float, key: jax.Array
+) -> tuple[jax.Array, Mask]:
+    """Sample the unmasked tokens of each image, [B, P, E] -> [B, K, E]."""
+    count = x.shape[1]
+    num_kept = max(int(count * (1 - mask_ratio)), 1)
+    index = jnp.argsort(jax.random.uniform(key, x.shape[:2]), axis=1)[:, :num_kept]
+    return jnp.take_along_axis(x, index[..., None], axis=1), Mask(index, count)
+
+
+def put_back(x: jax.Array, mask: Mask, token: jax.Array) -> jax.Array:
     """Tokens [B, K, E] at their positions, the mask token elsewhere: [B, P, E]."""
-    place, count = mask
-    masked = jnp.broadcast_to(token, (len(x), count, len(token)))
-    return jax.vmap(lambda image, i, tokens: image.at[i].set(tokens))(masked, place, x)
-
-
-class Encoder(nn.Module):
-    """Equal transformer blocks, one after another."""
-
-    depth: int
-    num_heads: int
-    dtype: Any
-    scan_blocks: bool
-    remat: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """[B, P, E] -> [B, P, E]."""
-        block = with_remat(Block) if self.remat else Block
-        x = block(self.num_heads, self.dtype, name="first")(x, train)
-        if self.depth == 1:
-            return x
-        stack = block(self.num_heads, self.dtype, name="blocks")
-        return run_stack(stack, x, train, length=self.depth - 1, scan=self.scan_blocks)
+    masked = jnp.broadcast_to(token, (len(x), mask.count, len(token)))
+    put = lambda image, i, tokens: image.at[i].set(tokens)
+    return jax.vmap(put)(masked, mask.index, x)
 
 
 class Block(nn.Module):

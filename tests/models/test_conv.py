@@ -8,7 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from fedfr_jax.models import winograd
-from fedfr_jax.models.conv import IMPLEMENTATIONS, Conv, ConvSettings, convolve
+from fedfr_jax.models.conv import IMPLEMENTATIONS, Conv, LayerSettings, convolve
 from tests.federated.toys import others_are_slow
 
 # kernel size, stride, padding, input height and width
@@ -178,7 +178,7 @@ def test_auto_goes_by_the_platform_of_the_mesh():
 
 
 def test_conv_computes_in_its_dtype_with_float32_parameters():
-    module = Conv(4, padding=1, use_bias=True, settings=ConvSettings(dtype="bfloat16"))
+    module = Conv(4, padding=1, use_bias=True, settings=LayerSettings(dtype="bfloat16"))
     x = jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)
     y, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), x)
     assert y.dtype == jnp.bfloat16 and y.shape == (1, 4, 4, 4)

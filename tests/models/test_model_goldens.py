@@ -12,17 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.block_scan import stacked_stages
+from fedfr_jax.models.block_scan import Stage
+from fedfr_jax.models.conv import LayerSettings
 from fedfr_jax.models.external_checkpoints import from_torch, to_torch
-from fedfr_jax.models.iresnet import DEPTHS as IRESNET_DEPTHS
-from fedfr_jax.models.iresnet import Block, IResNet, LayerSettings
-from fedfr_jax.models.iresnet import Stage as IResNetStage
+from fedfr_jax.models.iresnet import Block
 from fedfr_jax.models.norm import moved
-from fedfr_jax.models.sphereface import DEPTHS as SPHEREFACE_DEPTHS
-from fedfr_jax.models.sphereface import SphereFace
-from fedfr_jax.models.sphereface import Stage as SphereFaceStage
 
 SHAPE = (112, 112, 3)
 NETS = {
@@ -31,16 +28,6 @@ NETS = {
     "iresnet18": ("iresnet", 18),
     "iresnet50": ("iresnet", 50),
 }
-MODULES = {
-    "sphereface": functools.partial(
-        SphereFace, widths=(64, 128, 256, 512), embedding_dim=512
-    ),
-    "iresnet": functools.partial(
-        IResNet, widths=(64, 128, 256, 512), embedding_dim=512
-    ),
-}
-DEPTHS = {"sphereface": SPHEREFACE_DEPTHS, "iresnet": IRESNET_DEPTHS}
-STAGES = (SphereFaceStage, IResNetStage)
 
 
 def _fedfr_state_dict(path, net):
@@ -73,23 +60,22 @@ def _nhwc(images):
 
 
 def _stages(model, variables, x):
-    """Outputs of the stages, in order."""
-    run = functools.partial(
-        model.apply,
-        train=False,
-        capture_intermediates=lambda m, _: isinstance(m, STAGES),
-        mutable=["intermediates"],
-    )
-    embedding, captured = jax.jit(run)(variables, x)
-    outputs = captured["intermediates"]
-    names = sorted(outputs)
-    return embedding, [np.asarray(outputs[n]["__call__"][0]) for n in names]
+    """The embedding, and outputs of the stages, in order."""
 
+    def run(variables, x):
+        outputs = {}
 
-def _in_stages(variables, counts):
-    """Variables by blocks' names as a module has them, of stages of `counts` blocks."""
-    stages = {f"stage{i}": num for i, num in enumerate(counts, 1)}
-    return {k: stacked_stages(tree, stages) for k, tree in variables.items()}
+        def record(function, arguments, keywords, context):
+            output = function(*arguments, **keywords)
+            if isinstance(context.module, Stage) and context.method_name == "__call__":
+                outputs[context.module.name] = output
+            return output
+
+        with nn.intercept_methods(record):
+            return model.apply(variables, x)[0], outputs
+
+    embedding, outputs = jax.jit(run)(variables, x)
+    return embedding, [np.asarray(outputs[name]) for name in sorted(outputs)]
 
 
 def _assert_close(got, want, rtol):
@@ -124,11 +110,9 @@ def fedfr_net(golden, request):
 def test_fedfr_backbones_give_the_official_features_and_stages(fedfr_net, net):
     arrays, variables, to_ours = fedfr_net(net)
     family, depth = NETS[net]
-    model = MODULES[family](blocks=DEPTHS[family][depth])
-    first = 1 if family == "sphereface" else 0  # which `blocks` does not count
-    variables = _in_stages(variables, [num + first for num in model.blocks])
-    images = _nhwc(arrays["input"][:2])
-    embedding, stages = _stages(model, variables, images)
+    model = MODELS[family](SHAPE, depth=depth)
+    embedding, stages = _stages(model, variables, _nhwc(arrays["input"][:2]))
+    assert len(stages) == 4
     for i, stage in enumerate(stages):
         want = arrays[f"{net}/layer{i + 1}_patch"]
         _assert_close(stage[:, :4, :4, :4], want.transpose(0, 2, 3, 1), 2e-5)
@@ -181,7 +165,7 @@ def _block_tree(arrays, prefix):
 def test_a_block_has_the_official_outputs_gradients_and_statistics(golden, case):
     arrays = golden("bigface_iblock")
     strides = (1, 1) if case == "identity" else (1, 2)
-    block = Block(arrays[f"{case}/eval_y"].shape[1], LayerSettings(), strides)
+    block = Block(arrays[f"{case}/eval_y"].shape[1], LayerSettings(), strides=strides)
     variables = _block_tree(arrays, f"{case}/w/")
     x, cotangent = _nhwc(arrays[f"{case}/x"]), _nhwc(arrays[f"{case}/cotangent"])
     y = jax.jit(block.apply, static_argnames="train")(variables, x, train=False)
@@ -246,8 +230,7 @@ def _bigface_images(arrays):
 def test_the_tiny_iresnet_evaluates_to_the_official_features(golden):
     arrays = golden("bigface_iresnet_tiny")
     variables = from_torch("iresnet", _bigface_state_dict(arrays), SHAPE, **TINY)
-    model = MODULES["iresnet"](**TINY)
-    variables = _in_stages(variables, model.blocks)
+    model = MODELS["iresnet"](SHAPE, **TINY)
     embedding, stages = _stages(model, variables, _bigface_images(arrays))
     _assert_close(embedding, arrays["eval_out_f64"], 2e-5)
     patch = stages[0][0, :8, :8, :8].transpose(2, 0, 1)

@@ -8,9 +8,7 @@ import pytest
 from jax import lax
 
 from fedfr_jax.models import MODELS
-from fedfr_jax.models.resnet import (
-    _max_pool,
-)
+from fedfr_jax.models.resnet import max_pool
 from fedfr_jax.trees import path_name
 
 SHAPE = (16, 14, 3)
@@ -83,7 +81,7 @@ def test_max_pooling_is_that_of_windows_with_its_gradient(size):
     @jax.jit
     def both(x):
         (got, pull), (want, pull_back) = (
-            jax.vjp(pool, x) for pool in (_max_pool, _reduce_window)
+            jax.vjp(pool, x) for pool in (max_pool, _reduce_window)
         )
         dy = jax.random.normal(jax.random.key(1), got.shape)
         return (got, want), (pull(dy), pull_back(dy))

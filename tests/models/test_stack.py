@@ -8,7 +8,8 @@ import pytest
 from flax import linen as nn
 
 from fedfr_jax.models.block_scan import run_stack
-from fedfr_jax.models.iresnet import Block, LayerSettings
+from fedfr_jax.models.conv import LayerSettings
+from fedfr_jax.models.iresnet import Block
 from fedfr_jax.models.norm import inverses
 
 WIDTH = 8
