@@ -23,11 +23,14 @@ from fedfr_jax.federated import aggregation as aggregation
 from fedfr_jax.federated import privacy as privacy
 from fedfr_jax.federated.aggregation import AGGREGATORS as AGGREGATORS
 from fedfr_jax.federated.aggregation import register_aggregator as register_aggregator
-from fedfr_jax.federated.aggregation import with_aggregation as with_aggregation
-from fedfr_jax.federated.aggregation import with_update_checks as with_update_checks
+from fedfr_jax.federated.aggregation.clip import (
+    with_update_checks as with_update_checks,
+)
+from fedfr_jax.federated.aggregation.contract import (
+    with_aggregation as with_aggregation,
+)
 from fedfr_jax.federated.algorithms import ALGORITHMS as ALGORITHMS
 from fedfr_jax.federated.algorithms import register_algorithm as register_algorithm
-from fedfr_jax.federated.algorithms.apfl import apfl as apfl
 from fedfr_jax.federated.algorithms.clusters import fesem as fesem
 from fedfr_jax.federated.algorithms.clusters import finch as finch
 from fedfr_jax.federated.algorithms.clusters import hypcluster as hypcluster
@@ -41,10 +44,8 @@ from fedfr_jax.federated.algorithms.fair import qfedavg as qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg as fedavg
 from fedfr_jax.federated.algorithms.fedfr import fedfr as fedfr
 from fedfr_jax.federated.algorithms.fedmargin import fedmargin as fedmargin
-from fedfr_jax.federated.algorithms.fednova import fednova as fednova
 from fedfr_jax.federated.algorithms.fedreid import cdw as cdw
 from fedfr_jax.federated.algorithms.fedreid import kd as kd
-from fedfr_jax.federated.algorithms.perfedavg import perfedavg as perfedavg
 from fedfr_jax.federated.algorithms.personal import top_blocks as top_blocks
 from fedfr_jax.federated.algorithms.personal import (
     with_batch_stats as with_batch_stats,
@@ -52,12 +53,15 @@ from fedfr_jax.federated.algorithms.personal import (
 from fedfr_jax.federated.algorithms.personal import (
     with_personal_layers as with_personal_layers,
 )
+from fedfr_jax.federated.algorithms.personal_models import apfl as apfl
+from fedfr_jax.federated.algorithms.personal_models import ditto as ditto
+from fedfr_jax.federated.algorithms.personal_models import perfedavg as perfedavg
+from fedfr_jax.federated.algorithms.personal_models import pfedme as pfedme
 from fedfr_jax.federated.algorithms.phases import fedrep as fedrep
-from fedfr_jax.federated.algorithms.proximal import ditto as ditto
 from fedfr_jax.federated.algorithms.proximal import feddyn as feddyn
+from fedfr_jax.federated.algorithms.proximal import fednova as fednova
 from fedfr_jax.federated.algorithms.proximal import fedprox as fedprox
 from fedfr_jax.federated.algorithms.proximal import moon as moon
-from fedfr_jax.federated.algorithms.proximal import pfedme as pfedme
 from fedfr_jax.federated.algorithms.spreadout import fedaws as fedaws
 from fedfr_jax.federated.attacks import ATTACKS as ATTACKS
 from fedfr_jax.federated.attacks import backdoor_rate as backdoor_rate

@@ -69,6 +69,13 @@ class Model(NamedTuple):
     config: Mapping[str, Any] | None = None
 
     @property
+    def features(self) -> Callable[..., tuple[jax.Array, jax.Array, PyTree]]:
+        """`apply_with_features`, which must be there."""
+        if self.apply_with_features is None:
+            raise ValueError("the model must have features, got one without.")
+        return self.apply_with_features
+
+    @property
     def flops(self) -> int:
         """FLOPs of one image, twice the multiply-adds, if the network counts them."""
         assert self.count_flops
@@ -502,6 +509,17 @@ def return_unchanged(key, state, total: Summary) -> tuple[PyTree, PyTree, dict]:
     return total.update, state, {}
 
 
+def any_number(num_clients: int) -> float:
+    """No bound, as `Aggregator.max_malicious`."""
+    del num_clients
+    return math.inf
+
+
+def send_all(message: Message) -> Message:
+    """The message as it is, as `Aggregator.compress`."""
+    return message
+
+
 class Aggregator(NamedTuple):
     """Aggregation of clients' updates: one link, or a chain of links.
 
@@ -520,7 +538,7 @@ class Aggregator(NamedTuple):
     finish: Callable[..., tuple[PyTree, PyTree, PyTree]] = return_unchanged
     role: str = LINK
     min_clients: int = 1  # of a cohort
-    max_clients: int | None = None
+    max_clients: float = math.inf
     # Zeros like an update -> the link's state at a client, kept with its personal
     # state; `summarize` then gets a `LinkState` and returns the new state as
     # `Summary.personal`. None: no such state.
@@ -530,9 +548,9 @@ class Aggregator(NamedTuple):
     # server, R = ceil(K / clients_per_row); a row of weight 0 is left out.
     mix: Callable | None = None
     clients_per_row: int = 1
-    # Clients of a cohort -> how many may be malicious; None: no guarantee
-    max_malicious: Callable[[int], int] | None = None
-    compress: Callable[[Message], Message] | None = None  # None: not compressed
+    # Clients of a cohort -> how many may be malicious
+    max_malicious: Callable[[int], float] = any_number
+    compress: Callable[[Message], Message] = send_all
     has_plain_mean: bool = False  # of a chain: links that change the sum may be added
 
 

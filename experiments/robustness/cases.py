@@ -7,8 +7,9 @@ import numpy as np
 import optax
 
 import fedfr_jax as ff
-from fedfr_jax.federated.aggregation import build_links
+from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.models.small_networks import mlp
+from fedfr_jax.parts import Built, Member, Several, parse
 
 NUM_CLIENTS, ROUNDS, SEED = 20, 15, 0
 NUM_TRAIN, NUM_TEST = 4000, 2000
@@ -60,7 +61,8 @@ def fedavg() -> ff.Algorithm:
 
 def with_links(algorithm, links) -> ff.Algorithm:
     """`algorithm` behind links as a config names them."""
-    return ff.with_aggregation(algorithm, *build_links("aggregation", links))
+    reader = Several(Built(Member(AGGREGATORS)))
+    return ff.with_aggregation(algorithm, *parse(reader, links, "aggregation"))
 
 
 def train(algorithm, data, test_images, test_labels, rounds=ROUNDS):

@@ -142,7 +142,7 @@ def _text(parameter: inspect.Parameter) -> str:
 
 def load_families() -> dict[str, Mapping[str, Any]]:
     """Members of each family, imported here, as most of them import JAX."""
-    from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+    from fedfr_jax.federated.algorithms.fedavg import SERVER_OPTIMIZERS
     from fedfr_jax.models.segmenter import ENCODERS
     from fedfr_jax.tasks.reid.data import SCENARIOS
 

@@ -190,7 +190,7 @@ def _first_client(batching, max_local, dataset, extra):
 
 def _saved_bytes(algorithm: Algorithm, update: PyTree) -> int:
     """Number of bytes that links save by compressing an update."""
-    if not (algorithm.aggregator and algorithm.aggregator.compress):
+    if algorithm.aggregator is None:
         return 0
     change = [x for x in split(update)[0] if x.ndim]
     sizes = tuple(x.size for x in change)

@@ -188,7 +188,7 @@ def _can_quantize(aggregator: Aggregator | None) -> bool:
         return False
     is_plain = aggregator.role == MEAN or aggregator.has_plain_mean
     one = Message((2**20,), (32,))
-    return is_plain and not (aggregator.compress and aggregator.compress(one).is_sparse)
+    return is_plain and not aggregator.compress(one).is_sparse
 
 
 def _is_exact(summary: Summary) -> bool:

@@ -22,10 +22,10 @@ import optax
 from annotated_types import MinLen
 
 from fedfr_jax.central.settings import Training
-from fedfr_jax.federated.aggregation import AGGREGATORS, with_update_checks
+from fedfr_jax.federated.aggregation import AGGREGATORS
+from fedfr_jax.federated.aggregation.clip import with_update_checks
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.attacks import ATTACKS
-from fedfr_jax.federated.attacks.contract import Attack
+from fedfr_jax.federated.attacks import ATTACKS, Attack
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.federated.privacy import banded_noise, blt_noise, skellam_noise
 from fedfr_jax.federated.privacy.mechanism import Privacy

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from fedfr_jax.central.settings import Training, check_patterns, check_training
-from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms.personal import (
     batch_norms,
     check_batch_stats,
@@ -23,7 +23,7 @@ from fedfr_jax.federated.algorithms.personal import (
     with_personal_layers,
 )
 from fedfr_jax.federated.algorithms.phases import head_first
-from fedfr_jax.federated.attacks.contract import attack_algorithm
+from fedfr_jax.federated.attacks import with_attack
 from fedfr_jax.federated.local import (
     by_block,
     freeze_leaves,
@@ -226,7 +226,7 @@ def build_algorithm(method: Method, facts: Facts, around: Callable) -> Algorithm
         attack, share, seed = method.attack
         seed = facts.seed if seed is None else seed
         clients = {"num_clients": facts.num_clients, "seed": seed}
-        algorithm = attack_algorithm(algorithm, attack, share=share, **clients)
+        algorithm = with_attack(algorithm, attack, share=share, **clients)
     if method.on_bad_update is not None:
         algorithm = method.on_bad_update(algorithm, method.on_bad_update.name)
     # A pattern must match: found before any compile.

@@ -13,7 +13,8 @@ import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.federated import client as client_module
 from fedfr_jax.federated import simulation as simulations
-from fedfr_jax.federated.aggregation import AGGREGATORS, with_aggregation
+from fedfr_jax.federated.aggregation import AGGREGATORS
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.algorithms.personal import (

@@ -18,7 +18,7 @@ from fedfr_jax.configs import base
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from fedfr_jax.federated.algorithms.fedavg import SERVER_OPTIMIZERS
 from fedfr_jax.parts import parse
 from fedfr_jax.schema import keywords
 from fedfr_jax.tasks.classification import cross_entropy

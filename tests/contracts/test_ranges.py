@@ -8,7 +8,7 @@ import pytest
 
 from fedfr_jax.federated.aggregation import AGGREGATORS
 from fedfr_jax.federated.algorithms import ALGORITHMS
-from fedfr_jax.federated.algorithms.server_optimizers import SERVER_OPTIMIZERS
+from fedfr_jax.federated.algorithms.fedavg import SERVER_OPTIMIZERS
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.parts import parse
 from fedfr_jax.schema import kinds_of

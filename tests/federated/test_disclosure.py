@@ -7,7 +7,7 @@ import pytest
 
 import fedfr_jax as ff
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.exact_sum import quantize
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.communication import trace_client

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.robust import krum
 from fedfr_jax.federated.finite import check_dropped
 from fedfr_jax.federated.participation import before_round

@@ -5,17 +5,13 @@ import pytest
 
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.stream import stream
-from fedfr_jax.federated.aggregation import (
-    centered_clip,
-    median,
-    rotate,
-    sign,
-    top_k,
-    with_aggregation,
-)
+from fedfr_jax.federated.aggregation.clip import centered_clip
+from fedfr_jax.federated.aggregation.compress import rotate, sign, top_k
+from fedfr_jax.federated.aggregation.contract import with_aggregation
+from fedfr_jax.federated.aggregation.robust import median
 from fedfr_jax.federated.algorithms import ALGORITHMS
+from fedfr_jax.federated.algorithms.fedavg import fedadam
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.server_optimizers import fedadam
 from fedfr_jax.federated.client import Population
 from fedfr_jax.federated.communication import Communication, count_communication
 from fedfr_jax.federated.simulation import (

@@ -97,11 +97,6 @@ def test_fedmargin_learns_vectors_and_logs_its_attention(tmp_path):
             {"representation": {"max_images": 2.5}},
             "representation.max_images must be a whole number, got 2.5",
         ),
-        (
-            "methods",
-            {"q": {"algorithm": {"name": "qfedavg", "q": 1.0}, "learning_rate": 0.0}},
-            "learning_rate must be positive in qfedavg, got 0",
-        ),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_trained(section, change, message):

@@ -63,7 +63,7 @@ def test_attackers_are_drawn_by_the_configs_seed(task, monkeypatch):
         seeds.append(seed)
         return algorithm
 
-    monkeypatch.setattr(trainers, "attack_algorithm", attacked)
+    monkeypatch.setattr(trainers, "with_attack", attacked)
     config = config_of() if task == "classification" else faces_config(task)
     attack = {"name": "sign_flip", "share": 0.5}
     for given in ({}, {"seed": 3}):

@@ -13,6 +13,7 @@ import optax
 from fedfr_jax import trees
 from fedfr_jax.federated import sums
 from fedfr_jax.federated.aggregation.contract import (
+    aggregator_of,
     chain,
     drop_non_finite,
     on_change,
@@ -134,12 +135,7 @@ def with_update_checks(
     Raises:
       ValueError: for an algorithm whose clients send no update.
     """
-    aggregator = algorithm.aggregator
-    if aggregator is None:
-        raise ValueError(
-            "on_bad_update needs an algorithm whose updates are summed, got "
-            f"{algorithm}."
-        )
+    aggregator = aggregator_of(algorithm, "on_bad_update")
 
     def summarize(key, state, update, weight):
         sent = update, weight

@@ -16,7 +16,8 @@ below a key "batch_stats", see `split`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -69,7 +70,16 @@ def chain(*links: Aggregator) -> Aggregator:
         raise ValueError(f"aggregation must have exactly one mean, got {len(means)}.")
     for number, link in enumerate(links):
         if link.mix:
-            return _chain_with_mix(links, number)
+            rest = chain(*links[number + 1 :])
+            if rest.role == LINK:
+                raise ValueError(
+                    "aggregation needs a mean, or a rule that replaces it, after link "
+                    f"{number + 1}, in the same chain."
+                )
+            mixed = on_all_updates(link, rest)
+            return chain(*links[:number], drop_non_finite(), mixed)
+
+    stateless = ((),) * len(links)
 
     def init(like):
         return tuple(link.init(like) for link in links)
@@ -81,7 +91,7 @@ def chain(*links: Aggregator) -> Aggregator:
         extra, personal, metrics = [], [], {}
         shared, own = state if isinstance(state, LinkState) else (state, ())
         for i, link in enumerate(links):
-            link_state = shared[i] if shared else ()
+            link_state = (shared or stateless)[i]
             if link.init_personal:
                 link_state = LinkState(link_state, own[i])
             link_key = jax.random.fold_in(key, i)
@@ -93,21 +103,16 @@ def chain(*links: Aggregator) -> Aggregator:
         return Summary(update, weight, tuple(extra), tuple(personal)), metrics
 
     def finish(key, state, total):
-        aggregate, new_states, metrics = total.update, [*state], {}
+        aggregate, states, metrics = total.update, list(state or stateless), {}
         for i, link in reversed([*enumerate(links)]):
             link_key = jax.random.fold_in(key, i)
             link_total = total._replace(update=aggregate, extra=total.extra[i])
-            link_state = state[i] if state else ()
-            aggregate, new, found = link.finish(link_key, link_state, link_total)
-            if state:
-                new_states[i] = new
+            aggregate, states[i], found = link.finish(link_key, states[i], link_total)
             metrics = {**found, **metrics}
-        return aggregate, tuple(new_states), metrics
+        return aggregate, state and tuple(states), metrics
 
     def compress(message):
-        for link in links:
-            message = link.compress(message) if link.compress else message
-        return message
+        return functools.reduce(lambda x, link: link.compress(x), links, message)
 
     role = SUM if any(link.role == SUM for link in links) else LINK
     if means:  # a mean with links around it cannot be replaced by another one
@@ -118,30 +123,12 @@ def chain(*links: Aggregator) -> Aggregator:
         finish,
         role,
         min_clients=max((link.min_clients for link in links), default=1),
-        max_clients=min(filter(None, (x.max_clients for x in links)), default=None),
+        max_clients=min((link.max_clients for link in links), default=math.inf),
         init_personal=init_personal if any(x.init_personal for x in links) else None,
-        max_malicious=_smallest_bound([link.max_malicious for link in links]),
-        compress=compress if any(link.compress for link in links) else None,
+        max_malicious=lambda number: min(x.max_malicious(number) for x in links),
+        compress=compress,
         has_plain_mean=any(x.role == MEAN or x.has_plain_mean for x in links),
     )
-
-
-def _smallest_bound(bounds: Sequence) -> Callable | None:
-    """Combine several `Aggregator.max_malicious` to their minimum."""
-    bounds = [bound for bound in bounds if bound]
-    return (lambda number: min(bound(number) for bound in bounds)) if bounds else None
-
-
-def _chain_with_mix(links: Sequence[Aggregator], number: int) -> Aggregator:
-    """Build a chain whose link `number` needs all updates at once."""
-    rest = chain(*links[number + 1 :])
-    if rest.role == LINK:
-        raise ValueError(
-            f"aggregation needs a mean, or a rule that replaces it, after link "
-            f"{number + 1}, in the same chain."
-        )
-    mixed = on_all_updates(links[number], rest)
-    return chain(*links[:number], drop_non_finite(), mixed)
 
 
 def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
@@ -150,6 +137,8 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
     On the server, with K updates in memory; random numbers of the links of `rest` are
     functions of (seed, round, row).
     """
+    mix, size = link.mix, link.clients_per_row
+    assert mix
     if rest.init_personal:
         raise ValueError(
             "aggregation must have links with error feedback before those that need "
@@ -158,7 +147,7 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
 
     def finish(key, state, total):
         mix_key, rows_key, rest_key = jax.random.split(key, 3)
-        updates, weights = link.mix(mix_key, total.update.tree, total.extra.tree)
+        updates, weights = mix(mix_key, total.update.tree, total.extra.tree)
         rows = jnp.arange(len(jax.tree.leaves(weights)[0]), dtype=jnp.int32)
 
         def summarize_row(row, update, weight):
@@ -173,21 +162,18 @@ def on_all_updates(link: Aggregator, rest: Aggregator) -> Aggregator:
         means = {name: x.mean() for name, x in metrics.items() if name != "dropped"}
         return aggregate, state, {**means, **rest_metrics}
 
-    size = link.clients_per_row
+    def max_malicious(number):
+        num_rows = -(-number // size)
+        return min(link.max_malicious(number), rest.max_malicious(num_rows))
 
-    def max_malicious_rows(number):
-        return rest.max_malicious(-(-number // size))
-
-    bounds = [link.max_malicious, rest.max_malicious and max_malicious_rows]
-    min_rows = max(rest.min_clients, 1)
     return Aggregator(
         rest.init,
         keep_update,
         finish,
         role=LAST,
-        min_clients=max(link.min_clients, (min_rows - 1) * size + 1),
-        max_clients=rest.max_clients and rest.max_clients * size,
-        max_malicious=_smallest_bound(bounds),
+        min_clients=max(link.min_clients, (rest.min_clients - 1) * size + 1),
+        max_clients=rest.max_clients * size,
+        max_malicious=max_malicious,
         compress=rest.compress,
     )
 
@@ -226,11 +212,7 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
     """
     if not links:
         return algorithm
-    mean = algorithm.aggregator
-    if mean is None:
-        raise ValueError(
-            f"aggregation needs an algorithm whose updates are summed, got {algorithm}."
-        )
+    mean, parts = aggregator_of(algorithm, "aggregation"), [*links]
     if mean.init is not no_state:
         raise ValueError(
             "aggregation must be one chain, got a second one around a chain with "
@@ -243,10 +225,9 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
             "not a plain mean. Remove the link that replaces it."
         )
     if not has_mean:  # in front of the links that change the sum
-        links = sorted([*links, mean], key=lambda link: link.role == SUM)
-    whole = chain(*links)
-    if whole.compress:
-        whole.compress(Message((2**20,), (32,)))  # raises for links that do not fit
+        parts = sorted([*links, mean], key=lambda link: link.role == SUM)
+    whole = chain(*parts)
+    whole.compress(Message((2**20,), (32,)))  # raises for links that do not fit
 
     def check_cohort(number):
         algorithm.check_cohort(number)
@@ -256,7 +237,7 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
                 f"aggregation, got {number}. Choose a larger cohort, or fewer "
                 "malicious clients or clients to keep in `aggregation`."
             )
-        if whole.max_clients and number > whole.max_clients:
+        if number > whole.max_clients:
             raise ValueError(
                 f"federation.cohort_size must be at most {whole.max_clients} for this "
                 f"aggregation, got {number}: its sum could overflow 32 bits. Choose a "
@@ -265,19 +246,28 @@ def with_aggregation(algorithm: Algorithm, *links: Aggregator) -> Algorithm:
 
     chained = algorithm._replace(aggregator=whole, check_cohort=check_cohort)
     if whole.init_personal:
-        chained = _with_personal_state(chained)
-    return chained if whole.init is no_state else _with_state(chained)
+        chained = _with_personal_state(chained, whole.init_personal)
+    return chained if whole.init is no_state else _with_state(chained, whole.init)
 
 
-def _with_personal_state(algorithm: Algorithm) -> Algorithm:
-    """Add the client state of the aggregator to an algorithm's personal state.
+def aggregator_of(algorithm: Algorithm, what: str) -> Aggregator:
+    """The aggregator of an algorithm; ValueError that `what` needs one without it."""
+    if algorithm.aggregator is None:
+        raise ValueError(
+            f"{what} needs an algorithm whose updates are summed, got {algorithm}."
+        )
+    return algorithm.aggregator
+
+
+def _with_personal_state(algorithm: Algorithm, init: Callable) -> Algorithm:
+    """Add the links' state at a client to an algorithm's personal state.
 
     The engine updates it after `summarize`, see `keep_at_client`.
     """
 
     def init_personal(key, server):
-        links = algorithm.aggregator.init_personal(zero_update(algorithm, server))
-        return PersonalState(algorithm.init_personal(key, server), ClientLinks(links))
+        links = ClientLinks(init(zero_update(algorithm, server)))
+        return PersonalState(algorithm.init_personal(key, server), links)
 
     def client_update(key, server, personal, client):
         output = algorithm.client_update(key, server, personal.inner, client)
@@ -290,13 +280,13 @@ def _with_personal_state(algorithm: Algorithm) -> Algorithm:
     )
 
 
-def _with_state(algorithm: Algorithm) -> Algorithm:
-    """Add the state of the aggregator to an algorithm's server state."""
+def _with_state(algorithm: Algorithm, init_links: Callable) -> Algorithm:
+    """Add the state of the links to an algorithm's server state."""
     inside = on_inner(algorithm)
 
     def init(variables):
         inner = algorithm.init(variables)
-        return Server(inner, algorithm.aggregator.init(zero_update(algorithm, inner)))
+        return Server(inner, init_links(zero_update(algorithm, inner)))
 
     def server_update(server, result):
         server = inside.server_update(server, result)

@@ -60,9 +60,10 @@ def quantize(*, range: Positive = 8.0, levels: Levels = 2**22) -> Aggregator:
         ]
         # float32 may round above the last level, which the largest cohort counts on.
         codes = [jnp.clip(x, -max_code, max_code) for x in codes]
-        outside = sum((jnp.abs(x) > range).sum() for x in leaves)
+        is_outside = [(jnp.abs(x) > range).sum() for x in leaves]
         number = max(sum(x.size for x in leaves), 1)
-        metrics = {CLIPPED_SHARE: outside.astype(jnp.float32) / number}
+        outside = jnp.array(sum(is_outside), jnp.float32)
+        metrics = {CLIPPED_SHARE: outside / number}
         return Summary(structure.unflatten(codes), weight), metrics
 
     def finish(key, state, total):

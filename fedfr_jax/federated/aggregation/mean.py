@@ -184,6 +184,6 @@ def counted_by(count: jax.Array, logs: Sequence) -> list[LogScaled]:
 
 def cohort_attention(weights: Sequence[LogScaled]) -> jax.Array:
     """Attention weights a [K], with sum 1, from the clients' weights of [K] each."""
-    attention = sum(jax.nn.softmax(x.log) for x in weights)
+    attention = jnp.stack([jax.nn.softmax(x.log) for x in weights]).sum(0)
     attention = attention * weights[0].tree[0].astype(attention.dtype)
     return trees.divide(attention, attention.sum())

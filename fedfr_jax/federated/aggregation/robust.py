@@ -1,10 +1,10 @@
 """Robust aggregation: rules that tolerate a few malicious clients.
 
-All but `rfa` need the updates of all K clients at once: they are last in a chain, and
-a round keeps K models. Their clients count equally, but for the geometric median, which
-weighs them by the algorithm's weights. A client whose update has nan or infinity in any
-leaf is left out, and K counts the others. Running statistics are combined by the same
-rule, on their own.
+All but `rfa` need the updates of all K clients at once: they are last in a chain, or
+mix updates for the links behind them, and a round keeps K models. Their clients count
+equally, but for the geometric median, which weighs them by the algorithm's weights. A
+client whose update has nan or infinity in any leaf is left out, and K counts the
+others. Running statistics are combined by the same rule, on their own.
 
 Median and trimmed mean: Yin et al. 2018, arXiv:1803.01498. Krum and multi-Krum:
 Blanchard et al. 2017, arXiv:1703.02757, section 4. Bulyan: El Mhamdi et al. 2018,
@@ -30,7 +30,7 @@ from fedfr_jax.federated.aggregation.contract import (
 from fedfr_jax.federated.aggregation.mean import scale_weight, wide
 from fedfr_jax.ranges import Count, Positive, Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import LAST, Aggregator, PyTree, Summary
+from fedfr_jax.types import LAST, Aggregator, PyTree, Summary, any_number
 
 MAX_LENGTH = 1000.0  # of an update at the start, in median lengths
 # What is farther counts by its direction alone, its weight being one over the distance.
@@ -38,7 +38,7 @@ MAX_DISTANCE = 1e30
 
 
 def of_all_updates(
-    combine: Callable, *, min_clients: int = 1, max_malicious: Callable | None = None
+    combine: Callable, *, min_clients: int = 1, max_malicious: Callable = any_number
 ) -> Aggregator:
     """Build an aggregator that replaces the mean by `combine` of all updates.
 
@@ -46,7 +46,7 @@ def of_all_updates(
       combine: (updates, a tree of [K, ...], weights [K]) -> tree of [...]; a client
         that is left out has weight 0 and an update of nan.
       min_clients: the least K that it works with.
-      max_malicious: K -> how many of them may be malicious; None: no guarantee.
+      max_malicious: K -> how many of them may be malicious.
     """
 
     def finish(key, state, total):
@@ -230,6 +230,87 @@ def rfa(*, smoothing: Positive = 1e-6) -> Aggregator:
     return chain(drop_non_finite(), link)
 
 
+# Mixing of all clients' updates: the links behind receive its rows, which count
+# equally.
+
+
+@checked
+def nearest_neighbor_mixing(*, num_malicious_clients: Count = 1) -> Aggregator:
+    """Replace every update by the mean of its K - f nearest updates, itself included.
+
+    Allouah et al. 2023, arXiv:2302.01772, algorithm 2 (NNM). Running statistics are
+    mixed by the same neighbors.
+
+    Args:
+      num_malicious_clients: f >= 1; K > 2 f.
+    """
+    f = num_malicious_clients
+
+    def mix(key, updates, weights):
+        del key
+        is_kept = weights > 0
+        change, _, _ = split(updates)
+        distances = push_apart(squared_distances(change), ~is_kept)
+        number = jnp.maximum(is_kept.sum() - f, 1)
+        rank = jnp.argsort(jnp.argsort(distances, axis=1), axis=1)
+        return average(rank < number, updates), jnp.where(is_kept, 1.0, 0.0)
+
+    bound = lambda number: f
+    return Aggregator(mix=mix, min_clients=2 * f + 1, max_malicious=bound)
+
+
+@checked
+def bucketing(*, clients_per_bucket: Count = 2) -> Aggregator:
+    """Replace the updates by means of random groups of s updates.
+
+    Karimireddy, He, Jaggi 2022, arXiv:2006.09365, algorithm 1. The links behind
+    it see ceil(K / s) rows, of which as many as before may be malicious.
+
+    Args:
+      clients_per_bucket: s >= 1; the last bucket may have fewer.
+    """
+    size = clients_per_bucket
+
+    def mix(key, updates, weights):
+        is_kept, number = weights > 0, len(weights)
+        # Clients that are left out come last, so that no other bucket lacks one.
+        order = jnp.argsort(jnp.where(is_kept, jax.random.uniform(key, (number,)), 2))
+        place = jnp.argsort(order)
+        buckets = jnp.arange(-(-number // size), dtype=place.dtype)
+        is_in = (place[None] // size == buckets[:, None]) & is_kept[None]
+        return average(is_in, updates), jnp.where(is_in.any(axis=1), 1.0, 0.0)
+
+    return Aggregator(mix=mix, clients_per_row=size)
+
+
+@checked
+def adaptive_robust_clipping(*, num_malicious_clients: Count = 1) -> Aggregator:
+    """Clip the floor(2 f (K - f) / K) longest updates to the next norm.
+
+    Allouah et al. 2024, arXiv:2405.14432, algorithm 2 (ARC). Norms are of everything
+    that is trained together; running statistics stay.
+
+    Args:
+      num_malicious_clients: f >= 1; K > 2 f.
+    """
+    f = num_malicious_clients
+
+    def mix(key, updates, weights):
+        del key
+        is_kept = weights > 0
+        change, statistics, join = split(updates)
+        norms = jax.vmap(trees.norm)(change)
+        falling = jnp.sort(jnp.where(is_kept, norms, -1), descending=True)
+        count = is_kept.sum()
+        num_clipped = 2 * f * (count - f) // jnp.maximum(count, 1)
+        bound = falling[jnp.clip(num_clipped, 0, len(norms) - 1)]
+        clipped, _ = jax.vmap(lambda x: clip(x, bound))(change)
+        return join(clipped, statistics), jnp.where(is_kept, 1.0, 0.0)
+
+    bound = lambda number: f
+    return Aggregator(mix=mix, min_clients=2 * f + 1, max_malicious=bound)
+
+
 def krum_scores(distances: jax.Array, count) -> jax.Array:
     """Krum scores [K]: sums of the `count` smallest distances [K, K] to others."""
     number = len(distances)
@@ -305,3 +386,14 @@ def squared_distances(updates: PyTree) -> jax.Array:
         return sum(jax.tree.leaves(jax.tree.map(squares, updates, update)))
 
     return jax.lax.map(to_all, updates)
+
+
+def average(is_in: jax.Array, updates):
+    """Means [R, ...] of updates [K, ...] over the clients of each row of is_in [R, K].
+
+    A row without clients is 0.
+    """
+    is_in = is_in.astype(jnp.result_type(float))
+    share = is_in / jnp.maximum(is_in.sum(axis=1, keepdims=True), 1)
+    mean = lambda x: jnp.tensordot(share.astype(x.dtype), x, axes=1)
+    return jax.tree.map(mean, masked(is_in.sum(axis=0) > 0, updates))

@@ -81,9 +81,7 @@ def fedmargin(
     """
     base, train = fedavg(local), build_local_training(local)
     weight = weight_of(weighting)
-    values = prototypes.class_values(
-        model.apply_with_features, model.embedding_dim, normalize_features
-    )
+    values = prototypes.class_values(model, normalize_features)
     # Compiled once for each feed and mesh.
     mean_values = functools.cache(functools.partial(build_dataset_mean, values))
 
@@ -107,7 +105,7 @@ def fedmargin(
         logs = [term / temperature for term in moved.values()]
         weights = counted_by(weight(client).astype(old.mean.dtype), logs)
         metrics = {**metrics, **moved}
-        sums = new.mean * new.count[:, None], new.count
+        sums = new.mean * new.number[:, None], new.number
         return client_output(
             server.variables, end, weights, personal, metrics, sums=sums
         )
@@ -124,7 +122,7 @@ def fedmargin(
         of_round = {
             "attention_entropy": jax.scipy.special.entr(share).sum(),
             "amm": prototypes.aggregate_mean_margin(server.prototypes),
-            "num_prototypes": (server.prototypes.count > 0).sum().astype(share.dtype),
+            "num_prototypes": (server.prototypes.number > 0).sum().astype(share.dtype),
         }
         repeated = {k: jnp.broadcast_to(x, share.shape) for k, x in of_round.items()}
         return {"attention": share, **repeated}

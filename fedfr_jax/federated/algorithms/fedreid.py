@@ -22,6 +22,7 @@ from fedfr_jax.federated.aggregation.mean import weight_of
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.engine import empty_prepared
 from fedfr_jax.federated.local import build_local_training, sgd
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.ranges import BelowOne, Count, NonNegative
 from fedfr_jax.scanned_blocks import unstack_like
 from fedfr_jax.schema import checked
@@ -44,12 +45,6 @@ def cosine_distance(before: jax.Array, after: jax.Array) -> jax.Array:
     return jnp.square(unit_rows(before) - unit_rows(after)).sum(axis=1) / 2
 
 
-def valid_mean(x: jax.Array, is_valid: jax.Array) -> jax.Array:
-    """Mean [] of x [B] over the valid ones."""
-    count = jnp.maximum(is_valid.sum(), 1).astype(x.dtype)
-    return jnp.where(is_valid, x, 0).sum() / count
-
-
 def training_weight(weighting: DistanceWeighting, model: Model) -> Callable:
     """Build (start, end, client) -> weight [], by distance or by `weight_of`.
 
@@ -70,7 +65,7 @@ def training_weight(weighting: DistanceWeighting, model: Model) -> Callable:
             return jnp.where((number < client.num_classes)[None], outputs, 0)
 
         apart = cosine_distance(logits(start), logits(end))
-        weight = valid_mean(apart, batch.is_valid)
+        weight = masked_mean(apart, batch.is_valid)
         return weight + FALLBACK * client.num_examples.astype(weight.dtype)
 
     return distance
@@ -150,12 +145,11 @@ def features_of_images(
     Args:
       normalize: features at unit length.
     """
-    if model.apply_with_features is None:
-        raise ValueError("the model must have features, got one without.")
+    look = model.features
 
     def features(variables: PyTree, images, round, step):
         x, _ = shared.batch(images, round, step)
-        _, values, _ = model.apply_with_features(variables, x, False)
+        _, values, _ = look(variables, x, False)
         return unit_rows(values) if normalize else values
 
     return features
@@ -163,7 +157,7 @@ def features_of_images(
 
 def feature_distance(student: jax.Array, target: jax.Array, is_valid: jax.Array):
     """Mean squared difference [] of student and target [b, D] over valid rows [b]."""
-    return valid_mean(jnp.square(student - target).mean(axis=1), is_valid)
+    return masked_mean(jnp.square(student - target).mean(axis=1), is_valid)
 
 
 def build_distillation(
@@ -190,7 +184,7 @@ def build_distillation(
         key = jax.random.fold_in(jax.random.key(shared.seed + 1), round)
         network = fill({"params": params, "batch_stats": stats})
         step_key = jax.random.fold_in(key, step)
-        _, features, moved = model.apply_with_features(network, x, True, key=step_key)
+        _, features, moved = model.features(network, x, True, key=step_key)
         value = feature_distance(features, target, is_valid)
         return value, variable_split.select_like(stats, moved)
 

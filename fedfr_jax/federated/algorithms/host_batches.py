@@ -8,18 +8,17 @@ what the algorithm itself prepares.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedfr_jax.federated.engine import empty_prepared
-from fedfr_jax.types import Algorithm, PyTree
+from fedfr_jax.types import Algorithm, AnyArray, PyTree
 
 
 class HostBatches(NamedTuple):
     """`Prepared.shared` of the algorithm, and the order of its clients' examples."""
 
     inner: PyTree
-    positions: jax.Array  # [K, S, B] int32 in each client's list of examples
+    positions: AnyArray  # [K, S, B] int32 in each client's list of examples
 
 
 def with_host_batches(algorithm: Algorithm, order: Callable) -> Algorithm:

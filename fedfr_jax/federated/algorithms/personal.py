@@ -102,6 +102,7 @@ def with_personal_layers(
         return whole(algorithm.global_model(fill_personal(server, server.first)))
 
     def prepare(server, context):
+        assert algorithm.prepare
         return algorithm.prepare(fill_personal(server, server.first), context)
 
     return on_inner(algorithm)._replace(
@@ -221,6 +222,7 @@ def from_random_client(personal: Algorithm, algorithm: Algorithm) -> Algorithm:
         return server._replace(inner=sent, first=renewed or first)
 
     def report(server, result):
+        assert personal.cohort_metrics
         return personal.cohort_metrics(server, result._replace(sums=result.sums[0]))
 
     def personalize(server, state):

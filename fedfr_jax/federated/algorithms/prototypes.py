@@ -15,16 +15,17 @@ import jax.numpy as jnp
 from fedfr_jax.federated import variable_split
 from fedfr_jax.federated.aggregation.mean import wide
 from fedfr_jax.federated.dataset_means import over_examples
+from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.types import Batch, Client, Model, PyTree, input_structs
 
 TINY = 1e-12
 
 
 class Prototypes(NamedTuple):
-    """Prototypes of all classes; a class with count 0 is missing."""
+    """Prototypes of all classes; a class with number 0 is missing."""
 
     mean: jax.Array  # [M, D]
-    count: jax.Array  # [M] examples or pixels, perhaps a multiple of their number
+    number: jax.Array  # [M] examples or pixels, perhaps a multiple of their number
 
 
 def empty_prototypes(model: Model) -> Prototypes:
@@ -35,18 +36,18 @@ def empty_prototypes(model: Model) -> Prototypes:
 
 def class_features(model: Model) -> jax.ShapeDtypeStruct:
     """Shape of a model's features of one image, [1, D] or [1, h, w, D]."""
-    features = lambda key, x: model.apply_with_features(model.init(key), x, False)[1]
+    features = lambda key, x: model.features(model.init(key), x, False)[1]
     image = input_structs(model.input_shape)
     return jax.eval_shape(features, jax.random.key(0), image)
 
 
 def update_prototypes(old: Prototypes, new: Prototypes, momentum: float) -> Prototypes:
     """Moving average momentum old + (1 - momentum) new, where both are there."""
-    old_share = jnp.where(old.count > 0, momentum, 0).astype(old.mean.dtype)[:, None]
-    is_new = new.count > 0
+    old_share = jnp.where(old.number > 0, momentum, 0).astype(old.mean.dtype)[:, None]
+    is_new = new.number > 0
     moved = old_share * old.mean + (1 - old_share) * new.mean
     mean = jnp.where(is_new[:, None], moved, old.mean)
-    return Prototypes(mean, jnp.where(is_new, new.count, old.count))
+    return Prototypes(mean, jnp.where(is_new, new.number, old.number))
 
 
 def nearest_prototype(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -98,23 +99,22 @@ def prototype_of_class(sums: jax.Array, number: jax.Array) -> Prototypes:
     return Prototypes(jnp.where(is_there, mean, 0), number)
 
 
-def class_values(features: Callable, num_classes: int, normalize: bool) -> Callable:
+def class_values(model: Model, normalize: bool) -> Callable:
     """Build (variables, batch, key) -> `class_means` of a batch, in evaluation mode.
 
     Args:
-      features: of a `Model`.
       normalize: take the features at unit length.
     """
 
     def values(variables: PyTree, batch: Batch, key: jax.Array):
         del key
         network = variable_split.merge_personal_variables(variables)
-        rows = wide(features(network, batch.model_inputs, False)[1])
+        rows = wide(model.features(network, batch.model_inputs, False)[1])
         if normalize:
             length = jnp.linalg.norm(rows, axis=-1, keepdims=True)
             rows = rows / jnp.maximum(length, TINY)
         labels = batch.targets.get("mask", batch.targets["label"])
-        return class_means(rows, labels, batch.is_valid, num_classes)
+        return class_means(rows, labels, batch.is_valid, model.embedding_dim)
 
     return values
 
@@ -125,35 +125,26 @@ def client_prototypes(
     """Prototypes of all examples of a client, without random augmentation."""
     batch_value = lambda batch: values(variables, batch, None)
     prototypes = prototype_of_class(*over_examples(batch_value, client))
-    examples = (client.num_examples + client.num_added).astype(prototypes.count.dtype)
-    return prototypes._replace(count=prototypes.count * examples)
-
-
-def margins(p: Prototypes, q: Prototypes) -> tuple[jax.Array, jax.Array]:
-    """Margin of each class of p against q, and whether it is defined, [M] each.
-
-    It is where both have the class, and q another one; 0 elsewhere.
-    """
-    pairs = jnp.linalg.norm(p.mean[:, None] - q.mean[None], axis=-1)
-    is_other = (q.count > 0)[None] & ~jnp.eye(len(pairs), dtype=bool)
-    is_defined = (p.count > 0) & (q.count > 0) & is_other.any(1)
-    to_other = jnp.where(is_other, pairs, jnp.inf).min(1)
-    to_other = jnp.where(is_defined, to_other, 0)
-    to_own = jnp.where(is_defined, jnp.diag(pairs), 0)
-    return to_other - to_own, is_defined
+    examples = (client.num_examples + client.num_added).astype(prototypes.number.dtype)
+    return prototypes._replace(number=prototypes.number * examples)
 
 
 def mean_margin(p: Prototypes, q: Prototypes) -> jax.Array:
-    """Mean of the defined margins, []; 0 if there is none."""
-    margin, is_defined = margins(p, q)
-    return margin.sum() / jnp.maximum(is_defined.sum(), 1).astype(margin.dtype)
+    """Mean margin of the classes of p against q, []; 0 if there is none.
+
+    A class has a margin where both have the class, and q another one.
+    """
+    pairs = jnp.linalg.norm(p.mean[:, None] - q.mean[None], axis=-1)
+    is_other = (q.number > 0)[None] & ~jnp.eye(len(pairs), dtype=bool)
+    is_defined = (p.number > 0) & (q.number > 0) & is_other.any(1)
+    to_other = jnp.where(is_other, pairs, jnp.inf).min(1)
+    return masked_mean(to_other - jnp.diag(pairs), is_defined)
 
 
 def mean_displacement(p: Prototypes, q: Prototypes) -> jax.Array:
     """Mean distance of p_c to q_c over the classes that both have, []; 0 for none."""
-    is_there = (p.count > 0) & (q.count > 0)
-    apart = jnp.where(is_there, jnp.linalg.norm(p.mean - q.mean, axis=-1), 0)
-    return apart.sum() / jnp.maximum(is_there.sum(), 1).astype(apart.dtype)
+    is_there = (p.number > 0) & (q.number > 0)
+    return masked_mean(jnp.linalg.norm(p.mean - q.mean, axis=-1), is_there)
 
 
 def aggregate_mean_margin(p: Prototypes) -> jax.Array:

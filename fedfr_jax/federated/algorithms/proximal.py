@@ -1,4 +1,4 @@
-"""Pulls toward a model: FedProx, FedDyn, Ditto, pFedMe and MOON.
+"""Pulls toward a model: FedProx, FedDyn, MOON; and FedNova, which may have one.
 
 All but MOON, which compares features, add strength / 2 ||y - anchor||^2 to a client's
 loss. Leaves that stay with a client, which the anchor lacks, are not pulled.
@@ -13,24 +13,16 @@ import optax
 
 from fedfr_jax import trees
 from fedfr_jax.federated.aggregation.mean import Weighting, uniform, weight_of
-from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.server_optimizers import ServerOptimizer
-from fedfr_jax.federated.local import (
-    build_local_training,
-    init_state,
-    learning_rate_at,
-    local_step,
-    run_steps,
-)
+from fedfr_jax.federated.algorithms.fedavg import ServerOptimizer, fedavg
+from fedfr_jax.federated.local import build_local_training, learning_rate_at
 from fedfr_jax.federated.rates import check_rate
 from fedfr_jax.federated.variable_split import (
     client_output,
     merge_personal_variables,
     received_variables,
     select_like,
-    split_paths,
 )
-from fedfr_jax.ranges import Count, NonNegative, Positive
+from fedfr_jax.ranges import BelowOne, Count, NonNegative, Positive
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Algorithm, LocalTraining, PyTree, as_aux_loss
 
@@ -149,106 +141,6 @@ def feddyn(
 
 
 @checked
-def ditto(
-    local: LocalTraining,
-    *,
-    lam: NonNegative = 1.0,
-    server_optimizer: ServerOptimizer = None,
-    weighting: Weighting = "num_examples",
-) -> Algorithm:
-    """Ditto: FedAvg, and personal models that are pulled toward the global one.
-
-    Li et al. 2021, arXiv:2012.04221, algorithm 1: each client trains v_k on F_k(v) +
-    lambda / 2 ||v - w||^2 with w the received model. The same batches train both, one
-    training after the other; the authors' code alternates batch by batch and averages
-    with equal weights (`weighting="uniform"`).
-
-    Args:
-      local: used for both models.
-      lam: lambda.
-      server_optimizer, weighting: see `fedavg`.
-    """
-    base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
-    train_own = build_local_training(proximal(local, lam))
-
-    def client_update(key, server, own, client):
-        output = base.client_update(key, server, (), client)
-        anchor = server.variables["params"]
-        own, own_metrics = train_own(key, own, client, anchor=anchor)
-        metrics = {**output.metrics, "personal_loss": own_metrics["loss"]}
-        return output._replace(personal=own, metrics=metrics)
-
-    return base._replace(
-        init_personal=received_variables,
-        client_update=client_update,
-        personalize=lambda server, own: own,
-    )
-
-
-@checked
-def pfedme(
-    local: LocalTraining,
-    *,
-    personal_learning_rate: Positive,
-    lam: NonNegative = 15.0,
-    inner_steps: Count = 5,
-    server_optimizer: ServerOptimizer = None,
-    weighting: Weighting = "num_examples",
-) -> Algorithm:
-    """pFedMe: personal models as Moreau envelopes around the global one.
-
-    Dinh et al. 2020, arXiv:2006.08848, algorithm 1: on every batch, K inner steps move
-    theta on F(theta) + lambda / 2 ||theta - u||^2, then u <- u - eta lambda (u -
-    theta); the server takes w+ = (1 - beta) w + beta mean u. Theta starts at w and is
-    carried over a round's batches. The authors' code is
-    `optimizer=sgd(weight_decay=1e-3)`. Deviations: means are weighted by examples;
-    clients outside the cohort do not train; running statistics are theta's.
-
-    Args:
-      local: its learning rate is eta, that of u; its optimizer is of the inner steps.
-      personal_learning_rate: eta_p, that of theta.
-      lam: lambda.
-      inner_steps: K.
-      server_optimizer: `optax.sgd(beta)`; None is beta = 1.
-      weighting: see `fedavg`.
-    """
-    check_rate(local)
-    base = fedavg(local, server_optimizer=server_optimizer, weighting=weighting)
-    weight = weight_of(weighting)
-    inner_local = proximal(local, lam)._replace(learning_rate=personal_learning_rate)
-    inner_step = local_step(inner_local)
-
-    def client_update(key, server, previous, client):
-        del previous  # theta starts at w in every round
-
-        def body(step, carry):
-            theta, u = carry
-            batch, step_key = client.batch(step), jax.random.fold_in(key, step)
-
-            def inner(theta, i):
-                inner_key = jax.random.fold_in(step_key, i)
-                return inner_step(inner_key, theta, client, batch, step, anchor=u)
-
-            theta, metrics = jax.lax.scan(inner, theta, jnp.arange(inner_steps))
-            pull = lam * learning_rate_at(local, client, step)
-            approach = lambda x, t: x - pull.astype(x.dtype) * (x - t)
-            u = jax.tree.map(approach, u, select_like(u, theta.variables["params"]))
-            return (theta, u), jax.tree.map(lambda x: x.mean(0), metrics)
-
-        start = server.variables
-        theta = init_state(key, inner_local, merge_personal_variables(start), client)
-        (theta, u), metrics = run_steps(body, (theta, start["params"]), client)
-        end = {**split_paths(theta.variables, start), "params": u}
-        return client_output(start, end, weight(client), theta.variables, metrics)
-
-    return base._replace(
-        init_personal=received_variables,
-        client_update=client_update,
-        personalize=lambda server, theta: theta,
-    )
-
-
-@checked
 def moon(
     local: LocalTraining,
     *,
@@ -281,3 +173,71 @@ def moon(
         client_update=client_update,
         needs=("contrastive_loss",),
     )
+
+
+def momentum_norm(steps: jax.Array, momentum: float) -> jax.Array:
+    """a_k of heavy-ball SGD: [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)."""
+    rest = 1 - momentum
+    return (steps - momentum * (1 - momentum**steps) / rest) / rest
+
+
+def proximal_norm(steps: jax.Array, shrink: float | jax.Array) -> jax.Array:
+    """a_k of proximal SGD, [1 - (1 - x)^tau] / x; x = learning rate times mu > 0."""
+    return (1 - (1 - shrink) ** steps) / shrink
+
+
+@checked
+def fednova(
+    local: LocalTraining,
+    *,
+    momentum: BelowOne | None = None,
+    mu: NonNegative = 0.0,
+    weighting: Weighting = "num_examples",
+) -> Algorithm:
+    """FedNova: normalized averaging for clients with different numbers of steps.
+
+    Wang et al. 2020, arXiv:2007.07481, equations 5 to 7: w+ = w + tau_eff sum p_k
+    Delta_k / a_k with a_k = ||a||_1, the weight that local training gives its
+    gradients, and tau_eff = sum p_k a_k. Deviations: the learning rate cancels and is
+    not asked for; with the proximal term tau_eff = sum p_k tau_k, as in the authors'
+    code; running statistics are averaged plainly.
+
+    Args:
+      local: SGD, whose momentum is set here too: it decides how steps count.
+      momentum: rho; None is 0, and in a config the method's `momentum`.
+      mu: of a proximal term, for plain SGD with a constant rate; 0 is none.
+      weighting: see `fedavg`.
+    """
+    momentum = momentum or 0.0
+    if momentum and mu:
+        raise ValueError(f"momentum must be 0 if mu is set, got {momentum}.")
+    if mu:
+        check_rate(local)
+    base, weight = fedavg(local), weight_of(weighting)
+    train = proximal_training(local, mu) if mu else build_local_training(local)
+
+    def client_update(key, server, personal, client):
+        end, metrics = train(key, server.variables, client)
+        steps = client.num_steps.astype(jnp.result_type(float))
+        if mu:
+            rate = learning_rate_at(local, client, jnp.int32(0))
+            size, share = proximal_norm(steps, mu * rate), steps
+        else:
+            size = share = momentum_norm(steps, momentum)
+        count = weight(client)
+        sums = share * count.astype(share.dtype), count
+        output = client_output(
+            server.variables, end, count, personal, metrics, sums=sums
+        )
+        size = jnp.maximum(size, 1)  # a_k >= 1 wherever there is a step
+        params = trees.divide(output.update["params"], size)
+        return output._replace(update={**output.update, "params": params})
+
+    def server_update(server, result):
+        effective_steps = trees.divide(*result.sums)
+        mean = result.aggregate
+        scale = lambda d: effective_steps.astype(d.dtype) * d
+        mean = {**mean, "params": jax.tree.map(scale, mean["params"])}
+        return base.server_update(server, result._replace(aggregate=mean))
+
+    return base._replace(client_update=client_update, server_update=server_update)

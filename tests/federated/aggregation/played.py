@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedfr_jax.federated import sums
-from fedfr_jax.federated.aggregation import with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from tests.federated.toys import flat, replay, unflat
 

@@ -9,21 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfr_jax.federated.aggregation import (
-    AGGREGATORS,
-    bucketing,
-    build_links,
+from fedfr_jax.federated.aggregation import AGGREGATORS
+from fedfr_jax.federated.aggregation.clip import (
     centered_clip,
-    chain,
     clip_by_global_norm,
     gaussian_noise,
+)
+from fedfr_jax.federated.aggregation.compress import stochastic_quantize, top_k
+from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+from fedfr_jax.federated.aggregation.mean import weighted_mean
+from fedfr_jax.federated.aggregation.robust import (
+    bucketing,
     median,
     nearest_neighbor_mixing,
     rfa,
-    stochastic_quantize,
-    top_k,
-    weighted_mean,
-    with_aggregation,
 )
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.engine import empty_prepared
@@ -198,13 +197,3 @@ def test_chains_that_make_no_sense_are_refused():
     for make, words in wrong:
         with pytest.raises(ValueError, match=words):
             make()
-
-
-def test_links_of_a_config_are_names_or_names_with_settings():
-    for form in ("median", {"name": "median"}, ("median",), [{"name": "median"}]):
-        (link,) = build_links("aggregation", form)
-        assert link.role == "last"
-    roles = [x.role for x in build_links("a", ("rfa", {"name": "weighted_mean"}))]
-    assert roles == ["link", "mean"]
-    with pytest.raises(ValueError, match="config.a.name must be one of .*did you mean"):
-        build_links("a", ("mediann",))

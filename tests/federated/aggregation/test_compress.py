@@ -7,12 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import (
-    chain,
-    compress,
-    weighted_mean,
-    with_aggregation,
-)
+from fedfr_jax.federated.aggregation import compress
 from fedfr_jax.federated.aggregation.compress import (
     random_k,
     rotate,
@@ -20,6 +15,8 @@ from fedfr_jax.federated.aggregation.compress import (
     stochastic_quantize,
     top_k,
 )
+from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+from fedfr_jax.federated.aggregation.mean import weighted_mean
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.types import LinkState, Message
 from tests.federated.aggregation.played import aggregate

@@ -5,18 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import (
-    attention,
-    clip_by_global_norm,
-    median,
-    with_aggregation,
-)
+from fedfr_jax.federated.aggregation.clip import clip_by_global_norm
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.aggregation.exact_sum import (
     CLIPPED_SHARE,
     decode,
     encode,
     quantize,
 )
+from fedfr_jax.federated.aggregation.mean import attention
+from fedfr_jax.federated.aggregation.robust import median
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.simulation import RoundLog
 from fedfr_jax.runs.loop import warn_of_clipping

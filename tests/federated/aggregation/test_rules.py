@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import (
-    AGGREGATORS,
+from fedfr_jax.federated.aggregation import AGGREGATORS
+from fedfr_jax.federated.aggregation.clip import (
+    centered_clip,
+    clip_by_global_norm,
+    with_update_checks,
+)
+from fedfr_jax.federated.aggregation.contract import chain, with_aggregation
+from fedfr_jax.federated.aggregation.mean import attention, weighted_mean
+from fedfr_jax.federated.aggregation.robust import (
     adaptive_robust_clipping,
-    attention,
+    average,
     bucketing,
     bulyan,
-    centered_clip,
-    chain,
-    clip_by_global_norm,
     geometric_median,
     krum,
     median,
@@ -23,11 +27,7 @@ from fedfr_jax.federated.aggregation import (
     of_all_updates,
     rfa,
     trimmed_mean,
-    weighted_mean,
-    with_aggregation,
-    with_update_checks,
 )
-from fedfr_jax.federated.aggregation.mixing import average
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from tests.federated.aggregation.played import (
     aggregate,

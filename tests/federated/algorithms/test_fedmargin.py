@@ -333,7 +333,7 @@ def test_pixels_count_for_the_class_of_their_nearest_label():
         mine = features[:2][small == c]
         want = mine.mean(0) if len(mine) else np.zeros(6)
         np.testing.assert_allclose(got.mean[c], want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(got.count[c] * 2, len(mine), rtol=1e-6)
+        np.testing.assert_allclose(got.number[c] * 2, len(mine), rtol=1e-6)
 
 
 def test_a_class_that_is_not_seen_keeps_its_prototype():
@@ -342,4 +342,4 @@ def test_a_class_that_is_not_seen_keeps_its_prototype():
     update = jax.jit(lambda *given: prototypes.update_prototypes(*given, 0.5))
     moved = jax.device_get(update(old, new))
     close(moved.mean[:, 0], [2.0, 3.0, 1.0])
-    assert (moved.count > 0).all()
+    assert (moved.number > 0).all()

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.algorithms import server_optimizers as servers
+from fedfr_jax.federated.algorithms import fedavg as servers
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.fednova import momentum_norm, proximal_norm
 from fedfr_jax.federated.algorithms.personal import PersonalState, with_personal_layers
 from fedfr_jax.federated.algorithms.phases import (
     alternate,
@@ -15,6 +14,7 @@ from fedfr_jax.federated.algorithms.phases import (
     head_first,
     phased_training,
 )
+from fedfr_jax.federated.algorithms.proximal import momentum_norm, proximal_norm
 from fedfr_jax.federated.local import sgd
 from fedfr_jax.types import Client, LocalTraining
 from tests.federated.algorithms.test_rounds import head_and_base

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from fedfr_jax.data.batching import Batching
-from fedfr_jax.federated.aggregation import median, rfa, with_aggregation
+from fedfr_jax.federated.aggregation.contract import with_aggregation
+from fedfr_jax.federated.aggregation.robust import median, rfa
 from fedfr_jax.federated.algorithms import ALGORITHMS
 from fedfr_jax.federated.algorithms.fedavg import fedavg
 from fedfr_jax.federated.algorithms.fedreid import PublicImages

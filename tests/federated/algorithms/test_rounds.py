@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedfr_jax.federated import variable_split
-from fedfr_jax.federated.aggregation import trimmed_mean, with_aggregation
-from fedfr_jax.federated.algorithms.apfl import apfl
+from fedfr_jax.federated.aggregation.contract import with_aggregation
+from fedfr_jax.federated.aggregation.robust import trimmed_mean
 from fedfr_jax.federated.algorithms.clusters import (
     build_clustered,
     fesem,
@@ -25,10 +25,14 @@ from fedfr_jax.federated.algorithms.corrections import (
 )
 from fedfr_jax.federated.algorithms.fair import afl, qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.algorithms.fednova import fednova
-from fedfr_jax.federated.algorithms.perfedavg import perfedavg
 from fedfr_jax.federated.algorithms.personal import with_personal_layers
-from fedfr_jax.federated.algorithms.proximal import ditto, feddyn, fedprox, pfedme
+from fedfr_jax.federated.algorithms.personal_models import (
+    apfl,
+    ditto,
+    perfedavg,
+    pfedme,
+)
+from fedfr_jax.federated.algorithms.proximal import feddyn, fednova, fedprox
 from fedfr_jax.federated.algorithms.spreadout import fedaws
 from fedfr_jax.federated.local import build_local_training, freeze_leaves, sgd
 from fedfr_jax.losses.spreadout import spreadout_sum

@@ -7,7 +7,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fedfr_jax as ff
-from fedfr_jax.federated.aggregation import clip_by_global_norm, with_aggregation
+from fedfr_jax.federated.aggregation.clip import clip_by_global_norm
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms.corrections import scaffold
 from fedfr_jax.federated.algorithms.fair import qfedavg
 from fedfr_jax.federated.algorithms.fedavg import fedavg

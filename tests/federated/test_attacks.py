@@ -5,36 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedfr_jax.federated.aggregation import (
-    bucketing,
-    centered_clip,
-    chain,
-    clip_by_global_norm,
-    krum,
-    median,
-    nearest_neighbor_mixing,
-    trimmed_mean,
-    weighted_mean,
-    with_aggregation,
-)
-from fedfr_jax.federated.aggregation.contract import on_all_updates
+from fedfr_jax.federated import attacks
+from fedfr_jax.federated.aggregation import clip, robust
+from fedfr_jax.federated.aggregation.contract import with_aggregation
 from fedfr_jax.federated.algorithms.fedavg import fedavg
-from fedfr_jax.federated.attacks import (
-    ATTACKS,
-    backdoor_rate,
-    is_attacker,
-    stamp,
-    with_attack,
-)
-from fedfr_jax.federated.attacks.contract import (
-    HONEST,
-    MALICIOUS,
-    put_collusion,
-    with_poison,
-)
+from fedfr_jax.federated.attacks import ATTACKS, with_attack
 from fedfr_jax.types import Batch, Client
 from tests.contracts import test_algorithms as contracts
-from tests.federated.aggregation.played import aggregate, network_of, play_updates
+from tests.federated.aggregation.played import network_of, play_updates
 from tests.federated.toys import LOCAL, close
 
 NUMBER = 9
@@ -53,7 +31,7 @@ def updates(golden):
 
 
 def attackers(seed=0):
-    run = jax.jit(lambda ids: is_attacker(ids, 3, NUMBER, seed))
+    run = jax.jit(lambda ids: attacks.is_attacker(ids, 3, NUMBER, seed))
     return np.asarray(run(np.arange(NUMBER)))
 
 
@@ -75,10 +53,10 @@ def test_attackers_who_know_the_others_send_one_update_through_the_aggregation(u
     norms = np.linalg.norm(sent, axis=1, keepdims=True)
     clipped = (sent * np.minimum(1, 1 / norms)).mean(axis=0)
     with jax.enable_x64(True):
-        end = play("inner_product", updates, median())
+        end = play("inner_product", updates, robust.median())
         close(network_of(end.servers[0]), np.median(sent, axis=0))
         for where in ((2, 2), (1, 1)):
-            end = play("inner_product", updates, centered_clip(), where=where)
+            end = play("inner_product", updates, clip.centered_clip(), where=where)
             close(network_of(end.servers[0]), clipped)
 
 
@@ -114,21 +92,6 @@ def test_a_changed_update_is_the_scaled_one_or_noise_of_its_own_for_each_array()
     assert (first != second).all()
 
 
-def test_colluding_attackers_send_what_they_make_of_the_honest_updates(golden):
-    """Through the whole of an aggregation, in the places of their own updates."""
-    arrays = golden("robust_byzfl")
-    with jax.enable_x64(True):
-        rows = np.insert(arrays["honest"], [0, 4, 8], 1e3, axis=0)
-        is_bad = np.isin(np.arange(11), [0, 5, 10])
-        roles = np.where(is_bad, MALICIOUS, HONEST)
-        attack = ATTACKS["alie"](tau=1.5)
-        link = nearest_neighbor_mixing()._replace(mix=put_collusion(attack.collude))
-        for rule in (median(), chain(clip_by_global_norm(max_norm=1), weighted_mean())):
-            found, _ = aggregate(on_all_updates(link, rule), (rows, roles))
-            rows[is_bad] = arrays["atk_alie_tau1.5"]
-            close(found, aggregate(rule, rows)[0])
-
-
 def batch_of(labels, images=None, **masks):
     labels = np.asarray(labels, np.int32)
     zeros = np.zeros((len(labels), 6, 6, 1), np.float32)
@@ -152,7 +115,7 @@ def poisoned(name, batch, is_bad=True, **settings):
     def run(batch, is_bad):
         client = Client(**dict.fromkeys(Client._fields))
         given = {"batch": lambda step: batch, "num_classes": batch.num_classes}
-        return with_poison(client._replace(**given), poison, is_bad).batch(0)
+        return attacks.with_poison(client._replace(**given), poison, is_bad).batch(0)
 
     return jax.device_get(run(batch, np.bool_(is_bad)))
 
@@ -187,39 +150,35 @@ def test_a_backdoors_rate_is_of_images_of_other_classes():
         is_stamped = x[:, -1, -1, 0] == 1
         return jnp.stack([jnp.where(is_stamped, 1.0, 0.0), 0.5 + 0 * x[:, 0, 0, 0]], 1)
 
-    assert backdoor_rate(apply, {}, images, [1, 1, 0, 2]) == 1
-    assert np.sum(jax.jit(stamp)(np.zeros((6, 6, 1), np.float32))) == 9
+    assert attacks.backdoor_rate(apply, {}, images, [1, 1, 0, 2]) == 1
+    assert np.sum(jax.jit(attacks.stamp)(np.zeros((6, 6, 1), np.float32))) == 9
 
 
-@pytest.mark.parametrize(
-    "links, stands",
-    [
-        ([median()], 4),
-        ([trimmed_mean(trim_fraction=0.2)], 1),
-        ([krum(num_malicious_clients=2)], 2),
-        ([nearest_neighbor_mixing(num_malicious_clients=1), median()], 1),
-        ([bucketing(clients_per_bucket=2), median()], 2),
-    ],
+BOUNDS = (  # of a cohort of nine
+    ([robust.median()], 4),
+    ([robust.trimmed_mean(trim_fraction=0.2)], 1),
+    ([robust.krum(num_malicious_clients=2)], 2),
+    ([robust.nearest_neighbor_mixing(num_malicious_clients=1), robust.median()], 1),
+    ([robust.bucketing(clients_per_bucket=2), robust.median()], 2),
 )
-def test_more_attackers_than_a_rule_can_stand_are_refused_with_its_bound(links, stands):
-    algorithm = with_aggregation(fedavg(LOCAL), *links)
-    below, above = (
-        with_attack(algorithm, "alie", share=f / NUMBER, num_clients=NUMBER)
-        for f in (stands, stands + 1)
-    )
-    below.check_cohort(NUMBER)
-    with pytest.raises(ValueError, match=f"attack.share must.*it tolerates {stands}"):
-        above.check_cohort(NUMBER)
 
 
-def test_a_cohorts_expected_attackers_are_rounded_up():
-    algorithm = with_aggregation(fedavg(LOCAL), krum(num_malicious_clients=1))
-    for share, cohort in ((0.1, 10), (0.2, 5)):
-        with_attack(algorithm, "alie", share=share, num_clients=10).check_cohort(cohort)
-    for share, cohort in ((0.3, 5), (0.2, 7)):
-        attacked = with_attack(algorithm, "alie", share=share, num_clients=10)
-        with pytest.raises(ValueError, match=f"2 of a cohort of {cohort} attack"):
-            attacked.check_cohort(cohort)
+def test_more_attackers_than_a_rule_tolerates_are_refused_with_its_bound():
+    """Those that are expected in a cohort, rounded up."""
+    cases = [(links, f, f / NUMBER, NUMBER, NUMBER) for links, f in BOUNDS]
+    one = [robust.krum(num_malicious_clients=1)]
+    cases += [(one, 1, 0.1, 10, 10), (one, 1, 0.2, 10, 5)]
+    for links, bound, share, number, cohort in cases:
+        algorithm = with_aggregation(fedavg(LOCAL), *links)
+        for more in (0, 1):
+            attacked = with_attack(
+                algorithm, "alie", share=share + more / number, num_clients=number
+            )
+            if not more:
+                attacked.check_cohort(cohort)
+                continue
+            with pytest.raises(ValueError, match=f"it tolerates {bound}"):
+                attacked.check_cohort(cohort)
 
 
 def test_wrong_shares_names_and_settings_of_an_attack_are_refused():
