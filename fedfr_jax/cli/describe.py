@@ -167,30 +167,28 @@ def load_families() -> dict[str, Mapping[str, Any]]:
 def _sections() -> Mapping[str, Callable]:
     from fedfr_jax.central.settings import Training
     from fedfr_jax.federated.settings import Federation
-    from fedfr_jax.tasks import classification, segmentation
+    from fedfr_jax.tasks import SPECS
+    from fedfr_jax.tasks.classification import class_pull
     from fedfr_jax.tasks.faces.evaluator import FaceEvaluator
     from fedfr_jax.tasks.faces.methods import FaceTerms
     from fedfr_jax.tasks.methods import Method, with_contrastive_loss
-    from fedfr_jax.tasks.reid import evaluator
     from fedfr_jax.tasks.reid.data import PublicDataConfig
-    from fedfr_jax.tasks.reid.loss import reid_loss
 
-    return {
+    found = {
         "federation": Federation,
         "partition.public": PublicDataConfig,  # of reid
-        "pretrain": Training,  # and rows of kind central
+        "pretrain": Training,  # and methods of kind central
         "methods": Method,
         "methods.algorithm.fedfr": FaceTerms,  # of faces
-        "methods.algorithm.fedaws": classification.class_pull,
+        "methods.algorithm.fedaws": class_pull,
         "methods.algorithm.moon": with_contrastive_loss,
-        "methods.loss.classification": classification.cross_entropy,
-        "methods.loss.reid": reid_loss,
-        "methods.loss.segmentation": segmentation.pixel_cross_entropy,
         "evaluation.faces": FaceEvaluator,
-        "evaluation.classification": classification.EvaluationConfig,
-        "evaluation.segmentation": segmentation.EvaluationConfig,
-        "evaluation.reid": evaluator.EvaluationConfig,
     }
+    for task, spec in SPECS.items():
+        if task != "faces":
+            found[f"evaluation.{task}"] = spec.sections["evaluation"]
+            found[f"methods.loss.{task}"] = spec.methods.loss.own
+    return found
 
 
 UNIFORM = {"name": "fedavg", "weighting": "uniform"}
