@@ -45,7 +45,7 @@ def get_config():
             "augment": (
                 {"name": "pad_and_crop", "padding": 10},
                 {"name": "normalize", "mean": in_bytes(MEAN), "std": in_bytes(STD)},
-                {"name": "random_erasing", "sampling": "paper", "fill": 0.0},
+                {"name": "random_erasing", "fill": 0.0},
             ),
         }
     }

@@ -43,7 +43,7 @@ def rows(after, rounds, crop):
         "kind": "central",
         **{
             **plain,
-            "augment": (*crop, {"name": "random_erasing", "sampling": "paper"}),
+            "augment": (*crop, {"name": "random_erasing"}),
         },
         "optimizer": "adam",
         "learning_rate": 2e-3,

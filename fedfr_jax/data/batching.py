@@ -49,7 +49,7 @@ class Batching(NamedTuple):
             return *jax.vmap(always)(inputs, targets), view
         step_key = jax.random.fold_in(key, step)
         keys = jax.vmap(partial(jax.random.fold_in, step_key))(number)
-        if self.num_views:
+        if self.num_views and augment.sample_view is not None:
             view = jax.vmap(augment.sample_view)(keys)
         return *jax.vmap(augment.apply)(keys, inputs, targets), view
 
@@ -57,6 +57,6 @@ class Batching(NamedTuple):
         """Inputs [B, ...] in the view `view` []; view 0 has no randomness."""
         if self.augment is None:
             return inputs
-        if not self.num_views:
+        if not self.num_views or self.augment.apply_view is None:
             return jax.vmap(self.augment.apply_deterministic)(inputs)
         return jax.vmap(partial(self.augment.apply_view, view))(inputs)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fedfr_jax import mesh as meshes
 from fedfr_jax.mesh import available_devices
@@ -76,10 +76,13 @@ class Stream:
 
         def load(i):
             rows = rows_of(i)
-            size = len(rows) // rows.sharding.mesh.shape[meshes.CLIENTS]
+            assert isinstance(rows.sharding, NamedSharding)
+            mesh = rows.sharding.mesh
+            assert isinstance(mesh, Mesh)
+            size = len(rows) // mesh.shape[meshes.CLIENTS]
             shards = {x.index[0].start or 0: x.data for x in rows.addressable_shards}
             read = lambda a: self.take(np.asarray(shards[a * size], np.int64))
-            return rows, put_on_local_devices(rows.sharding.mesh, read)
+            return rows, put_on_local_devices(mesh, read)
 
         return prefetch(load, count, [])
 
@@ -155,7 +158,8 @@ def prefetch(
             begin = time.perf_counter()
             value = later.result()
             waits.append(time.perf_counter() - begin)
-            later = reader.submit(load, i) if i < count else None
+            if i < count:
+                later = reader.submit(load, i)
             yield value
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedfr_jax.data.sources.decoding import plan_alignment
 from fedfr_jax.data.sources.folder import read_landmarks
 from fedfr_jax.data.sources.image_files import Files, open_files
 from fedfr_jax.data.sources.index import image_reader, index_files
@@ -58,7 +59,7 @@ def read_images(
             "landmarks cannot be used with a detector. Remove one of them."
         )
     files, preprocessing = list_files(paths), recorded or Preprocessing()
-    points, notes = None, _skip_text(recorded, image_shape)
+    alignment, notes = None, _skip_text(recorded, image_shape)
     if landmarks is not None or detector is not None:
         notes = f"aligned by {landmarks or detector}"
         if recorded and not recorded.alignment:
@@ -67,9 +68,12 @@ def read_images(
             points = _listed(files, landmarks)
         else:
             points = most_certain_faces(files, yunet(detector), str(detector))
+        alignment = plan_alignment(points, (image_shape[0], image_shape[1]))
     elif preprocessing.alignment:
         preprocessing = preprocessing._replace(resize="crop")
-    read = image_reader(index_files(files), tuple(image_shape), preprocessing, points)
+    read = image_reader(
+        index_files(files), tuple(image_shape), preprocessing, alignment
+    )
     notes = "\n".join(filter(None, (notes, files.passed_over())))
     return FaceImages(files.names, read, notes)
 

@@ -239,7 +239,7 @@ def class_means(features, labels, classes) -> jax.Array:
 
 @jax.jit
 def _means(features, class_index, counts):
-    """Means [C, D] of features [G, D] by place [G], with counts [C]; C is left out."""
+    """Means [C, D] of features [G, D] by index [G], with counts [C]; C is left out."""
     total = jax.ops.segment_sum(features, class_index, len(counts) + 1)[:-1]
     return total / counts.astype(total.dtype)[:, None]
 

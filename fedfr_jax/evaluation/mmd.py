@@ -10,8 +10,6 @@ import numpy as np
 
 from fedfr_jax.schema import checked
 
-KERNELS = ("rbf", "linear")
-
 
 @checked
 def mmd_squared(

@@ -67,6 +67,13 @@ def client_verification_binned(
     return binned_tar(cosine_histogram(tiles), fars)
 
 
+# The personalized 1:1 of one client: exact order statistics, or the released bins.
+CLIENT_VERIFICATIONS = {
+    "binned": client_verification_binned,
+    "exact": client_verification,
+}
+
+
 def client_identification(
     features,
     labels,

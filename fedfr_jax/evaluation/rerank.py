@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import sparse
 
 from fedfr_jax.evaluation.retrieval import Scores
 from fedfr_jax.evaluation.score_tiles import check_features, to_float64
@@ -28,14 +29,6 @@ class Neighbors(NamedTuple):
 
     indices: np.ndarray  # [n, k + 1] int32, ascending distance
     max_distances: np.ndarray  # [n] squared distance of the farthest image
-
-
-class Encoding(NamedTuple):
-    """Sparse matrix [n, n] by rows (CSR): row i is starts[i] to starts[i + 1]."""
-
-    starts: np.ndarray  # [n + 1] int64
-    columns: np.ndarray  # [nnz] int64, ascending within a row
-    values: np.ndarray  # [nnz] float
 
 
 def k_reciprocal_rerank(
@@ -59,13 +52,12 @@ def k_reciprocal_rerank(
     neighbors = nearest(images, k1)
     encoding = encode(images, neighbors, k1)
     encoding = average_neighbors(encoding, neighbors.indices[:, :k2])
-    by_column = _gallery_part(encoding, num_queries)
+    gallery_encoding = encoding[num_queries:].tocsc()
 
     def scores(rows):
         x, y = images[jnp.asarray(rows)], images[num_queries:]
         distance = np.asarray(_distances(x, y)) / neighbors.max_distances[rows][:, None]
-        overlaps = [_overlap(encoding, by_column, row, len(gallery)) for row in rows]
-        overlap = np.stack(overlaps)
+        overlap = np.stack([_overlap(encoding[[i]], gallery_encoding) for i in rows])
         jaccard = 1 - overlap / (2 - overlap)
         return jnp.asarray(-((1 - weight) * jaccard + weight * distance), x.dtype)
 
@@ -113,7 +105,7 @@ def _nearest(images, start, *, size, k):
     return near, jnp.max(distance, axis=1)
 
 
-def encode(images: jax.Array, neighbors: Neighbors, k1: int) -> Encoding:
+def encode(images: jax.Array, neighbors: Neighbors, k1: int) -> sparse.csr_array:
     """Encode each image by exp(-D) over its reciprocal neighbors, with sum 1."""
     row, column = expand(neighbors.indices, k1)
     distance = np.empty(len(row), images.dtype)
@@ -123,8 +115,9 @@ def encode(images: jax.Array, neighbors: Neighbors, k1: int) -> Encoding:
         x, y = images[jnp.asarray(row[part])], images[jnp.asarray(column[part])]
         distance[part] = jnp.sum((x - y) ** 2, axis=1)
     values = np.exp(-distance / neighbors.max_distances[row])
-    starts = np.searchsorted(row, np.arange(len(images) + 1))
-    return Encoding(starts, column, values / np.add.reduceat(values, starts[:-1])[row])
+    values /= np.bincount(row, values)[row].astype(values.dtype)
+    shape = len(images), len(images)
+    return sparse.csr_array((values, (row, column)), shape=shape)
 
 
 def expand(near: np.ndarray, k1: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,46 +152,19 @@ def _reciprocal(near: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def average_neighbors(encoding: Encoding, near: np.ndarray) -> Encoding:
+def average_neighbors(encoding: sparse.csr_array, near: np.ndarray) -> sparse.csr_array:
     """Average for each image the encodings of its k2 nearest images, near [n, k2]."""
     num_images, k2 = near.shape
-    if k2 == 1:
-        return encoding
-    neighbor = near.reshape(-1)
-    sizes = np.diff(encoding.starts)[neighbor]
-    entries = _ranges(encoding.starts[neighbor], sizes)
-    row = np.repeat(np.arange(num_images), sizes.reshape(near.shape).sum(axis=1))
-    cell, inverse = np.unique(
-        row * num_images + encoding.columns[entries], return_inverse=True
+    weights = np.full(near.size, 1 / k2, encoding.dtype)
+    starts = k2 * np.arange(num_images + 1)
+    nearest_k2 = sparse.csr_array((weights, near.reshape(-1), starts), encoding.shape)
+    return nearest_k2 @ encoding
+
+
+def _overlap(query: sparse.csr_array, gallery: sparse.csc_array) -> np.ndarray:
+    """Sum [G] of elementwise minima of the encodings of a query [1, n] and [G, n]."""
+    shared = gallery[:, query.indices]
+    of_query = np.repeat(query.data, np.diff(shared.indptr))
+    return np.bincount(
+        shared.indices, np.minimum(shared.data, of_query), shared.shape[0]
     )
-    values = np.bincount(inverse, weights=encoding.values[entries]) / k2
-    row, column = np.divmod(cell, num_images)
-    starts = np.searchsorted(row, np.arange(num_images + 1))
-    return Encoding(starts, column, values)
-
-
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Concatenate the ranges start, start + 1, ... of the given sizes."""
-    before = np.cumsum(sizes) - sizes
-    return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
-
-
-def _gallery_part(encoding: Encoding, num_queries: int) -> Encoding:
-    """Gallery rows that contain each image, transposed from [G, n]."""
-    num_images = len(encoding.starts) - 1
-    row = np.repeat(np.arange(num_images), np.diff(encoding.starts))
-    is_gallery = row >= num_queries
-    row, column = row[is_gallery] - num_queries, encoding.columns[is_gallery]
-    order = np.argsort(column, kind="stable")
-    starts = np.searchsorted(column[order], np.arange(num_images + 1))
-    return Encoding(starts, row[order], encoding.values[is_gallery][order])
-
-
-def _overlap(encoding: Encoding, by_column: Encoding, row: int, num_gallery: int):
-    """Sum [G] of elementwise minima of the encodings of `row` and the gallery."""
-    part = slice(*encoding.starts[row : row + 2])
-    columns, values = encoding.columns[part], encoding.values[part]
-    sizes = np.diff(by_column.starts)[columns]
-    entries = _ranges(by_column.starts[columns], sizes)
-    smaller = np.minimum(by_column.values[entries], np.repeat(values, sizes))
-    return np.bincount(by_column.columns[entries], smaller, num_gallery)

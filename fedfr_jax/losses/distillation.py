@@ -29,8 +29,10 @@ def angular_distillation(student: jax.Array, teacher: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(normalize(student) - normalize(teacher)), axis=-1)
 
 
-def _divergence(student_logits, teacher_logits, class_mask, temperature):
-    """KL(teacher || student) of softened probabilities, [B]."""
+def _distill(
+    student_logits, teacher_logits, labels, class_mask, alpha, temperature, num_terms
+):
+    """alpha T^2 KL(teacher || student) / num_terms + (1 - alpha) cross entropy, [B]."""
     chex.assert_rank(student_logits, 2)
     chex.assert_equal_shape([student_logits, teacher_logits])
     teacher_logits = jax.lax.stop_gradient(teacher_logits)
@@ -41,7 +43,9 @@ def _divergence(student_logits, teacher_logits, class_mask, temperature):
     terms = jnp.exp(teacher) * (teacher - student)
     if class_mask is not None:
         terms = jnp.where(class_mask[None], terms, 0)
-    return jnp.sum(terms, axis=1)
+    divergence = jnp.sum(terms, axis=1)
+    hard = softmax_cross_entropy(student_logits, labels, class_mask)
+    return alpha * temperature**2 * divergence / num_terms + (1 - alpha) * hard
 
 
 def knowledge_distillation(
@@ -66,9 +70,8 @@ def knowledge_distillation(
     Returns:
       [B], non-negative.
     """
-    divergence = _divergence(student_logits, teacher_logits, class_mask, temperature)
-    hard = softmax_cross_entropy(student_logits, labels, class_mask)
-    return alpha * temperature**2 * divergence + (1 - alpha) * hard
+    logits = student_logits, teacher_logits
+    return _distill(*logits, labels, class_mask, alpha, temperature, 1)
 
 
 def knowledge_distillation_over_elements(
@@ -86,9 +89,8 @@ def knowledge_distillation_over_elements(
     the teacher's weight shrinks with the number of (unmasked) classes. Averaging the
     result over the batch gives their loss. Arguments and result as there.
     """
-    divergence = _divergence(student_logits, teacher_logits, class_mask, temperature)
-    hard = softmax_cross_entropy(student_logits, labels, class_mask)
     num_classes = student_logits.shape[1]
     if class_mask is not None:
-        num_classes = jnp.maximum(jnp.sum(class_mask), 1).astype(divergence.dtype)
-    return alpha * temperature**2 * divergence / num_classes + (1 - alpha) * hard
+        num_classes = jnp.maximum(jnp.sum(class_mask), 1).astype(student_logits.dtype)
+    logits = student_logits, teacher_logits
+    return _distill(*logits, labels, class_mask, alpha, temperature, num_classes)

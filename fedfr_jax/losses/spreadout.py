@@ -103,7 +103,7 @@ def spread(
         current, state = carry
         loss, gradient = jax.value_and_grad(loss_fn)(current)
         update, state = sgd.update(gradient, state, current)
-        return (optax.apply_updates(current, update), state), loss
+        return (current + update, state), loss
 
     (moved, _), losses = jax.lax.scan(step, (weights, sgd.init(weights)), length=steps)
     if class_mask is None:

@@ -15,8 +15,7 @@ import numpy as np
 
 from fedfr_jax import manifest
 from fedfr_jax import mesh as meshes
-from fedfr_jax.data.sources.npz import DAMAGED
-from fedfr_jax.data.sources.stored import get_stored
+from fedfr_jax.data.sources.selection import get_stored
 from fedfr_jax.files import read_npz, replace_file
 from fedfr_jax.runs.checkpoint import is_trained
 from fedfr_jax.types import DataUsage, Source, Task, UsedRows
@@ -92,7 +91,7 @@ def read(path: pathlib.Path) -> Digest:
     manifest.check_file(path)
     try:
         return Digest(**read_npz(path))
-    except (*DAMAGED, TypeError) as error:
+    except Exception as error:  # of zipfile, zlib and NumPy
         raise ValueError(
             f"{path} must be an undamaged digest, got a damaged file "
             f"({type(error).__name__}). Restore a copy, or delete it and use "

@@ -23,7 +23,6 @@ MOVING = {
     "horizontal_flip": horizontal_flip(),
     "mirror_always": horizontal_flip(probability=1),
     "pad_and_crop": pad_and_crop(padding=3),
-    "pad_and_reflect": pad_and_crop(padding=3, mode="reflect"),
 }
 PAINTING = {
     "color_jitter": color_jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),

@@ -1,7 +1,6 @@
 """Values of pixels: colors, erased rectangles, another camera's statistics."""
 
 import colorsys
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +12,17 @@ from fedfr_jax.data.augment import (
     camera_statistics,
     color_jitter,
     normalize,
-    random_erasing,
 )
 from fedfr_jax.data.augment.photometric import (
     compute_statistics,
-    paper_rectangle,
+    paint,
+    rectangle,
     rotate_hue,
 )
 from tests.data.pictures import (
-    batched,
     images_of,
     picture,
 )
-
-
-def test_normalize_maps_bytes_to_minus_one_to_one():
-    image = picture((3, 8, 8, 3))
-    run = jax.jit(functools.partial(batched, normalize(), None))
-    found = run({"image": image}, {})[0]["image"]
-    np.testing.assert_allclose(found, image / 127.5 - 1, atol=1e-6)
-    assert found.dtype == jnp.float32
 
 
 def test_normalize_by_channel():
@@ -94,28 +84,10 @@ def test_gray_images_have_brightness_and_contrast_only():
         images_of(color_jitter(hue=0.1), image)
 
 
-def test_erase_paints_one_rectangle_of_the_right_area():
-    image = np.zeros((40, 30, 1), np.float32)
-    augment = random_erasing(probability=0.75, scale=(0.1, 0.3), ratio=(0.5, 2), fill=1)
-    painted = images_of(augment, image, 3000)[..., 0]
-    rows, columns = painted.any(axis=2).sum(axis=1), painted.any(axis=1).sum(axis=1)
-    np.testing.assert_array_equal(rows * columns, painted.sum(axis=(1, 2)))
-    is_painted = rows > 0
-    np.testing.assert_allclose(is_painted.mean(), 0.75, atol=4 * 0.433 / 3000**0.5)
-    fraction = painted[is_painted].mean(axis=(1, 2))
-    np.testing.assert_allclose(fraction.mean(), 0.2, atol=0.005)
-    assert 0.09 < fraction.min() < 0.11 and 0.29 < fraction.max() < 0.31
-    aspect = np.log(rows[is_painted] / columns[is_painted])
-    np.testing.assert_allclose(aspect.mean(), 0, atol=0.03)
-    assert aspect.min() > np.log(0.42) and aspect.max() < np.log(2.4)
-    # Every place is reached, the corners included.
-    assert (painted.mean(axis=0) > 0).all()
-
-
 def test_erase_fills_with_noise_or_the_mean():
     image = picture((16, 16, 3)) // 2
-    whole = {"probability": 1, "scale": (1, 1)}
-    noise = images_of(random_erasing(**whole), image, 16)
+    draw = jax.jit(jax.vmap(lambda key: paint(key, image, "random")))
+    noise = np.asarray(draw(random.split(random.key(0), 16)))
     np.testing.assert_allclose(noise.mean(), 127.5, atol=1.5)
     np.testing.assert_allclose(noise.std(), 73.9, atol=1)
     flat = noise.reshape(16, -1).astype(np.float64)
@@ -123,7 +95,7 @@ def test_erase_fills_with_noise_or_the_mean():
     assert np.abs(related).max() < 0.15  # 4.2 standard deviations of 768 pixels
     beside = np.corrcoef(flat[:, 1:].ravel(), flat[:, :-1].ravel())[0, 1]
     assert abs(beside) < 0.04
-    mean = images_of(random_erasing(fill="mean", **whole), image)[0]
+    mean = paint(random.key(0), jnp.asarray(image), "mean")
     expected = np.broadcast_to(image.mean(axis=(0, 1)), image.shape)
     np.testing.assert_allclose(mean, expected, atol=0.51)
 
@@ -164,9 +136,7 @@ def test_erased_rectangles_have_the_papers_law(golden, size):
     """Shares, areas and aspects within four deviations of their means' own."""
     arrays, number = golden("reid_more"), 1500
     name = f"re_{size[0]}x{size[1]}_expect"
-    erasing = lambda key: paper_rectangle(
-        key, (*size, 3), 0.5, (0.02, 0.4), (0.3, 1 / 0.3)
-    )
+    erasing = lambda key: rectangle(key, (*size, 3), 0.5, (0.02, 0.4), (0.3, 1 / 0.3))
     inside = jax.jit(jax.vmap(erasing))(random.split(random.key(0), number))
     rows = np.asarray(inside.any(axis=2).sum(axis=1))
     columns = np.asarray(inside.any(axis=1).sum(axis=1))

@@ -2,21 +2,16 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedfr_jax.data.sources import open_source
-
-
-def picture(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((6, 5, 3), value, np.uint8)).save(path)
+from tests.data.files import fill, png
 
 
 def test_a_tree_of_parts_and_classes_is_a_source(tmp_path):
-    for i, name in enumerate(("train/cat/1", "train/dog/1", "val/cat/1", "val/dog/2")):
-        picture(tmp_path / f"{name}.png", 10 * i)
+    names = ("train/cat/1", "train/dog/1", "val/cat/1", "val/dog/2")
+    fill(tmp_path, {f"{name}.png": png(10 * i) for i, name in enumerate(names)})
     source = open_source("image_classes", path=tmp_path, test="val")
-    assert source.names == ("cat", "dog") and source.input_shape == (6, 5, 3)
+    assert source.names == ("cat", "dog") and source.input_shape == (8, 6, 3)
     assert source.is_test.tolist() == [False, False, True, True]
     assert source.labels.tolist() == [0, 1, 0, 1]
     assert source.read(np.arange(4))[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
@@ -30,16 +25,7 @@ def test_a_tree_of_parts_and_classes_is_a_source(tmp_path):
         open_source("image_classes", path=tmp_path)
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_both_parts_must_be_there(tmp_path, part):
-    picture(tmp_path / part / "cat" / "1.png", 0)
-    with pytest.raises(ValueError, match="below train/ and test/, got only one"):
-        open_source("image_classes", path=tmp_path)
-
-
 def test_a_set_of_arrays_is_the_one_npz_of_its_folder(tmp_path):
-    with pytest.raises(ValueError, match="must have exactly one .npz, got \\[\\]"):
-        open_source("mnist", data_dir=tmp_path)
     images = np.arange(3 * 4, dtype=np.uint8).reshape(3, 2, 2)
     labels = np.arange(3)
     np.savez(tmp_path / "a.npz", images=images, labels=labels, official_test=labels > 1)
@@ -47,9 +33,6 @@ def test_a_set_of_arrays_is_the_one_npz_of_its_folder(tmp_path):
     assert source.is_test.tolist() == [False, False, True]
     assert source.input_shape == (2, 2, 1)
     assert open_source("mnist", data_dir=tmp_path, is_test=None).is_test is None
-    np.savez(tmp_path / "b.npz", images=images, labels=labels)
-    with pytest.raises(ValueError, match="got .'a.npz', 'b.npz'.. Choose one"):
-        open_source("mnist", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +57,3 @@ def test_real_sets_have_their_test_parts(
     images = source.read(rows)
     assert images.dtype == np.uint8 and images.shape == (60, *shape)
     assert 20 < images.mean() < 160 and images.max() > 200
-
-
-def test_real_cifar10_has_its_class_names(data_dir):
-    source = open_source("cifar10", data_dir=data_dir("cifar10_jpg"), image_size=16)
-    assert source.names[0] == "airplane" and source.names[9] == "truck"
-    assert source.input_shape == (16, 16, 3)
-    assert np.bincount(source.labels[source.is_test]).tolist() == [200] * 10

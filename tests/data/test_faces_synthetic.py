@@ -24,7 +24,7 @@ def source(people=50, each=8, **settings):
 def portrait():
     """A person and a photograph at difficulty 1."""
     values = draw_photograph(random.key(1), 1.0)
-    return name_person(draw_person(random.key(0))), name_photograph(*values, 1.0)
+    return name_person(draw_person(random.key(0))), name_photograph(values, 1.0)
 
 
 @pytest.fixture(scope="module")

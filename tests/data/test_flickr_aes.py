@@ -1,19 +1,11 @@
 """FLICKR-AES from a made-up set in its format."""
 
-import re
-
-import jax
 import numpy as np
-import pytest
 from PIL import Image
 
-from fedfr_jax.config.build import build, plain
-from fedfr_jax.config.files import find, load
 from fedfr_jax.data.partition import PARTITIONS
 from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.parts import parse
-from fedfr_jax.runs.experiment import run_experiment
-from fedfr_jax.runs.sinks import read_jsonl
 from fedfr_jax.tasks.data import PartitionReader, split
 
 FILE = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -73,54 +65,7 @@ def test_raters_drawn_at_random_hold_out_a_fifth_of_their_own_ratings(tmp_path):
         assert len(owners) == 1 and (len(train), len(test)) == (11, 3)
 
 
-@pytest.mark.ci
-def test_the_config_plays_a_round_whose_network_has_an_output_per_score(tmp_path):
-    write(tmp_path, {f"worker{i}": (2, 3, 3, 3, 3) for i in range(4)})
-    config = plain(load(find("fedper/flickr_aes")))
-    data = {**config["data"], "data_dir": str(tmp_path), "image_size": 8, **SMALL}
-    small = {
-        "data": data,
-        "partition": {**config["partition"], "num_clients": 3},
-        "model": {"name": "resnet", "blocks": (1,), "widths": (4,)},
-        "federation": {**config["federation"], "rounds": 1},
-        "methods": {"fedper_2": config["methods"]["fedper_2"]},
-    }
-    experiment = build({**config, **small})
-    trainer = experiment.stages["fedper_2"].trainer
-    images = np.zeros((2, 8, 8, 3), np.float32)
-    outputs = lambda: trainer.apply(trainer.init_variables(None), images)
-    assert jax.eval_shape(outputs).shape == (2, 5)
-    run_experiment(experiment, tmp_path / "run")
-    (line,) = read_jsonl(tmp_path / "run" / "fedper_2" / "metrics.jsonl")
-    assert 0 < line["loss"] < 3
-
-
 def test_a_second_rating_of_an_image_by_a_worker_does_not_count(tmp_path):
     folder = write(tmp_path, {"ann": RATERS["ann"]}, lines=["ann, farm3.jpg, 5"])
     source = SOURCES["flickr_aes"](folder, image_size=4, **SMALL)
     assert np.bincount(source.labels).tolist() == [2] * 5
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"header": "worker, image, score"}, "csv with the columns worker, imagePair"),
-        ({"lines": ["ann, farm14.jpg, good"]}, "must be in .1, 5., got .good."),
-        ({"lines": ["ann, farm14.jpg"]}, "with the columns .* line 75 is not"),
-        (
-            {"lines": ["", "ann, farm14.jpg, 6"]},
-            "line 76: the score of farm14.jpg by",
-        ),
-        (
-            {"raters": {"few": RATERS["few"]}},
-            "10 to 14 ratings and at least 2 of .* none of 1",
-        ),
-        ({"raters": {}}, "must have at least one rating, got none"),
-        ({"lines": ["bea, farm99.jpg, 1"], "raters": {"bea": (1, 3, 2, 3, 3)}}, "99"),
-    ],
-)
-def test_what_is_wrong_with_the_set_is_named(tmp_path, change, match):
-    folder = write(tmp_path, **change)
-    with pytest.raises(ValueError, match=match) as raised:
-        SOURCES["flickr_aes"](folder, image_size=4, **SMALL)
-    assert re.search(re.escape(str(tmp_path)), str(raised.value))

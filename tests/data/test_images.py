@@ -1,6 +1,5 @@
 """The one decoder of picture files: formats, orientation, preparation."""
 
-import io
 import pathlib
 import re
 
@@ -13,6 +12,7 @@ from fedfr_jax.data.sources.decoding import FORMATS, decode, prepare_image, read
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.data.sources.segmentation import image_masks
 from fedfr_jax.types import Preprocessing
+from tests.data.files import fill, png
 
 UPRIGHT = np.random.default_rng(0).integers(256, size=(6, 10, 3), dtype=np.uint8)
 STORED = {  # how a camera stores the upright picture, by the orientation that it notes
@@ -27,29 +27,25 @@ STORED = {  # how a camera stores the upright picture, by the orientation that i
 }
 
 
-def encoded(image, kind="PNG", orientation=None):
-    """The bytes of a picture file."""
-    file, exif = io.BytesIO(), Image.Exif()
-    if orientation:
-        exif[0x112] = orientation
-    Image.fromarray(np.ascontiguousarray(image)).save(file, kind, exif=exif)
-    return file.getvalue()
+def noting(orientation):
+    """EXIF data with an orientation."""
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    return exif
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", STORED)
 def test_a_picture_is_turned_as_its_file_says(kind, orientation):
-    data = encoded(STORED[orientation], kind, orientation)
+    data = png(STORED[orientation], kind, exif=noting(orientation))
     np.testing.assert_array_equal(np.asarray(decode(data, "x", 3)), UPRIGHT)
     assert read_size(data, "x") == (6, 10)
 
 
 def test_a_mask_belongs_to_the_turned_picture(tmp_path):
-    for name in ("images", "masks"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(encoded(STORED[6], "JPEG", 6))
     mask = np.arange(60).reshape(6, 10) % 2
-    (tmp_path / "masks" / "a.png").write_bytes(encoded(mask.astype(np.uint8)))
+    image = png(STORED[6], "JPEG", exif=noting(6))
+    fill(tmp_path, {"images/a.jpg": image, "masks/a.png": png(mask)})
     source = image_masks(tmp_path, classes=("a", "b"))
     assert source.input_shape == (6, 10, 3)
     np.testing.assert_array_equal(source.masks.read([0])[0], mask)
@@ -61,12 +57,11 @@ def test_landmarks_lie_in_the_turned_picture(tmp_path):
     image = np.zeros((140, 180), np.uint8)
     for x, y in points:
         image[y - 3 : y + 4, x - 3 : x + 4] = 255
-    path = tmp_path / "a" / "1.png"
-    path.parent.mkdir()
-    path.write_bytes(encoded(image.T[::-1], orientation=6))
     columns = ",".join(f"x{i},y{i}" for i in range(1, 6))
     row = ",".join(map(str, points.reshape(-1)))
-    (tmp_path / "points.csv").write_text(f"name,{columns}\na/1.png,{row}\n")
+    listed = f"name,{columns}\na/1.png,{row}\n"
+    stored = png(image.T[::-1], exif=noting(6))
+    fill(tmp_path, {"a/1.png": stored, "points.csv": listed})
     options = {"landmarks": tmp_path / "points.csv", "align": True, "channels": 1}
     source = folder(tmp_path, image_size=112, **options)
     x, y = source.landmarks[0].round().astype(int).T
@@ -99,7 +94,7 @@ def test_pictures_are_opened_in_one_place_with_a_list_of_formats():
 
 @pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
 def test_known_formats_are_read(kind):
-    image = decode(encoded(UPRIGHT, kind), "x", 3)
+    image = decode(png(UPRIGHT, kind), "x", 3)
     assert image.size == (10, 6) and image.mode == "RGB"
 
 

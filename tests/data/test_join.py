@@ -8,42 +8,15 @@ from fedfr_jax.data.sources import SOURCES
 from fedfr_jax.data.sources.selection import concat_sources, names_from
 from fedfr_jax.parts import parse
 from fedfr_jax.tasks.data import PartitionReader, split
-from fedfr_jax.types import Source
-
-
-def numbered(first, labels, side=2):
-    """Images whose every pixel is first + row."""
-    read = lambda rows: np.broadcast_to(
-        (first + np.asarray(rows)).astype(np.uint8)[:, None, None, None],
-        (len(rows), side, side, 1),
-    )
-    names = tuple("abc"[: max(labels) + 1])
-    return Source(read, np.array(labels, np.int32), names, (side, side, 1))
-
-
-def test_rows_and_identities_follow_each_other():
-    joined = concat_sources(
-        {"x": numbered(0, [0, 1, 1]), "y": numbered(100, [2, 0, 1, 1])}
-    )
-    np.testing.assert_array_equal(joined.labels, [0, 1, 1, 4, 2, 3, 3])
-    assert joined.names == ("x/a", "x/b", "y/a", "y/b", "y/c")
-    images = joined.read(np.array([6, 0, 3, 2]))
-    np.testing.assert_array_equal(images[:, 0, 0, 0], [103, 0, 100, 2])
-    assert images.shape == (4, 2, 2, 1) and images.dtype == np.uint8
 
 
 def test_images_of_two_shapes_do_not_join():
-    with pytest.raises(ValueError, match="images of one shape, got .*'y': .3, 3, 1"):
-        concat_sources({"x": numbered(0, [0]), "y": numbered(0, [0], side=3)})
-
-
-def test_a_part_names_its_identities():
-    names = ("x/a", "x/b", "y/a")
-    np.testing.assert_array_equal(names_from(names, "x", "k"), [True, True, False])
-    with pytest.raises(
-        ValueError, match="k must be one of the concatenated sources .x, y., got"
-    ):
-        names_from(names, "z", "k")
+    parts = {
+        str(side): SOURCES["fake_data"](num_identities=1, image_size=side)
+        for side in (2, 3)
+    }
+    with pytest.raises(ValueError, match="images of one shape, got .*'3': .3, 3, 3"):
+        concat_sources(parts)
 
 
 def test_a_config_splits_by_part(tmp_path):
@@ -69,3 +42,5 @@ def test_a_config_splits_by_part(tmp_path):
     assert part_of(np.concatenate(partition.identities)) == {"new"}
     assert part_of(partition.public_identities) == {"old"}
     assert part_of(partition.unseen_identities) == {"old"}
+    with pytest.raises(ValueError, match="k must be one of .* .new, old., got z"):
+        names_from(source.names, "z", "k")

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from fedfr_jax.data.partition import (
-    PARTITIONS,
     drop_clients,
     quantity_skew,
     shards,
 )
-from tests.data.dealt import DEALT, assert_consistent, labels_of, tables, with_tests
+from tests.data.dealt import assert_consistent, labels_of, tables, with_tests
 
 
 @pytest.mark.parametrize("skew", [0.0, 1.0, 2.0])
@@ -65,20 +64,3 @@ def test_clients_that_are_left_out_take_their_rows_with_them():
     for wrong in (9, -1, 1.5, True):
         with pytest.raises(ValueError, match=r"unseen_clients must .*in \[0, 9\)"):
             drop_clients(split, wrong)
-
-
-@pytest.mark.parametrize("has_tests", [False, True])
-@pytest.mark.parametrize("name", DEALT)
-def test_a_hundred_thousand_clients_are_dealt(name, has_tests):
-    num_clients = 100_000
-    labels, is_test = with_tests([50_000] * 10, [5000] * 10)
-    split = PARTITIONS[name](
-        labels,
-        num_clients=num_clients,
-        is_test=is_test if has_tests else None,
-        **DEALT[name],
-    )
-    assert len(split.train_offsets) == num_clients + 1
-    assert np.diff(split.train_offsets).min() >= 1
-    rows = np.concatenate([split.train, split.test])
-    np.testing.assert_array_equal(np.sort(rows), np.arange(len(labels)))

@@ -9,15 +9,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedfr_jax.data.augment import AUGMENTS, register_augment
+from fedfr_jax.data.partition import PARTITIONS, register_partition
 from fedfr_jax.data.sources import SOURCES, open_source, register_source
 from fedfr_jax.data.sources.packed import pack, packed
-from fedfr_jax.data.sources.selection import concat_sources, keep_identities, keep_rows
-from fedfr_jax.data.sources.stored import get_stored
+from fedfr_jax.data.sources.selection import (
+    concat_sources,
+    get_stored,
+    keep_identities,
+    keep_rows,
+)
+from fedfr_jax.types import GALLERY, QUERY, TRAIN
 from tests.faults.inputs import SETS
 
 IMAGES = sorted({*SETS} - {"table", "templates", "weights npz", "safetensors"})
 GENERATED = {
-    "fake_data": {"num_identities": 3, "images_per_identity": 2, "image_size": 4},
+    "fake_data": {
+        "num_identities": 3,
+        "images_per_identity": 2,
+        "image_size": 4,
+        "num_pixel_classes": 2,
+    },
     "synthetic_faces": {"num_identities": 2, "images_per_identity": 2},
 }
 
@@ -57,6 +69,9 @@ def assert_images_of(found, at, source, rows, prefix=""):
         assert (whole is None) == (part is None), key
         if whole is not None:
             np.testing.assert_array_equal(part[at], whole[rows], err_msg=key)
+    if source.masks is not None and found.masks is not None:
+        assert found.masks[1:] == source.masks[1:]
+        np.testing.assert_array_equal(found.masks.read(at), source.masks.read(rows))
 
 
 def test_selected_packed_and_joined_images_keep_their_facts(source, tmp_path):
@@ -65,7 +80,10 @@ def test_selected_packed_and_joined_images_keep_their_facts(source, tmp_path):
     assert_images_of(part, np.arange(2), source, rows)
     image_bytes = int(np.prod(source.input_shape))
     pack(source, tmp_path / "packed", max_file_bytes=4 * image_bytes)
-    assert_images_of(packed(tmp_path / "packed"), rows, source, rows)
+    copy = packed(tmp_path / "packed")
+    assert_images_of(copy, rows, source, rows)
+    np.testing.assert_equal(copy.pairs, source.pairs)
+    assert (copy.masks is None) == (part.masks is None) == (source.masks is None)
     joined = concat_sources({"a": source, "b": source})
     assert_images_of(joined, rows + count, source, rows, "b/")
     stored = get_stored(source)
@@ -87,38 +105,37 @@ def test_identities_with_few_images_are_left_out(source):
     assert np.bincount(kept.labels).tolist() == [most] * len(kept.names)
 
 
-def test_a_registered_source_is_opened_by_name_and_none_is_replaced(monkeypatch):
-    mine = lambda *, size: ("opened", size)
-    monkeypatch.delitem(SOURCES, "mine", raising=False)
-    register_source("mine", mine)
-    register_source("mine", mine)  # a notebook's cell may run twice
-    try:
-        assert open_source("mine", size=3) == ("opened", 3)
-        for name in ("mine", "mnist"):
-            with pytest.raises(ValueError, match=f"name of its own, got '{name}'"):
-                register_source(name, lambda: None)
-    finally:
-        del SOURCES["mine"]
-
-
 @pytest.mark.parametrize(
-    "name, settings, message",
+    "family, register, known",
     [
-        ("imagenet", {}, "one of .'3dpes', .*, 'viper'., got 'imagenet'"),
-        ("orl", {"data_dir": ".", "sice": 3}, "source orl .*image_size.*'sice'"),
-        ("folder", {"path": ".", "image_size": 0}, "image_size must .*, got 0"),
-        (
-            "folder",
-            {"path": ".", "image_size": 4, "channels": 4},
-            "one of .1, 3., got 4",
-        ),
-        ("orl", {"data_dir": "/no/where"}, "data_dir must exist, got /no/where"),
+        (SOURCES, register_source, "mnist"),
+        (PARTITIONS, register_partition, "iid"),
+        (AUGMENTS, register_augment, "affine"),
     ],
 )
-def test_wrong_settings_are_refused_before_a_file_is_read(name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        open_source(name, **settings)
-    assert list(SOURCES) == sorted(SOURCES)
+def test_a_registered_member_has_a_name_and_none_is_replaced(family, register, known):
+    mine = lambda *, size: ("opened", size)
+    register("mine", mine)
+    register("mine", mine)  # a notebook's cell may run twice
+    try:
+        assert family["mine"] is mine
+        for name in ("mine", known):
+            with pytest.raises(ValueError, match=f"name of its own, got '{name}'"):
+                register(name, lambda: None)
+    finally:
+        del family["mine"]
+
+
+def test_of_made_up_re_identification_another_camera_answers_a_query():
+    settings = {"num_cameras": 2, "test_identities": 2, "image_size": (8, 4)}
+    source = open_source(
+        "fake_data", num_identities=6, images_per_identity=4, **settings
+    )
+    assert (source.roles == TRAIN).sum() == 16
+    for query in np.flatnonzero(source.roles == QUERY):
+        same = source.labels == source.labels[query]
+        other = source.cameras != source.cameras[query]
+        assert (same & other & (source.roles == GALLERY)).any()
 
 
 PIPES = [("folder", "Ann/Ann_0001.png"), ("npz", "plain.npz"), ("bin", "set.bin")]
@@ -134,6 +151,10 @@ def test_no_reader_waits_for_a_pipe(name, file, tmp_path):
     with pytest.raises(ValueError, match=file):
         source = SETS[name].read(tmp_path)
         source.read(np.arange(len(source.labels)))
+
+
+def test_sources_are_listed_by_name():
+    assert list(SOURCES) == sorted(SOURCES)
 
 
 def large_picture(path):

@@ -1,57 +1,31 @@
 """Folders and zips: namings, alignment, pairs, and what is refused."""
 
-import io
 import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE, transform
 from fedfr_jax.data.sources.folder import fei, folder, lfw, orl
 from fedfr_jax.data.sources.inspection import inspect
 from fedfr_jax.data.sources.pairs import listed_pairs
 from fedfr_jax.data.sources.selection import concat_sources, keep_rows
+from tests.data.files import fill, png, zipped
 
 COLUMNS = "name,score," + ",".join(f"x{i},y{i}" for i in range(1, 6))
 LANDMARKS = ARCFACE_TEMPLATE * 0.5 + 10  # on a 100 x 80 image
 
 
-def encode(image, kind="png"):
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, kind)
-    return file.getvalue()
-
-
-def picture(value, size=(8, 6)):
-    return encode(np.full((*size, 3), value, np.uint8))
-
-
-def fill(root, files):
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
-def pack(path, files):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
 PEOPLE = {
-    "s10/1.png": picture(3),
-    "s2/10.png": picture(2),
-    "s2/9.png": picture(1),
+    "s10/1.png": png(3),
+    "s2/10.png": png(2),
+    "s2/9.png": png(1),
     "README.txt": b"no image",
     "s2/.hidden.png": b"no image",
 }
 
 
-@pytest.mark.parametrize("make", [fill, lambda root, f: pack(root / "a.zip", f)])
+@pytest.mark.parametrize("make", [fill, lambda root, f: zipped(root / "a.zip", f)])
 def test_directory_and_zip_give_the_same_source(tmp_path, make):
     source = folder(make(tmp_path, PEOPLE), image_size=(8, 6))
     assert source.names == ("s2", "s10")  # numbers in order, not s10 before s2
@@ -65,7 +39,7 @@ def test_directory_and_zip_give_the_same_source(tmp_path, make):
 def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
-    fill(tmp_path, {"a/1.png": encode(stripes)})
+    fill(tmp_path, {"a/1.png": png(stripes)})
     source = folder(tmp_path, image_size=8, channels=1)
     assert source.input_shape == (8, 8, 1)
     np.testing.assert_allclose(source.read(np.array([0])), 127.5, atol=5)
@@ -73,7 +47,7 @@ def test_images_are_resized_with_antialiasing_and_made_gray(tmp_path):
 
 def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
     names = ("train/b/1.png", "test/b/1.png", "train/a/1.png", "test/a/2.png")
-    fill(tmp_path, {f"set/{name}": picture(i) for i, name in enumerate(names)})
+    fill(tmp_path, {f"set/{name}": png(i) for i, name in enumerate(names)})
     source = folder(tmp_path, image_size=None, filename_pattern="train-test")
     assert source.names == ("a", "b") and source.input_shape == (8, 6, 3)
     assert source.labels.tolist() == [0, 1, 0, 1]
@@ -87,24 +61,24 @@ def test_a_naming_may_tell_the_test_part_and_the_first_image_the_size(tmp_path):
 def test_namings_read_identity_and_camera_from_the_name(tmp_path):
     fill(
         tmp_path / "fei",
-        {f"{s}-{v:02}.jpg": picture(0) for s in (2, 10) for v in (1, 2)},
+        {f"{s}-{v:02}.jpg": png(0) for s in (2, 10) for v in (1, 2)},
     )
     source = fei(tmp_path / "fei", image_size=4)
     assert source.names == ("2", "10")
     assert source.cameras.tolist() == [0, 1, 0, 1]
-    fill(tmp_path / "market", {"0002_c1s1_000451_03.jpg": picture(0)})
-    fill(tmp_path / "market", {"-1_c6s2_000451_03.jpg": picture(0)})
+    fill(tmp_path / "market", {"0002_c1s1_000451_03.jpg": png(0)})
+    fill(tmp_path / "market", {"-1_c6s2_000451_03.jpg": png(0)})
     source = folder(tmp_path / "market", image_size=4, filename_pattern="market1501")
     assert set(source.names) == {"0002", "-1"}
     own = r"(?P<identity>[a-z]+)[0-9]+\.png"
-    fill(tmp_path / "own", {"anna1.png": picture(0), "anna2.png": picture(0)})
+    fill(tmp_path / "own", {"anna1.png": png(0), "anna2.png": png(0)})
     assert folder(tmp_path / "own", image_size=4, filename_pattern=own).names == (
         "anna",
     )
 
 
 def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
-    fill(tmp_path, {"a/1.png": picture(1), "b/1.png": picture(2)})
+    fill(tmp_path, {"a/1.png": png(1), "b/1.png": png(2)})
     for target in (tmp_path, tmp_path / "a"):
         (tmp_path / "b" / "more").symlink_to(target)
         with pytest.raises(ValueError, match=r"once.*/b/more|b/more.*once"):
@@ -113,22 +87,22 @@ def test_a_folder_that_is_in_the_set_twice_is_refused(tmp_path):
     old = tmp_path / "b" / "old"
     old.symlink_to(old)  # leads nowhere, and is no image
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
-    fill(outside, {"1.png": picture(3)})
+    fill(outside, {"1.png": png(3)})
     (tmp_path / "c").symlink_to(outside)
     assert folder(tmp_path, image_size=None).names == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("again", ["a//1.png", "./a/1.png"])
 def test_a_member_of_a_zip_in_another_spelling_is_the_same_member(again, tmp_path):
-    path = pack(tmp_path / "z.zip", {again: picture(1), "b/1.png": picture(2)})
+    path = zipped(tmp_path / "z.zip", {again: png(1), "b/1.png": png(2)})
     assert folder(path, image_size=None).names == ("a", "b")
     assert folder(path, image_size=None).read(np.arange(2))[:, 0, 0, 0].tolist() == [
         1,
         2,
     ]
-    files = {"./": b"", "a/1.png": picture(1), again: picture(1), "b/1.png": picture(2)}
+    files = {"./": b"", "a/1.png": png(1), again: png(1), "b/1.png": png(2)}
     with pytest.raises(ValueError, match="each file once, got a/1.png"):
-        folder(pack(path, files), image_size=None)
+        folder(zipped(path, files), image_size=None)
 
 
 @pytest.mark.parametrize("system, people", [(0, ("a", "b")), (3, None)])
@@ -138,7 +112,7 @@ def test_backslashes_are_folders_in_zips_of_windows_alone(system, people, tmp_pa
         for number, name in enumerate(["a\\1.png", "b\\1.png"]):
             member = zipfile.ZipInfo(name)
             member.create_system = system  # 0 of FAT, 3 of Unix
-            file.writestr(member, picture(number))
+            file.writestr(member, png(number))
     if people:
         assert folder(path, image_size=None).names == people
     else:
@@ -154,7 +128,7 @@ def small_lfw(tmp_path):
     x, y = np.round(LANDMARKS[0]).astype(int)
     image[y - 1 : y + 2, x - 1 : x + 2] = 255
     names = [f"{p}/{p}_{i + 1:04}.jpg" for p, n in counts.items() for i in range(n)]
-    pack(tmp_path / "lfw.zip", {name: encode(image) for name in names})
+    zipped(tmp_path / "lfw.zip", {name: png(image) for name in names})
     row = "0.9," + ",".join(map(str, LANDMARKS.reshape(-1)))
     lines = [COLUMNS, *(f"{name},{row}" for name in names)]
     (tmp_path / "landmarks.csv").write_text("\n".join(lines))
@@ -163,19 +137,11 @@ def small_lfw(tmp_path):
     return tmp_path
 
 
-def test_lfw_is_aligned_so_that_landmarks_meet_the_template(small_lfw):
-    source = lfw(small_lfw)
-    assert source.input_shape == (112, 112, 3)
-    np.testing.assert_allclose(source.landmarks[0], ARCFACE_TEMPLATE, atol=1e-3)
-    image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
-    y, x = np.mgrid[:112, :112]
-    eye = np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
-    np.testing.assert_allclose(eye, ARCFACE_TEMPLATE[0], atol=1.0)
-
-
-@pytest.mark.parametrize("size", [56, (112, 96)])
+@pytest.mark.parametrize("size", [112, 56, (112, 96)])
 def test_landmarks_follow_the_aligned_image_to_any_size(small_lfw, size):
     source = lfw(small_lfw, image_size=size)
+    if size == 112:
+        np.testing.assert_allclose(source.landmarks[0], ARCFACE_TEMPLATE, atol=1e-3)
     image = source.read(np.array([0]))[0, ..., 0].astype(np.float64)
     y, x = np.mgrid[: image.shape[0], : image.shape[1]]
     eye = np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
@@ -192,8 +158,6 @@ def test_without_alignment_landmarks_scale_with_the_image(small_lfw):
     np.testing.assert_allclose(source.landmarks[0], half, atol=1e-4)
     assert source.read(np.array([0])).shape == (1, 50, 40, 3)
     assert lfw(small_lfw, align=False).landmarks is None
-    with pytest.raises(ValueError, match="image_size must be square or 112:96"):
-        lfw(small_lfw, image_size=(56, 40))
 
 
 def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
@@ -208,72 +172,10 @@ def test_lfw_pairs_follow_the_images_that_are_kept(small_lfw):
     assert [turned.names[i] for i in turned.labels] == ["Eve_F", "Carl_D", "Ada_B"]
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda lines: lines[:-1], "landmarks.csv.*got none for 1, .*Eve_F_0001"),
-        (
-            lambda lines: [*lines, lines[1]],
-            "list each image once, got Ada_B/Ada_B_0001",
-        ),
-        (
-            lambda lines: [*lines[:-1], "Eve_F/Eve_F_0001.jpg,1" + ",5" * 10],
-            "finite, distinct landmarks.*Eve_F",
-        ),
-        (lambda lines: ["name,x1", "a,b"], "csv with the columns name, x1, y1"),
-    ],
-)
-def test_landmarks_that_do_not_fit_name_file_and_image(small_lfw, change, message):
-    table = small_lfw / "landmarks.csv"
-    table.write_text("\n".join(change(table.read_text().splitlines())))
-    with pytest.raises(ValueError, match=message):
-        lfw(small_lfw)
-
-
-WIDE = encode(np.full((4, 4), 40000, np.uint16))
-
-
-@pytest.mark.parametrize(
-    "files, settings, message",
-    [
-        ({"a/notes.txt": b""}, {}, "must have images .*got none"),
-        ({"a/1.png": WIDE}, {}, "more than 8 bits"),
-        ({"a/1.png": picture(1)}, {"subfolder": "val"}, "must have images below val/"),
-        (
-            {"a/1.png": picture(1)},
-            {"filename_pattern": "birthday"},
-            "filename_pattern must be one of directory, subject",
-        ),
-        (
-            {"a/1.png": picture(1)},
-            {"filename_pattern": "subject-view"},
-            "a/1.png in .*must match filename_pattern",
-        ),
-        ({"a/1.png": picture(1)}, {"align": True}, "landmarks must be a csv"),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, files, settings, message):
-    fill(tmp_path, files)
-    with pytest.raises(ValueError, match=message):
-        folder(tmp_path, image_size=4, **settings).read(np.arange(1))
-
-
 def test_folders_around_a_set_are_no_part_of_the_names(tmp_path):
-    fill(tmp_path, {"set/x/a/1.png": picture(1), "set/x/b/1.png": picture(2)})
+    fill(tmp_path, {"set/x/a/1.png": png(1), "set/x/b/1.png": png(2)})
     assert folder(tmp_path, image_size=4).names == ("a", "b")
     assert folder(tmp_path, image_size=4, subfolder="set/x").names == ("a", "b")
-
-
-def test_a_truncated_image_is_named(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    whole = encode(noise, "jpeg")
-    fill(tmp_path, {"a/1.jpg": whole, "a/2.jpg": whole[:300], "b/1.jpg": b"text"})
-    source = folder(tmp_path, image_size=8)
-    source.read(np.array([0]))
-    with pytest.raises(ValueError, match=r"a/2.jpg in .*must be a whole 8-bit image"):
-        source.read(np.arange(2))
-    with pytest.raises(ValueError, match=r"b/1.jpg in .*Replace the file"):
-        source.read(np.array([2]))
 
 
 def test_an_archive_beside_its_folders_is_ambiguous(small_lfw):
@@ -311,12 +213,12 @@ def test_real_orl_and_fei_are_whole(data_dir):
 
 def test_what_is_passed_over_is_counted_with_the_first_of_each_kind(tmp_path):
     files = {
-        "ann/1.jfif": picture(1),
-        "ann/2.png": picture(2),
-        "bo/1.JPE": picture(3),
-        "bo/img7": picture(4),
-        "bo/img8": picture(5),
-        "ann/@eaDir/2.png/SYNOPHOTO_THUMB_M.jpg": picture(6),
+        "ann/1.jfif": png(1),
+        "ann/2.png": png(2),
+        "bo/1.JPE": png(3),
+        "bo/img7": png(4),
+        "bo/img8": png(5),
+        "ann/@eaDir/2.png/SYNOPHOTO_THUMB_M.jpg": png(6),
         "ann/.2.png": b"",
         "old.zip": b"",
         "\x1b[2Jnotes.txt": b"",
@@ -326,18 +228,18 @@ def test_what_is_passed_over_is_counted_with_the_first_of_each_kind(tmp_path):
         "ann/.2.png), 1 in @eaDir (first ann/@eaDir/2.png/SYNOPHOTO_THUMB_M.jpg), "
         "2 without a suffix (first bo/img7), 1 .zip (first old.zip)"
     )
-    for path in (fill(tmp_path / "set", files), pack(tmp_path / "set.zip", files)):
+    for path in (fill(tmp_path / "set", files), zipped(tmp_path / "set.zip", files)):
         source = folder(path, image_size=4)
         assert source.names == ("ann", "bo") and len(source.labels) == 3
         assert source.passed_over == wanted.format(path)
         assert inspect(source)["passed_over"] == source.passed_over
-    nothing = fill(tmp_path / "nothing", {"bo/img7": picture(4)})
+    nothing = fill(tmp_path / "nothing", {"bo/img7": png(4)})
     with pytest.raises(ValueError, match="got none. .* 1 without a suffix .first bo/i"):
         folder(nothing, image_size=4)
 
 
 def test_images_that_a_list_does_not_name_are_counted(tmp_path):
-    fill(tmp_path, {f"{name}.png": picture(i) for i, name in enumerate("abcd")})
+    fill(tmp_path, {f"{name}.png": png(i) for i, name in enumerate("abcd")})
     (tmp_path / "pairs.csv").write_text("a.png,c.png,1\n")
     source = listed_pairs(tmp_path, pairs="pairs.csv", image_size=4)
     unused = "2 of the images (first b.png)"
@@ -347,11 +249,11 @@ def test_images_that_a_list_does_not_name_are_counted(tmp_path):
     assert both.passed_over == source.passed_over
 
 
-@pytest.mark.parametrize("make", [fill, lambda root, f: pack(root / "a.zip", f)])
+@pytest.mark.parametrize("make", [fill, lambda root, f: zipped(root / "a.zip", f)])
 def test_a_name_in_two_spellings_is_one_person(tmp_path, make):
     one, two = "Jos\u00e9", "Jose\u0301"
     files = {f"{one}/1.png": 1, f"{two}/2.png": 2, "Bo/1.png": 4}
-    path = make(tmp_path / "set", {name: picture(i) for name, i in files.items()})
+    path = make(tmp_path / "set", {name: png(i) for name, i in files.items()})
     source = folder(path, image_size=(8, 6))
     assert source.names == ("Bo", one)
     assert sorted(source.read(np.flatnonzero(source.labels))[:, 0, 0, 0]) == [1, 2]
@@ -361,7 +263,7 @@ def test_a_name_in_two_spellings_is_one_person(tmp_path, make):
 def test_a_list_names_a_file_in_any_spelling_and_may_begin_with_a_mark(
     tmp_path, stored, listed
 ):
-    fill(tmp_path, {f"{stored}/1.png": picture(7, (100, 80))})
+    fill(tmp_path, {f"{stored}/1.png": png(7, size=(100, 80))})
     row = ",".join(map(str, LANDMARKS.reshape(-1)))
     table = tmp_path / "landmarks.csv"
     header = "name," + COLUMNS.partition("score,")[2]

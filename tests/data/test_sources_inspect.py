@@ -3,21 +3,15 @@
 import json
 
 import numpy as np
-from PIL import Image
 
 from fedfr_jax.data.sources.folder import folder
 from fedfr_jax.data.sources.inspection import inspect
+from tests.data.files import fill, png
 
 
 def make(root, counts):
-    for name, count in counts.items():
-        (root / name).mkdir(parents=True)
-        for i in range(count):
-            image = Image.fromarray(
-                np.full((4, 4, 3), (10 * count + i) % 256, np.uint8)
-            )
-            image.save(root / name / f"{i}.png")
-    return root
+    each = [(name, count, i) for name, count in counts.items() for i in range(count)]
+    return fill(root, {f"{name}/{i}.png": png(10 * n + i) for name, n, i in each})
 
 
 def test_the_report_counts_images_identities_and_quantiles(tmp_path):
@@ -37,7 +31,7 @@ def test_the_report_counts_images_identities_and_quantiles(tmp_path):
 
 def test_unreadable_images_are_listed_and_the_rest_is_read(tmp_path):
     make(tmp_path, {"a": 300, "b": 1})
-    (tmp_path / "a" / "7.png").write_bytes(b"broken")
+    fill(tmp_path, {"a/7.png": b"broken"})
     report = inspect(folder(tmp_path, image_size=4))
     assert report["num_unreadable"] == 1
     assert "a/7.png" in report["unreadable"][0]
@@ -50,7 +44,7 @@ def test_the_checksum_knows_pixels_and_labels(tmp_path):
     assert inspect(source)["checksum"] == first
     moved = source._replace(labels=source.labels[::-1].copy())
     assert inspect(moved)["checksum"] != first
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a" / "0.png")
+    fill(tmp_path, {"a/0.png": png(0)})
     assert inspect(source)["checksum"] != first
 
 

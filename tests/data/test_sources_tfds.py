@@ -8,16 +8,10 @@ import types
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedfr_jax.data.align import ARCFACE_TEMPLATE
 from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, femnist10, tfds
-
-
-def png(image):
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "png")
-    return file.getvalue()
+from tests.data.files import png
 
 
 class Feature(types.SimpleNamespace):
@@ -76,7 +70,7 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
     assert tfds("cifar10", image_size=4, channels=1).input_shape == (4, 4, 1)
 
 
-def test_pets_have_masks_of_their_image(stub, tmp_path):
+def test_pets_have_masks_of_their_image(stub):
     rng = np.random.default_rng(0)
     masks = [rng.integers(1, 4, size, np.uint8) for size in ((6, 4), (5, 7))]
     examples = [
@@ -97,12 +91,9 @@ def test_pets_have_masks_of_their_image(stub, tmp_path):
     assert found.shape == (2, 6, 4) and set(np.unique(found)) <= {0, 1, 2}
     with pytest.raises(ValueError, match="image_size must be set for oxford_iiit"):
         tfds("oxford_iiit_pet")
-    cache = tmp_path.parent / "pets.npz"
-    open_pets = lambda: tfds("oxford_iiit_pet", image_size=(6, 4), cache=cache)
-    open_pets()
     examples[0]["segmentation_mask"] = png(masks[0] * 0)
     with pytest.raises(ValueError, match="the mask of .* train example 0 must have"):
-        open_pets().masks.read(np.array([0]))  # the cache says that all were read
+        tfds("oxford_iiit_pet", image_size=(6, 4))
 
 
 def test_the_test_split_follows_with_is_test(stub):
@@ -122,23 +113,6 @@ def test_the_test_split_follows_with_is_test(stub):
     assert tfds("mnist").is_test is None
     kept = tfds("mnist", test_split="test", min_images=2)
     assert kept.is_test.tolist() == source.is_test.tolist()
-
-
-def test_a_cache_of_other_splits_is_refused(stub, tmp_path):
-    example = {"image": png(np.zeros((4, 4), np.uint8)), "label": 0}
-    stub([example], (4, 4, 1), names=["a"], tests=[example])
-    cache = tmp_path.parent / "of_train.npz"
-    tfds("mnist", cache=cache)
-    with pytest.raises(ValueError, match=r"2 examples of mnist train\+test, got 1 in"):
-        tfds("mnist", test_split="test", cache=cache)
-
-
-def test_lfw_names_become_identities(stub):
-    image = png(np.zeros((6, 6, 3), np.uint8))
-    examples = [{"image": image, "label": name} for name in (b"Bo", b"Al", b"Bo")]
-    stub(examples, (6, 6, 3))
-    source = tfds("lfw")
-    assert source.names == ("Al", "Bo") and source.labels.tolist() == [1, 0, 1]
 
 
 def test_celeb_a_has_identities_and_landmarks(stub):
@@ -177,18 +151,14 @@ def celebrities(attribute, numbers):
     ]
 
 
-def test_celeb_a_by_an_attribute_belongs_to_the_people(stub, tmp_path):
+def test_celeb_a_by_an_attribute_belongs_to_the_people(stub):
     numbers = [(9, True), (4, False), (9, False), (2, True), (4, False), (9, True)]
     stub(celebrities("Smiling", numbers), (218, 178, 3))
-    cache = tmp_path.parent / "celeb.npz"
-    for _ in range(2):
-        source = tfds(
-            "celeb_a", attribute="Smiling", min_images=2, image_size=8, cache=cache
-        )
-        assert source.names == ("not Smiling", "Smiling")
-        assert source.labels.tolist() == [1, 0, 0, 0, 1]  # 2 has one image only
-        assert source.client_ids.tolist() == [2, 1, 2, 1, 2]
-        assert source.read(np.array([4])).shape == (1, 8, 8, 3)
+    source = tfds("celeb_a", attribute="Smiling", min_images=2, image_size=8)
+    assert source.names == ("not Smiling", "Smiling")
+    assert source.labels.tolist() == [1, 0, 0, 0, 1]  # 2 has one image only
+    assert source.client_ids.tolist() == [2, 1, 2, 1, 2]
+    assert source.read(np.array([4])).shape == (1, 8, 8, 3)
     with pytest.raises(ValueError, match="one of .'Smiling', 'Young'., got 'Bald'"):
         tfds("celeb_a", attribute="Bald")
     with pytest.raises(ValueError, match="got Young, the same"):
@@ -229,27 +199,6 @@ def test_omniglot_turns_to_white_ink_and_emnist_upright(stub):
     stub([{"image": png(lying), "label": 0}], (4, 4, 1), names=["0"])
     upright = tfds("emnist/balanced").read(np.array([0]))[0, ..., 0]
     np.testing.assert_array_equal(upright, lying.T)
-
-
-def test_labels_are_cached_without_a_second_pass(stub, tmp_path):
-    image = png(np.zeros((4, 4, 3), np.uint8))
-
-    class Counting(list):
-        passes = 0
-
-        def __iter__(self):
-            Counting.passes += 1
-            return super().__iter__()
-
-    stub(Counting([{"image": image, "label": b"a"}]), (4, 4, 3))
-    records = tmp_path / "lfw.array_record"
-    records.write_bytes(b"old")
-    for passes in (1, 1):
-        tfds("lfw", cache=tmp_path.parent / "labels.npz")
-        assert Counting.passes == passes
-    records.write_bytes(b"renewed in place")
-    tfds("lfw", cache=tmp_path.parent / "labels.npz")
-    assert Counting.passes == 2
 
 
 def test_what_cannot_be_served_is_refused(stub, monkeypatch):

@@ -44,25 +44,6 @@ def test_categories_of_two_columns_do_not_share_a_number(tmp_path):
     assert not {*codes[:, 0]} & {*codes[:, 1]}
 
 
-@pytest.mark.parametrize(
-    ("lines", "label", "message"),
-    [
-        (LINES, "sick", "must have the column 'sick'"),
-        ((*LINES, "1,2"), "ill", "line 5, must have 5 cells, got 2"),
-        (LINES[:1], "ill", "must have rows"),
-        (("a,a", "1,2"), "a", "distinct column names"),
-        ((), "ill", "must have"),
-        ((*LINES, "1,cook,b,x, "), "ill", "line 5, must have a value in column 'ill'"),
-        ((LINES[0], "1,a,b,,no"), "ill", "line 2, must have a value in column 'where'"),
-    ],
-)
-def test_a_damaged_table_is_named(tmp_path, lines, label, message):
-    path = write(tmp_path / "b.csv", lines)
-    client = "where" if "where" in "".join(lines[:1]) else None
-    with pytest.raises(ValueError, match=f"b.csv.* {message}"):
-        table(path, label=label, client=client)
-
-
 def test_it_trains_through_the_shell(tmp_path, monkeypatch):
     """Both methods learn a rule that needs the number and the word."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedfr_jax.evaluation import generic_identification, identification
+from fedfr_jax.evaluation import identification
+from fedfr_jax.evaluation.identification import generic_identification
 
 # Scores of three probes against a gallery of unit axes are the probes' coordinates.
 GALLERY = np.eye(3, dtype=np.float32)

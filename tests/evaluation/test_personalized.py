@@ -104,21 +104,6 @@ def test_tpir_is_the_released_one(released):
     np.testing.assert_allclose(mean, released["tpir_mean"], atol=1e-9)
 
 
-def test_each_client_is_judged_by_its_own_features():
-    labels = np.repeat(np.arange(4), 5)
-    good = np.eye(4, dtype=np.float32)[labels]
-    good += 0.01 * np.random.default_rng(0).standard_normal(good.shape)
-    bad = np.random.default_rng(1).standard_normal(good.shape)
-    pairs = (good, labels < 2), (bad, labels >= 2)
-    verify = personalized.client_verification
-    result = personalized.mean_over_clients(
-        [verify(x, labels, is_own, fars=(0.1,)) for x, is_own in pairs]
-    )
-    values = result.per_client["tar@far=1e-01"]
-    assert values[0] == 1 and values[1] < 0.7
-    assert result.mean["tar@far=1e-01"] == pytest.approx(values.mean())
-
-
 def test_a_collapsed_network_accepts_nobody():
     labels = np.repeat(np.arange(4), 5)
     features = np.ones((20, 3), np.float32)

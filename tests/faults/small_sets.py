@@ -89,11 +89,6 @@ def _vectors(path):
     write_recordio(path / "train.rec", records)
 
 
-def _cached(path):
-    _classic(path)
-    recordio(path, cache=path / "cache.npz")
-
-
 def _npz(path):
     write = lambda name, save: save(
         path / name, images=pictures(), labels=LABELS, cameras=LABELS, test=LABELS > 1
@@ -148,8 +143,6 @@ SETS = {
     "rec": Small(_classic, ("train.rec", "train.idx", "property"), recordio),
     "im2rec": Small(_im2rec, ("train.rec", "train.idx"), recordio),
     "vectors": Small(_vectors, ("train.rec", "train.idx"), recordio),
-    "cache": Small(_cached, ("cache.npz",), lambda path: recordio(
-        path, cache=path / "cache.npz"), is_summed=True),
     "npz": Small(_npz, ("plain.npz",), _read_npz("plain.npz"), is_summed=True),
     "npz deflated": Small(_npz, ("deflated.npz",), _read_npz("deflated.npz"),
                           is_summed=True),
@@ -159,7 +152,7 @@ SETS = {
                  image_size=8)),
     "bin of arrays": Small(_bin, ("arrays.bin",), lambda path: bin_pairs(
         path / "arrays.bin", image_size=8)),
-    "packed": Small(_packed, ("index.json", "names.json", *(f"{x}.npy" for x in PARTS)),
-                    packed, is_summed=True),
+    "packed": Small(_packed, ("manifest.json", "index.json", "names.json",
+                              *(f"{x}.npy" for x in PARTS)), packed, is_summed=True),
     "packed images": Small(_packed, ("images-00001.npy", "images-00002.npy"), packed),
 }  # fmt: skip

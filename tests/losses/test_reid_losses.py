@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedfr_jax.losses import masked_mean
-from fedfr_jax.losses.label_smoothing import smoothed_cross_entropy
-from fedfr_jax.losses.margin import softmax_cross_entropy
+from fedfr_jax.losses.margin import smoothed_cross_entropy, softmax_cross_entropy
 from fedfr_jax.losses.triplet import distances, triplet
 
 ALL = np.ones(16, bool)

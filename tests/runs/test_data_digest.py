@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfr_jax.data.sources import open_source, stored
+from fedfr_jax.data.sources import open_source, selection
 from fedfr_jax.runs import data_digest
 from fedfr_jax.types import DataUsage, UsedRows
 
@@ -55,9 +55,9 @@ def what(before, now):
 def test_the_contents_of_a_set_are_read_once(folder, monkeypatch):
     """However often a run compares its data."""
     usage, read = used(folder), []
-    crc32 = stored.zlib.crc32
+    crc32 = selection.zlib.crc32
     fake = SimpleNamespace(crc32=lambda *x: read.append(1) or crc32(*x))
-    monkeypatch.setattr(stored, "zlib", fake)
+    monkeypatch.setattr(selection, "zlib", fake)
     first, second = data_digest.digest_of(usage), data_digest.digest_of(usage)
     assert data_digest.difference(first, second) == "" and len(read) == 9
 

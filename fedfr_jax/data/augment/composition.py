@@ -111,7 +111,7 @@ def compose(*augments: Augment) -> Augment:
     def draw(key):
         number, radix = jnp.int32(0), 1
         for index, part in enumerate(augments):
-            if part.num_views > 1:
+            if part.num_views > 1 and part.sample_view is not None:
                 number += radix * part.sample_view(jax.random.fold_in(key, index))
                 radix *= part.num_views
         return number
@@ -125,6 +125,7 @@ def compose(*augments: Augment) -> Augment:
         i = jnp.asarray(i, jnp.int32)
         for part in augments:
             count = jnp.int32(part.num_views)
+            assert part.apply_view is not None
             inputs = part.apply_view(lax.rem(i, count), inputs)
             i = lax.div(i, count)
         return inputs

@@ -13,8 +13,9 @@ CPU cores, vmapped in a compiled loop, ms (median):
 The first is used here. dm_pix's also mixes dtypes, an error under strict promotion.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,7 @@ from fedfr_jax.data.augment.composition import (
 )
 from fedfr_jax.ranges import Share, Whole
 from fedfr_jax.schema import checked
-from fedfr_jax.types import Augment
+from fedfr_jax.types import IGNORE_INDEX, Augment
 
 SMALLEST = 2**-10  # scale
 Degrees = Annotated[float, Interval(ge=0, le=180)]
@@ -59,7 +60,6 @@ def affine(
     translate: Share = 0.0,
     shear: Shear = 0.0,
     fill: Fill = 0.0,
-    ignore_index: int = 255,
 ) -> Augment:
     """Random affine map: shear, scale and rotate about the center, then translate.
 
@@ -71,14 +71,13 @@ def affine(
       scale: (low, high), or a fraction below 1: 0.1 is (0.9, 1.1).
       translate: largest shift as a fraction of width and height, in [0, 1].
       shear: largest angle in degrees by which upright lines lean, in [0, 80].
-      fill: what comes into the image from outside.
-      ignore_index: what comes into the mask from outside.
+      fill: what comes into the image from outside; into a mask comes IGNORE_INDEX.
     """
-    scale = _scale_range(scale)
+    smallest, largest = _scale_range(scale)
 
     def draw(key, height, width):
-        low = [-degrees, -shear, scale[0], -translate * width, -translate * height]
-        high = [degrees, shear, scale[1], translate * width, translate * height]
+        low = [-degrees, -shear, smallest, -translate * width, -translate * height]
+        high = [degrees, shear, largest, translate * width, translate * height]
         low, high = np.array(low, np.float32), np.array(high, np.float32)
         values = jax.random.uniform(key, (5,), jnp.float32, low, high)
         angle, lean, size, dx, dy = values
@@ -93,19 +92,19 @@ def affine(
             targets,
             image=lambda image: interpolate(image, x, y, fill),
             landmarks=lambda points: move_points(forward, points, height, width),
-            mask=lambda mask: nearest(mask, x, y, ignore_index),
+            mask=lambda mask: nearest(mask, x, y, IGNORE_INDEX),
         )
 
-    has_effect = any((degrees, shear, translate)) or scale != (1, 1)
+    has_effect = any((degrees, shear, translate)) or (smallest, largest) != (1, 1)
     return Augment(apply) if has_effect else identity()
 
 
-def _scale_range(scale):
+def _scale_range(scale: float | tuple[float, float]) -> tuple[float, float]:
     """Convert a fraction or a pair to (low, high)."""
-    if isinstance(scale, tuple | list):
-        check_rising("scale", scale)
-        return tuple(scale)
-    return (1 - scale, 1 + scale)
+    if isinstance(scale, float | int):
+        return 1 - scale, 1 + scale
+    check_rising("scale", scale)
+    return scale[0], scale[1]
 
 
 def build_affine(angle, lean, size, dx, dy) -> AffineMap:
@@ -157,7 +156,7 @@ def _between(first, second, share):
 
 def nearest(mask: jax.Array, x: jax.Array, y: jax.Array, ignore: int) -> jax.Array:
     """Sample a mask [H, W] at the pixels nearest to x, y [H, W]; `ignore` outside."""
-    framed = _frame(mask, constant("affine's ignore_index", ignore, mask.dtype))
+    framed = _frame(mask, ignore)
     column = jnp.floor(x + 0.5).astype(jnp.int32)
     row = jnp.floor(y + 0.5).astype(jnp.int32)
     return _pixels(framed, column, row)
@@ -177,13 +176,12 @@ def _pixels(framed, x, y):
     return framed.at[row, column].get(mode="promise_in_bounds")
 
 
-FIVE_POINTS = (1, 0, 2, 4, 3)  # left eye, right eye, nose, left and right mouth corner
+# Mirror images of: left eye, right eye, nose, left and right mouth corner
+MIRRORED = (1, 0, 2, 4, 3)
 
 
 @checked
-def horizontal_flip(
-    *, probability: Share = 0.5, landmark_swap: tuple[int, ...] | None = FIVE_POINTS
-) -> Augment:
+def horizontal_flip(*, probability: Share = 0.5) -> Augment:
     """Random horizontal flip; view 0 is the example unchanged, view 1 flipped.
 
     Both views are computed, so list it before expensive augments: after `affine`, XLA
@@ -191,8 +189,6 @@ def horizontal_flip(
 
     Args:
       probability: of mirroring, in [0, 1]; 0 and 1 leave one view only.
-      landmark_swap: index of each landmark's mirror image: a left eye becomes a right
-        one. None when landmarks have no sides.
     """
 
     def mirrored(inputs, targets):
@@ -201,7 +197,7 @@ def horizontal_flip(
             inputs,
             targets,
             image=lambda image: image[:, ::-1],
-            landmarks=lambda points: _mirror_points(points, width, landmark_swap),
+            landmarks=lambda points: _mirror_points(points, width),
             mask=lambda mask: mask[:, ::-1],
         )
 
@@ -228,43 +224,26 @@ def horizontal_flip(
     return Augment(apply, num_views=2, apply_view=view, sample_view=draw)
 
 
-def _mirror_points(points, width, swap):
-    """Mirror landmarks [P, 2] of an image of `width` pixels."""
-    x, y = points[:, 0], points[:, 1]
-    points = jnp.stack([width - 1 - x, y], axis=1)
-    if swap is None:
-        return points
-    if sorted(swap) != list(range(len(points))):
-        raise ValueError(
-            f"horizontal_flip's landmark_swap must have each of the {len(points)} "
-            f"landmarks' indices, got {swap}."
-        )
-    return jnp.stack([points[i] for i in swap])
+def _mirror_points(points, width):
+    """Mirror landmarks [5, 2] of an image of `width` pixels: left eyes are right."""
+    chex.assert_shape(points, (5, 2))
+    mirrored = jnp.stack([width - 1 - points[:, 0], points[:, 1]], axis=1)
+    return jnp.stack([mirrored[i] for i in MIRRORED])
 
 
 @checked
-def pad_and_crop(
-    *,
-    padding: Whole,
-    fill: Fill = 0.0,
-    mode: Literal["constant", "reflect"] = "constant",
-    ignore_index: int = 255,
-) -> Augment:
+def pad_and_crop(*, padding: Whole, fill: Fill = 0.0) -> Augment:
     """Pad every side and crop at a random position: a shift by whole pixels.
 
     Args:
       padding: pixels on every side, at least 0.
-      fill: what the image is padded with in the mode "constant".
-      mode: "constant", or "reflect" to pad image and mask with their own mirror image.
-      ignore_index: what the mask is padded with in the mode "constant".
+      fill: what the image is padded with; a mask is padded with IGNORE_INDEX.
     """
 
     def cut(values, start, outside):
         widths = [(padding, padding)] * 2 + [(0, 0)] * (values.ndim - 2)
-        settings = {}
-        if mode == "constant":
-            settings = {"constant_values": store(jnp.float32(outside), values.dtype)}
-        padded = jnp.pad(values, widths, mode=mode, **settings)
+        outside = store(jnp.float32(outside), values.dtype)
+        padded = jnp.pad(values, widths, constant_values=outside)
         starts = (start[0], start[1], *[jnp.int32(0)] * (values.ndim - 2))
         return lax.dynamic_slice(padded, starts, values.shape)
 
@@ -272,18 +251,13 @@ def pad_and_crop(
         # The padded image's row and column that come first.
         start = jax.random.randint(key, (2,), 0, 2 * padding + 1, jnp.int32)
         shift = (padding - start[::-1]).astype(jnp.float32)
+        outside = constant("pad_and_crop's fill", fill, inputs["image"].dtype)
         return move(
             inputs,
             targets,
-            image=lambda image: cut(
-                image, start, constant("pad_and_crop's fill", fill, image.dtype)
-            ),
+            image=lambda image: cut(image, start, outside),
             landmarks=lambda points: points + shift[None],
-            mask=lambda mask: cut(
-                mask,
-                start,
-                constant("pad_and_crop's ignore_index", ignore_index, mask.dtype),
-            ),
+            mask=lambda mask: cut(mask, start, IGNORE_INDEX),
         )
 
     # The (2 * padding + 1)^2 outcomes are no views: caching the features of all would

@@ -7,10 +7,8 @@ transfer (Chen et al. 2023, arXiv:2210.00912), which exchanges statistics of a n
 feature maps instead.
 
 `random_erasing` fills a random rectangle of the image (Zhong, Zheng, Kang, Li, Yang,
-"Random Erasing Data Augmentation", AAAI 2020, arXiv:1708.04896, algorithm 1). The
-sampling "paper" is theirs: an aspect uniform in its range, sampled until the rectangle
-fits. "log" has two deviations: the aspect is log-uniform, so that tall and wide
-rectangles are equally frequent, and clipped to fit.
+"Random Erasing Data Augmentation", AAAI 2020, arXiv:1708.04896, algorithm 1): an aspect
+uniform in its range, sampled until the rectangle fits.
 """
 
 import math
@@ -233,19 +231,19 @@ def compute_statistics(
     """
     statistics = []
     for camera in range(int(cameras.max()) + 1):
-        rows, moments = np.flatnonzero(cameras == camera), []
+        rows, moments, num_pixels = np.flatnonzero(cameras == camera), [], 0
         for start in range(0, len(rows), CHUNK_SIZE):
             images = read(rows[start : start + CHUNK_SIZE]).astype(np.float64)
             moments.append([(images**power).sum(axis=(0, 1, 2)) for power in (1, 2)])
-            size = images[0, ..., 0].size
-        first, second = np.sum(moments, axis=0) / (len(rows) * size)
+            num_pixels += images[..., 0].size
+        first, second = np.sum(moments, axis=0) / num_pixels
         statistics.append((first, np.sqrt(np.maximum(second - first**2, 0))))
     means, stds = zip(*statistics, strict=True)
     return np.stack(means), np.stack(stds)
 
 
 Ratio = Annotated[float, Interval(ge=0.01, le=100)]
-TRIES = 16  # of "paper", all at once; on 256 x 128 one in eighteen does not fit
+TRIES = 16  # all at once; on 256 x 128 one in eighteen does not fit
 
 
 @checked
@@ -255,17 +253,15 @@ def random_erasing(
     scale: tuple[Share, Share] = (0.02, 0.4),
     ratio: tuple[Ratio, Ratio] = (0.3, 1 / 0.3),
     fill: Literal["mean", "random"] | Fill = "random",
-    sampling: Literal["log", "paper"] = "log",
 ) -> Augment:
     """Fill one random rectangle; landmarks and mask are unchanged.
 
     Args:
       probability: of erasing, in [0, 1].
       scale: (low, high) fraction of the image that is erased, drawn uniformly.
-      ratio: (low, high) height over width, in [0.01, 100].
+      ratio: (low, high) height over width, in [0.01, 100], drawn uniformly.
       fill: a number, "mean" for the image's own mean of each channel, or "random" for
         noise in [0, 255], so before `normalize`.
-      sampling: of the aspect, a name of RECTANGLES.
     """
     check_rising("scale", scale)
     check_rising("ratio", ratio)
@@ -274,8 +270,7 @@ def random_erasing(
         rectangle_key, noise_key = jax.random.split(key)
 
         def change(image):
-            ranges = probability, scale, ratio
-            inside = RECTANGLES[sampling](rectangle_key, image.shape, *ranges)
+            inside = rectangle(rectangle_key, image.shape, probability, scale, ratio)
             return jnp.where(inside[..., None], paint(noise_key, image, fill), image)
 
         return change_image(inputs, change), targets
@@ -286,20 +281,6 @@ def random_erasing(
 def rectangle(key, shape, probability, area, aspect) -> jax.Array:
     """Sample the erased rectangle as a mask [H, W]; sometimes it is empty."""
     height, width, _ = shape
-    coin, size, slant, top, left = jax.random.uniform(key, (5,), jnp.float32)
-    fraction = area[0] + size * (area[1] - area[0])
-    flat, tall = math.log(aspect[0]), math.log(aspect[1])
-    ratio = jnp.exp(flat + slant * (tall - flat))
-    # The flattest and tallest that fit.
-    ratio = jnp.clip(ratio, fraction * height / width, height / (fraction * width))
-    rows = jnp.clip(jnp.round(jnp.sqrt(fraction * ratio * height * width)), 1, height)
-    columns = jnp.clip(jnp.round(fraction * height * width / rows), 1, width)
-    return _rectangle_mask(shape, (rows, columns), (top, left)) & (coin < probability)
-
-
-def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
-    """Sample as `rectangle`, by the sampling "paper"."""
-    height, width, _ = shape
     size_key, place_key = jax.random.split(key)
     size, slant = jax.random.uniform(size_key, (2, TRIES), jnp.float32)
     coin, top, left = jax.random.uniform(place_key, (3,), jnp.float32)
@@ -309,18 +290,10 @@ def paper_rectangle(key, shape, probability, area, aspect) -> jax.Array:
     columns = jnp.round(columns)
     is_fitting = (rows < height) & (columns < width)
     first = jnp.argmax(is_fitting)
-    inside = _rectangle_mask(shape, (rows[first], columns[first]), (top, left))
-    return inside & (coin < probability) & is_fitting.any()
-
-
-RECTANGLES = {"log": rectangle, "paper": paper_rectangle}
-
-
-def _rectangle_mask(shape, size, position):
-    """Mask [H, W] of a rectangle at `position` in [0, 1) of the free space."""
-    is_row = _interval_mask(shape[0], size[0], position[0])
-    is_column = _interval_mask(shape[1], size[1], position[1])
-    return is_row[:, None] & is_column[None, :]
+    is_row = _interval_mask(height, rows[first], top)
+    is_column = _interval_mask(width, columns[first], left)
+    is_erased = (coin < probability) & is_fitting.any()
+    return is_row[:, None] & is_column[None, :] & is_erased
 
 
 def _interval_mask(length, count, position):
@@ -330,7 +303,9 @@ def _interval_mask(length, count, position):
     return (i >= start) & (i < start + count)
 
 
-def paint(key: jax.Array, image: jax.Array, fill: float | str) -> jax.Array:
+def paint(
+    key: jax.Array, image: jax.Array, fill: Literal["mean", "random"] | float
+) -> jax.Array:
     """Fill values for an image's erased part, [H, W, C] of the image's dtype."""
     if fill == "random":
         return store(noise(key, image.shape), image.dtype)

@@ -35,19 +35,15 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Interval
 
+from fedfr_jax.data.npz import read_array
 from fedfr_jax.data.partition.client_partition import (
     UNASSIGNED,
+    Assignment,
     ClientPartition,
-    Rows,
     assign_classes,
-    build_partition,
-    check_enough,
+    begin_assignment,
     divide_proportionally,
-    follow_training,
-    rows_to_assign,
-    top_up,
 )
-from fedfr_jax.files import check_archive
 from fedfr_jax.ranges import Count, NonNegative, OpenShare, Positive, Seed
 from fedfr_jax.schema import checked
 
@@ -68,13 +64,13 @@ def iid(
       is_test: [T] bool, the set's own test part, assigned in the same way; with fewer
         test rows than clients some clients have none. None holds rows out.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    check_enough("num_clients", num_clients, 1, rows)
-    rng = np.random.default_rng(seed)
-    owner = np.full(len(labels), UNASSIGNED)
-    for part in (rows.assigned, rows.official_test):
-        owner[rng.permutation(part)] = np.arange(len(part)) % num_clients
-    return build_partition(rows, owner, num_clients, rng)
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    assignment.check_enough("num_clients", 1)
+    for part in (assignment.rows, assignment.official_test):
+        assignment.owner[assignment.rng.permutation(part)] = (
+            np.arange(len(part)) % num_clients
+        )
+    return assignment.partition()
 
 
 @checked
@@ -100,15 +96,10 @@ def by_class(
       is_test: [T] bool, the set's own test part: each class's images are divided
         equally over its owners, like the training rows. None holds rows out.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    num_classes = rows.num_classes
-    if classes_per_client > num_classes:
-        raise ValueError(
-            f"classes_per_client must be at most {num_classes}, the number of classes, "
-            f"got {classes_per_client}."
-        )
-    rng = np.random.default_rng(seed)
-    owned = assign_classes(num_clients, num_classes, classes_per_client, rng)
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    assignment.check_classes(classes_per_client)
+    num_classes = assignment.num_classes
+    owned = assign_classes(num_clients, num_classes, classes_per_client, assignment.rng)
     unassigned = np.setdiff1d(np.arange(num_classes), owned)
     if len(unassigned):
         raise ValueError(
@@ -116,10 +107,9 @@ def by_class(
             f"classes), got {num_clients} * {classes_per_client}, which leaves class "
             f"{unassigned[0]} without a client ({len(unassigned)} such)."
         )
-    owner = np.full(len(labels), UNASSIGNED)
-    for part in (rows.assigned, rows.official_test):
-        divide_proportionally(rows.by_class(part, rng), owned, owner, rng)
-    return build_partition(rows, owner, num_clients, rng)
+    for part in (assignment.rows, assignment.official_test):
+        divide_proportionally(assignment, part, owned)
+    return assignment.partition()
 
 
 @checked
@@ -147,13 +137,16 @@ def dirichlet(
       alpha: > 0; small for clients with few classes, large for equal ones.
       max_examples: such rows that every client has at most; None for no bound.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    check_enough("num_clients * min_examples", num_clients, min_examples, rows)
-    num_rows = len(rows.assigned)
-    capacity = client_capacity(num_clients, min_examples, max_examples, num_rows)
-    rng = np.random.default_rng(seed)
-    owner = np.full(len(labels), UNASSIGNED)
-    for class_rows in rows.by_class(rows.assigned, rng):
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    assignment.check_enough("num_clients * min_examples", min_examples)
+    num_rows, rng = len(assignment.rows), assignment.rng
+    needed = max(min_examples, -(-num_rows // num_clients))
+    if max_examples is not None and max_examples < needed:
+        raise ValueError(
+            f"max_examples must be an integer of at least {needed}, got {max_examples}."
+        )
+    capacity = np.full(num_clients, max_examples or num_rows)
+    for class_rows in assignment.by_class(assignment.rows):
         while len(class_rows):
             open_clients = np.flatnonzero(capacity)
             share = sample_proportions(len(class_rows), len(open_clients), alpha, rng)
@@ -161,25 +154,12 @@ def dirichlet(
             # Number of a row among those of its receiver, which are side by side.
             number = np.arange(len(receiver)) - np.searchsorted(receiver, receiver)
             has_room = number < capacity[receiver]
-            owner[class_rows[has_room]] = receiver[has_room]
+            assignment.owner[class_rows[has_room]] = receiver[has_room]
             capacity = capacity - np.bincount(receiver[has_room], minlength=num_clients)
             class_rows = class_rows[~has_room]
-    top_up(owner, rows.assigned, num_clients, min_examples, rng)
-    follow_training(rows, owner, rng)
-    return build_partition(rows, owner, num_clients, rng)
-
-
-def client_capacity(
-    num_clients: int, min_rows: int, max_rows: int | None, num_rows: int
-) -> np.ndarray:
-    """Number of rows that each client may still get, [N]."""
-    if max_rows is None:
-        return np.full(num_clients, num_rows)
-    if max_rows < (needed := max(min_rows, -(-num_rows // num_clients))):
-        raise ValueError(
-            f"max_examples must be an integer of at least {needed}, got {max_rows!r}."
-        )
-    return np.full(num_clients, max_rows)
+    assignment.top_up(min_examples)
+    assignment.follow_training()
+    return assignment.partition()
 
 
 def sample_proportions(
@@ -209,18 +189,15 @@ def shards(
       shards_per_client: s; N * s is at most the number of training rows. Sizes of
         shards differ by one row at most.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    check_enough(
-        "num_clients * shards_per_client", num_clients, shards_per_client, rows
-    )
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    assignment.check_enough("num_clients * shards_per_client", shards_per_client)
     num_shards = num_clients * shards_per_client
-    rng = np.random.default_rng(seed)
-    in_order = np.concatenate(rows.by_class(rows.assigned, rng))
+    in_order = np.concatenate(assignment.by_class(assignment.rows))
     shard = np.arange(len(in_order)) * num_shards // len(in_order)
-    owner = np.full(len(labels), UNASSIGNED)
-    owner[in_order] = (rng.permutation(num_shards) // shards_per_client)[shard]
-    follow_training(rows, owner, rng)
-    return build_partition(rows, owner, num_clients, rng)
+    client_of_shard = assignment.rng.permutation(num_shards) // shards_per_client
+    assignment.owner[in_order] = client_of_shard[shard]
+    assignment.follow_training()
+    return assignment.partition()
 
 
 @checked
@@ -243,7 +220,6 @@ def natural(
       is_test: [T] bool, the set's own test part; each client keeps its test rows. None
         holds rows out.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
     names, client = read_client_ids(client_ids, len(labels))
     num_owners = len(names)
     num_clients = num_owners if num_clients is None else num_clients
@@ -252,11 +228,12 @@ def natural(
             f"num_clients must be at most {num_owners}, the number of client_ids, got "
             f"{num_clients}."
         )
-    rng = np.random.default_rng(seed)
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
     client_of = np.full(num_owners, UNASSIGNED)
-    chosen = np.sort(rng.permutation(num_owners)[:num_clients])
+    chosen = np.sort(assignment.rng.permutation(num_owners)[:num_clients])
     client_of[chosen] = np.arange(num_clients)
-    split = build_partition(rows, client_of[client], num_clients, rng)
+    assignment.owner[:] = client_of[client]
+    split = assignment.partition()
     if names.dtype.kind not in "SU":
         return split
     return split._replace(client_names=tuple(map(str, names[chosen].astype(str))))
@@ -275,19 +252,14 @@ def read_client_ids(
     Returns:
       (ids [N] in sorted order, client [T] int64 of each row).
     """
-    ids = client_ids
     if isinstance(client_ids, str | os.PathLike):
         path, _, keys = os.fspath(client_ids).rpartition(":")
-        check_archive(path)
-        try:
-            with open(path, "rb") as file, np.load(file) as stored:
-                ids = np.concatenate([stored[key] for key in keys.split("+")])
-        except Exception as error:  # of zipfile, zlib and NumPy
+        if not path:
             raise ValueError(
-                f"client_ids must be an array or <file>.npz:<key>, got {client_ids} "
-                f"({type(error).__name__}: {error})."
-            ) from error
-    ids = np.asarray(ids)
+                f"client_ids must be an array or <file>.npz:<key>, got {client_ids}."
+            )
+        client_ids = np.concatenate([read_array(path, key) for key in keys.split("+")])
+    ids = np.asarray(client_ids)
     if ids.shape != (num_rows,) or ids.dtype.kind not in "iuSU":
         raise ValueError(
             f"client_ids must be {num_rows} integers or strings, one per row, got "
@@ -298,18 +270,6 @@ def read_client_ids(
 
 # So many that the clients' classes fit the memory.
 Clients = Annotated[int, Interval(ge=1, le=2**24)]
-
-
-def _power(rng, count, skew):
-    return rng.permutation(np.arange(1.0, count + 1)) ** -skew
-
-
-def _lognormal(rng, count, skew):
-    draw = skew * rng.standard_normal(count)
-    return np.exp(draw - draw.max())  # sizes count in proportion only
-
-
-DISTRIBUTIONS = {"power": _power, "lognormal": _lognormal}
 
 
 @checked
@@ -330,20 +290,25 @@ def quantity_skew(
       distribution: power or lognormal.
       skew: >= 0, of the law; 0 makes all clients equal.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    check_enough("num_clients * min_examples", num_clients, min_examples, rows)
-    rng = np.random.default_rng(seed)
-    sizes = DISTRIBUTIONS[distribution](rng, num_clients, float(skew))
-    free = len(rows.assigned) - num_clients * min_examples
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    assignment.check_enough("num_clients * min_examples", min_examples)
+    if distribution == "power":
+        sizes = assignment.rng.permutation(np.arange(1.0, num_clients + 1)) ** -float(
+            skew
+        )
+    else:
+        draw = skew * assignment.rng.standard_normal(num_clients)
+        sizes = np.exp(draw - draw.max())  # sizes count in proportion only
+    free = len(assignment.rows) - num_clients * min_examples
     # Evenly spaced points on [0, 1) from a random start: sizes rounded fairly.
-    ends = np.floor(free * np.cumsum(sizes) / sizes.sum() + rng.random())
+    ends = np.floor(free * np.cumsum(sizes) / sizes.sum() + assignment.rng.random())
     ends = np.minimum(ends, free).astype(np.int64)
     ends[-1] = free
     counts = min_examples + np.diff(ends, prepend=0)
-    owner = np.full(len(labels), UNASSIGNED)
-    owner[rng.permutation(rows.assigned)] = np.repeat(np.arange(num_clients), counts)
-    follow_training(rows, owner, rng)
-    return build_partition(rows, owner, num_clients, rng)
+    receivers = np.repeat(np.arange(num_clients), counts)
+    assignment.owner[assignment.rng.permutation(assignment.rows)] = receivers
+    assignment.follow_training()
+    return assignment.partition()
 
 
 @checked
@@ -371,18 +336,20 @@ def power_law(
         training rows. None holds rows out; the released code assigns both parts as one.
       seed: of the legacy generator.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    classes = _classes(rows, num_clients, classes_per_client)
-    sizes = np.bincount(rows.labels[rows.assigned], minlength=rows.num_classes)
-    owned = num_clients * classes_per_client // rows.num_classes
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    classes = _neighboring_classes(assignment, classes_per_client)
+    sizes = np.bincount(
+        assignment.labels[assignment.rows], minlength=assignment.num_classes
+    )
+    owned = num_clients * classes_per_client // assignment.num_classes
     if sizes.min() < owned * min_examples:
         raise ValueError(
             f"min_examples must be at most {sizes.min() // owned} for the {owned} "
-            f"clients of "
-            f"class {sizes.argmin()}, which has the fewest rows, got {min_examples}."
+            f"clients of class {sizes.argmin()}, which has the fewest rows, got "
+            f"{min_examples}."
         )
     counts = power_law_counts(sizes, classes, min_examples, sigma, seed)
-    return _assign(rows, classes, counts, seed)
+    return _assign_counts(assignment, classes, counts)
 
 
 def power_law_counts(
@@ -431,38 +398,31 @@ def lognormal_sizes(
       labels, num_clients, classes_per_client, is_test, test_fraction, seed: as for
         `power_law`.
     """
-    rows = rows_to_assign(labels, is_test, test_fraction)
-    classes = _classes(rows, num_clients, classes_per_client)
+    assignment = begin_assignment(labels, num_clients, is_test, test_fraction, seed)
+    classes = _neighboring_classes(assignment, classes_per_client)
     draw = np.random.RandomState(seed).lognormal(mean, sigma, num_clients) + 5
     each = np.maximum((draw / classes_per_client).astype(int), 2)
     counts = np.repeat(each[:, None], classes_per_client, axis=1)
-    return _assign(rows, classes, counts, seed)
+    return _assign_counts(assignment, classes, counts)
 
 
-def _classes(rows: Rows, num_clients: int, classes_per_client: int) -> np.ndarray:
-    """Classes [N, k] of the clients."""
-    if classes_per_client > rows.num_classes:
+def _neighboring_classes(assignment: Assignment, classes_per_client: int) -> np.ndarray:
+    """Classes [N, k] of the clients: u, u + 1, ... modulo M of client u."""
+    assignment.check_classes(classes_per_client)
+    if assignment.num_clients % assignment.num_classes:
         raise ValueError(
-            f"classes_per_client must be in [1, {rows.num_classes}], got "
-            f"{classes_per_client}."
+            f"num_clients must be a multiple of {assignment.num_classes}, the number "
+            f"of classes, got {assignment.num_clients}."
         )
-    if num_clients % rows.num_classes:
-        raise ValueError(
-            f"num_clients must be a multiple of {rows.num_classes}, the number of "
-            "classes, got "
-            f"{num_clients}."
-        )
-    first = np.arange(num_clients)[:, None]
-    return (first + np.arange(classes_per_client)) % rows.num_classes
+    first = np.arange(assignment.num_clients)[:, None]
+    return (first + np.arange(classes_per_client)) % assignment.num_classes
 
 
-def _assign(rows: Rows, classes: np.ndarray, counts: np.ndarray, seed: int):
+def _assign_counts(assignment: Assignment, classes: np.ndarray, counts: np.ndarray):
     """Assign rows of `classes` [N, k] to clients in turn, `counts` [N, k] of each."""
-    rng = np.random.default_rng(seed)
-    owner = np.full(len(rows.labels), UNASSIGNED)
-    for c, class_rows in enumerate(rows.by_class(rows.assigned, rng)):
+    for c, class_rows in enumerate(assignment.by_class(assignment.rows)):
         client, column = np.nonzero(classes == c)
         receivers = np.repeat(client, counts[client, column])[: len(class_rows)]
-        owner[class_rows[: len(receivers)]] = receivers
-    follow_training(rows, owner, rng)
-    return build_partition(rows, owner, len(classes), rng)
+        assignment.owner[class_rows[: len(receivers)]] = receivers
+    assignment.follow_training()
+    return assignment.partition()

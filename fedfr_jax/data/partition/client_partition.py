@@ -52,7 +52,8 @@ def hold_out_by_name(
     """
     num_clients = len(split.train_offsets) - 1
     owner = np.full(len(labels), UNASSIGNED)
-    for rows, offsets in split[0:2], split[2:4]:
+    parts = (split.train, split.train_offsets), (split.test, split.test_offsets)
+    for rows, offsets in parts:
         owner[rows] = np.repeat(np.arange(num_clients), np.diff(offsets))
     keys = name_keys(names, seed, "test")
     is_test = keys < test_fraction
@@ -60,11 +61,8 @@ def hold_out_by_name(
     is_test[_last_of_client(owner, -keys, ~is_test, min_rows=2)] = True
     is_test[_last_of_client(owner, keys, is_test)] = False
     is_test[_last_of_client(classes, keys, is_test)] = False
-    train, train_offsets = _group(owner, ~is_test, num_clients)
-    test, test_offsets = _group(owner, is_test, num_clients)
-    return split._replace(
-        train=train, train_offsets=train_offsets, test=test, test_offsets=test_offsets
-    )
+    held_out = _group(owner, is_test, num_clients, split.num_classes)
+    return held_out._replace(client_names=split.client_names)
 
 
 def _last_of_client(groups, keys, is_in, min_rows=1):
@@ -112,41 +110,126 @@ def _keep_rows(split, clients):
     )
 
 
-class Rows(NamedTuple):
-    """Rows of a source that are to be assigned to clients."""
+class Assignment(NamedTuple):
+    """Rows of a source on their way to N clients."""
 
     labels: np.ndarray  # [T] int32 in [0, M)
     num_classes: int  # M
-    assigned: np.ndarray  # [A] training rows, or all rows without a test part
+    num_clients: int  # N
+    rows: np.ndarray  # [A] training rows, or all rows without a test part
     official_test: np.ndarray  # [E] rows of the set's own test part, perhaps none
     test_fraction: float  # held out of each client's rows without a test part
+    owner: np.ndarray  # [T] client of each row, UNASSIGNED at first; to be written
+    rng: np.random.Generator
 
-    def by_class(self, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    def by_class(self, rows: np.ndarray) -> list[np.ndarray]:
         """Shuffled rows of each class, M x [n]."""
-        rows = rng.permutation(rows)
+        rows = self.rng.permutation(rows)
         rows = rows[np.argsort(self.labels[rows], kind="stable")]
         counts = np.bincount(self.labels[rows], minlength=self.num_classes)
         return np.split(rows, np.cumsum(counts)[:-1])
 
+    def check_enough(self, keys: str, per_client: int) -> None:
+        """Raise ValueError unless there are `per_client` rows for every client."""
+        if self.num_clients * per_client > len(self.rows):
+            raise ValueError(
+                f"{keys} must be at most {len(self.rows)}, the number of training "
+                f"rows, got {self.num_clients * per_client}."
+            )
 
-def rows_to_assign(
-    labels: np.ndarray, is_test: np.ndarray | None, test_fraction: float
-) -> Rows:
-    """Check a source's labels and collect the rows to assign.
+    def check_classes(self, classes_per_client: int) -> None:
+        """Raise ValueError unless there are as many classes as a client has."""
+        if classes_per_client > self.num_classes:
+            raise ValueError(
+                f"classes_per_client must be at most {self.num_classes}, the number of "
+                f"classes, got {classes_per_client}."
+            )
+
+    def top_up(self, min_rows: int) -> None:
+        """Move rows from the largest clients to those with fewer than `min_rows`."""
+        owner, rows = self.owner, self.rows
+        counts = np.bincount(owner[rows], minlength=self.num_clients)
+        missing = np.maximum(min_rows - counts, 0)
+        receivers = np.repeat(np.arange(self.num_clients), missing)
+        rows = self.rng.permutation(rows)
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner[rows]]
+        # A client of n rows has ranks 0 to n - 1: the highest belong to the largest.
+        spare = rows[np.argsort(-rank, kind="stable")[: len(receivers)]]
+        owner[spare] = receivers
+
+    def follow_training(self) -> None:
+        """Assign the official test rows in the proportions of the training rows.
+
+        A client that trains on a share q of the n training rows of a class gets q times
+        its test rows, rounded up or down at random.
+        """
+        train, test = self.by_class(self.rows), self.by_class(self.official_test)
+        for train_rows, test_rows in zip(train, test, strict=True):
+            owners = np.sort(self.owner[train_rows])
+            phase = self.rng.integers(len(owners))
+            # Evenly spaced places in the list of owners, sorted: systematic sampling.
+            positions = np.arange(len(test_rows)) * len(owners) + phase
+            self.owner[test_rows] = owners[positions // max(len(test_rows), 1)]
+
+    def partition(self) -> ClientPartition:
+        """Build the partition from each row's owner, with held-out rows if needed.
+
+        If rows are held out, a client with one row only trains; every other client has
+        training and test rows.
+        """
+        is_test = np.zeros(len(self.owner), bool)
+        is_test[self.official_test] = True
+        if not len(self.official_test):
+            is_test[self._held_out()] = True
+        split = _group(self.owner, is_test, self.num_clients, self.num_classes)
+        is_empty = np.diff(split.train_offsets) == 0
+        if is_empty.any():
+            raise ValueError(
+                "every client must have a training row, got none for client "
+                f"{int(np.argmax(is_empty))} ({is_empty.sum()} such of "
+                f"{self.num_clients})."
+            )
+        return split
+
+    def _held_out(self):
+        """Choose test rows: `test_fraction` of each client's, evenly over classes."""
+        shuffled = self.rng.permutation(np.flatnonzero(self.owner != UNASSIGNED))
+        order = np.lexsort((self.labels[shuffled], self.owner[shuffled]))
+        shuffled = shuffled[order]
+        client = self.owner[shuffled]
+        sizes = np.bincount(client, minlength=self.num_clients)
+        num_test = np.rint(self.test_fraction * sizes).astype(np.int64)
+        num_test = np.minimum(np.maximum(num_test, 1), sizes - 1)
+        phase = self.rng.integers(np.maximum(sizes, 1))
+        number = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
+        # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
+        taken_before = (number * num_test[client] + phase[client]) // sizes[client]
+        taken_after = ((number + 1) * num_test[client] + phase[client]) // sizes[client]
+        return shuffled[taken_after > taken_before]
+
+
+def begin_assignment(
+    labels: np.ndarray,
+    num_clients: int,
+    is_test: np.ndarray | None,
+    test_fraction: float,
+    seed: int,
+) -> Assignment:
+    """Check a source's labels and collect the rows to assign; nothing is assigned yet.
 
     Args:
       labels: [T] int class of each row; every class in [0, M) has a training row.
       is_test: [T] bool, the set's own test part, or None.
-      test_fraction: in (0, 1).
     """
     labels = np.asarray(labels, np.int32)
     is_official = np.zeros(len(labels), bool)
     if is_test is not None:
         is_official = np.asarray(is_test)
-    if is_test is not None and not is_official.any():
-        raise ValueError(
-            "is_test must be True for at least one row, or None, got no True."
-        )
+        if not is_official.any():
+            raise ValueError(
+                "is_test must be True for at least one row, or None, got no True."
+            )
     num_classes = int(labels.max()) + 1
     counts = np.bincount(labels[~is_official], minlength=num_classes)
     if not counts.all():
@@ -154,75 +237,32 @@ def rows_to_assign(
             f"labels must have a training row of every class in [0, {num_classes}), "
             f"got none of class {int(np.argmin(counts))} ({np.sum(counts == 0)} such)."
         )
-    return Rows(
+    return Assignment(
         labels=labels,
         num_classes=num_classes,
-        assigned=np.flatnonzero(~is_official),
+        num_clients=num_clients,
+        rows=np.flatnonzero(~is_official),
         official_test=np.flatnonzero(is_official),
         test_fraction=test_fraction,
+        owner=np.full(len(labels), UNASSIGNED),
+        rng=np.random.default_rng(seed),
     )
 
 
-def build_partition(
-    rows: Rows, owner: np.ndarray, num_clients: int, rng: np.random.Generator
-) -> ClientPartition:
-    """Build the partition from each row's client, with held-out rows if needed.
-
-    If rows are held out, a client with one row only trains; every other client has
-    training and test rows.
-
-    Args:
-      owner: [T] int client in [0, N), or UNASSIGNED.
-    """
-    is_test = np.zeros(len(owner), bool)
-    is_test[rows.official_test] = True
-    if not len(rows.official_test):
-        is_test[_held_out(rows, owner, num_clients, rng)] = True
-    train, train_offsets = _group(owner, ~is_test, num_clients)
-    test, test_offsets = _group(owner, is_test, num_clients)
-    is_empty = np.diff(train_offsets) == 0
-    if is_empty.any():
-        raise ValueError(
-            "every client must have a training row, got none for client "
-            f"{int(np.argmax(is_empty))} ({is_empty.sum()} such of {num_clients})."
-        )
-    return ClientPartition(train, train_offsets, test, test_offsets, rows.num_classes)
+def _group(owner, is_test, num_clients, num_classes) -> ClientPartition:
+    """Partition of the rows by their owners [T] and what is for the test [T]."""
+    train, train_offsets = _rows_by_client(owner, ~is_test, num_clients)
+    test, test_offsets = _rows_by_client(owner, is_test, num_clients)
+    return ClientPartition(train, train_offsets, test, test_offsets, num_classes)
 
 
-def _held_out(rows, owner, num_clients, rng):
-    """Choose test rows: `test_fraction` of each client's, evenly over its classes."""
-    shuffled = rng.permutation(np.flatnonzero(owner != UNASSIGNED))
-    order = np.lexsort((rows.labels[shuffled], owner[shuffled]))
-    shuffled = shuffled[order]
-    client = owner[shuffled]
-    sizes = np.bincount(client, minlength=num_clients)
-    num_test = np.maximum(np.rint(rows.test_fraction * sizes).astype(np.int64), 1)
-    num_test = np.minimum(num_test, sizes - 1)
-    phase = rng.integers(np.maximum(sizes, 1))
-    number = np.arange(len(shuffled)) - (np.cumsum(sizes) - sizes)[client]
-    # Every (n / num_test)-th of n rows, from a random start, in whole numbers.
-    taken_before = (number * num_test[client] + phase[client]) // sizes[client]
-    taken_after = ((number + 1) * num_test[client] + phase[client]) // sizes[client]
-    return shuffled[taken_after > taken_before]
-
-
-def _group(owner, is_part, num_clients):
+def _rows_by_client(owner, is_part, num_clients):
     """Rows [.] int32 sorted by client, and offsets [N + 1] int64."""
     rows = np.flatnonzero(is_part & (owner != UNASSIGNED))
     client = owner[rows]
     counts = np.bincount(client, minlength=num_clients)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return rows[np.argsort(client, kind="stable")].astype(np.int32), offsets
-
-
-def check_enough(name: str, num_clients: int, per_client: int, rows: Rows) -> None:
-    """Raise ValueError unless there are `per_client` rows for every client."""
-    num_rows, num_needed = len(rows.assigned), num_clients * per_client
-    if num_needed > num_rows:
-        raise ValueError(
-            f"{name} must be at most {num_rows}, the number of training rows, got "
-            f"{num_needed}."
-        )
 
 
 def assign_classes(
@@ -257,10 +297,7 @@ def assign_classes(
 
 
 def divide_proportionally(
-    rows_by_class: list[np.ndarray],
-    owned: np.ndarray,
-    owner: np.ndarray,
-    rng: np.random.Generator,
+    assignment: Assignment, rows: np.ndarray, owned: np.ndarray
 ) -> None:
     """Divide every class's rows equally among its clients, of about equal size.
 
@@ -268,59 +305,19 @@ def divide_proportionally(
     their share of the previous classes.
 
     Args:
-      rows_by_class: M x [n] rows.
+      rows: [n] to assign.
       owned: [N, k] int classes of each client.
-      owner: [T] int client of each row; the entries of the rows are written.
     """
+    rows_by_class = assignment.by_class(rows)
     counts = np.bincount(owned.reshape(-1), minlength=len(rows_by_class))
     by_class = np.argsort(owned, axis=None, kind="stable") // owned.shape[1]
     owners = np.split(by_class, np.cumsum(counts)[:-1])
     surplus = np.zeros(len(owned))  # rows above an exactly equal share
-    for rows, clients in zip(rows_by_class, owners, strict=True):
-        clients = clients[np.lexsort((rng.random(len(clients)), surplus[clients]))]
-        owner[rows] = clients[np.arange(len(rows)) % len(clients)]
-        num_left_over = len(rows) % len(clients)
+    for class_rows, clients in zip(rows_by_class, owners, strict=True):
+        chance = assignment.rng.random(len(clients))
+        clients = clients[np.lexsort((chance, surplus[clients]))]
+        receivers = clients[np.arange(len(class_rows)) % len(clients)]
+        assignment.owner[class_rows] = receivers
+        num_left_over = len(class_rows) % len(clients)
         surplus[clients[:num_left_over]] += 1
         surplus[clients] -= num_left_over / len(clients)
-
-
-def top_up(
-    owner: np.ndarray,
-    movable: np.ndarray,
-    num_clients: int,
-    min_rows: int,
-    rng: np.random.Generator,
-) -> None:
-    """Move rows from the largest clients to those with fewer than `min_rows`.
-
-    Args:
-      owner: [T] int client of each row; the entries of rows that move are written.
-      movable: [A] rows that may move, A >= N * min_rows.
-    """
-    counts = np.bincount(owner[movable], minlength=num_clients)
-    receivers = np.repeat(np.arange(num_clients), np.maximum(min_rows - counts, 0))
-    rows = rng.permutation(movable)
-    rows = rows[np.argsort(owner[rows], kind="stable")]
-    rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[owner[rows]]
-    # A client of n rows has ranks 0 to n - 1: the highest belong to the largest.
-    spare = rows[np.argsort(-rank, kind="stable")[: len(receivers)]]
-    owner[spare] = receivers
-
-
-def follow_training(rows: Rows, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Assign the official test rows in the proportions of the training rows.
-
-    A client that trains on a share q of the n training rows of a class gets q times
-    its test rows, rounded up or down at random.
-
-    Args:
-      owner: [T] int client of each row; the test rows' entries are written.
-    """
-    train = rows.by_class(rows.assigned, rng)
-    test = rows.by_class(rows.official_test, rng)
-    for train_rows, test_rows in zip(train, test, strict=True):
-        owners = np.sort(owner[train_rows])
-        phase = rng.integers(len(owners))
-        # Evenly spaced places in the list of owners, sorted: systematic sampling.
-        positions = np.arange(len(test_rows)) * len(owners) + phase
-        owner[test_rows] = owners[positions // max(len(test_rows), 1)]

@@ -118,9 +118,9 @@ def draw_identities(order: np.ndarray, *needs: IdentityRequest) -> list[np.ndarr
 class IdentitySplit(NamedTuple):
     """Training and test rows of I identities."""
 
-    train: np.ndarray  # [I] place of the first training row among its rows
+    train: np.ndarray  # [I] index of the first training row among its rows
     num_train: np.ndarray  # [I]
-    test: np.ndarray  # [I] place of the first test row
+    test: np.ndarray  # [I] index of the first test row
     num_test: np.ndarray  # [I]
 
 
@@ -146,7 +146,7 @@ class RowsByIdentity(NamedTuple):
 
         Returns:
           (rows [.] in the order of `identities`, in file order within one, and the
-          place [.] of each row's identity), both int32.
+          index [.] of each row's identity), both int32.
         """
         index = np.repeat(np.arange(len(identities), dtype=np.int32), count)
         within = np.arange(len(index)) - (np.cumsum(count) - count)[index]

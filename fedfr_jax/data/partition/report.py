@@ -32,13 +32,7 @@ def class_report(
       there are names}.
     """
     labels = np.asarray(labels)
-    train = np.diff(split.train_offsets)
-    test = np.diff(split.test_offsets)
-    per_client = {
-        "train images": train,
-        "test images": test,
-        "classes": _num_classes(split, labels),
-    }
+    train, test = np.diff(split.train_offsets), np.diff(split.test_offsets)
     table = {
         "train": _table(split.train, split.train_offsets, labels, len(names)),
         "test": _table(split.test, split.test_offsets, labels, len(names)),
@@ -51,8 +45,9 @@ def class_report(
         "classes": list(names),
         "images": {"train": len(split.train), "test": len(split.test)},
         "per_client": {
-            quantity: _quantiles(numbers, SUMMARY)
-            for quantity, numbers in per_client.items()
+            "train images": _quantiles(train, SUMMARY),
+            "test images": _quantiles(test, SUMMARY),
+            "classes": _quantiles(_num_classes(split, labels), SUMMARY),
         },
         "clients without test images": int(np.sum(test == 0)),
         "table": table,
@@ -69,11 +64,7 @@ def format_class_report(numbers: dict) -> str:
         f"{numbers['clients']} clients, {len(numbers['classes'])} classes, "
         f"{images['train']} train and {images['test']} test images",
         "",
-        f"{'per client':<14}" + "".join(f"{name:>10}" for name in SUMMARY),
-    ]
-    lines += [
-        f"{quantity:<14}" + "".join(f"{row[name]:>10g}" for name in SUMMARY)
-        for quantity, row in numbers["per_client"].items()
+        *_per_client_lines(numbers),
     ]
     if "unseen clients" in numbers:
         lines += [f"and {numbers['unseen clients']} clients that never take part"]
@@ -83,6 +74,15 @@ def format_class_report(numbers: dict) -> str:
     if len(numbers["classes"]) <= MAX_COLUMNS:
         lines += ["", *_table_lines(numbers)]
     return "\n".join(lines)
+
+
+def _per_client_lines(numbers):
+    """Lines of the quantiles per client."""
+    rows = numbers["per_client"]
+    quantiles = next(iter(rows.values()))
+    yield f"{'per client':<22}" + "".join(f"{name:>9}" for name in quantiles)
+    for quantity, row in rows.items():
+        yield f"{quantity:<22}" + "".join(f"{value:>9g}" for value in row.values())
 
 
 def _table_lines(numbers):
@@ -127,11 +127,6 @@ def report(partition: IdentityPartition) -> dict:
       unseen.
     """
     p = partition
-    per_client = {
-        "identities": p.num_classes,
-        "train images": np.diff(p.train_offsets),
-        "test images": np.diff(p.test_offsets),
-    }
     return {
         "clients": len(p.num_classes),
         "identities": {
@@ -146,7 +141,9 @@ def report(partition: IdentityPartition) -> dict:
             "unseen": len(p.unseen_examples),
         },
         "per_client": {
-            quantity: _quantiles(n, _QUANTILES) for quantity, n in per_client.items()
+            "identities": _quantiles(p.num_classes, _QUANTILES),
+            "train images": _quantiles(np.diff(p.train_offsets), _QUANTILES),
+            "test images": _quantiles(np.diff(p.test_offsets), _QUANTILES),
         },
         "left_out": dict(p.left_out),
     }
@@ -154,22 +151,12 @@ def report(partition: IdentityPartition) -> dict:
 
 def format_report(numbers: dict) -> str:
     """Format the face partition report as lines of text."""
-    identities, images = numbers["identities"], numbers["images"]
-    clients = f"{numbers['clients']} clients"
-    rows = [
-        ("part", "identities", "images"),
-        (f"{clients}, train", identities["clients"], images["train"]),
-        (f"{clients}, test", identities["clients"], images["test"]),
-        ("global", identities["global"], images["global"]),
-        ("unseen", identities["unseen"], images["unseen"]),
-    ]
-    lines = [f"{part:<22}{ids:>12}{number:>12}" for part, ids, number in rows]
-    lines += [""] + [f"{'per client':<22}" + "".join(f"{q:>9}" for q in _QUANTILES)]
-    lines += [
-        f"{quantity:<22}" + "".join(f"{row[q]:>9g}" for q in _QUANTILES)
-        for quantity, row in numbers["per_client"].items()
-    ]
-    lines += ["", "left out"]
+    lines = [f"{'part':<22}{'identities':>12}{'images':>12}"]
+    for part, number in numbers["images"].items():
+        owner = part if part in numbers["identities"] else "clients"
+        name = part if owner == part else f"{numbers['clients']} clients, {part}"
+        lines += [f"{name:<22}{numbers['identities'][owner]:>12}{number:>12}"]
+    lines += ["", *_per_client_lines(numbers), "", "left out"]
     lines += [
         f"  {reason:<32}{number:>12}" for reason, number in numbers["left_out"].items()
     ]

@@ -132,8 +132,9 @@ def check_exists(where: str, settings: Mapping) -> None:
     parameters = signatures.signature(SOURCES[settings["name"]]).parameters
     for key in ("path", "data_dir"):
         path = settings.get(key)
-        is_path = key in parameters and isinstance(path, str | os.PathLike)
-        is_needed = is_path and parameters[key].default is parameters[key].empty
+        if key not in parameters or not isinstance(path, str | os.PathLike):
+            continue
+        is_needed = parameters[key].default is parameters[key].empty
         if is_needed and not os.path.exists(path):
             folder = os.environ.get("FEDFR_DATA")
             raise ValueError(

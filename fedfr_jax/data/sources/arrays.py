@@ -9,12 +9,12 @@ import math
 import os
 import pathlib
 import threading
-import zipfile
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
+from fedfr_jax.data.npz import read_array, read_shape
 from fedfr_jax.data.sources.decoding import (
     MODES,
     Channels,
@@ -23,19 +23,13 @@ from fedfr_jax.data.sources.decoding import (
     parse_size,
     prepare_image,
 )
-from fedfr_jax.data.sources.selection import check_unique, keep_identities
-from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.files import check_archive, check_bytes, read_csv, read_npy_header
+from fedfr_jax.data.sources.selection import check_unique, keep_identities, stored_rows
+from fedfr_jax.files import check_bytes, read_csv
 from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Preprocessing, Source
 
 FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split()
 FASHION += ["Ankle boot"]
-# Two arrays each, of the training and of the test part.
-TWO_PARTS = {
-    "images": ("train_images", "test_images"),
-    "labels": ("train_labels", "test_labels"),
-}
 
 
 def arrays(
@@ -72,7 +66,7 @@ def arrays(
             "images and labels must be one key each, or without is_test two each (of "
             f"the training and the test part), got {images}, {labels} and {is_test}."
         )
-    label_parts = [_read(path, key).reshape(-1) for key in label_keys]
+    label_parts = [_read_integers(path, key).reshape(-1) for key in label_keys]
     stored_shapes = [
         _image_shape(path, key, len(part))
         for key, part in zip(image_keys, label_parts, strict=True)
@@ -81,9 +75,14 @@ def arrays(
     if len({*stored_shapes}) > 1:
         raise ValueError(f"{path} must have images of one shape, got {stored_shapes}.")
     class_numbers, label = np.unique(np.concatenate(label_parts), return_inverse=True)
-    test = None if is_test is None else _read(path, is_test, len(label)).astype(bool)
+    by_row = {}
+    if cameras is not None:
+        by_row["cameras"] = _read_integers(path, cameras, len(label)).astype(np.int32)
+    if is_test is not None:
+        by_row["is_test"] = _read_integers(path, is_test, len(label)).astype(bool)
     if len(label_parts) == 2:
-        test = np.repeat([False, True], [len(part) for part in label_parts])
+        lengths = [len(part) for part in label_parts]
+        by_row["is_test"] = np.repeat([False, True], lengths)
     size = parse_size(stored_shape[:2] if image_size is None else image_size)
     shape = (*size, channels or stored_shape[2])
     check_bytes(math.prod(shape) * len(label), f"{path} at image_size {size}")
@@ -92,43 +91,29 @@ def arrays(
     source = Source(
         read=read,
         labels=label.astype(np.int32),
-        names=tuple(str(number) for number in class_numbers),
+        names=tuple(map(str, class_numbers)),
         input_shape=shape,
-        cameras=None if cameras is None else _read(path, cameras, len(label)),
-        is_test=test,
         preprocessing=preprocessing,
         stored=stored_rows(read, shape, len(label)),
+        **by_row,
     )
     return keep_identities(source, min_images, str(path))
 
 
-def _read(path, key: str, count: int | None = None) -> np.ndarray:
-    """Read an array of integers or bools; with `count`, [count] int32."""
-    check_archive(path)
-    try:
-        with open(path, "rb") as file, np.load(file) as stored:
-            values = stored[key]
-    except Exception as error:  # of zipfile, zlib and NumPy
-        raise ValueError(
-            f"{path} must be an undamaged .npz with the array {key}, got {error}."
-        ) from error
+def _read_integers(path, key: str, count: int | None = None) -> np.ndarray:
+    """Read integers or bools; with `count`, [count]."""
+    values = read_array(path, key)
     if values.dtype.kind not in "biu" or count not in (None, values.size):
         raise ValueError(
             f"{path}: {key} must be integers, {count or 'one'} per label, got "
             f"{values.dtype} {values.shape}."
         )
-    return values if count is None else values.reshape(-1).astype(np.int32)
+    return values if count is None else values.reshape(-1)
 
 
 def _image_shape(path, key: str, num_images: int) -> tuple[int, int, int]:
     """(H, W, C) of the images of an array, by its header."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-            shape, _, dtype = read_npy_header(file)
-    except Exception as error:  # of zipfile, zlib and NumPy
-        raise ValueError(
-            f"{path} must be an undamaged .npz with the array {key}, got {error}."
-        ) from error
+    shape, dtype = read_shape(path, key)
     count, rest = 1, shape
     while count < num_images and rest:
         count, rest = count * rest[0], rest[1:]
@@ -139,7 +124,8 @@ def _image_shape(path, key: str, num_images: int) -> tuple[int, int, int]:
             f"{path}: {key} must be [{num_images}, H, W] or [{num_images}, H, W, 1|3] "
             f"uint8 or bool, one image per label, got {dtype} {shape}."
         )
-    return image_shape
+    height, width, channels = image_shape
+    return height, width, channels
 
 
 def _reader(path, keys, stored_shape, count, shape, preprocessing):
@@ -147,10 +133,10 @@ def _reader(path, keys, stored_shape, count, shape, preprocessing):
     lock = threading.Lock()
 
     @functools.cache
-    def table():
+    def read_all():
         images, row = np.empty((count, *shape), np.uint8), 0
         for key in keys:
-            values = _read(path, key).reshape(-1, *stored_shape)
+            values = read_array(path, key).reshape(-1, *stored_shape)
             if values.dtype == bool:  # True may be stored as any byte but 0
                 values = np.where(values.view(np.uint8) == 0, 0, 255).astype(np.uint8)
             for image in values[..., 0] if stored_shape[2] == 1 else values:
@@ -162,7 +148,7 @@ def _reader(path, keys, stored_shape, count, shape, preprocessing):
     def read(indices):
         rows = check_rows(indices, count)
         with lock:  # two first readers must not both read the file
-            images = table()
+            images = read_all()
         return images[rows]
 
     return read
@@ -208,14 +194,19 @@ def cifar100(
     data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
 ) -> Source:
     """CIFAR-100 with fine labels: a .npz of {train,test}_images and _labels."""
-    return arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+    return arrays(
+        _npz_in(data_dir),
+        image_size=image_size,
+        images=("train_images", "test_images"),
+        labels=("train_labels", "test_labels"),
+    )
 
 
 def fashion_mnist(
     data_dir: str | os.PathLike, *, image_size: ImageSize | None = None
 ) -> Source:
     """Fashion-MNIST, gray: a .npz of {train,test}_images and _labels."""
-    source = arrays(_npz_in(data_dir), image_size=image_size, **TWO_PARTS)
+    source = cifar100(data_dir, image_size=image_size)
     return source._replace(names=tuple(FASHION))
 
 

@@ -10,7 +10,7 @@ import io
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Interval
@@ -83,7 +83,8 @@ def read_size(data: bytes, origin: str) -> tuple[int, int]:
     """(H, W) of an image file after EXIF rotation, from its header if possible."""
     with error_context(origin, "an image"), _open_image(data) as image:
         is_on_its_side = image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8)
-        return image.size if is_on_its_side else image.size[::-1]
+        width, height = image.size
+        return (width, height) if is_on_its_side else (height, width)
 
 
 @contextlib.contextmanager
@@ -113,12 +114,18 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+class Warp(NamedTuple):
+    """Affine map of an image to a canvas."""
+
+    matrix: np.ndarray  # [2, 3]
+    canvas: tuple[int, int]  # (H, W)
+
+
 def prepare_image(
     image: Image.Image,
     size: tuple[int, int],
     preprocessing: Preprocessing,
-    matrix: np.ndarray | None = None,
-    canvas: tuple[int, int] | None = None,
+    warp: Warp | None = None,
 ) -> np.ndarray:
     """Prepare a decoded image as a model's input, before normalization.
 
@@ -128,17 +135,15 @@ def prepare_image(
     Args:
       size: (H, W) of the result.
       preprocessing: its fields `inverted`, `resize` and `kernel` are applied here.
-      matrix: [2, 3] from the image to the canvas, see `plan_alignment`, to warp a face
-        instead of cropping the image.
-      canvas: (H, W).
+      warp: of a face to the template, instead of cropping the image.
 
     Returns:
       uint8 [H, W, C].
     """
     if preprocessing.inverted:
         image = ImageOps.invert(image)
-    if matrix is not None:
-        image = warp_picture(image, matrix, canvas)
+    if warp is not None:
+        image = warp_picture(image, warp.matrix, warp.canvas)
     elif preprocessing.resize == "crop":
         image = _center_crop(image, size)
     height, width = size
@@ -168,9 +173,19 @@ def check_landmarks(landmarks: np.ndarray, names: Sequence[str], path) -> np.nda
     return landmarks
 
 
-def plan_alignment(
-    landmarks: np.ndarray, size: tuple[int, int]
-) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+class Alignment(NamedTuple):
+    """Warps of T faces to a canvas, which is then resized."""
+
+    matrices: np.ndarray  # [T, 2, 3]
+    canvas: tuple[int, int]  # (H, W)
+    landmarks: np.ndarray  # [T, 5, 2] float32 in the resized canvas
+
+    def warp(self, row: int) -> Warp:
+        """The warp of one face."""
+        return Warp(self.matrices[row], self.canvas)
+
+
+def plan_alignment(landmarks: np.ndarray, size: tuple[int, int]) -> Alignment:
     """Plan the alignment of faces to the ArcFace template at `size`.
 
     The warp itself is not antialiased, so faces are warped to a canvas that is a
@@ -179,10 +194,6 @@ def plan_alignment(
     Args:
       landmarks: [T, 5, 2] x, y in the stored images.
       size: (H, W), square or 112:96 as the template's two crops are.
-
-    Returns:
-      matrices [T, 2, 3] to the canvas, the canvas (H, W), and the landmarks
-      [T, 5, 2] float32 in the result.
     """
     height, width = size
     if height != width and height * 96 != width * 112:
@@ -191,9 +202,10 @@ def plan_alignment(
         )
     times = -(-height // 112)
     canvas = (112 * times, 112 * times if height == width else 96 * times)
-    matrices = similarity(landmarks.astype(np.float64), arcface_template(canvas))
+    template = arcface_template(canvas)
+    matrices = np.asarray(similarity(landmarks.astype(np.float64), template))
     moved = rescale_points(transform(matrices, landmarks), canvas, size)
-    return matrices, canvas, moved.astype(np.float32)
+    return Alignment(matrices, canvas, moved.astype(np.float32))
 
 
 def reader(

@@ -78,12 +78,13 @@ def index_folder(path, filename_pattern, subfolder="", landmarks=None) -> Index:
             f"filename_pattern must be one of {', '.join(NAMINGS)} or a regular "
             f"expression with a group `identity`, got {filename_pattern}."
         )
-    pattern = re.compile(NAMINGS.get(filename_pattern, filename_pattern))
+    pattern = re.compile(NAMINGS.get(filename_pattern) or filename_pattern)
     skip = len(subfolder.strip("/")) + 1 if subfolder else 0
-    matches = [pattern.fullmatch(name[skip:]) for name in names]
-    if None in matches:
+    matches = [match for x in names if (match := pattern.fullmatch(x[skip:]))]
+    if len(matches) < len(names):
+        other = next(x for x in names if not pattern.fullmatch(x[skip:]))
         raise ValueError(
-            f"{names[matches.index(None)]} in {path} must match filename_pattern="
+            f"{other} in {path} must match filename_pattern="
             f"{filename_pattern} ({pattern.pattern}), but does not. Move it, or choose "
             "another pattern."
         )
@@ -235,7 +236,7 @@ def image_classes(
     parts = f"(?:{re.escape(train)}|(?P<test>{re.escape(test)}))"
     pattern = rf"(?:.*/)?{parts}/(?P<identity>[^/]+)/[^/]+"
     index = index_folder(path, pattern)
-    if index.is_test.all() or not index.is_test.any():
+    if index.is_test is None or len(np.unique(index.is_test)) < 2:
         raise ValueError(
             f"{path} must have images below {train}/ and {test}/, got only one of them."
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedfr_jax.data.align import rescale_points
 from fedfr_jax.data.sources.decoding import (
+    Alignment,
     ImageSize,
     decode,
     parse_size,
@@ -20,8 +21,7 @@ from fedfr_jax.data.sources.decoding import (
     reader,
 )
 from fedfr_jax.data.sources.image_files import Files, natural_key, open_files
-from fedfr_jax.data.sources.selection import keep_identities
-from fedfr_jax.data.sources.stored import stored_images
+from fedfr_jax.data.sources.selection import keep_identities, stored_images
 from fedfr_jax.text import normalize_unicode
 from fedfr_jax.types import Masks, Pairs, Preprocessing, Source
 
@@ -95,24 +95,15 @@ def open_index(
       preprocessing: with `alignment`, faces are warped by their landmarks.
       min_images: identities with fewer images are left out.
     """
-    points, stored_size = index.landmarks, None
-    is_aligned = preprocessing.alignment is not None
-    if image_size is None or (points is not None and not is_aligned):
-        stored_size = read_size(index.read(0), index.origin(0))
-    size = parse_size(image_size or stored_size)
-    if is_aligned:
-        read = image_reader(index, (*size, channels), preprocessing, points)
-        points = plan_alignment(points, size)[2]
-    else:
-        has_one_size = points is not None  # by which landmarks are rescaled
-        read = image_reader(
-            index,
-            (*size, channels),
-            preprocessing,
-            stored_size=stored_size if has_one_size else None,
-        )
-        if has_one_size:
-            points = rescale_points(points, stored_size, size)
+    size = parse_size(image_size or _first_size(index))
+    points, alignment, stored_size = index.landmarks, None, None
+    if points is not None and preprocessing.alignment:
+        alignment = plan_alignment(points, size)
+        points = alignment.landmarks
+    elif points is not None:  # which are rescaled by the one size of all images
+        stored_size = _first_size(index)
+        points = rescale_points(points, stored_size, size)
+    read = image_reader(index, (*size, channels), preprocessing, alignment, stored_size)
     labels = np.arange(len(index.names)) if index.labels is None else index.labels
     source = Source(
         read=read,
@@ -140,23 +131,26 @@ def open_index(
     return keep_identities(source, min_images, str(index.path))
 
 
+def _first_size(index: Index) -> tuple[int, int]:
+    """(H, W) of the first image, as stored."""
+    return read_size(index.read(0), index.origin(0))
+
+
 def image_reader(
     index: Index,
     image_shape: tuple[int, int, int],
     preprocessing: Preprocessing,
-    landmarks: np.ndarray | None = None,
+    alignment: Alignment | None = None,
     stored_size: tuple[int, int] | None = None,
 ) -> Callable[[np.ndarray], np.ndarray]:
     """`Source.read` of an index.
 
     Args:
       image_shape: (H, W, C) of the result.
-      landmarks: [T, 5, 2], by which faces are warped to the template; None for none.
+      alignment: of the faces to the template; None for none.
       stored_size: (H, W) that every image must have; None for any.
     """
-    (*size, channels), matrices, canvas = image_shape, None, None
-    if landmarks is not None:
-        matrices, canvas, _ = plan_alignment(landmarks, tuple(size))
+    height, width, channels = image_shape
 
     def load(row):
         image = decode(index.read(row), index.origin(row), channels)
@@ -165,8 +159,8 @@ def image_reader(
                 f"{index.origin(row)} must have the first image's size {stored_size}, "
                 f"got {(image.height, image.width)}. Set align=True."
             )
-        matrix = None if matrices is None else matrices[row]
-        return prepare_image(image, size, preprocessing, matrix, canvas)
+        warp = None if alignment is None else alignment.warp(row)
+        return prepare_image(image, (height, width), preprocessing, warp)
 
     return reader(load, len(index.names), image_shape)
 

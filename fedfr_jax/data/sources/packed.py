@@ -1,29 +1,30 @@
 """Packed data sets: decoded images in memory-mapped files.
 
 A packed folder holds `images-00000.npy`, ... ([R, H, W, C] uint8 each, the last one
-shorter), an .npy file for each array that the source has (ARRAYS), `names.json`, and
-`index.json`, which is written last: without it the set is incomplete. The index has the
-size and SHA-256 of every file.
+shorter), an .npy file for each array that the source has (ARRAYS), `names.json`,
+`index.json`, and the manifest of them all, which is written last: without it the set is
+incomplete.
 """
 
 import functools
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from fedfr_jax import manifest
 from fedfr_jax.data.preprocessing import preprocessing_from
 from fedfr_jax.data.sources.decoding import check_rows
-from fedfr_jax.data.sources.selection import BY_ROW, keep_identities
-from fedfr_jax.data.sources.stored import stored_rows
-from fedfr_jax.files import (
-    advise_random_access,
-    digest_of_file,
-    will_need_rows,
-    write_text,
+from fedfr_jax.data.sources.selection import (
+    BY_ROW,
+    array_shape,
+    keep_identities,
+    stored_rows,
 )
+from fedfr_jax.files import advise_random_access, will_need_rows
 from fedfr_jax.json_files import read_json
 from fedfr_jax.ranges import Whole
 from fedfr_jax.schema import naming
@@ -31,7 +32,6 @@ from fedfr_jax.types import Masks, Pairs, Source
 
 # mask_classes: names and colors as JSON.
 ARRAYS = ("labels", *BY_ROW, "pairs", "is_same", "masks", "mask_classes")
-FORMAT = 1
 INDEX, NAMES = "index.json", "names.json"
 MAX_FILE_BYTES = 2**28
 READ_ROWS = 256  # decoded at once while packing
@@ -44,7 +44,7 @@ def pack(
     max_file_bytes: int = MAX_FILE_BYTES,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Write `source` into a new folder.
+    """Write `source`, of images, into a new folder.
 
     Args:
       max_file_bytes: bytes of images in a file, which has at least one image.
@@ -57,13 +57,12 @@ def pack(
             "finished set with config.data.name=packed; remove one that was stopped."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    rows_per_file = max(max_file_bytes // int(np.prod(source.input_shape)), 1)
+    shape = array_shape(source)
+    rows_per_file = max(max_file_bytes // math.prod(shape), 1)
     for start in range(0, num_images, rows_per_file):
         rows = np.arange(start, min(start + rows_per_file, num_images))
         path = folder / _file_name(start // rows_per_file)
-        images = np.lib.format.open_memmap(
-            path, "w+", np.uint8, (len(rows), *source.input_shape)
-        )
+        images = np.lib.format.open_memmap(path, "w+", np.uint8, (len(rows), *shape))
         for i in range(0, len(rows), READ_ROWS):
             images[i : i + READ_ROWS] = source.read(rows[i : i + READ_ROWS])
         images.flush()
@@ -72,18 +71,13 @@ def pack(
         np.save(folder / f"{key}.npy", values, allow_pickle=False)
     (folder / NAMES).write_text(json.dumps(source.names))
     index = {
-        "format": FORMAT,
         "num_images": num_images,
-        "image_shape": source.input_shape,
-        "rows_per_shard": rows_per_file,
-        "files": {
-            path.name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
-            for path in sorted(folder.iterdir())
-        },
+        "image_shape": shape,
+        "rows_per_file": rows_per_file,
+        "preprocessing": source.preprocessing and source.preprocessing._asdict(),
     }
-    if source.preprocessing is not None:
-        index["preprocessing"] = source.preprocessing._asdict()
-    write_text(folder / INDEX, json.dumps(index, indent=1))
+    (folder / INDEX).write_text(json.dumps(index, indent=1))
+    manifest.write_all(folder)
 
 
 def _arrays_of(source: Source) -> dict[str, np.ndarray]:
@@ -122,16 +116,30 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
     `read` reads the requested rows only.
     """
     folder = pathlib.Path(path)
-    index = _open_index(folder)
-    _check_files(folder, index, lambda name: not name.startswith("images-"))
+    entries = manifest.read(folder)
+    if INDEX not in entries:
+        raise ValueError(
+            f"{folder} must be a complete packed set with {INDEX} and "
+            f"{manifest.FILE}, got none. Write it with `fedfr prepare --pack`."
+        )
+    for name, entry in entries.items():
+        file = folder / name
+        if not name.startswith("images-"):
+            manifest.check_file(file)
+        elif not file.is_file() or file.stat().st_size != entry.size:
+            raise ValueError(
+                f"{file} must have {entry.size} bytes, as in {folder / manifest.FILE}, "
+                "got others. Copy it or pack the set again."
+            )
+    index = read_json(folder / INDEX)
     arrays = {
         key: np.load(folder / f"{key}.npy", allow_pickle=False)
         for key in ARRAYS
-        if f"{key}.npy" in index["files"]
+        if f"{key}.npy" in entries
     }
     shape = tuple(index["image_shape"])
-    read = _reader(folder, index["num_images"], index["rows_per_shard"], shape)
-    preprocessing = index.get("preprocessing")
+    read = _reader(folder, index["num_images"], index["rows_per_file"], shape)
+    preprocessing = index["preprocessing"]
     if preprocessing is not None:
         with naming(folder / INDEX):
             preprocessing = preprocessing_from(preprocessing, shape[-1])
@@ -152,41 +160,11 @@ def packed(path: str | os.PathLike, *, min_images: Whole = 1) -> Source:
 def verify(path: str | os.PathLike) -> int:
     """Check the SHA-256 of every file of a packed set; return their number."""
     folder = pathlib.Path(path)
-    index = _open_index(folder)
-    _check_files(folder, index, lambda name: True)
-    return len(index["files"])
-
-
-def _open_index(folder: pathlib.Path) -> dict:
-    """Read the index of a complete packed set."""
-    if not (folder / INDEX).exists():
-        raise ValueError(
-            f"{folder} must be a complete packed set with {INDEX}, got none. Write it "
-            "with `fedfr prepare --pack`."
-        )
-    index = read_json(folder / INDEX)
-    if index.get("format") != FORMAT or not isinstance(index.get("files"), dict):
-        raise ValueError(
-            f"{folder / INDEX} must have the format {FORMAT}, got "
-            f"{index.get('format')}. Pack the set again, or use the version that wrote "
-            "it."
-        )
-    return index
-
-
-def _check_files(folder, index, is_read: Callable[[str], bool]) -> None:
-    """Raise ValueError for files of another size, or, if read, of other bytes."""
-    damaged = []
-    for name, entry in index["files"].items():
-        path = folder / pathlib.PurePath(name).name
-        is_whole = path.is_file() and path.stat().st_size == entry["bytes"]
-        if not is_whole or is_read(name) and digest_of_file(path) != entry["sha256"]:
-            damaged.append(str(path))
-    if damaged:
-        raise ValueError(
-            f"packed files must have the size and SHA-256 in {folder / INDEX}, got "
-            f"others for {', '.join(damaged)}. Copy or pack them again."
-        )
+    packed(folder)
+    entries = manifest.read(folder)
+    for name in entries:
+        manifest.check_file(folder / name)
+    return len(entries)
 
 
 def _reader(folder, num_images, rows_per_file, shape):

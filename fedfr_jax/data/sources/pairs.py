@@ -15,7 +15,7 @@ import numpy as np
 from fedfr_jax.data.sources.decoding import Channels, ImageSize
 from fedfr_jax.data.sources.image_files import open_files
 from fedfr_jax.data.sources.index import Index, index_files, open_index
-from fedfr_jax.data.sources.stored import row_names
+from fedfr_jax.data.sources.selection import row_names
 from fedfr_jax.files import check_file, read_list
 from fedfr_jax.types import Pairs, Source
 
@@ -84,7 +84,7 @@ ALLOWED = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # that of C allocates what a stranger asks for
+class _Unpickler(pickle._Unpickler):  # that of C allocates what a file asks for
     def find_class(self, module, name):
         module = module.replace("numpy.core.", "numpy._core.")  # before NumPy 2
         if f"{module}.{name}" not in ALLOWED:

@@ -13,7 +13,6 @@ identity c's images. im2rec: every record is an image.
 """
 
 import bisect
-import functools
 import os
 import pathlib
 import struct
@@ -24,7 +23,6 @@ import numpy as np
 from fedfr_jax import files
 from fedfr_jax.data.sources.decoding import Channels, ImageSize
 from fedfr_jax.data.sources.index import Index, open_index
-from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.ranges import Whole
 from fedfr_jax.types import Source
 
@@ -42,13 +40,6 @@ class Record(NamedTuple):
     payload: bytes  # the encoded image, may be empty
     id: int = 0
     id2: int = 0
-
-
-class Offsets(NamedTuple):
-    """Key and byte offset of each record."""
-
-    keys: np.ndarray  # [R] int64, ascending
-    offsets: np.ndarray  # [R] int64 bytes into the .rec
 
 
 def read_record(data: np.ndarray, offset: int, origin: str) -> Record:
@@ -100,8 +91,12 @@ def read_labels(data: np.ndarray, offsets: np.ndarray, origin: str) -> np.ndarra
     return labels
 
 
-def read_offsets(path: str | os.PathLike) -> Offsets:
-    """Parse a text index with lines `key<TAB>byte offset`, sorted by key."""
+def read_offsets(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+    """Parse a text index with lines `key<TAB>byte offset`, sorted by key.
+
+    Returns:
+      (keys [R] int64, byte offsets [R] int64 into the .rec).
+    """
     try:
         files.check_list(path)
         keys, offsets = np.loadtxt(path, np.int64, ndmin=2).T
@@ -113,10 +108,12 @@ def read_offsets(path: str | os.PathLike) -> Offsets:
     keys, first = np.unique(keys, return_index=True)
     if len(keys) < len(offsets) or not len(keys):
         raise ValueError(f"{path} must list each key once, got {len(offsets)} lines.")
-    return Offsets(keys, offsets[first])
+    return keys, offsets[first]
 
 
-def find_images(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
+def find_images(
+    path: pathlib.Path, data: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys and offsets [T] int64 and labels [T] float32 of the images of a .rec.
 
     Args:
@@ -139,7 +136,7 @@ def find_images(path: pathlib.Path, data: np.ndarray) -> dict[str, np.ndarray]:
         keys, offsets = keys[1:images_end], offsets[1:images_end]
     if labels is None:
         labels = read_labels(data, offsets, str(path))
-    return {"keys": keys, "offsets": offsets, "labels": labels}
+    return keys, offsets, labels
 
 
 def _labels_by_range(record, begin: int, end: int) -> np.ndarray | None:
@@ -160,7 +157,6 @@ def recordio(
     image_size: ImageSize | None = None,
     channels: Channels = 3,
     min_images: Whole = 1,
-    cache: str | os.PathLike | None = None,
 ) -> Source:
     """Open a .rec with its .idx and, if present, its `property` file.
 
@@ -170,13 +166,13 @@ def recordio(
     Args:
       path: the .rec, or a folder with train.rec.
       image_size: side or (H, W); None takes `property`'s, else the first image's.
-      cache: file for the parsed index, written anew when the .rec changes.
 
     Returns:
       Source whose names are the label numbers: all classes of `property`, else those
       that occur.
     """
-    path = rec_path(path)
+    path = pathlib.Path(path)
+    path = path / "train.rec" if path.is_dir() else path
     files.check_file(path)
     try:
         file = np.memmap(path, np.uint8, mode="r")
@@ -185,14 +181,12 @@ def recordio(
             f"{path} must be a RecordIO file, got {error}: check the path."
         ) from error
     data = np.asarray(file)
-    origins = [path, path.with_suffix(".idx")]
-    rows = load_or_build(cache, origins, functools.partial(find_images, path, data))
+    keys, begins, labels = find_images(path, data)
     files.advise_random_access(file)  # after the scan, which reads in order
-    begins, keys = rows["offsets"], rows["keys"]
     starts = np.append(np.unique(begins), len(data))
     ends = starts[np.searchsorted(starts, begins, "right")]
     num_classes, size = _read_property(path.with_name("property"))
-    labels, identities = _number(rows["labels"], num_classes, path)
+    labels, identities = _number(labels, num_classes, path)
 
     def read(row):
         files.will_need(file, int(begins[row]), int(ends[row]))
@@ -209,12 +203,6 @@ def recordio(
         identities=identities,
     )
     return open_index(index, image_size or size, channels, min_images=min_images)
-
-
-def rec_path(path: str | os.PathLike) -> pathlib.Path:
-    """Path of the .rec that `recordio` opens."""
-    path = pathlib.Path(path)
-    return path / "train.rec" if path.is_dir() else path
 
 
 def _read_property(path: pathlib.Path):

@@ -5,10 +5,9 @@ detections without a person: such images are in the gallery only, as junk. Camer
 the numbers of the data set.
 
 Market-1501 (Zheng et al., ICCV 2015), DukeMTMC-reID (Zheng et al., ICCV 2017), CUHK03
-in its new protocol (Zhong et al., arXiv:1701.08398), and MSMT17 where its files are
-renamed likewise, have names such as 0002_c1s1_03.jpg. For a set without folders
-`held_out_roles` chooses the test part. Lists are a csv of our format (`reid_csv`) and
-MSMT17's files.
+in its new protocol (Zhong et al., arXiv:1701.08398) have names such as
+0002_c1s1_03.jpg. For a set without folders `held_out_roles` chooses the test part.
+Lists are a csv of our format (`reid_csv`) and MSMT17's files.
 
 Small archives: FedReID (Zhuang et al., arXiv:2205.12144, table 1) trains on some people
 of each and tests the others; its splits are given out on request only. Here a seed
@@ -21,10 +20,11 @@ a camera, a sequence (3DPeS) or a single image (i-LIDS), by the file names;
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedfr_jax.data.sources.decoding import ImageSize
 from fedfr_jax.data.sources.folder import archive_in
@@ -44,11 +44,7 @@ from fedfr_jax.types import GALLERY, QUERY, TRAIN, Source
 DISTRACTOR = "-1"
 IMAGE_SIZE = (256, 128)  # of FedReID and most others
 NAME = re.compile(r"(?P<identity>-?[0-9]+)_c(?P<camera>[0-9]{1,9})[^0-9].*")
-FOLDERS = {
-    "train": "bounding_box_train",
-    "query": "query",
-    "gallery": "bounding_box_test",
-}
+FOLDERS = {"bounding_box_train": TRAIN, "query": QUERY, "bounding_box_test": GALLERY}
 ROLES = {"train": TRAIN, "query": QUERY, "gallery": GALLERY}
 MSMT17_LINE = r"((?:\S*/)?[^\s_/]+_[^\s_/]+_(\d{1,9})_\S*)\s+(\d+)\s*"
 
@@ -57,9 +53,9 @@ class Listing(NamedTuple):
     """Names, identities, cameras and roles of T images."""
 
     names: Sequence[str]  # of `Files`
-    identities: Sequence[str]
-    cameras: Sequence[int]
-    roles: Sequence[int]
+    identities: ArrayLike  # [T] str
+    cameras: ArrayLike  # [T] int
+    roles: ArrayLike  # [T] int
 
 
 def reid_source(
@@ -67,44 +63,38 @@ def reid_source(
     listing: Listing,
     image_size: ImageSize | None,
     *,
-    strangers: Collection[str | None] = (),
+    unqueried: Collection[str] = (),
 ) -> Source:
     """Source of a listing's images, in color, resized by the bicubic kernel.
 
     Args:
       image_size: side or (H, W); None takes the first image's.
-      strangers: names in the gallery without a query, who may be in training too.
+      unqueried: identities in the gallery without a query, who may be in training too.
     """
     people, roles = np.array(listing.identities), np.array(listing.roles, np.uint8)
-    is_distractor = people == DISTRACTOR
-    is_known = ~np.isin(people, [DISTRACTOR, *filter(None, strangers)])
-    tested = people[(roles != TRAIN) & is_known]
-    is_both = (roles == TRAIN) & np.isin(people, tested)
+    is_known = ~np.isin(people, [DISTRACTOR, *unqueried])
+    is_both = (roles == TRAIN) & np.isin(people, people[(roles != TRAIN) & is_known])
     if is_both.any():
         row = int(np.argmax(is_both))
         raise ValueError(
             "training and test identities must be disjoint, got "
             f"{people[row]} of {files.origin(listing.names[row])} in both. Give "
-            "different people different names (market1501: separate_ids=True)."
+            "different people different names."
         )
-    labels, identities = number_identities(listing.identities)
+    labels, identities = number_identities(people.tolist())
     index = index_files(
         files,
         listing.names,
         labels=labels,
         identities=identities,
         cameras=np.array(listing.cameras, np.int32),
-        roles=np.where(is_distractor, GALLERY, roles).astype(np.uint8),
+        roles=np.where(people == DISTRACTOR, GALLERY, roles).astype(np.uint8),
     )
-    preprocessing = STRETCHED._replace(kernel="bicubic")
-    return open_index(index, image_size, 3, preprocessing)
+    return open_index(index, image_size, 3, STRETCHED._replace(kernel="bicubic"))
 
 
 def held_out_roles(
-    identities: Sequence[str],
-    cameras: Sequence[int],
-    num_test: int | float | None,
-    seed: int | None,
+    people: np.ndarray, cameras: np.ndarray, num_test: int | float, seed: int | None
 ) -> np.ndarray:
     """Choose roles [T] for a set without test part, its images in the order of names.
 
@@ -112,21 +102,17 @@ def held_out_roles(
     gallery.
 
     Args:
-      num_test: test identities, a number or a share in (0, 1); None for none.
+      people: [T] str.
+      num_test: test identities, a number or a share in (0, 1).
       seed: of their choice; None takes the last by name.
     """
-    roles = np.full(len(identities), TRAIN, np.uint8)
-    if num_test is None:
-        return roles
-    people, cameras = np.array(identities), np.array(cameras)
-    tested = tested_identities({*identities} - {DISTRACTOR}, num_test, seed)
+    tested = tested_identities({*people.tolist()} - {DISTRACTOR}, num_test, seed)
     is_tested = np.isin(people, tested)
     number = np.unique(people, return_inverse=True)[1]
-    _, first_rows = np.unique([number, cameras], axis=1, return_index=True)
-    roles[is_tested] = GALLERY
-    first_rows = first_rows[is_tested[first_rows]]
-    roles[first_rows] = QUERY
-    return roles
+    first_rows = np.unique(np.stack([number, cameras]), axis=1, return_index=True)[1]
+    is_first = np.isin(np.arange(len(people)), first_rows)
+    roles = np.where(is_first, QUERY, GALLERY)
+    return np.where(is_tested, roles, TRAIN)
 
 
 def tested_identities(
@@ -134,9 +120,8 @@ def tested_identities(
 ) -> list[str]:
     """Choose the test identities; see `held_out_roles`."""
     candidates = sorted(people, key=natural_key)
-    count = num_test
-    if isinstance(num_test, float):
-        count = round(num_test * len(candidates))
+    is_share = isinstance(num_test, float)
+    count = round(num_test * len(candidates)) if is_share else int(num_test)
     if not 0 < count < len(candidates):
         raise ValueError(
             f"test_identities must leave at least one of {len(candidates)} people for "
@@ -152,58 +137,44 @@ def market1501(
     *,
     image_size: ImageSize | None = IMAGE_SIZE,
     subfolder: str = "",
-    folders: Mapping[str, str] | None = None,
     test_identities: int | float | None = None,
     seed: int | None = None,
     distractor_identity: str | None = "0000",
-    separate_ids: bool = False,
 ) -> Source:
     """Images named <person>_c<camera>..., in three folders or in one.
 
     Args:
-      path: a directory or .zip. Where one of `folders` is in it, other folders are
-        passed over; where none is, all images are one set.
+      path: a directory or .zip. Where one of FOLDERS is in it, other folders are passed
+        over; where none is, all images are one set.
       image_size: side or (H, W), to which images are resized; None takes the first
         image's.
       subfolder: only files below this sub-folder.
-      folders: {"train", "query", "gallery": names of folders}, FOLDERS by default.
       test_identities: of a set without those folders, how many identities are tested
         (see `reid.held_out_roles`), a number or a share in (0, 1); None trains on all.
       seed: of their choice; None takes the last by name.
-      distractor_identity: identity of gallery images of strangers, if it has no query;
+      distractor_identity: identity of distractors in the gallery, if it has no query;
         in training, in queries and in a set of one folder it is a person. None if it is
-        a person in the gallery too, as in MSMT17.
-      separate_ids: True if training and test identities are both numbered from 0, as in
-        MSMT17: their names become train-0000 and test-0000.
+        a person in the gallery too.
     """
-    files, folders = open_files(path, under=subfolder), {**FOLDERS, **(folders or {})}
-    if folders.keys() != FOLDERS.keys():
-        raise ValueError(
-            f"folders must have the keys {sorted(FOLDERS)}, got {sorted(folders)}."
-        )
-    role_of = {name: ROLES[part] for part, name in folders.items()}
-    role_of_name = {}
+    files, role_of_name = open_files(path, under=subfolder), {}
     for name in files.names:
-        parts = [part for part in name.split("/")[:-1] if part in role_of]
-        if parts:
-            role_of_name[name] = role_of[parts[0]]
-    names = list(role_of_name) or files.names
-    people, cameras = zip(*(_parse_name(name, path) for name in names), strict=True)
+        roles = [FOLDERS[part] for part in name.split("/")[:-1] if part in FOLDERS]
+        if roles:
+            role_of_name[name] = roles[0]
     if role_of_name and test_identities is not None:
         raise ValueError(
             f"test_identities must be None for {path}, whose folders give the test "
             f"part, got {test_identities}."
         )
-    roles = [*role_of_name.values()]
-    if not roles:
+    names = list(role_of_name) or files.names
+    parsed = [_parse_name(name, path) for name in names]
+    people, cameras = (np.array(column) for column in zip(*parsed, strict=True))
+    roles = np.array([role_of_name.get(name, TRAIN) for name in names])
+    if test_identities is not None:
         roles = held_out_roles(people, cameras, test_identities, seed)
-    if separate_ids:
-        people = list(map(_split_identity, people, roles))
-    people_and_roles = zip(people, roles, strict=True)
-    queried = {person for person, role in people_and_roles if role == QUERY}
+    unqueried = {distractor_identity or DISTRACTOR} - {*people[roles == QUERY].tolist()}
     listing = Listing(names, people, cameras, roles)
-    strangers = {distractor_identity} - queried
-    return reid_source(files, listing, image_size, strangers=strangers)
+    return reid_source(files, listing, image_size, unqueried=unqueried)
 
 
 def _parse_name(name: str, path) -> tuple[str, int]:
@@ -215,13 +186,6 @@ def _parse_name(name: str, path) -> tuple[str, int]:
             ", got no person or no camera in the name."
         )
     return match["identity"], int(match["camera"])
-
-
-def _split_identity(person: str, role: int) -> str:
-    """Prefix an identity by its role, so that training and test share none."""
-    if person == DISTRACTOR:
-        return person
-    return f"{'train' if role == TRAIN else 'test'}-{person}"
 
 
 def cuhk03_np(
@@ -323,21 +287,30 @@ class Names(NamedTuple):
     camera_of: Callable[[str], int] = int
 
 
+def first_or_second(letter: str) -> int:
+    """Number of a camera a or b."""
+    return "0ab".index(letter)
+
+
+def camera_of_pair(number: str) -> int:
+    """Camera of an image, of which the first has two, the second the next two."""
+    return (int(number) + 1) // 2
+
+
 VIPER = Names(
     r"(?:.*/)?cam_(?P<view>[ab])/(?P<person>\d+)_\d+\.[^./]+",
     "VIPeR/cam_a/000_45.bmp",
-    "0ab".index,
+    first_or_second,
 )
-CUHK01 = Names(  # two images by each of two cameras
+ILIDS = Names(
     r"(?:.*/)?(?P<person>\d{4})(?P<view>\d{3})\.[^./]+",
-    "campus/0001001.png",
-    lambda number: (int(number) + 1) // 2,
+    "i-LIDS_Pedestrian/Persons/0001001.jpg",
 )
+CUHK01 = Names(ILIDS.pattern, "campus/0001001.png", camera_of_pair)
 THREE_DPES = Names(
     r"(?:.*/)?RGB/(?P<person>\d+)_(?P<view>\d+)_[^/]+",
     "3DPeS/RGB/1_18_FRAME_2_RGB.bmp",
 )
-ILIDS = Names(CUHK01.pattern, "i-LIDS_Pedestrian/Persons/0001001.jpg")
 ILIDS_VID = Names(
     r"(?:.*/)?images/cam(?P<view>\d)/person(?P<person>\d+)/[^/]+",
     "i-LIDS-VID/images/cam1/person001/cam1_person001.png",
@@ -357,8 +330,7 @@ def _archive_source(doc: str, *namings: Names) -> Callable[..., Source]:
     ) -> Source:
         files, names, people, views = _list_archive(data_dir, *namings)
         roles = _roles(people, views, test_identities, seed)
-        listing = Listing(names, people.tolist(), views, roles)
-        return reid_source(files, listing, image_size)
+        return reid_source(files, Listing(names, people, views, roles), image_size)
 
     open_archive.__doc__ = f"""{doc}
 
@@ -401,34 +373,31 @@ ilids = _archive_source(
 def prid2011(
     data_dir: str | os.PathLike,
     *,
-    shots: Literal["single_shot", "multi_shot"] = "single_shot",
-    train_shots: Literal["single_shot", "multi_shot"] | None = None,
+    train_shots: Literal["single_shot", "multi_shot"] = "single_shot",
     image_size: ImageSize | None = IMAGE_SIZE,
     test_identities: int | float = 0.5,
     seed: Seed = 0,
 ) -> Source:
     """PRID 2011 (Hirzer et al., SCIA 2011): <shots>/cam_a/person_0001.png.
 
-    The first 200 people are seen by both cameras, and some of them are tested. The same
-    higher number is another person in each: those of camera a are trained on, those of
-    camera b are in the gallery.
+    The first 200 people are seen by both cameras, and some of them are tested, on
+    single shots. The same higher number is another person in each: those of camera a
+    are trained on, those of camera b are in the gallery.
 
     Args:
-      shots: "single_shot", or "multi_shot" with cam_a/person_0001/0001.png.
-      train_shots: of training images, if others than `shots`: "multi_shot" with tests
-        on single shots.
+      train_shots: of training images: "multi_shot" with cam_a/person_0001/0001.png.
       data_dir, image_size, test_identities, seed: see `viper`.
     """
-    train_shots = train_shots or shots
+    shots = {"single_shot", train_shots}
     below = r"cam_(?P<view>[ab])/person_(?P<person>\d+)[/.].+"
-    pattern = rf"(?:.*/)?(?:{shots}|{train_shots})/{below}"
-    example = f"prid_2011/{shots}/cam_a/person_0001.png"
-    archive = _list_archive(data_dir, Names(pattern, example, VIPER.camera_of))
-    files, names, people, views = archive
-    folders = np.array([re.search(r"(\w+)/cam_[ab]/", name)[1] for name in names])
-    if missing := {shots, train_shots} - {*folders.tolist()}:
+    pattern = rf"(?:.*/)?(?:{'|'.join(shots)})/{below}"
+    example = "prid_2011/single_shot/cam_a/person_0001.png"
+    named = Names(pattern, example, first_or_second)
+    files, names, people, views = _list_archive(data_dir, named)
+    folders = np.array([name.split("/cam_")[0].split("/")[-1] for name in names])
+    if missing := shots - {*folders.tolist()}:
         raise ValueError(
-            f"{files.path} must have images below {shots}/ and {train_shots}/, got "
+            f"{files.path} must have images below {' and '.join(sorted(shots))}, got "
             f"none below {missing.pop()}/. Copy that folder, or choose other shots."
         )
     is_shared = people.astype(int) <= SHARED
@@ -436,9 +405,10 @@ def prid2011(
     people = np.where(is_shared, people, np.char.add(sides, people))
     roles = _roles(people, views, test_identities, seed, people[~is_shared].tolist())
     roles = np.where(~is_shared & (views == 2), GALLERY, roles)
-    rows = np.flatnonzero(np.where(roles == TRAIN, train_shots, shots) == folders)
+    is_used = folders == np.where(roles == TRAIN, train_shots, "single_shot")
+    rows = np.flatnonzero(is_used)
     names = [names[row] for row in rows]
-    listing = Listing(names, people[rows].tolist(), views[rows], roles[rows])
+    listing = Listing(names, people[rows], views[rows], roles[rows])
     return reid_source(files, listing, image_size)
 
 

@@ -27,8 +27,7 @@ from fedfr_jax.data.sources.decoding import (
 from fedfr_jax.data.sources.folder import archive_in
 from fedfr_jax.data.sources.image_files import Files, open_files
 from fedfr_jax.data.sources.index import index_files, number_identities, open_index
-from fedfr_jax.data.sources.selection import check_unique
-from fedfr_jax.data.sources.stored import stored_images
+from fedfr_jax.data.sources.selection import check_unique, stored_images
 from fedfr_jax.schema import checked
 from fedfr_jax.types import IGNORE_INDEX, Masks, Source
 
@@ -53,21 +52,17 @@ class MaskEncoding(NamedTuple):
 
 
 def build_encoding(
-    classes: Sequence[str] | Mapping[str, int],
-    first_number: int,
-    ignored: Sequence[int],
+    classes: Sequence[str] | Mapping[str, int], ignored: Sequence[int]
 ) -> MaskEncoding:
-    """Pixel values of the classes: first, first + 1, ... or those of a mapping."""
-    number_of = classes
-    if not isinstance(classes, Mapping):
-        number_of = {name: first_number + i for i, name in enumerate(classes)}
-    names = sorted(number_of, key=number_of.get)
+    """Pixel values of the classes: 0, 1, ... or those of a mapping."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    if isinstance(classes, Mapping):
+        number_of = dict(classes)
+    names = sorted(number_of, key=number_of.__getitem__)
     numbers = [number_of[name] for name in names]
-    is_mixed = isinstance(classes, Mapping) and first_number
-    if not names or len(names) < len(classes) or max(numbers) > 255 or is_mixed:
+    if not names or len(names) < len(classes) or max(numbers) > 255:
         raise ValueError(
-            f"classes must have different names and numbers in [0, 255], got {classes} "
-            f"and first_class {first_number}."
+            f"classes must have different names and numbers in [0, 255], got {classes}."
         )
     if len({*numbers, *ignored}) < len(numbers) + len({*ignored}):
         raise ValueError(
@@ -82,7 +77,7 @@ def read_mask(
     origin: str,
     encoding: MaskEncoding,
     size: tuple[int, int],
-    image_size: tuple,
+    image_size: tuple[int, int],
 ) -> np.ndarray:
     """Read a mask file as classes uint8 at (H, W), by nearest-neighbor resizing.
 
@@ -109,8 +104,8 @@ def read_mask(
             'Give the classes numbers, as in classes={"background": 0, "object": '
             "255}, or add the value to ignore_values."
         )
-    picture = Image.fromarray(classes.astype(np.uint8))
-    return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))
+    picture, (height, width) = Image.fromarray(classes.astype(np.uint8)), size
+    return np.asarray(picture.resize((width, height), Image.Resampling.NEAREST))
 
 
 def largest_classes(
@@ -143,7 +138,7 @@ def largest_classes(
         counts[:, names.index(name)] *= 1e-9  # less than one pixel of another
     label_classes = np.unique(counts[~is_test].argmax(axis=1))
     labels = counts[:, label_classes].argmax(axis=1)
-    return labels.astype(np.int32), tuple(names[i] for i in label_classes)
+    return labels.astype(np.int32), tuple(names[int(i)] for i in label_classes)
 
 
 def class_counts(
@@ -188,7 +183,6 @@ def image_masks(
     channels: Channels = 3,
     images: str = IMAGES,
     masks: str = MASKS,
-    first_class: Byte = 0,
     ignore_values: Sequence[Byte] = (IGNORE_INDEX,),
     labels: Labels = "largest",
     background: Sequence[str] = (),
@@ -199,20 +193,18 @@ def image_masks(
 
     Args:
       path: the directory or archive.
-      classes: M names of the pixel values first_class, first_class + 1, ..., or names
-        with their values, such as {"background": 0, "object": 255} with
-        ignore_values=().
+      classes: M names of the pixel values 0, 1, ..., or names with their values, such
+        as {"background": 0, "object": 255} with ignore_values=().
       image_size: side or (H, W) in pixels; images are stretched to it, masks take the
         nearest pixel. None is the size of the first image.
       images, masks: see above; the default is images/<name> and masks/<name>, the test
         part below images/test/ and masks/test/.
-      first_class: pixel value of the first class.
       ignore_values: values of pixels that belong to no class.
       labels: label of an image as a whole, for partitions: "largest", the class of most
         of its pixels (see `largest_classes`), or "identity", the pattern's group.
       background: classes that count only in images without any other class.
     """
-    encoding = build_encoding(classes, first_class, ignore_values)
+    encoding = build_encoding(classes, ignore_values)
     files = open_files(path)
     images_of = _match_pairs(files, images, "images")
     masks_of = _match_pairs(files, masks, "masks")
@@ -243,16 +235,16 @@ def image_masks(
             "masks have it under an ignored value, set for example "
             'classes={"background": 0, "object": 255}, ignore_values=[].'
         )
-    if labels == "identity" and "identity" not in groups[0]:
+    if labels == "largest":
+        named = largest_classes(counts, encoding.class_names, is_test, background)
+    elif "identity" in groups[0]:
+        named = number_identities([group["identity"] for group in groups])
+    else:
         raise ValueError(
             "labels must be 'largest' if the pattern images has no group `identity`, "
             "got 'identity'."
         )
-    if labels == "identity":
-        found = number_identities([group["identity"] for group in groups])
-    else:
-        found = largest_classes(counts, encoding.class_names, is_test, background)
-    image_labels, identities = found
+    image_labels, identities = named
     index = index_files(
         files,
         names,
@@ -293,7 +285,10 @@ def camvid(
       train, test: folders of the training and of the test part.
       labels, background: see `image_masks`.
     """
-    one_of = lambda parts: "|".join(map(re.escape, parts))
+
+    def one_of(parts):
+        return "|".join(map(re.escape, parts))
+
     source = image_masks(
         archive_in(data_dir),
         classes=tuple(CAMVID),
@@ -305,8 +300,10 @@ def camvid(
         labels=labels,
         background=background,
     )
-    colored = source.masks._replace(class_colors=tuple(CAMVID.values()))
-    return source._replace(masks=colored)
+    colors = tuple(CAMVID.values())
+    return source._replace(
+        masks=source.masks and source.masks._replace(class_colors=colors)
+    )
 
 
 def _match_pairs(files: Files, pattern: str, key: str) -> dict[str, re.Match]:

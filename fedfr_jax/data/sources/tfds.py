@@ -5,11 +5,10 @@ decoded as those of every other source. That needs a set prepared as array_recor
 (https://www.tensorflow.org/datasets/data_source).
 """
 
-import itertools
+import dataclasses
 import os
-import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +20,8 @@ from fedfr_jax.data.sources.decoding import (
     reader,
 )
 from fedfr_jax.data.sources.index import Index, open_index
-from fedfr_jax.data.sources.npz import load_or_build
 from fedfr_jax.data.sources.segmentation import MaskEncoding, class_counts, read_mask
-from fedfr_jax.data.sources.selection import keep_identities, keep_rows
-from fedfr_jax.data.sources.stored import row_names
+from fedfr_jax.data.sources.selection import keep_identities, keep_rows, row_names
 from fedfr_jax.ranges import Count, Whole
 from fedfr_jax.schema import check_choice, checked
 from fedfr_jax.types import Masks, Preprocessing, Source
@@ -72,9 +69,10 @@ def tfds(
     align: bool = False,
     attribute: str | None = None,
     min_images: Whole = 1,
-    cache: str | os.PathLike | None = None,
 ) -> Source:
     """Open a TensorFlow data set; download and prepare it if necessary.
+
+    All labels, and masks, are read as the set is opened.
 
     Args:
       dataset: a key of LAYOUTS, with an optional config such as emnist/balanced.
@@ -87,13 +85,6 @@ def tfds(
       align: warp to the ArcFace template; needs landmarks (celeb_a).
       attribute: of celeb_a, such as "Smiling": there are two classes, without and with
         it, and the identities are the images' owners.
-      cache: file that keeps the labels, one per data set and splits.
-
-    Raises:
-      ValueError: for an unknown set, one that is not prepared for random access, or
-        (when read) an unreadable image. Masks are read as the set is opened, unless a
-        cache says that they were.
-      ImportError: saying what to install.
     """
     name = dataset.partition("/")[0]
     check_choice("dataset", name, LAYOUTS)
@@ -104,48 +95,27 @@ def tfds(
             f"no attributes, got {align} and {attribute}."
         )
     splits = (split,) if test_split is None else (split, test_split)
-    parts, info = _open(dataset, splits, data_dir, layout)
-    num_first, num_images = len(parts[0]), sum(map(len, parts))
-    stored_size = tuple(info.features["image"].shape)
-    if image_size is None and None in stored_size[:2]:
+    examples, features = _open(dataset, splits, data_dir, layout)
+    *stored_size, stored_channels = features["image"].shape
+    if image_size is None and None in stored_size:
         raise ValueError(
             f"image_size must be set for {name}, whose images differ in size, got None."
         )
-    size = parse_size(image_size or stored_size[:2])
-
-    def example(row):
-        return parts[0][row] if row < num_first else parts[1][row - num_first]
-
-    def origin(row):
-        if row < num_first:
-            return f"{dataset} {split} example {row}"
-        return f"{dataset} {test_split} example {row - num_first}"
-
-    masks = layout.masks and _masks(layout.masks, example, origin, num_images, size)
-    rows = load_or_build(
-        cache,
-        # The set's folder and its files, any of which may be replaced.
-        [info.data_dir, *sorted(pathlib.Path(info.data_dir).iterdir())],
-        lambda: scan(parts, layout, attribute, masks),
-    )
-    if len(rows["labels"]) != num_images or not {attribute or "labels"} <= rows.keys():
-        raise ValueError(
-            f"cache must have the {num_images} examples of {dataset} "
-            f"{'+'.join(splits)}, got {len(rows['labels'])} in {cache}. Choose another "
-            "file."
-        )
-    identities, labels = np.unique(rows["labels"], return_inverse=True)
+    size = parse_size(image_size or tuple(stored_size))
+    masks = layout.masks and _masks(layout.masks, examples, size)
+    labels, landmarks, has_attribute = scan(examples, layout, attribute)
+    identities, numbers = np.unique(labels, return_inverse=True)
     if layout.is_class:
-        identities, labels = info.features["label"].names, rows["labels"]
+        identities, numbers = features["label"].names, labels
     index = Index(
         path=f"{dataset} {'+'.join(splits)}",
-        names=row_names(num_images),
-        read=lambda row: bytes(example(row)["image"]),
-        origin=origin,
-        labels=labels,
+        names=row_names(len(examples)),
+        read=lambda row: bytes(examples[row]["image"]),
+        origin=examples.origin,
+        labels=numbers,
         identities=tuple(map(str, identities)),
-        landmarks=rows.get("landmarks"),
-        is_test=None if test_split is None else np.arange(num_images) >= num_first,
+        landmarks=landmarks,
+        is_test=None if test_split is None else examples.is_last_part,
         masks=masks,
     )
     preprocessing = Preprocessing(
@@ -153,11 +123,40 @@ def tfds(
         alignment="arcface" if align else None,
         inverted=layout.is_ink,
     )
-    channels = channels or stored_size[2]
+    channels = channels or stored_channels
     source = _open_upright(index, size, channels, preprocessing, layout.is_transposed)
     if attribute:
-        return by_attribute(source, attribute, rows[attribute], min_images)
-    return keep_identities(source, min_images, index.path)
+        return by_attribute(source, attribute, has_attribute, min_images)
+    return keep_identities(source, min_images, str(index.path))
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Encoded examples of the splits of a data set, one after the other."""
+
+    parts: Sequence[Sequence[Mapping[str, Any]]]
+    names: Sequence[str]  # of the parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        part, row = self._place(row)
+        return self.parts[part][row]
+
+    def origin(self, row: int) -> str:
+        """What to call an example in an error."""
+        part, row = self._place(row)
+        return f"{self.names[part]} example {row}"
+
+    def _place(self, row: int) -> tuple[int, int]:
+        first = len(self.parts[0])
+        return (0, row) if row < first else (1, row - first)
+
+    @property
+    def is_last_part(self) -> np.ndarray:
+        """Mask [T] of the examples of the last part."""
+        return np.arange(len(self)) >= len(self) - len(self.parts[-1])
 
 
 def _open_upright(index, size, channels, preprocessing, is_transposed) -> Source:
@@ -170,36 +169,29 @@ def _open_upright(index, size, channels, preprocessing, is_transposed) -> Source
 
 
 def scan(
-    parts: Sequence, layout: Layout, attribute: str | None, masks: Masks | None
-) -> dict[str, np.ndarray]:
-    """Read labels and landmarks of all examples, and check their masks.
-
-    Images are read but not decoded.
+    examples: Examples, layout: Layout, attribute: str | None
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Read the labels of all examples; images are read but not decoded.
 
     Returns:
-      "labels" [T]; `attribute` [T] bool if it is not None; "landmarks" [T, 5, 2] as
-      (x, y) in pixels if the set has them.
+      labels [T], landmarks [T, 5, 2] as (x, y) in pixels if the set has them, and
+      whether images have the attribute [T] bool.
     """
     labels, landmarks, has_attribute = [], [], []
-    for example in itertools.chain(*parts):
-        label = example
-        for key in layout.label:
-            label = label[key]
-        labels.append(label.decode() if isinstance(label, bytes) else label)
-        if layout.is_celeb_a:
-            points = example["landmarks"]
-            landmarks.append([[points[f"{p}_x"], points[f"{p}_y"]] for p in POINTS])
-        if attribute:
-            check_choice("attribute", attribute, sorted(example["attributes"]))
-            has_attribute.append(example["attributes"][attribute])
-    rows = {"labels": np.array(labels)}
-    if attribute:
-        rows[attribute] = np.array(has_attribute, bool)
-    if layout.is_celeb_a:
-        rows["landmarks"] = np.array(landmarks, np.float32)
-    if masks is not None:  # reads, and so checks, every mask
-        class_counts(masks.read, len(labels), len(masks.class_names))
-    return rows
+    for part in examples.parts:
+        for example in part:
+            label = example
+            for key in layout.label:
+                label = label[key]
+            labels.append(label.decode() if isinstance(label, bytes) else label)
+            if layout.is_celeb_a:
+                points = example["landmarks"]
+                landmarks.append([[points[f"{p}_x"], points[f"{p}_y"]] for p in POINTS])
+            if attribute:
+                check_choice("attribute", attribute, sorted(example["attributes"]))
+                has_attribute.append(example["attributes"][attribute])
+    points = np.array(landmarks, np.float32) if layout.is_celeb_a else None
+    return np.array(labels), points, np.array(has_attribute, bool)
 
 
 def by_attribute(
@@ -232,17 +224,14 @@ def femnist10(
     *,
     images_per_class: Count = 4000,
     image_size: ImageSize | None = None,
-    cache: str | os.PathLike | None = None,
 ) -> Source:
     """FedProx's FEMNIST (arXiv:1812.06127): the small letters a to j of EMNIST.
 
     Args:
-      data_dir, image_size, cache: see `tfds`; the set is emnist/byclass.
+      data_dir, image_size: see `tfds`; the set is emnist/byclass.
       images_per_class: the first ones are taken, at least 1.
     """
-    emnist = tfds(
-        "emnist/byclass", data_dir=data_dir, image_size=image_size, cache=cache
-    )
+    emnist = tfds("emnist/byclass", data_dir=data_dir, image_size=image_size)
     rows = [np.flatnonzero(emnist.labels == c) for c in LETTERS_A_TO_J]
     if not all(map(len, rows)):
         raise ValueError(
@@ -253,20 +242,22 @@ def femnist10(
     return source._replace(names=tuple("abcdefghij"))
 
 
-def _masks(encoding, example, origin, num_images, size) -> Masks:
-    """`Masks` of the examples at (H, W)."""
+def _masks(encoding: MaskEncoding, examples: Examples, size: tuple[int, int]) -> Masks:
+    """`Masks` of the examples at (H, W), each of which is read once to check it."""
 
     def load(row):
-        features = example(row)
-        image_size = read_size(bytes(features["image"]), origin(row))
-        where = f"the mask of {origin(row)}"
+        features, origin = examples[row], examples.origin(row)
+        image_size = read_size(bytes(features["image"]), origin)
+        where = f"the mask of {origin}"
         return read_mask(bytes(features[MASK]), where, encoding, size, image_size)
 
-    return Masks(reader(load, num_images, size), encoding.class_names)
+    read = reader(load, len(examples), size)
+    class_counts(read, len(examples), len(encoding.class_names))
+    return Masks(read, encoding.class_names)
 
 
-def _open(dataset, splits, data_dir, layout):
-    """Open each split for random access with encoded images; also return the info."""
+def _open(dataset, splits, data_dir, layout) -> tuple[Examples, Mapping[str, Any]]:
+    """Open splits for random access with encoded images; also return the features."""
     try:
         import tensorflow_datasets
     except ImportError as error:
@@ -274,7 +265,7 @@ def _open(dataset, splits, data_dir, layout):
             "TensorFlow data sets need tensorflow-datasets: "
             "pip install 'fedfr_jax[tfds]'."
         ) from error
-    builder = tensorflow_datasets.builder(
+    builder: Any = tensorflow_datasets.builder(  # its own annotations are incomplete
         dataset, data_dir=data_dir, file_format="array_record"
     )
     builder.download_and_prepare()  # nothing to do where it is there
@@ -288,4 +279,4 @@ def _open(dataset, splits, data_dir, layout):
             f"access, got {type(error).__name__}: {error} Check the splits, "
             "or choose a data_dir without an older copy."
         ) from error
-    return parts, builder.info
+    return Examples(parts, [f"{dataset} {x}" for x in splits]), builder.info.features

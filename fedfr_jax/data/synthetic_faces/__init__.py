@@ -28,7 +28,13 @@ from annotated_types import Interval
 from jax import random
 
 from fedfr_jax.data.synthetic_faces import drawing
-from fedfr_jax.data.synthetic_faces.drawing import develop, over
+from fedfr_jax.data.synthetic_faces.drawing import (
+    cover,
+    develop,
+    over,
+    project,
+    surface,
+)
 from fedfr_jax.data.synthetic_faces.parameters import (
     PyTree,
     draw_person,
@@ -36,7 +42,6 @@ from fedfr_jax.data.synthetic_faces.parameters import (
     name_person,
     name_photograph,
 )
-from fedfr_jax.data.synthetic_faces.shapes import cover, project, surface
 from fedfr_jax.ranges import MAX, Count, Seed
 from fedfr_jax.schema import checked
 from fedfr_jax.types import Source
@@ -74,14 +79,14 @@ def synthetic_faces(
         raise ValueError(
             f"num_identities * images_per_identity must be at most {MAX}, got {total}."
         )
-    seed, difficulty = np.uint32(seed), np.float32(difficulty)
+    spread = np.float32(difficulty)
+    sample = functools.partial(_sample, np.uint32(seed), spread)
 
     def draw(people, numbers):
-        samples = _sample(seed, difficulty, people, numbers)
-        return _paint(samples, difficulty, image_size)
+        return _paint(sample(people, numbers), spread, image_size)
 
     def locate(people, numbers):
-        return _locate(_sample(seed, difficulty, people, numbers), difficulty)
+        return _locate(sample(people, numbers), spread)
 
     def read(indices):
         indices = np.asarray(indices)
@@ -178,7 +183,7 @@ def _sample(seed, difficulty, people, numbers):
 @functools.partial(jax.jit, static_argnums=2)
 def _paint(samples, difficulty, size) -> jax.Array:
     def paint_one(person, photograph):
-        photograph = name_photograph(*photograph, difficulty)
+        photograph = name_photograph(photograph, difficulty)
         image = render(name_person(person), photograph, size)
         return jnp.round(255.0 * image).astype(jnp.uint8)
 
@@ -188,7 +193,7 @@ def _paint(samples, difficulty, size) -> jax.Array:
 @jax.jit
 def _locate(samples, difficulty) -> jax.Array:
     def locate_one(person, photograph):
-        photograph = name_photograph(*photograph, difficulty)
+        photograph = name_photograph(photograph, difficulty)
         return landmarks(name_person(person), photograph, 1)
 
     return jax.vmap(locate_one)(*samples)

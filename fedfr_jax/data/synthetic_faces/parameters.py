@@ -5,6 +5,8 @@ half the height of an average head, x grows to the right of the image, y downwar
 z towards the camera; angles are in radians, colors and gains in [0, 1] or around 1.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import random
@@ -191,8 +193,16 @@ def draw_person(key: jax.Array) -> jax.Array:
     return rows[:, 0] + rows[:, 1] * z
 
 
-def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
-    """Values [Q] in the order of `CONDITIONS`, uniforms [2] and a key for noise.
+class Photograph(NamedTuple):
+    """Random numbers of a photograph."""
+
+    values: jax.Array  # [Q] in the order of `CONDITIONS`
+    chances: jax.Array  # [2] uniform
+    noise_key: jax.Array
+
+
+def draw_photograph(key: jax.Array, difficulty) -> Photograph:
+    """Sample the random numbers of a photograph.
 
     Args:
       difficulty: [] factor on every spread, 0 gives a frontal portrait in even light.
@@ -202,7 +212,8 @@ def draw_photograph(key: jax.Array, difficulty) -> tuple[jax.Array, ...]:
     z = random.truncated_normal(key_values, -2.0, 2.0, (len(rows),), jnp.float32)
     mean, spread, low, high = rows.T
     values = jnp.clip(mean + difficulty * spread * z, low, high)
-    return values, random.uniform(key_chances, (2,), jnp.float32), key_noise
+    chances = random.uniform(key_chances, (2,), jnp.float32)
+    return Photograph(values, chances, key_noise)
 
 
 def name_person(values: jax.Array) -> PyTree:
@@ -210,15 +221,15 @@ def name_person(values: jax.Array) -> PyTree:
     return dict(zip(IDENTITY, values, strict=True))
 
 
-def name_photograph(values, chances, noise_key, difficulty) -> PyTree:
+def name_photograph(photograph: Photograph, difficulty) -> PyTree:
     """{name: []} over the names of `CONDITIONS`, from `draw_photograph`.
 
     Also `wears` (a uniform number: glasses are worn when it is below the person's own
     share), `is_hidden` (1 when something covers part of the face) and `noise_key`.
     """
-    is_hidden = chances[1] < HIDDEN_SHARE * difficulty
-    return dict(zip(CONDITIONS, values, strict=True)) | {
-        "wears": chances[0],
+    is_hidden = photograph.chances[1] < HIDDEN_SHARE * difficulty
+    return dict(zip(CONDITIONS, photograph.values, strict=True)) | {
+        "wears": photograph.chances[0],
         "is_hidden": is_hidden.astype(jnp.float32),
-        "noise_key": noise_key,
+        "noise_key": photograph.noise_key,
     }

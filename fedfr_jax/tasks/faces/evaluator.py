@@ -17,10 +17,13 @@ from fedfr_jax.data.augment import compose, face_mask, horizontal_flip
 from fedfr_jax.data.batching import Batching
 from fedfr_jax.data.preprocessing import normalization
 from fedfr_jax.data.stream import place_examples
-from fedfr_jax.evaluation import CLIENT_VERIFICATIONS
 from fedfr_jax.evaluation.error_rates import flag_unsupported
 from fedfr_jax.evaluation.identification import generic_identification
-from fedfr_jax.evaluation.personalized import client_identification, mean_over_clients
+from fedfr_jax.evaluation.personalized import (
+    CLIENT_VERIFICATIONS,
+    client_identification,
+    mean_over_clients,
+)
 from fedfr_jax.evaluation.samples import embedding_map, unit_rows, worst_pairs
 from fedfr_jax.evaluation.score_tiles import ALL
 from fedfr_jax.evaluation.verification import (

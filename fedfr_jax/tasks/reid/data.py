@@ -32,9 +32,12 @@ from fedfr_jax.data.partition.reid import (
     by_identity,
     client_classes,
 )
-from fedfr_jax.data.sources import stored
 from fedfr_jax.data.sources.reid import DISTRACTOR
-from fedfr_jax.data.sources.selection import concat_sources, keep_rows
+from fedfr_jax.data.sources.selection import (
+    concat_sources,
+    keep_rows,
+    select_stored,
+)
 from fedfr_jax.evaluation.retrieval import IdentityLabels, count_matches
 from fedfr_jax.federated.algorithms.fedreid import PublicImages
 from fedfr_jax.federated.algorithms.host_batches import with_host_batches
@@ -118,7 +121,7 @@ def held_back(
         cameras=source.cameras[rows],
         roles=source.roles[rows],
         preprocessing=source.preprocessing,
-        stored=stored.select_rows(source.stored, rows),
+        stored=select_stored(source.stored, rows),
     )
     return remaining, np.flatnonzero(is_public)
 

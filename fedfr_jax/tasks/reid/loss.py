@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from fedfr_jax.losses.label_smoothing import smoothed_cross_entropy
+from fedfr_jax.losses.margin import smoothed_cross_entropy
 from fedfr_jax.losses.masked_means import masked_mean
 from fedfr_jax.losses.triplet import triplet
 from fedfr_jax.ranges import BelowOne, NonNegative
