@@ -4,7 +4,8 @@ import importlib.util
 import inspect
 import io
 import sys
-import types
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,39 +15,23 @@ from fedfr_jax.data.sources.tfds import LAYOUTS, POINTS, femnist10, tfds
 from tests.data.files import png
 
 
-class Feature(types.SimpleNamespace):
-    pass
-
-
 @pytest.fixture
-def stub(monkeypatch, tmp_path):
+def stub(monkeypatch):
     """Install a module that serves given examples as TFDS serves encoded ones."""
-    calls = []
 
-    def install(examples, shape, names=None, prepared=True, tests=None):
-        features = {"image": Feature(shape=shape), "label": Feature(names=names)}
-
-        class Builder:
-            info = Feature(features=features, data_dir=str(tmp_path), name="stub")
-
-            def download_and_prepare(self):
-                calls.append("prepare")
-
-            def as_data_source(self, split=None, *, decoders=None):
-                calls.append((split, decoders))
-                if not prepared:
-                    raise NotImplementedError("stored as tfrecord.")
-                return tests if split == "test" and tests else examples
-
-        def builder(name, *, data_dir=None, file_format=None):
-            calls.append((name, data_dir, file_format))
-            return Builder()
-
-        module = types.ModuleType("tensorflow_datasets")
-        module.builder = builder
-        module.decode = types.SimpleNamespace(SkipDecoding=lambda: "skip")
+    def install(examples, shape, names=None, tests=None):
+        module = mock.MagicMock()
+        module.decode.SkipDecoding.return_value = "skip"
+        builder = module.builder.return_value
+        builder.info.features = {
+            "image": SimpleNamespace(shape=shape),
+            "label": SimpleNamespace(names=names),
+        }
+        builder.as_data_source.side_effect = lambda split, decoders: (
+            tests if split == "test" and tests else examples
+        )
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
-        return calls
+        return module
 
     return install
 
@@ -57,13 +42,14 @@ def test_classes_keep_their_names_and_images_stay_encoded(stub):
         {"image": png(image), "label": label}
         for image, label in zip(images, (2, 0, 2), strict=True)
     ]
-    calls = stub(examples, (8, 8, 3), names=["cat", "dog", "fox"])
+    module = stub(examples, (8, 8, 3), names=["cat", "dog", "fox"])
     source = tfds("cifar10", "test", data_dir="d")
-    assert calls == [
-        ("cifar10", "d", "array_record"),
-        "prepare",
-        ("test", {"image": "skip"}),
-    ]
+    opened = {"data_dir": "d", "file_format": "array_record"}
+    module.builder.assert_called_once_with("cifar10", **opened)
+    builder = module.builder.return_value
+    builder.download_and_prepare.assert_called_once()
+    encoded = {"split": "test", "decoders": {"image": "skip"}}
+    builder.as_data_source.assert_called_once_with(**encoded)
     assert source.names == ("cat", "dog", "fox")
     assert source.labels.tolist() == [2, 0, 2] and source.labels.dtype == np.int32
     np.testing.assert_array_equal(source.read(np.array([2, 1])), images[[2, 1]])
@@ -81,9 +67,11 @@ def test_pets_have_masks_of_their_image(stub):
         }
         for i, mask in enumerate(masks)
     ]
-    calls = stub(examples, (None, None, 3), names=["Abyssinian", "pug"])
+    module = stub(examples, (None, None, 3), names=["Abyssinian", "pug"])
     source = tfds("oxford_iiit_pet", image_size=(6, 4))
-    assert calls[-1] == ("train", {"image": "skip", "segmentation_mask": "skip"})
+    encoded = {"image": "skip", "segmentation_mask": "skip"}
+    served = module.builder.return_value.as_data_source
+    served.assert_called_once_with(split="train", decoders=encoded)
     assert source.names == ("Abyssinian", "pug")
     assert source.masks.class_names == ("pet", "background", "border")
     found = source.masks.read(np.array([1, 0]))
@@ -102,9 +90,8 @@ def test_the_test_split_follows_with_is_test(stub):
         {"image": png(image[..., 0]), "label": label}
         for image, label in zip(images, (1, 0, 1, 0, 0), strict=True)
     ]
-    calls = stub(examples[:3], (4, 4, 1), names=["a", "b"], tests=examples[3:])
+    stub(examples[:3], (4, 4, 1), names=["a", "b"], tests=examples[3:])
     source = tfds("emnist/balanced", test_split="test")
-    assert calls.count("prepare") == 1
     assert source.labels.tolist() == [1, 0, 1, 0, 0]
     assert source.is_test.tolist() == [False, False, False, True, True]
     upright = images.transpose(0, 2, 1, 3)
@@ -209,7 +196,8 @@ def test_what_cannot_be_served_is_refused(stub, monkeypatch):
     stub([{"image": b"cut", "label": 0}], (4, 4, 3), names=["a"])
     with pytest.raises(ValueError, match="mnist train example 0 must be a whole 8-bit"):
         tfds("mnist").read(np.array([0]))
-    stub([], (4, 4, 3), prepared=False)
+    served = stub([], (4, 4, 3)).builder.return_value.as_data_source
+    served.side_effect = NotImplementedError("stored as tfrecord.")
     with pytest.raises(ValueError, match="prepared as array_record.*NotImplemented"):
         tfds("mnist")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
