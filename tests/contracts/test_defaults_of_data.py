@@ -50,7 +50,6 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "femnist10": {
         "images_per_class": 4000,
         "data_dir": None,
-        "cache": None,
         **ANY_SIZE,
     },
     "flickr_aes": {  # the raters of Flower's FedPer
@@ -86,11 +85,9 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "listed_pairs": {"channels": 3, **FACES},
     "market1501": {
         "subfolder": "",
-        "folders": None,
         "test_identities": None,
         "seed": None,
         "distractor_identity": "0000",
-        "separate_ids": False,
         **PEOPLE,
     },
     "mnist": {"is_test": "official_test", **ANY_SIZE},
@@ -98,7 +95,7 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
     "omniglot": {"image_size": 28, "channels": 1},
     "orl": {"image_size": (112, 92), "channels": 1, **ANY_COUNT},
     "packed": ANY_COUNT,
-    "recordio": {"channels": 3, "cache": None, **ANY_SIZE, **ANY_COUNT},
+    "recordio": {"channels": 3, **ANY_SIZE, **ANY_COUNT},
     "reid_csv": {"images": None, **PEOPLE},
     "synthetic": {"alpha": 1.0, "beta": 1.0, "num_clients": 30, "seed": 0},
     "table": {"client": None, "ignore": ()},
@@ -109,7 +106,6 @@ OPENED = {  # sources; `image_masks` and those without a default are left out
         "channels": None,
         "align": False,
         "attribute": None,
-        "cache": None,
         **ANY_SIZE,
         **ANY_COUNT,
     },
