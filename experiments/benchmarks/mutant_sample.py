@@ -30,7 +30,8 @@ from mutmut.mutation.pragma_handling import IgnoredCode
 
 SECONDS = 900  # of a mutant's tests
 MOST = 12  # test files of a mutant: those named like its module, then small ones
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "mutants", "build", "runs")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__")
+MADE = ("mutants", "build", "runs")  # beside the package, which has a room `runs`
 
 
 class Mutant(NamedTuple):
@@ -67,7 +68,12 @@ def main() -> None:
     counts = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, flags.out.open("a") as out:
         copy = pathlib.Path(folder, "tree")
-        shutil.copytree(".", copy, ignore=LEFT_OUT)
+        copy.mkdir()
+        for path in pathlib.Path().iterdir():
+            if path.is_dir() and path.name not in MADE and path.name[0] != ".":
+                shutil.copytree(path, copy / path.name, ignore=LEFT_OUT)
+            elif path.is_file():
+                shutil.copy(path, copy)
         for mutant in mutants:
             row = outcome(copy, mutant)
             counts[row["outcome"]] += 1
@@ -150,12 +156,12 @@ def outcome(tree: pathlib.Path, mutant: Mutant) -> dict:
         status, said = run(tree, tests)
     finally:
         path.write_text(text)
-    row = {"outcome": "survived" if status == 0 else "killed", "tests": tests}
-    if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE):
-        row["by"] = failed[1]
-        if run(tree, [failed[1]])[0]:
-            row["outcome"] = "fails without"
-    return row
+    if status == 0:
+        return {"outcome": "survived", "tests": tests}
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    fails_without = run(tree, failed[:1] or tests)[0]
+    outcome = "fails without" if fails_without else "killed"
+    return {"outcome": outcome, "tests": tests, "by": failed[:1]}
 
 
 def tests_of(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
@@ -179,7 +185,7 @@ def tests_of(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
 
 def run(tree: pathlib.Path, tests: list[str]) -> tuple[int, str]:
     """(exit status, output) of pytest; not 0 when it is too slow."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow"]
     settings = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
